@@ -1,0 +1,1 @@
+"""The agent: reads one server and tells Prometheus and the collector what it found."""

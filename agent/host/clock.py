@@ -1,0 +1,50 @@
+"""The real clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import time
+
+from railscope.frame import Instant
+
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_NS_PER_US = 1000
+_NS_PER_SECOND = 1_000_000_000
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of <sys/timex.h>; only maxerror is read, the rest is there for its size."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+class RealClock:
+    """The machine's own clocks."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def now(self) -> Instant:
+        """Wall and boot clock, and how far the kernel thinks the wall clock may be off."""
+        return Instant(
+            time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), self._uncertainty_ns()
+        )
+
+    async def sleep_until(self, boot_ns: int) -> None:
+        """Wait until the boot clock has reached an instant."""
+        while (left := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:
+            await asyncio.sleep(left / _NS_PER_SECOND)
+
+    def _uncertainty_ns(self) -> int | None:
+        timex = _Timex(modes=0)
+        state = self._libc.adjtimex(ctypes.byref(timex))
+        if state < 0 or state == _TIME_ERROR:
+            return None
+        return int(timex.maxerror) * _NS_PER_US

@@ -1,0 +1,50 @@
+"""The kernel log: /dev/kmsg, or a file of records in a copied tree.
+
+Format: Documentation/ABI/testing/dev-kmsg. One read returns one record; EAGAIN means that all was
+read, EPIPE that records were overwritten before we came: reading goes on with the oldest left, and
+the gap shows in the sequence numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+_RECORD_BYTES = 8192
+_MOST_RECORDS_PER_POLL = 20_000
+
+
+class RealKernelLog:
+    """Follows /dev/kmsg without blocking. Raises OSError where it may not be opened."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_device = stat.S_ISCHR(os.fstat(self._descriptor).st_mode)
+        self._left_over = b""
+
+    def poll(self) -> list[str]:
+        """Records that came since the last call, oldest first; a flood is taken in portions."""
+        return self._poll_device() if self._is_device else self._poll_file()
+
+    def _poll_device(self) -> list[str]:
+        records: list[str] = []
+        while len(records) < _MOST_RECORDS_PER_POLL:
+            try:
+                record = os.read(self._descriptor, _RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue
+            if not record:
+                break
+            records.append(record.decode(errors="replace").rstrip("\n"))
+        return records
+
+    def _poll_file(self) -> list[str]:
+        text = self._left_over + b"".join(iter(lambda: os.read(self._descriptor, 1 << 16), b""))
+        *lines, self._left_over = text.split(b"\n")
+        return [line.decode(errors="replace") for line in lines if line]
+
+    def close(self) -> None:
+        """Close the log."""
+        os.close(self._descriptor)

@@ -1,0 +1,86 @@
+"""The live machine, or a copied tree of files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.host import Clock, Json, NvmlError
+from agent.host.clock import RealClock
+from agent.host.ethtool import Ethtool
+from agent.host.files import KeptCounterFiles, RootedFiles
+from agent.host.kernel_log import RealKernelLog
+from agent.host.machine import Machine
+from agent.host.nvml import Nvml
+
+_LIBRARY_NOT_FOUND = 12
+_ENODEV = 19
+
+
+class RealHost:
+    """This machine. With a root other than "/" only the files of that tree exist.
+
+    A copied tree has no GPUs and no network interfaces of its own: asking NVML or ethtool there
+    would describe the wrong machine, so these answer that there is nothing.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._files = RootedFiles(root)
+        self._live = self._files.real("") == ""
+        self._clock = RealClock()
+        self._machine = Machine(self._files.real("/proc"))
+        self._nvml = Nvml()
+        self._ethtool = Ethtool()
+
+    @property
+    def clock(self) -> Clock:
+        """The machine's clocks."""
+        return self._clock
+
+    @property
+    def boot_id(self) -> str:
+        """The kernel's boot id; empty in a tree without one."""
+        try:
+            return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
+        except FileNotFoundError:
+            return ""
+
+    def read(self, path: str) -> bytes:
+        """The content of a small file."""
+        return self._files.read(path)
+
+    def names(self, path: str) -> list[str]:
+        """The entries of a folder, sorted."""
+        return self._files.names(path)
+
+    def resolve(self, path: str) -> str:
+        """A path with all links followed."""
+        return self._files.resolve(path)
+
+    def counters(self, paths: Sequence[str]) -> KeptCounterFiles:
+        """A group of counter files with kept descriptors."""
+        return self._files.counters(paths)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """Ask NVML, ethtool or psutil."""
+        if seam == "psutil":
+            return self._machine.call(function)
+        if seam == "nvml":
+            if not self._live:
+                raise NvmlError(_LIBRARY_NOT_FOUND, "a copied tree has no NVML")
+            return self._nvml.call(function, *arguments)
+        if seam == "ethtool":
+            if not self._live:
+                raise OSError(_ENODEV, "a copied tree has no network interfaces")
+            return self._ethtool.call(function, str(arguments[0]))
+        message = f"unknown seam {seam!r}"
+        raise ValueError(message)
+
+    def kernel_log(self) -> RealKernelLog:
+        """Follow /dev/kmsg."""
+        return RealKernelLog(self._files.real("/dev/kmsg"))
+
+    def close(self) -> None:
+        """Give back what the host holds of the machine."""
+        self._ethtool.close()
+        self._nvml.close()

@@ -1,0 +1,92 @@
+"""A machine that answers from a capture."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+
+from agent.host import Clock, Json
+from agent.host.files import PlainCounterFiles
+from railscope.capture import Capture, Timeline, result
+
+BEFORE_START = -1
+
+
+def call_key(seam: str, function: str, arguments: Sequence[int | str]) -> str:
+    """The name under which a capture keeps the result of a call."""
+    return f"{seam}.{function}({','.join(map(str, arguments))})"
+
+
+class RecordedHost:
+    """Answers as the recorded machine did at the present offset into the capture.
+
+    `offset_ns` says how far into the capture we are; when it falls, the recording has started over,
+    and counters fall back as after a reboot. What was never asked while recording does not exist.
+    """
+
+    def __init__(self, capture: Capture, clock: Clock, offset_ns: Callable[[], int]) -> None:
+        self._capture = capture
+        self._clock = clock
+        self._offset_ns = offset_ns
+        self._timeline = Timeline(capture.moments)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock handed in."""
+        return self._clock
+
+    @property
+    def boot_id(self) -> str:
+        """The boot id of the recorded machine."""
+        return self._capture.about.boot_id
+
+    def read(self, path: str) -> bytes:
+        """The content of a file at the present offset."""
+        text: str = self._look("files", path)
+        return text.encode(errors="surrogateescape")
+
+    def names(self, path: str) -> list[str]:
+        """The entries of a folder at the present offset."""
+        entries: list[str] = self._look("names", path)
+        return entries
+
+    def resolve(self, path: str) -> str:
+        """What a path led to at the present offset."""
+        target: str = self._look("links", path)
+        return target
+
+    def counters(self, paths: Sequence[str]) -> PlainCounterFiles:
+        """A group of counter files."""
+        return PlainCounterFiles(self.read, paths)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """What a call returned at the present offset."""
+        return self._look("calls", call_key(seam, function, arguments))
+
+    def kernel_log(self) -> RecordedKernelLog:
+        """The recorded kernel log."""
+        return RecordedKernelLog(self._timeline, self._offset_ns)
+
+    def _look(self, section: str, key: str) -> Json:
+        try:
+            return result(self._timeline.look(section, key, self._offset_ns()))
+        except KeyError:
+            raise OSError(errno.ENOENT, f"{key} is not in the capture") from None
+
+
+class RecordedKernelLog:
+    """The kernel log of a recorded machine."""
+
+    def __init__(self, timeline: Timeline, offset_ns: Callable[[], int]) -> None:
+        self._timeline = timeline
+        self._offset_ns = offset_ns
+        self._seen_until = BEFORE_START
+
+    def poll(self) -> list[str]:
+        """Records since the last call; all over again when the recording starts over."""
+        now = self._offset_ns()
+        if now < self._seen_until:
+            self._seen_until = BEFORE_START
+        records = self._timeline.log_between(self._seen_until, now)
+        self._seen_until = now
+        return records

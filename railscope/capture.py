@@ -1,0 +1,200 @@
+"""Captures: a recorded node. What each call to the machine returned, and when.
+
+A capture is a folder:
+
+    capture.toml     what was recorded, where from, for how long
+    timeline.jsonl   one line an instant: what differs from the line before
+
+A line holds `t` (nanoseconds since the start) and any of: `files` (path: text), `names` (folder:
+entries), `links` (path: what it resolves to), `calls` (seam, function and arguments: result) and
+`log` (kernel log records). A failure stands as `{"error": ["os" | "nvml", number]}` in place of
+the result. Text is UTF-8 with undecodable bytes kept as surrogates.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Json: TypeAlias = Any  # what json.loads returns; each reader narrows it where it uses it
+
+FORMAT = 1
+SECTIONS = ("files", "names", "links", "calls")
+
+
+class CaptureError(ValueError):
+    """A folder that is no capture, or one that is damaged."""
+
+
+class NvmlError(Exception):
+    """An NVML call failed with this return code (nvml.h, nvmlReturn_t)."""
+
+    def __init__(self, code: int, message: str = "") -> None:
+        super().__init__(code, message)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"NVML error {self.code}{': ' if self.args[1] else ''}{self.args[1]}"
+
+
+def failure(error: Exception) -> Json:
+    """How a failure stands in a capture."""
+    if isinstance(error, NvmlError):
+        return {"error": ["nvml", error.code]}
+    if isinstance(error, OSError):
+        return {"error": ["os", error.errno or 5]}
+    raise error
+
+
+def result(stored: Json) -> Json:
+    """A stored result, or the failure that it stands for, raised."""
+    if isinstance(stored, dict) and set(stored) == {"error"}:
+        kind, code = stored["error"]
+        if kind == "nvml":
+            raise NvmlError(code)
+        raise OSError(code, "recorded failure")
+    return stored
+
+
+@dataclass(slots=True)
+class Moment:
+    """What differs from the moment before, `offset_ns` after the start."""
+
+    offset_ns: int
+    files: dict[str, Json] = field(default_factory=dict)
+    names: dict[str, Json] = field(default_factory=dict)
+    links: dict[str, Json] = field(default_factory=dict)
+    calls: dict[str, Json] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+    def to_line(self) -> str:
+        """The moment as a line of `timeline.jsonl`."""
+        parts: dict[str, Json] = {"t": self.offset_ns}
+        for section in (*SECTIONS, "log"):
+            if getattr(self, section):
+                parts[section] = getattr(self, section)
+        return json.dumps(parts, separators=(",", ":"))
+
+    @classmethod
+    def from_line(cls, line: str) -> Moment:
+        """The moment a line tells of. Raises ValueError or KeyError for a damaged line."""
+        parts = json.loads(line)
+        offset_ns = parts.pop("t")
+        return cls(offset_ns, **parts)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a capture says of itself in `capture.toml`."""
+
+    node: str
+    boot_id: str
+    started_wall_ns: int
+    started_boot_ns: int
+    duration_ns: int
+    origin: str
+    hardware: str = ""
+    redacted: bool = False
+
+    def to_toml(self) -> str:
+        """The text of `capture.toml`."""
+        return "\n".join([
+            f"format = {FORMAT}",
+            f"node = {json.dumps(self.node)}",
+            f"origin = {json.dumps(self.origin)}",
+            f"hardware = {json.dumps(self.hardware)}",
+            f"redacted = {str(self.redacted).lower()}",
+            f"boot_id = {json.dumps(self.boot_id)}",
+            f"started_wall_ns = {self.started_wall_ns}",
+            f"started_boot_ns = {self.started_boot_ns}",
+            f"duration_ns = {self.duration_ns}",
+            "",
+        ])
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A capture in memory."""
+
+    about: About
+    moments: tuple[Moment, ...]
+
+    def write(self, folder: Path) -> None:
+        """Write the capture into a new or empty folder."""
+        write_capture(folder, self.about, self.moments)
+
+
+def write_capture(folder: Path, about: About, moments: Iterable[Moment]) -> None:
+    """Write a capture, moment by moment, into a new or empty folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "timeline.jsonl").open("w", encoding="utf-8", errors="surrogateescape") as out:
+        for moment in moments:
+            out.write(moment.to_line() + "\n")
+    (folder / "capture.toml").write_text(about.to_toml(), encoding="utf-8")
+
+
+def read_capture(folder: Path) -> Capture:
+    """Read a capture. Raises CaptureError that says which file is missing or damaged, and where."""
+    try:
+        settings = tomllib.loads((folder / "capture.toml").read_text(encoding="utf-8"))
+        if settings.pop("format") != FORMAT:
+            message = f"{folder}: the capture is not of format {FORMAT}; record it again"
+            raise CaptureError(message)
+        about = About(**settings)
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
+        message = f"{folder}: no capture can be read from capture.toml: {error}"
+        raise CaptureError(message) from error
+    return Capture(about, tuple(_moments(folder / "timeline.jsonl")))
+
+
+def _moments(path: Path) -> Iterator[Moment]:
+    number = 0
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield Moment.from_line(line)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"{path}: line {number} is damaged: {error}"
+        raise CaptureError(message) from error
+
+
+class Timeline:
+    """The state of a recorded machine as it changes with time. Safe to use from many threads."""
+
+    def __init__(self, moments: Iterable[Moment]) -> None:
+        self._moments = tuple(moments)
+        self._lock = threading.Lock()
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._next = 0
+        self._state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
+
+    def look(self, section: str, key: str, offset_ns: int) -> Json:
+        """What was recorded last at or before this offset; raises KeyError where nothing was."""
+        with self._lock:
+            if self._next and offset_ns < self._moments[self._next - 1].offset_ns:
+                self._rewind()
+            while (
+                self._next < len(self._moments)
+                and self._moments[self._next].offset_ns <= offset_ns
+            ):
+                moment = self._moments[self._next]
+                for name in SECTIONS:
+                    self._state[name].update(getattr(moment, name))
+                self._next += 1
+            return self._state[section][key]
+
+    def log_between(self, after_ns: int, until_ns: int) -> list[str]:
+        """Kernel log records of the moments in (after, until]."""
+        return [
+            record
+            for moment in self._moments
+            if after_ns < moment.offset_ns <= until_ns
+            for record in moment.log
+        ]

@@ -1,0 +1,56 @@
+"""The catalog: every metric and event, declared once, by subject.
+
+`METRICS` and `EVENTS` hold all declarations by name, in the order of the modules; `INFO` finds the
+info metric of an entity kind; `KINDS` all entity kinds.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from railscope.catalog import agent, collector, entities, gpu, host, kernel, nic, pcie, rdma
+from railscope.catalog.declare import EntityKind, EventClass, Kind, Metric, Rollup, Unit
+
+SUBJECTS: dict[str, ModuleType] = {
+    "gpu": gpu,
+    "rdma": rdma,
+    "nic": nic,
+    "pcie": pcie,
+    "host": host,
+    "kernel": kernel,
+    "agent": agent,
+    "collector": collector,
+}
+
+
+def _declared(module: ModuleType) -> list[Metric]:
+    found: list[Metric] = []
+    for value in vars(module).values():
+        if isinstance(value, Metric):
+            found.append(value)
+        elif isinstance(value, tuple):
+            found.extend(item for item in value if isinstance(item, Metric))
+    return found
+
+
+METRICS: dict[str, Metric] = {}
+SUBJECT_OF: dict[str, str] = {}
+EVENTS: dict[str, EventClass] = {}
+for _subject, _module in SUBJECTS.items():
+    for _metric in _declared(_module):
+        if METRICS.setdefault(_metric.name, _metric) is not _metric:
+            _message = f"metric {_metric.name} is declared twice"
+            raise ValueError(_message)
+        SUBJECT_OF.setdefault(_metric.name, _subject)
+    EVENTS |= {v.name: v for v in vars(_module).values() if isinstance(v, EventClass)}
+
+KINDS: dict[str, EntityKind] = {
+    kind.name: kind for kind in vars(entities).values() if isinstance(kind, EntityKind)
+}
+INFO: dict[str, Metric] = {m.about.name: m for m in METRICS.values() if m.kind is Kind.INFO}
+ORDER: dict[str, int] = {name: position for position, name in enumerate(METRICS)}
+
+__all__ = [
+    "EVENTS", "INFO", "KINDS", "METRICS", "ORDER", "SUBJECTS", "SUBJECT_OF",
+    "EntityKind", "EventClass", "Kind", "Metric", "Rollup", "Unit",
+]

@@ -1,0 +1,120 @@
+"""Frames: what one source of one node said at one instant.
+
+A schema says which entity and metric each column is. It is made when a source is probed, and again
+only when the machine changes; frames refer to it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from railscope.catalog import ORDER
+from railscope.catalog.declare import EventClass, Kind, Metric
+from railscope.entity import Entity
+from railscope.reading import PRESENT, REASONS, Reading, from_stored
+
+NO_LANE = -1
+
+Column = tuple[Metric, Entity]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of one stream, grouped by metric in the order of the catalog."""
+
+    stream: str
+    columns: tuple[Column, ...]
+    bystanders: tuple[Entity, ...] = ()
+    """Entities that have facts to tell but no column of their own."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.stream, self.columns))
+
+    def __hash__(self) -> int:
+        """Hash once: schemas have thousands of columns and are looked up at every batch."""
+        return self._hash
+
+    @staticmethod
+    def ordered(columns: Iterable[Column]) -> list[int]:
+        """Positions of the columns in the order a schema wants them: by metric, else as found."""
+        found = list(columns)
+        return sorted(range(len(found)), key=lambda i: ORDER[found[i][0].name])
+
+    @cached_property
+    def entities(self) -> tuple[Entity, ...]:
+        """Every entity once, in the order of first appearance."""
+        every = [entity for _, entity in self.columns] + list(self.bystanders)
+        return tuple(dict.fromkeys(every))
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Metric, tuple[int, ...]], ...]:
+        """Runs of columns of one metric, as positions in `entities`."""
+        index = {entity: position for position, entity in enumerate(self.entities)}
+        runs: list[tuple[Metric, list[int]]] = []
+        for metric, entity in self.columns:
+            if not runs or runs[-1][0] is not metric:
+                runs.append((metric, []))
+            runs[-1][1].append(index[entity])
+        return tuple((metric, tuple(members)) for metric, members in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an entity, at an instant of the node's clocks."""
+
+    event_class: EventClass
+    entity: Entity
+    wall_ns: int
+    boot_ns: int
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment on the node's clocks; `uncertainty_ns` is None where no one vouches for it."""
+
+    wall_ns: int
+    boot_ns: int
+    uncertainty_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who made a frame: the node, and one run of its agent. A new run counts from sequence 1."""
+
+    node: str
+    run: str
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One stream of one node at one instant. Its identity is (node, run, stream, sequence).
+
+    `values` holds one stored integer a column. `reasons` holds one code a column (0 where the
+    value counts), or nothing at all where every column has a value.
+    """
+
+    origin: Origin
+    schema: Schema
+    sequence: int
+    instant: Instant
+    values: array[int]
+    reasons: bytes = b""
+    events: tuple[Event, ...] = ()
+
+    def reading(self, column: int) -> Reading:
+        """The stored integer of a column, or why there is none."""
+        if self.reasons and self.reasons[column] != PRESENT:
+            return REASONS[self.reasons[column]]
+        metric = self.schema.columns[column][0]
+        return from_stored(self.values[column], counter=metric.kind is Kind.COUNTER)
+
+    def readings(self) -> Iterator[tuple[Metric, Entity, Reading]]:
+        """Every column with its reading."""
+        for position, (metric, entity) in enumerate(self.schema.columns):
+            yield metric, entity, self.reading(position)

@@ -1,0 +1,84 @@
+"""Readings: a number, or the reason why there is none."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+
+class Absent(Enum):
+    """Why a reading has no value. The codes are those of the wire; 0 stands for a value.
+
+    "Not here" (`UNSUPPORTED`, `GONE`) and "broken" (the others) are different answers.
+    """
+
+    UNSUPPORTED = 1
+    DENIED = 2
+    GONE = 3
+    TIMEOUT = 4
+    ERROR = 5
+    NOT_DUE = 6
+
+    @property
+    def word(self) -> str:
+        """The reason as it stands in labels and messages."""
+        return self.name.lower()
+
+
+Reading: TypeAlias = int | Absent
+
+PRESENT = 0
+REASONS: dict[int, Absent] = {reason.value: reason for reason in Absent}
+SIGNED_LIMIT = 1 << 63
+UNSIGNED_RANGE = 1 << 64
+
+
+def to_stored(value: int) -> int:
+    """Fold an unsigned 64-bit number into the signed 64-bit integers that frames hold.
+
+    Raises OverflowError for a number that 64 bits cannot hold.
+    """
+    if -SIGNED_LIMIT <= value < SIGNED_LIMIT:
+        return value
+    if value < UNSIGNED_RANGE and value > 0:
+        return value - UNSIGNED_RANGE
+    message = f"{value} does not fit in 64 bits"
+    raise OverflowError(message)
+
+
+def from_stored(value: int, *, counter: bool) -> int:
+    """The number a frame's integer stands for: counters are unsigned, gauges signed."""
+    return value + UNSIGNED_RANGE if counter and value < 0 else value
+
+
+def parse_integer(text: bytes) -> Reading:
+    """Read one decimal integer as the kernel prints it.
+
+    An empty file and "N/A (no PMA)" mean that the counter is not supported
+    (torvalds/linux:drivers/infiniband/core/sysfs.c); anything else that is no number is an error.
+    """
+    try:
+        return to_stored(int(text))
+    except (ValueError, OverflowError):
+        stripped = text.strip()
+        return Absent.UNSUPPORTED if not stripped or stripped.startswith(b"N/A") else Absent.ERROR
+
+
+def reason_of(error: OSError) -> Absent:
+    """The reason an operating-system error gives for a missing value."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return Absent.GONE
+    if isinstance(error, PermissionError):
+        return Absent.DENIED
+    if isinstance(error, TimeoutError):
+        return Absent.TIMEOUT
+    return _REASON_OF_ERRNO.get(error.errno or 0, Absent.ERROR)
+
+
+_ENODEV, _ENXIO, _EOPNOTSUPP, _EINVAL = 19, 6, 95, 22
+_REASON_OF_ERRNO = {
+    _ENODEV: Absent.GONE,
+    _ENXIO: Absent.GONE,
+    _EOPNOTSUPP: Absent.UNSUPPORTED,
+    _EINVAL: Absent.UNSUPPORTED,
+}

@@ -1,0 +1,396 @@
+"""The wire format: envelopes of column-major batches, as MessagePack under zstd.
+
+    body      = MAGIC ‖ zstd(msgpack(Envelope))
+    Envelope  = version, origin, schemas that the receiver may not know, batches
+    Batch     = consecutive frames of one stream: the first row whole, then, for the columns that
+                changed at all, the steps from row to row, column after column
+
+All integers are little-endian and 64 bits wide; a step is a difference modulo 2^64. zstd turns the
+mostly zero upper bytes into almost nothing (`bench/` measures it). Receivers ignore fields they do
+not know, and keep the body as it came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain, compress, groupby
+from operator import sub
+
+import msgspec
+
+from railscope.catalog import KINDS, METRICS
+from railscope.entity import Entity
+from railscope.frame import NO_LANE, Event, Frame, Origin, Schema
+from railscope.reading import SIGNED_LIMIT, UNSIGNED_RANGE
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+VERSION = 1
+MAGIC = b"RSF1"
+CONTENT_TYPE = "application/vnd.railscope.frames"
+HASH_BYTES = 16
+BYTES_PER_VALUE = 8
+LEVEL = 3
+
+
+class WireError(ValueError):
+    """A body that is no envelope, or one that breaks the format or its bounds."""
+
+
+class WireVersionError(WireError):
+    """An envelope of a version this program does not speak."""
+
+
+class WireEntity(msgspec.Struct, frozen=True, array_like=True):
+    """An entity: kind, key, facts."""
+
+    kind: str
+    key: tuple[str, ...]
+    facts: dict[str, str] = {}
+
+
+class WireGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A run of columns of one metric; `scale` lets a receiver notice another catalog."""
+
+    metric: str
+    scale: tuple[int, int]
+    entities: tuple[int, ...]
+
+
+class WireSchema(msgspec.Struct, frozen=True):
+    """A schema as it travels."""
+
+    stream: str
+    groups: tuple[WireGroup, ...]
+    entities: tuple[WireEntity, ...]
+
+
+class WireEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An event as it travels; `row` is the frame of the batch that carries it."""
+
+    name: str
+    row: int
+    entity: WireEntity
+    wall_ns: int
+    boot_ns: int
+    facts: dict[str, str] = {}
+
+
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Consecutive frames of one stream.
+
+    `wall_ns`, `boot_ns`: one integer a row. `base`: row 0, one integer a column. `changed`: one bit
+    a column, least significant first. `steps`: for each changed column, rows - 1 integers.
+    `reasons`: nothing, one byte a column (all rows alike), or one byte a row and column.
+    """
+
+    stream: str
+    schema: bytes
+    first_sequence: int
+    wall_ns: tuple[int, ...]
+    boot_ns: tuple[int, ...]
+    base: bytes
+    changed: bytes
+    steps: bytes = b""
+    reasons: bytes = b""
+    uncertainty_ns: int | None = None
+    events: tuple[WireEvent, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many frames the batch holds."""
+        return len(self.wall_ns)
+
+
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one request carries. `sent_wall_ns` is the node's clock when it was packed."""
+
+    version: int
+    node: str
+    run: str
+    boot_id: str
+    sent_wall_ns: int
+    schemas: tuple[WireSchema, ...] = ()
+    batches: tuple[Batch, ...] = ()
+    agent_version: str = ""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+_version_decoder = msgspec.msgpack.Decoder(_Version)
+
+
+# Schemas ---------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def to_wire_schema(schema: Schema) -> WireSchema:
+    """A schema as it travels."""
+    return WireSchema(
+        schema.stream,
+        tuple(
+            WireGroup(metric.name, metric.scale.as_integer_ratio(), members)
+            for metric, members in schema.groups
+        ),
+        tuple(to_wire_entity(entity) for entity in schema.entities),
+    )
+
+
+def to_wire_entity(entity: Entity) -> WireEntity:
+    """An entity as it travels."""
+    return WireEntity(entity.kind.name, entity.key, dict(entity.facts))
+
+
+def from_wire_entity(wire: WireEntity) -> Entity:
+    """The entity that travelled. Raises WireError where the catalog here does not know its kind."""
+    kind = KINDS.get(wire.kind)
+    if kind is None:
+        message = f"unknown entity kind {wire.kind!r}: is the sender of another version?"
+        raise WireError(message)
+    try:
+        return Entity(kind, wire.key, {k: v for k, v in wire.facts.items() if k in kind.facts})
+    except ValueError as error:
+        raise WireError(str(error)) from error
+
+
+@lru_cache(maxsize=64)
+def schema_identity(schema: Schema) -> bytes:
+    """The hash of a schema as it travels."""
+    return schema_hash(to_wire_schema(schema))
+
+
+def schema_hash(wire: WireSchema) -> bytes:
+    """The name by which batches refer to a schema."""
+    return hashlib.blake2b(_encoder.encode(wire), digest_size=HASH_BYTES).digest()
+
+
+def lanes(wire: WireSchema) -> tuple[int, ...]:
+    """For each entity, the rail of what it is part of, or NO_LANE."""
+    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    for entity in wire.entities:
+        rail = entity.facts.get("rail", "")
+        if rail.isdecimal():
+            found[entity.kind, entity.key] = int(rail)
+
+    def lane(entity: WireEntity) -> int:
+        kind = KINDS.get(entity.kind)
+        if kind is None:
+            return NO_LANE
+        whole = kind.whole
+        return found.get((whole.name, entity.key[: len(whole.labels)]), NO_LANE)
+
+    return tuple(lane(entity) for entity in wire.entities)
+
+
+def layout_hash(wire: WireSchema) -> bytes:
+    """The name of a schema's shape: alike for nodes of one build, whatever their serial numbers."""
+    shape = (
+        wire.stream,
+        wire.groups,
+        tuple(entity.kind for entity in wire.entities),
+        lanes(wire),
+    )
+    return hashlib.blake2b(_encoder.encode(shape), digest_size=HASH_BYTES).digest()
+
+
+def from_wire_schema(wire: WireSchema) -> Schema:
+    """The schema that travelled; raises WireError where the catalog here cannot read it."""
+    entities = [from_wire_entity(entity) for entity in wire.entities]
+    columns = []
+    for group in wire.groups:
+        metric = METRICS.get(group.metric)
+        if metric is None or metric.scale.as_integer_ratio() != group.scale:
+            message = f"metric {group.metric!r} is not declared here as the sender declares it"
+            raise WireError(message)
+        columns += [(metric, entities[member]) for member in group.entities]
+    held = {entity for _, entity in columns}
+    return Schema(wire.stream, tuple(columns), tuple(e for e in entities if e not in held))
+
+
+# Batches ---------------------------------------------------------------------------------------
+
+
+def encode_batches(frames: Iterable[Frame]) -> list[Batch]:
+    """Frames of one run as batches: a new one wherever stream, schema or sequence breaks off."""
+    batches = []
+    keyed = [((id(f.schema), f.sequence - i), f) for i, f in enumerate(frames)]
+    for _, run in groupby(keyed, key=lambda pair: pair[0]):
+        batches.append(encode_batch([frame for _, frame in run]))
+    return batches
+
+
+def encode_batch(frames: Sequence[Frame]) -> Batch:
+    """Consecutive frames of one schema as one batch."""
+    first = frames[0]
+    rows = [frame.values for frame in frames]
+    moved = 0
+    for before, after in zip(rows, rows[1:], strict=False):
+        moved |= _as_number(before) ^ _as_number(after)
+    touched = array("q", moved.to_bytes(len(rows[0]) * BYTES_PER_VALUE, "little"))
+    columns = [list(compress(row, touched)) for row in rows]
+    steps = [list(map(sub, after, before)) for before, after in zip(columns, columns[1:], strict=False)]
+    return Batch(
+        stream=first.schema.stream,
+        schema=schema_identity(first.schema),
+        first_sequence=first.sequence,
+        wall_ns=tuple(frame.instant.wall_ns for frame in frames),
+        boot_ns=tuple(frame.instant.boot_ns for frame in frames),
+        base=rows[0].tobytes(),
+        changed=_bits(touched),
+        steps=_step_bytes(list(chain.from_iterable(zip(*steps, strict=True)))),
+        reasons=_encode_reasons(frames),
+        uncertainty_ns=first.instant.uncertainty_ns,
+        events=tuple(
+            _encode_event(row, event)
+            for row, frame in enumerate(frames)
+            for event in frame.events
+        ),
+    )
+
+
+def decode_rows(batch: Batch, columns: int) -> list[array[int]]:
+    """The values of every row: the plain inverse of `encode_batch`, without numpy.
+
+    Raises WireError where the parts of the batch do not fit together.
+    """
+    changed = check_shape(batch, columns)
+    rows = [array("q", batch.base)]
+    steps = array("q", batch.steps)
+    later = batch.rows - 1
+    for row in range(later):
+        values = array("q", rows[-1])
+        for position, column in enumerate(changed):
+            values[column] = _fold(values[column] + steps[position * later + row])
+        rows.append(values)
+    return rows
+
+
+def check_shape(batch: Batch, columns: int) -> list[int]:
+    """The positions of the changed columns; raises WireError where sizes contradict each other."""
+    bits = int.from_bytes(batch.changed, "little")
+    changed = [i for i in range(columns) if bits >> i & 1] if bits else []
+    rows = batch.rows
+    allowed_reasons = (0, columns, columns * rows)
+    fits = (
+        rows > 0
+        and len(batch.boot_ns) == rows
+        and batch.first_sequence > 0
+        and len(batch.base) == columns * BYTES_PER_VALUE
+        and len(batch.changed) == (columns + 7) // 8
+        and bits >> columns == 0
+        and len(batch.steps) == len(changed) * (rows - 1) * BYTES_PER_VALUE
+        and len(batch.reasons) in allowed_reasons
+    )
+    if not fits:
+        message = f"batch of stream {batch.stream!r}: its parts do not fit {columns} columns"
+        raise WireError(message)
+    return changed
+
+
+def reasons_of_row(batch: Batch, row: int, columns: int) -> bytes:
+    """The reason codes of one row; nothing where every column has a value."""
+    if len(batch.reasons) <= columns:
+        return batch.reasons
+    return batch.reasons[row * columns : (row + 1) * columns]
+
+
+def _as_number(values: array[int]) -> int:
+    return int.from_bytes(values.tobytes(), "little")
+
+
+def _bits(flags: Sequence[int]) -> bytes:
+    number = int("".join(["1" if flag else "0" for flag in reversed(flags)]) or "0", 2)
+    return number.to_bytes((len(flags) + 7) // 8, "little")
+
+
+def _fold(value: int) -> int:
+    return (value + SIGNED_LIMIT) % UNSIGNED_RANGE - SIGNED_LIMIT
+
+
+def _step_bytes(steps: list[int]) -> bytes:
+    try:
+        return array("q", steps).tobytes()
+    except OverflowError:
+        return array("q", [_fold(step) for step in steps]).tobytes()
+
+
+def _encode_reasons(frames: Sequence[Frame]) -> bytes:
+    distinct = {frame.reasons for frame in frames}
+    if len(distinct) == 1:
+        return frames[0].reasons
+    columns = len(frames[0].values)
+    return b"".join([frame.reasons or bytes(columns) for frame in frames])
+
+
+def _encode_event(row: int, event: Event) -> WireEvent:
+    entity = to_wire_entity(event.entity)
+    return WireEvent(
+        event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts
+    )
+
+
+# Envelopes -------------------------------------------------------------------------------------
+
+
+def envelope(
+    origin: Origin,
+    batches: Sequence[Batch],
+    schemas: Sequence[WireSchema],
+    *,
+    sent_wall_ns: int,
+    agent_version: str,
+) -> Envelope:
+    """An envelope of this program's version."""
+    return Envelope(
+        VERSION, origin.node, origin.run, origin.boot_id, sent_wall_ns,
+        tuple(schemas), tuple(batches), agent_version,
+    )
+
+
+def pack(sealed: Envelope) -> bytes:
+    """An envelope as the body of a request."""
+    return MAGIC + zstd.compress(_encoder.encode(sealed), LEVEL)
+
+
+def unpack(body: bytes, max_bytes: int) -> Envelope:
+    """The envelope in a body.
+
+    Raises WireVersionError for an envelope of another version, and WireError for anything else
+    that is none: wrong magic, truncated, or larger than `max_bytes` when decompressed. No more than
+    `max_bytes` are ever decompressed.
+    """
+    if body[: len(MAGIC)] != MAGIC:
+        message = f"the body does not start with {MAGIC!r}: it is no envelope of frames"
+        raise WireError(message)
+    decompressor = zstd.ZstdDecompressor()
+    try:
+        raw = decompressor.decompress(body[len(MAGIC) :], max_bytes + 1)
+    except zstd.ZstdError as error:
+        message = f"the body cannot be decompressed: {error}"
+        raise WireError(message) from error
+    if len(raw) > max_bytes:
+        message = f"the body holds more than {max_bytes} bytes when decompressed"
+        raise WireError(message)
+    if not decompressor.eof or decompressor.unused_data:
+        message = "the body is cut off or has something behind its end"
+        raise WireError(message)
+    try:
+        version = _version_decoder.decode(raw).version
+        if version != VERSION:
+            message = f"the envelope is of version {version}, this program speaks {VERSION}"
+            raise WireVersionError(message)
+        return _decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        message = f"the body is no envelope: {error}"
+        raise WireError(message) from error
