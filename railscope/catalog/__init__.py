@@ -1,7 +1,8 @@
 """The catalog: every metric and event, declared once, by subject.
 
 `METRICS` and `EVENTS` hold all declarations by name, in the order of the modules; `INFO` finds the
-info metric of an entity kind; `KINDS` all entity kinds.
+info metric of an entity kind; `KINDS` all entity kinds; `ROLLUPS` what follows from the declared
+metrics for rails, tenants and the cluster.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from types import ModuleType
 
 from railscope.catalog import agent, collector, entities, gpu, host, kernel, nic, pcie, rdma
 from railscope.catalog.declare import EntityKind, EventClass, Kind, Metric, Rollup, Unit
+from railscope.catalog.rollup import Derived, derive
 
 SUBJECTS: dict[str, ModuleType] = {
     "gpu": gpu,
@@ -48,9 +50,10 @@ KINDS: dict[str, EntityKind] = {
     kind.name: kind for kind in vars(entities).values() if isinstance(kind, EntityKind)
 }
 INFO: dict[str, Metric] = {m.about.name: m for m in METRICS.values() if m.kind is Kind.INFO}
+ROLLUPS: dict[str, Derived] = derive(METRICS.values())
 ORDER: dict[str, int] = {name: position for position, name in enumerate(METRICS)}
 
 __all__ = [
-    "EVENTS", "INFO", "KINDS", "METRICS", "ORDER", "SUBJECTS", "SUBJECT_OF",
+    "EVENTS", "INFO", "KINDS", "METRICS", "ORDER", "ROLLUPS", "SUBJECTS", "SUBJECT_OF",
     "EntityKind", "EventClass", "Kind", "Metric", "Rollup", "Unit",
 ]

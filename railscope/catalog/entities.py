@@ -3,9 +3,9 @@
 from railscope.catalog.declare import EntityKind
 
 NODE = EntityKind("node", (), ("hostname", "kernel", "agent_version"))
-CPU_MODE = EntityKind("cpu_mode", ("mode",))
-LOAD_WINDOW = EntityKind("load_window", ("window",))
-PRESSURE = EntityKind("pressure", ("resource", "severity"))
+CPU_MODE = EntityKind("cpu_mode", ("mode",), part_of=NODE)
+LOAD_WINDOW = EntityKind("load_window", ("window",), part_of=NODE)
+PRESSURE = EntityKind("pressure", ("resource", "severity"), part_of=NODE)
 DISK = EntityKind("disk", ("disk",))
 
 GPU = EntityKind(
@@ -53,7 +53,7 @@ AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 
 SOURCE = EntityKind("source", ("source",))
 ABSENCE = EntityKind("absence", ("source", "reason"), part_of=SOURCE)
-DROP = EntityKind("drop", ("reason",))
+DROP = EntityKind("drop", ("reason",), part_of=NODE)
 
 CLUSTER = EntityKind("cluster", ())
 RAIL = EntityKind("rail", ("rail",))

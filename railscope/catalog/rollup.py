@@ -1,0 +1,82 @@
+"""Roll-ups: the metrics that follow from the declared ones when a rail, a tenant or the cluster is
+looked at as a whole.
+
+`railscope_<scope>_<rollup>_<what>_<unit>`: a gauge keeps its unit; a counter becomes its rate, in
+`bytes_per_second` or `per_second`, as a ratio where it counts seconds, in watts where it counts
+joules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit
+from railscope.catalog.entities import CLUSTER, GPU, NIC, RAIL, RDMA_PORT, TENANT
+
+SCOPES: Mapping[str, EntityKind] = {"cluster": CLUSTER, "rail": RAIL, "tenant": TENANT}
+ON_A_RAIL = (GPU, NIC, RDMA_PORT)
+_WORDS = {Rollup.SUM: "Sum", Rollup.MEAN: "Mean", Rollup.MAX: "Highest", Rollup.MIN: "Lowest"}
+_RATE_UNITS = {
+    Unit.SECONDS: Unit.RATIO,
+    Unit.JOULES: Unit.WATTS,
+    Unit.BYTES: Unit.BYTES_PER_SECOND,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Derived:
+    """A roll-up of a declared metric over a scope; `metric` is the declaration of the result."""
+
+    metric: Metric
+    source: Metric
+    scope: str
+    rollup: Rollup
+
+
+def part_labels(kind: EntityKind) -> tuple[str, ...]:
+    """The labels that tell the parts of one entity apart, kept when entities are rolled up."""
+    return kind.labels[len(kind.whole.labels) :]
+
+
+def scopes_of(kind: EntityKind) -> tuple[str, ...]:
+    """The scopes over which metrics of an entity kind roll up."""
+    return ("cluster", "rail", "tenant") if kind.whole in ON_A_RAIL else ("cluster",)
+
+
+def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
+    """The name of a roll-up."""
+    if source.kind is not Kind.COUNTER:
+        return f"railscope_{scope}_{rollup}_{source.name.removeprefix('railscope_')}"
+    suffix = _RATE_UNITS.get(source.unit)
+    if suffix is None:
+        return f"railscope_{scope}_{rollup}_{source.stem}_{source.unit}_per_second".replace("__", "_")
+    return f"railscope_{scope}_{rollup}_{source.stem}_{suffix}"
+
+
+def derive(metrics: Iterable[Metric]) -> dict[str, Derived]:
+    """All roll-ups of the given metrics, by name."""
+    found = {}
+    for source in metrics:
+        for rollup in source.rollups:
+            for scope in scopes_of(source.about):
+                derived = Derived(_declare(source, scope, rollup), source, scope, rollup)
+                found[derived.metric.name] = derived
+    return found
+
+
+def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
+    about = SCOPES[scope]
+    labels = about.labels + part_labels(source.about)
+    rate = source.kind is Kind.COUNTER
+    unit = _RATE_UNITS.get(source.unit, Unit.NONE) if rate else source.unit
+    of = "the rate per second of " if rate else ""
+    return Metric(
+        derived_name(source, scope, rollup),
+        Kind.GAUGE,
+        about if labels == about.labels else EntityKind(f"{scope}_{source.about.name}", labels, part_of=about),
+        unit=unit,
+        scale=source.scale,
+        help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}.",
+        origin=f"collector, {source.name}",
+    )
