@@ -1,0 +1,1 @@
+"""Grafana boards, built from the catalog; `python -m dashboards` writes them to `generated/`."""

@@ -1,0 +1,34 @@
+"""Descriptive facts: small texts that may well be missing, for labels and not for values."""
+
+from __future__ import annotations
+
+from agent.host import Host
+
+
+def text(host: Host, path: str) -> str:
+    """The content of a file without surrounding space; empty where it cannot be read."""
+    try:
+        return host.read(path).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def names(host: Host, path: str) -> list[str]:
+    """The entries of a folder; none where it cannot be read."""
+    try:
+        return host.names(path)
+    except OSError:
+        return []
+
+
+def linked(host: Host, path: str) -> str:
+    """The last part of what a link leads to; empty where it leads nowhere."""
+    try:
+        return host.resolve(path).rsplit("/", 1)[-1]
+    except OSError:
+        return ""
+
+
+def known(**facts: str) -> dict[str, str]:
+    """Only the facts that say something."""
+    return {name: value for name, value in facts.items() if value}

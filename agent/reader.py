@@ -1,0 +1,113 @@
+"""Reads one source on its thread: probe when needed, read, make a frame.
+
+Everything here runs on the thread of the source's family. What comes back to the event loop is an
+immutable outcome.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from agent.host import Host, NvmlError
+from agent.source import Finding, Inventory, Source, Table, Verdict, nvml_remedy, reason_for
+from railscope.frame import Frame, Instant, Origin, Schema
+from railscope.reading import Absent, to_stored
+
+REPROBE_NS = 60_000_000_000
+REPROBE_AFTER_LOSS_NS = 5_000_000_000
+_BROKEN = {Absent.DENIED.value, Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one read: a frame (None where the source has no columns) or a problem."""
+
+    frame: Frame | None
+    findings: tuple[Finding, ...]
+    duration_ns: int
+    problem: str = ""
+    broken: int = 0
+    """Columns that should have a value and have none."""
+
+
+class Reader:
+    """A source with the plan of its last probe."""
+
+    def __init__(self, source: Source, host: Host, origin: Origin) -> None:
+        self.source = source
+        self._host = host
+        self._origin = origin
+        self._inventory: Inventory | None = None
+        self._schema = Schema(source.name, ())
+        self._order: list[int] = []
+        self._sequence = 0
+        self._probe_due_ns = 0
+
+    def run(self) -> Outcome:
+        """Probe if it is due, read, and make a frame."""
+        started = self._host.clock.now()
+        try:
+            if self._inventory is None or started.boot_ns >= self._probe_due_ns:
+                self._probe(started.boot_ns)
+            table = self._read()
+        except (OSError, NvmlError) as error:
+            self._inventory = None
+            return Outcome(None, (_broken(self.source, error),), self._since(started), str(error))
+        frame = self._frame(table, started)
+        broken = sum(table.reasons.count(code) for code in _BROKEN)
+        if table.grown:
+            self._probe_due_ns = 0
+        elif broken:
+            soon = started.boot_ns + REPROBE_AFTER_LOSS_NS
+            self._probe_due_ns = min(self._probe_due_ns, soon)
+        findings = self._inventory.findings if self._inventory else ()
+        return Outcome(frame, findings, self._since(started), "", broken)
+
+    def _since(self, started: Instant) -> int:
+        return self._host.clock.now().boot_ns - started.boot_ns
+
+    def _probe(self, now_ns: int) -> None:
+        inventory = self.source.probe(self._host)
+        self._probe_due_ns = now_ns + REPROBE_NS
+        unchanged = (
+            self._inventory is not None
+            and inventory.columns == self._inventory.columns
+            and inventory.bystanders == self._inventory.bystanders
+        )
+        self._inventory = inventory
+        if not unchanged:
+            self._order = Schema.ordered(inventory.columns)
+            columns = tuple(inventory.columns[position] for position in self._order)
+            self._schema = Schema(self.source.name, columns, inventory.bystanders)
+
+    def _read(self) -> Table:
+        table = Table(len(self._order))
+        self.source.read(self._host, table)
+        return table
+
+    def _frame(self, table: Table, instant: Instant) -> Frame | None:
+        if not self._order and not table.events:
+            return None
+        self._sequence += 1
+        values = [table.values[position] for position in self._order]
+        reasons = bytes([table.reasons[position] for position in self._order])
+        return Frame(
+            self._origin, self._schema, self._sequence, instant, _stored(values),
+            reasons if any(reasons) else b"", tuple(table.events),
+        )  # fmt: skip
+
+
+def _stored(values: list[int]) -> array[int]:
+    try:
+        return array("q", values)
+    except OverflowError:
+        return array("q", [to_stored(value) for value in values])
+
+
+def _broken(source: Source, error: OSError | NvmlError) -> Finding:
+    denied = reason_for(error) is Absent.DENIED
+    mend = nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
+    return Finding(
+        source.name, Verdict.DENIED if denied else Verdict.BROKEN, str(error), mend
+    )

@@ -1,0 +1,1 @@
+"""Sources: one file per place the agent reads from."""

@@ -1,0 +1,187 @@
+"""The server itself: processors, memory, pressure, disks, network and load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from agent.facts import known, names, text
+from agent.host import Host, Json
+from agent.source import Columns, Finding, Inventory, Table, Verdict
+from railscope import __version__
+from railscope.catalog import host as c
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import CPU_MODE, DISK, LOAD_WINDOW, NIC, NODE, PRESSURE
+from railscope.entity import Entity
+from railscope.reading import Absent, Reading, parse_integer, reason_of
+
+_NET = "/sys/class/net"
+_WINDOWS = ("1m", "5m", "15m")
+_HUNDREDTHS = 100
+_TOTAL = re.compile(rb"total=(\d+)")
+_NODE_GAUGES: tuple[tuple[str, str | None, Metric], ...] = (
+    ("cpu_count", None, c.CPU_COUNT),
+    ("boot_time", None, c.BOOT_TIME),
+    ("virtual_memory", "total", c.MEMORY_SIZE),
+    ("virtual_memory", "available", c.MEMORY_AVAILABLE),
+    ("virtual_memory", "cached", c.MEMORY_CACHED),
+    ("swap_memory", "used", c.SWAP_USED),
+)
+_DISK = (
+    ("read_bytes", c.DISK_READ), ("write_bytes", c.DISK_WRITTEN), ("read_count", c.DISK_READS),
+    ("write_count", c.DISK_WRITES), ("read_time", c.DISK_READ_TIME),
+    ("write_time", c.DISK_WRITE_TIME), ("busy_time", c.DISK_BUSY_TIME),
+)  # fmt: skip
+_NETWORK = (
+    ("bytes_recv", c.NETWORK_RECEIVED), ("bytes_sent", c.NETWORK_SENT),
+    ("packets_recv", c.NETWORK_RECEIVED_PACKETS), ("packets_sent", c.NETWORK_SENT_PACKETS),
+    ("errin", c.NETWORK_RECEIVE_ERRORS), ("errout", c.NETWORK_SEND_ERRORS),
+    ("dropin", c.NETWORK_RECEIVE_DROPS), ("dropout", c.NETWORK_SEND_DROPS),
+)  # fmt: skip
+_LINK = (
+    ("speed", c.LINK_SPEED), ("carrier", c.LINK_UP), ("carrier_changes", c.LINK_CHANGES),
+)  # fmt: skip
+_NO_DISK = re.compile(r"(loop|ram|zram|sr|fd)\d+")
+
+
+
+class HostSource:
+    """Processors, memory, pressure, disks, network interfaces and load of the server."""
+
+    name = "host"
+    family = "host"
+
+    def __init__(self, period_seconds: float = 5.0) -> None:
+        self.period_seconds = period_seconds
+        self._functions: tuple[str, ...] = ()
+        self._answers: list[tuple[str, Callable[[Json], Reading]]] = []
+        self._files: list[tuple[str, Callable[[bytes], Reading]]] = []
+
+    def probe(self, host: Host) -> Inventory:
+        """Ask psutil everything once; what it answers to becomes columns."""
+        columns = Columns()
+        node = Entity(NODE, (), known(
+            hostname=text(host, "/proc/sys/kernel/hostname"),
+            kernel=text(host, "/proc/sys/kernel/osrelease"),
+            agent_version=__version__,
+        ))  # fmt: skip
+        self._answers, self._files = [], []
+        for function, key, metric in _NODE_GAUGES:
+            if _answer(host, function) is not None:
+                self._take(columns, metric, node, function, _number(key))
+        for mode in _answer(host, "cpu_times") or {}:
+            about = node.part(CPU_MODE, mode)
+            self._take(columns, c.CPU_TIME, about, "cpu_times", _scaled(mode, _HUNDREDTHS))
+        self._probe_tables(columns, host)
+        self._probe_files(columns, host)
+        self._functions = tuple(dict.fromkeys(function for function, _ in self._answers))
+        return Inventory(tuple(columns.columns), (node,), (_finding(len(columns.columns)),))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Ask each function once, read each file once."""
+        answers: dict[str, Json | Absent] = {}
+        for function in self._functions:
+            try:
+                answers[function] = host.call("psutil", function)
+            except OSError as error:
+                answers[function] = reason_of(error)
+        column = 0
+        for function, pick in self._answers:
+            answer = answers[function]
+            into.put(column, answer if isinstance(answer, Absent) else pick(answer))
+            column += 1
+        for path, parse in self._files:
+            try:
+                into.put(column, parse(host.read(path)))
+            except OSError as error:
+                into.put(column, reason_of(error))
+            column += 1
+
+    def _take(
+        self, columns: Columns, metric: Metric, about: Entity, function: str,
+        pick: Callable[[Json], Reading],
+    ) -> None:  # fmt: skip
+        columns.add(metric, about)
+        self._answers.append((function, pick))
+
+    def _probe_tables(self, columns: Columns, host: Host) -> None:
+        for disk, counters in sorted((_answer(host, "disk_io_counters") or {}).items()):
+            if not _NO_DISK.fullmatch(disk):
+                for key, metric in _DISK:
+                    if key in counters:
+                        entity = Entity(DISK, (disk,))
+                        self._take(columns, metric, entity, "disk_io_counters", _nested(disk, key))
+        for interface in sorted(_answer(host, "net_io_counters") or {}):
+            for key, metric in _NETWORK:
+                entity = Entity(NIC, (interface,))
+                self._take(columns, metric, entity, "net_io_counters", _nested(interface, key))
+
+    def _probe_files(self, columns: Columns, host: Host) -> None:
+        if text(host, "/proc/loadavg"):
+            for position, window in enumerate(_WINDOWS):
+                columns.add(c.LOAD_AVERAGE, Entity(LOAD_WINDOW, (window,)))
+                self._files.append(("/proc/loadavg", _load(position)))
+        for resource in ("cpu", "memory", "io"):
+            path = f"/proc/pressure/{resource}"
+            for line in text(host, path).splitlines():
+                severity = line.split(" ", 1)[0]
+                columns.add(c.PRESSURE_STALLED, Entity(PRESSURE, (resource, severity)))
+                self._files.append((path, _pressure(severity)))
+        for interface in names(host, _NET):
+            for file, metric in _LINK:
+                path = f"{_NET}/{interface}/{file}"
+                if text(host, path):
+                    columns.add(metric, Entity(NIC, (interface,)))
+                    self._files.append((path, _speed if file == "speed" else parse_integer))
+
+
+def _answer(host: Host, function: str) -> Json:
+    try:
+        return host.call("psutil", function)
+    except OSError:
+        return None
+
+
+def _number(key: str | None) -> Callable[[Json], Reading]:
+    return lambda answer: int(answer if key is None else answer[key])
+
+
+def _scaled(key: str, steps: int) -> Callable[[Json], Reading]:
+    return lambda answer: round(answer[key] * steps) if key in answer else Absent.GONE
+
+
+def _nested(entry: str, key: str) -> Callable[[Json], Reading]:
+    return lambda answer: int(answer[entry][key]) if entry in answer else Absent.GONE
+
+
+def _load(position: int) -> Callable[[bytes], Reading]:
+    def parse(content: bytes) -> Reading:
+        try:
+            return round(float(content.split()[position]) * _HUNDREDTHS)
+        except (ValueError, IndexError):
+            return Absent.ERROR
+
+    return parse
+
+
+def _pressure(severity: str) -> Callable[[bytes], Reading]:
+    def parse(content: bytes) -> Reading:
+        for line in content.splitlines():
+            match = _TOTAL.search(line)
+            if line.startswith(severity.encode()) and match:
+                return int(match[1])
+        return Absent.GONE
+
+    return parse
+
+
+def _speed(content: bytes) -> Reading:
+    """Mb/s; -1 stands for a link that is down or a driver that does not know."""
+    reading = parse_integer(content)
+    return Absent.UNSUPPORTED if isinstance(reading, int) and reading < 0 else reading
+
+
+def _finding(columns: int) -> Finding:
+    if columns:
+        return Finding("host", Verdict.SUPPORTED, f"{columns} readings")
+    return Finding("host", Verdict.ABSENT, "there is no /proc to read")

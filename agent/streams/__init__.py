@@ -1,0 +1,1 @@
+"""Streams: what the agent follows, one file per place; they yield events."""

@@ -1,0 +1,126 @@
+"""The kernel log as events and counters.
+
+Record format: Documentation/ABI/testing/dev-kmsg, `priority,sequence,microseconds,flags;text`.
+Plain lines, as dmesg and journalctl write them, are understood as well, without their time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from agent.host import Host, KernelLog
+from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.streams.kernel_messages import Message, understand
+from railscope.catalog import gpu as gpu_catalog
+from railscope.catalog import kernel as c
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import NODE
+from railscope.entity import Entity
+from railscope.frame import Event
+from railscope.reading import Absent, reason_of
+
+_RECORD = re.compile(r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.S)
+_NS_PER_US = 1000
+_MOST_ENTITIES = 1000
+_BY_ENTITY: dict[str, Metric] = {
+    c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
+    c.SXID_EVENT.name: c.SXID_ERRORS,
+    c.LINK_EVENT.name: c.LINK_MESSAGES,
+    c.AER_EVENT.name: c.AER_MESSAGES,
+}
+_BY_NODE: dict[str, Metric] = {
+    c.XID_EVENT.name: c.XIDS,
+    c.SXID_EVENT.name: c.SXIDS,
+    c.OOM_EVENT.name: c.OOM_KILLS,
+}
+
+
+class KernelLogStream:
+    """Follows the kernel log and counts what matters in it."""
+
+    name = "kernel"
+    family = "kernel"
+
+    def __init__(self, period_seconds: float = 1.0) -> None:
+        self.period_seconds = period_seconds
+        self._log: KernelLog | None = None
+        self._counts: Counter[tuple[str, Entity]] = Counter()
+        self._node_counts: Counter[str] = Counter()
+        self._records = 0
+        self._lost = 0
+        self._next_sequence: int | None = None
+        self._events: list[Event] = []
+        self._columns: list[tuple[str, Entity]] = []
+
+    def probe(self, host: Host) -> Inventory:
+        """Open the log if need be, take what is new, and make a column for all that was met."""
+        try:
+            self._follow(host)
+        except OSError as error:
+            return Inventory((), (), (_trouble(error),))
+        columns = Columns()
+        node = Entity(NODE)
+        for metric in (*_BY_NODE.values(), c.LOG_RECORDS, c.LOG_LOST):
+            columns.add(metric, node)
+        self._columns = list(self._counts)
+        for name, entity in self._columns:
+            columns.add(_BY_ENTITY[name], entity)
+        detail = f"{self._records} records read"
+        return Inventory(
+            tuple(columns.columns), (), (Finding("kernel log", Verdict.SUPPORTED, detail),)
+        )
+
+    def read(self, host: Host, into: Table) -> None:
+        """Take what is new. A first message of its kind gets its column with the next probe."""
+        self._follow(host)
+        fixed = [self._node_counts[name] for name in _BY_NODE] + [self._records, self._lost]
+        into.put_all(0, fixed)
+        for position, key in enumerate(self._columns, len(fixed)):
+            into.put(position, self._counts[key])
+        into.events, self._events = self._events, []
+        into.grown = len(self._counts) > len(self._columns)
+
+    def _follow(self, host: Host) -> None:
+        if self._log is None:
+            self._log = host.kernel_log()
+        now = host.clock.now()
+        for record in self._log.poll():
+            self._records += 1
+            boot_ns, text = self._take_apart(record, now.boot_ns)
+            message = understand(text)
+            if message:
+                wall_ns = now.wall_ns - (now.boot_ns - boot_ns)
+                self._count(message)
+                self._events.append(
+                    Event(message.event_class, message.entity, wall_ns, boot_ns, message.facts)
+                )
+
+    def _take_apart(self, record: str, now_boot_ns: int) -> tuple[int, str]:
+        match = _RECORD.match(record)
+        if not match:
+            return now_boot_ns, record
+        sequence = int(match["sequence"])
+        if self._next_sequence is not None and sequence > self._next_sequence:
+            self._lost += sequence - self._next_sequence
+        self._next_sequence = sequence + 1
+        return int(match["time"]) * _NS_PER_US, match["text"].split("\n", 1)[0]
+
+    def _count(self, message: Message) -> None:
+        name = message.event_class.name
+        if name in _BY_NODE:
+            self._node_counts[name] += 1
+        key = (name, message.entity)
+        if name in _BY_ENTITY and (key in self._counts or len(self._counts) < _MOST_ENTITIES):
+            self._counts[key] += 1
+
+
+def _trouble(error: OSError) -> Finding:
+    if reason_of(error) is Absent.GONE:
+        return Finding("kernel log", Verdict.ABSENT, "there is no /dev/kmsg")
+    return Finding(
+        "kernel log",
+        Verdict.DENIED,
+        f"/dev/kmsg: {error.strerror}",
+        "give the agent CAP_SYSLOG and the device /dev/kmsg",
+    )

@@ -1,0 +1,144 @@
+"""What messages of the kernel log mean: Xid, SXid, link changes, PCIe errors, out of memory.
+
+Forms and their sources: NVIDIA's Xid catalogue and open-gpu-kernel-modules, Fabric Manager User
+Guide (SXid), torvalds/linux drivers/pci/pcie/aer.c, mm/oom_kill.c and the drivers' link messages.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from railscope.catalog import kernel as c
+from railscope.catalog.declare import EventClass
+from railscope.catalog.entities import AER_MESSAGE, LINK_CHANGE, NODE, SXID, XID
+from railscope.entity import Entity
+
+_PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
+_XID = re.compile(
+    rf"NVRM: Xid \((?:PCI:)?(?P<pci>{_PCI})(?:\.[0-7])?"
+    r"(?: GPU-I:(?P<gi>\d+))?(?: GPU-CI:(?P<ci>\d+))?\): (?P<xid>\d+)"
+    r"(?:, pid=(?P<pid>'?<?\w+>?'?)|(?:, | )pid=(?P<pid2>\d+))?"
+    r"(?:, name=(?P<name>.*?))?(?:[, ]\s*(?P<message>.*))?$"
+)
+_SXID = re.compile(
+    r"nvidia-(?P<switch>nvswitch\d+): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<sxid>\d+), "
+    r"(?P<severity>Fatal|Non-fatal)(?:, (?:Link (?P<link>\d+) )?(?P<message>.*)| (?P<error>error))?"
+)
+_SXID_NOTE = re.compile(
+    r"nvidia-(?P<switch>nvswitch\d+): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<sxid>\d+), "
+    r"(?P<message>(?!Severity \d|Data \{|Fatal|Non-fatal).+)"
+)
+_LINK = re.compile(
+    r"(?:^|[ :])(?P<interface>[A-Za-z][\w.\-]{0,14}): (?:NIC )?"
+    r"(?:[Ll]ink (?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b|link becomes ready)"
+)
+_AER = re.compile(
+    r"AER: (?:Multiple )?(?P<severity>Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-Fatal|Fatal)\))?|Fatal)"
+    r" error(?: message)? received(?: from|: id=| from:)? ?(?P<pci>[0-9a-fA-F:.]*)"
+)
+_OOM = re.compile(
+    r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
+)
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that means something: which event, about what, with which facts."""
+
+    event_class: EventClass
+    entity: Entity
+    facts: dict[str, str]
+
+
+def understand(text: str) -> Message | None:
+    """What a line of the kernel log means; None for lines that mean nothing to us."""
+    for marker, parse in _PARSERS:
+        if marker in text:
+            message = parse(text)
+            if message:
+                return message
+    return None
+
+
+def _xid(text: str) -> Message | None:
+    match = _XID.search(text)
+    if not match:
+        return None
+    facts = {
+        "process": (match["pid"] or match["pid2"] or "").strip("'<>").replace(_UNKNOWN, ""),
+        "process_name": (match["name"] or "").strip("<>").replace(_UNKNOWN, ""),
+        "gpu_instance": match["gi"] or "",
+        "compute_instance": match["ci"] or "",
+        "message": match["message"] or "",
+    }
+    return _message(c.XID_EVENT, Entity(XID, (_address(match["pci"]), match["xid"])), facts)
+
+
+def _sxid(text: str) -> Message | None:
+    match = _SXID.search(text)
+    if match:
+        severity = match["severity"].lower().replace("-", "_")
+        facts = {
+            "pci_address": match["pci"].lower(),
+            "link": match["link"] or "",
+            "message": match["message"] or "",
+        }
+        entity = Entity(SXID, (match["switch"], str(int(match["sxid"])), severity))
+        return _message(c.SXID_EVENT, entity, facts)
+    # A line without a severity word that is no follow-up (Severity ..., Data {...}) of another.
+    note = _SXID_NOTE.search(text)
+    if not note:
+        return None
+    facts = {"pci_address": note["pci"].lower(), "message": note["message"]}
+    entity = Entity(SXID, (note["switch"], str(int(note["sxid"])), "unstated"))
+    return _message(c.SXID_EVENT, entity, facts)
+
+
+def _link(text: str) -> Message | None:
+    match = _LINK.search(text)
+    if not match:
+        return None
+    state = (match["state"] or "up").lower()
+    return _message(c.LINK_EVENT, Entity(LINK_CHANGE, (match["interface"], state)), {"message": text})
+
+
+def _aer(text: str) -> Message | None:
+    match = _AER.search(text)
+    if not match:
+        return None
+    word = match["severity"].lower()
+    if word.startswith("correct"):
+        severity = "correctable"
+    else:
+        severity = "nonfatal" if "non-fatal" in word else "fatal"
+    entity = Entity(AER_MESSAGE, (match["pci"].lower() or _UNKNOWN, severity))
+    return _message(c.AER_EVENT, entity, {"message": text})
+
+
+def _oom(text: str) -> Message | None:
+    match = _OOM.search(text)
+    if not match:
+        return None
+    facts = {"process": match["pid"], "process_name": match["name"], "message": text}
+    return _message(c.OOM_EVENT, Entity(NODE), facts)
+
+
+_PARSERS = (
+    ("NVRM: Xid", _xid),
+    ("SXid", _sxid),
+    ("AER:", _aer),
+    ("ut of memory", _oom),
+    ("ink", _link),
+)
+
+
+def _message(event_class: EventClass, entity: Entity, facts: dict[str, str]) -> Message:
+    return Message(event_class, entity, {name: value for name, value in facts.items() if value})
+
+
+def _address(text: str) -> str:
+    """A PCI address without function, as all of our labels write it, with function 0."""
+    domain, rest = text.lower().split(":", 1)
+    return f"{int(domain, 16):04x}:{rest}.0"

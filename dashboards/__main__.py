@@ -1,0 +1,5 @@
+"""Runs `python -m dashboards`."""
+
+from dashboards.build import main
+
+main()

@@ -1,0 +1,177 @@
+"""Prometheus' text format and OpenMetrics, from the catalog's declarations.
+
+A page is made of blocks: the sample lines of one metric. Label texts are made once for a schema;
+a scrape fills in numbers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+from railscope.catalog import INFO, METRICS, ORDER, ROLLUPS
+from railscope.catalog.declare import Kind, Metric
+from railscope.entity import Entity
+from railscope.frame import Frame, Schema
+from railscope.reading import PRESENT, from_stored
+
+
+class Format(Enum):
+    """The two text formats, by their content types."""
+
+    PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+    @staticmethod
+    def accepted(accept: str) -> Format:
+        """The format an Accept header asks for; OpenMetrics only where it is named."""
+        return Format.OPENMETRICS if "application/openmetrics-text" in accept else Format.PROMETHEUS
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
+
+
+def header(metric: Metric, text_format: Format) -> str:
+    """HELP, TYPE and, where the format knows it, UNIT of a metric."""
+    help_ = metric.help.translate(_HELP_ESCAPES)
+    if text_format is Format.PROMETHEUS:
+        type_ = "counter" if metric.kind is Kind.COUNTER else "gauge"
+        return f"# HELP {metric.name} {help_}\n# TYPE {metric.name} {type_}\n"
+    name = metric.name
+    type_ = "gauge"
+    if metric.kind is Kind.COUNTER:
+        name, type_ = name.removesuffix("_total"), "counter"
+    elif metric.kind is Kind.INFO:
+        name, type_ = name.removesuffix("_info"), "info"
+    unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""
+    return f"# HELP {name} {help_}\n# TYPE {name} {type_}\n{unit}"
+
+
+def sample_prefix(metric: Metric, labels: Iterable[tuple[str, str]]) -> str:
+    """Name and labels of a sample, up to where the number goes."""
+    inner = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels)
+    return f"{metric.name}{{{inner}}} " if inner else f"{metric.name} "
+
+
+def number(metric: Metric, stored: int) -> str:
+    """A stored integer in base units. Whole numbers stay exact, whatever their size."""
+    value = from_stored(stored, counter=metric.kind is Kind.COUNTER)
+    numerator, denominator = metric.scale.as_integer_ratio()
+    if denominator == 1:
+        return str(value * numerator)
+    return repr(value * numerator / denominator)
+
+
+def entity_prefix(metric: Metric, entity: Entity, extra: Sequence[tuple[str, str]] = ()) -> str:
+    """Name and labels of the sample of an entity."""
+    labels = [*zip(entity.kind.labels, entity.key, strict=True), *extra]
+    return sample_prefix(metric, labels)
+
+
+class Template:
+    """A schema's sample lines with places for the numbers."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.info = _info_lines(schema)
+        self._groups: list[tuple[Metric, int, list[str]]] = []
+        start = 0
+        for metric, members in schema.groups:
+            entities = [schema.entities[member] for member in members]
+            if metric.kind is not Kind.INFO:
+                prefixes = [entity_prefix(metric, entity) for entity in entities]
+                self._groups.append((metric, start, prefixes))
+            start += len(members)
+
+    def render(self, frame: Frame) -> dict[str, str]:
+        """Sample lines by metric. Columns without a value are left out."""
+        blocks = {}
+        for metric, start, prefixes in self._groups:
+            values = frame.values[start : start + len(prefixes)]
+            present = prefixes
+            if frame.reasons:
+                codes = frame.reasons[start : start + len(prefixes)]
+                if any(codes):
+                    kept = [i for i, code in enumerate(codes) if code == PRESENT]
+                    present = [prefixes[i] for i in kept]
+                    values = array("q", [values[i] for i in kept])
+            if present:
+                blocks[metric.name] = _lines(metric, present, values)
+        return blocks
+
+
+def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
+    if metric.kind is Kind.STATE:
+        return "".join(
+            f'{_with_state(prefix, state)}{int(code == value)}\n'
+            for prefix, value in zip(prefixes, values, strict=True)
+            for code, state in metric.states.items()
+        )
+    numerator, denominator = metric.scale.as_integer_ratio()
+    if metric.kind is Kind.COUNTER and min(values) < 0:
+        return "".join(f"{p}{number(metric, v)}\n" for p, v in zip(prefixes, values, strict=True))
+    pairs = zip(prefixes, values, strict=True)
+    if denominator != 1:
+        return "".join([f"{p}{v * numerator / denominator!r}\n" for p, v in pairs])
+    if numerator != 1:
+        return "".join([f"{p}{v * numerator}\n" for p, v in pairs])
+    return "".join([f"{p}{v}\n" for p, v in pairs])
+
+
+def _with_state(prefix: str, state: str) -> str:
+    return f'{prefix[:-2]},state="{state}"}} ' if prefix.endswith("} ") else prefix
+
+
+def _info_lines(schema: Schema) -> dict[str, dict[str, str]]:
+    """Info samples by metric and identity, for every entity that has facts."""
+    found: dict[str, dict[str, str]] = {}
+    for entity in schema.entities:
+        metric = INFO.get(entity.kind.name)
+        if metric is None or not entity.facts:
+            continue
+        facts = [(name, entity.facts.get(name, "")) for name in entity.kind.facts]
+        identity = entity_prefix(metric, entity)
+        found.setdefault(metric.name, {})[identity] = entity_prefix(metric, entity, facts) + "1\n"
+    return found
+
+
+def declared(name: str) -> Metric:
+    """The declaration of a metric, derived ones included. Raises KeyError."""
+    return METRICS[name] if name in METRICS else ROLLUPS[name].metric
+
+
+def page(blocks: Mapping[str, str], text_format: Format) -> str:
+    """A whole page: every block under its header, in the order of the catalog."""
+    last = len(ORDER)
+    parts = []
+    for name in sorted(blocks, key=lambda name: (ORDER.get(name, last), name)):
+        parts += [header(declared(name), text_format), blocks[name]]
+    if text_format is Format.OPENMETRICS:
+        parts.append("# EOF\n")
+    return "".join(parts)
+
+
+class Exposition:
+    """Pages from the latest frames of several streams, with templates kept for their schemas."""
+
+    def __init__(self) -> None:
+        self._templates: dict[Schema, Template] = {}
+
+    def render(self, frames: Iterable[Frame], text_format: Format) -> str:
+        """One page of all the frames."""
+        blocks: dict[str, str] = {}
+        info: dict[str, dict[str, str]] = {}
+        current = list(frames)
+        self._templates = {frame.schema: self._template(frame.schema) for frame in current}
+        for frame in current:
+            template = self._templates[frame.schema]
+            for name, block in template.render(frame).items():
+                blocks[name] = blocks.get(name, "") + block
+            for name, lines in template.info.items():
+                info.setdefault(name, {}).update(lines)
+        blocks |= {name: "".join(lines.values()) for name, lines in info.items()}
+        return page(blocks, text_format)
+
+    def _template(self, schema: Schema) -> Template:
+        return self._templates.get(schema) or Template(schema)
