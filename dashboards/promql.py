@@ -1,4 +1,4 @@
-"""Holds a PromQL expression against the catalog: do its metrics, labels and states exist?
+"""Holds a PromQL expression against the catalog: its metrics, labels and states must exist.
 
 It reads names, label matchers and grouping clauses and leaves the grammar to Prometheus.
 """
@@ -16,25 +16,29 @@ STATE_LABEL = "state"
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NAME = re.compile(r"\b(?:railscope_\w+|up)\b")
-_SELECTOR = re.compile(r'\b(?P<name>railscope_\w+|up)\s*\{(?P<matchers>(?:[^{}"]|"(?:[^"\\]|\\.)*")*)\}')
-_MATCHER = re.compile(r'(?P<label>\w+)\s*(?P<operator>=~|!~|!=|=)\s*"(?P<value>(?:[^"\\]|\\.)*)"')
+_SELECTOR = re.compile(
+    r'\b(?P<name>railscope_\w+|up)\s*\{(?P<matchers>(?:[^{}"]|"(?:[^"\\]|\\.)*")*)\}'
+)
+_MATCHER = re.compile(r'(?P<label>\w+)\s*(?:=~|!~|!=|=)\s*"(?P<value>(?:[^"\\]|\\.)*)"')
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
-_OF_A_COUNTER = re.compile(r"\b(?P<function>rate|irate|increase|resets)\s*\(\s*(?P<name>railscope_\w+)")
+_CALL = re.compile(r"\b(?P<function>\w+)\s*\(\s*(?P<name>railscope_\w+)")
+_OF_COUNTERS = frozenset({"rate", "irate", "increase", "resets"})
+_OF_GAUGES = frozenset({"deriv", "delta", "idelta"})
 
 
 def metric_named(name: str) -> Metric | None:
-    """The declaration of a metric that an agent or a collector exposes."""
+    """Find the declaration of a metric that an agent or a collector exposes."""
     derived = ROLLUPS.get(name)
     return derived.metric if derived else METRICS.get(name)
 
 
 def metrics_in(expression: str) -> frozenset[str]:
-    """The names of all metrics of an expression."""
+    """Collect the names of all metrics of an expression."""
     return frozenset(_NAME.findall(_STRING.sub('""', expression)))
 
 
 def labels_of(name: str) -> frozenset[str]:
-    """The labels that samples of a metric carry in Prometheus."""
+    """Collect the labels that samples of a metric carry in Prometheus."""
     metric = metric_named(name)
     if metric is None:
         return TARGET_LABELS
@@ -47,17 +51,17 @@ def labels_of(name: str) -> frozenset[str]:
 
 
 def labels_in(expression: str) -> frozenset[str]:
-    """The labels that the metrics of an expression have between them."""
+    """Collect the labels that the metrics of an expression have between them."""
     return frozenset().union(*map(labels_of, metrics_in(expression)))
 
 
 def problems(expression: str) -> list[str]:
-    """What is wrong with an expression; nothing, if the list is empty."""
+    """Say what is wrong with an expression; nothing, if the list is empty."""
     return [
         *_unknown_metrics(expression),
         *_wrong_matchers(expression),
         *_wrong_groupings(expression),
-        *_rates_of_gauges(expression),
+        *_wrong_kinds(expression),
     ]
 
 
@@ -70,14 +74,14 @@ def _unknown_metrics(expression: str) -> Iterator[str]:
 def _wrong_matchers(expression: str) -> Iterator[str]:
     for selector in _SELECTOR.finditer(expression):
         name = selector["name"]
-        metric = metric_named(name)
+        states = metric.states.values() if (metric := metric_named(name)) else ()
         for matcher in _MATCHER.finditer(selector["matchers"]):
             label, value = matcher["label"], matcher["value"]
             if label not in labels_of(name):
                 yield f"{name} has no label {label}"
-            elif label == STATE_LABEL and metric and metric.kind is Kind.STATE:
-                if matcher["operator"] in {"=", "!="} and value not in metric.states.values():
-                    yield f"{name} has no state {value}"
+            elif label == STATE_LABEL and states:
+                for state in sorted(set(value.split("|")) - set(states)):
+                    yield f"{name} has no state {state}"
 
 
 def _wrong_groupings(expression: str) -> Iterator[str]:
@@ -88,8 +92,11 @@ def _wrong_groupings(expression: str) -> Iterator[str]:
                 yield f"no metric of the expression has the label {label}"
 
 
-def _rates_of_gauges(expression: str) -> Iterator[str]:
-    for call in _OF_A_COUNTER.finditer(expression):
-        metric = metric_named(call["name"])
-        if metric and metric.kind is not Kind.COUNTER:
-            yield f"{call['function']}() needs a counter, and {metric.name} is none"
+def _wrong_kinds(expression: str) -> Iterator[str]:
+    for call in _CALL.finditer(expression):
+        metric, function = metric_named(call["name"]), call["function"]
+        counter = metric is not None and metric.kind is Kind.COUNTER
+        if metric and function in _OF_COUNTERS and not counter:
+            yield f"{function}() needs a counter, and {metric.name} is none"
+        if metric and function in _OF_GAUGES and counter:
+            yield f"{function}() needs a gauge, and {metric.name} is none"

@@ -24,7 +24,7 @@ import msgspec
 
 from railscope.catalog import KINDS, METRICS
 from railscope.entity import Entity
-from railscope.frame import NO_LANE, Event, Frame, Origin, Schema
+from railscope.frame import NO_LANE, Event, Frame, Instant, Origin, Schema
 from railscope.reading import SIGNED_LIMIT, UNSIGNED_RANGE
 
 if sys.version_info >= (3, 14):
@@ -35,6 +35,7 @@ else:
 VERSION = 1
 MAGIC = b"RSF1"
 CONTENT_TYPE = "application/vnd.railscope.frames"
+SENT_HEADER = "Railscope-Sent"
 HASH_BYTES = 16
 BYTES_PER_VALUE = 8
 LEVEL = 3
@@ -110,13 +111,12 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one request carries. `sent_wall_ns` is the node's clock when it was packed."""
+    """What one request carries."""
 
     version: int
     node: str
     run: str
     boot_id: str
-    sent_wall_ns: int
     schemas: tuple[WireSchema, ...] = ()
     batches: tuple[Batch, ...] = ()
     agent_version: str = ""
@@ -124,6 +124,41 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class _Version(msgspec.Struct):
     version: int
+
+
+class SentAt(msgspec.Struct, frozen=True, array_like=True):
+    """The node's clocks when a request was sent, which may be long after it was packed.
+
+    The receiver learns from them how old frames are by the node's own clock, whatever that clock
+    says; the boot clock, where the frames are of the same boot, survives steps of the wall clock.
+    """
+
+    wall_ns: int
+    boot_ns: int
+    boot_id: str
+
+    @classmethod
+    def at(cls, instant: Instant, boot_id: str) -> SentAt:
+        """The clocks at an instant."""
+        return cls(instant.wall_ns, instant.boot_ns, boot_id)
+
+    def to_headers(self) -> dict[str, str]:
+        """As a request header."""
+        return {SENT_HEADER: f"{self.wall_ns} {self.boot_ns} {self.boot_id}"}
+
+    @classmethod
+    def from_header(cls, text: str) -> SentAt:
+        """From a request header. Raises WireError."""
+        words = text.split(" ")
+        if len(words) != 3 or not (words[0].isdecimal() and words[1].isdecimal()):  # noqa: PLR2004
+            message = f"the header {SENT_HEADER} must give wall clock, boot clock and boot id"
+            raise WireError(message)
+        return cls(int(words[0]), int(words[1]), words[2])
+
+    def age_ns(self, boot_id: str, wall_ns: int, boot_ns: int) -> int:
+        """How old a frame was when it was sent; never negative."""
+        same_boot = boot_id == self.boot_id
+        return max(0, self.boot_ns - boot_ns if same_boot else self.wall_ns - wall_ns)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -348,12 +383,11 @@ def envelope(
     batches: Sequence[Batch],
     schemas: Sequence[WireSchema],
     *,
-    sent_wall_ns: int,
     agent_version: str,
 ) -> Envelope:
     """An envelope of this program's version."""
     return Envelope(
-        VERSION, origin.node, origin.run, origin.boot_id, sent_wall_ns,
+        VERSION, origin.node, origin.run, origin.boot_id,
         tuple(schemas), tuple(batches), agent_version,
     )
 

@@ -129,14 +129,15 @@ class Gpu:
             architecture=_ARCHITECTURES.get(int(architecture or 0), architecture),
             vbios=_text(host, "nvmlDeviceGetVbiosVersion", index),
             driver=driver,
-            rail=_rail(host, bus),
+            rail=str(_rail(host, bus, index)),
         )
         return Entity(GPU, (uuid,), facts)
 
 
-def _rail(host: Host, bus: str) -> str:
+def _rail(host: Host, bus: str, index: int) -> int:
+    """The GPU's place in bus order; its NVML index where the PCI tree cannot be seen."""
     addresses = gpu_addresses(host)
-    return str(addresses.index(bus)) if bus in addresses else ""
+    return addresses.index(bus) if bus in addresses else index
 
 
 def _text(host: Host, function: str, *arguments: int) -> str:

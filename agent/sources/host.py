@@ -20,7 +20,7 @@ _WINDOWS = ("1m", "5m", "15m")
 _HUNDREDTHS = 100
 _TOTAL = re.compile(rb"total=(\d+)")
 _NODE_GAUGES: tuple[tuple[str, str | None, Metric], ...] = (
-    ("cpu_count", None, c.CPU_COUNT),
+    ("cpu_count", None, c.CPUS),
     ("boot_time", None, c.BOOT_TIME),
     ("virtual_memory", "total", c.MEMORY_SIZE),
     ("virtual_memory", "available", c.MEMORY_AVAILABLE),

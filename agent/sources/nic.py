@@ -133,4 +133,4 @@ def _trouble(interface: str, error: OSError) -> Finding:
         return Finding(f"statistics of {interface}", Verdict.ABSENT, detail)
     verdict = Verdict.DENIED if reason is Absent.DENIED else Verdict.BROKEN
     remedy = "allow the agent the ioctl SIOCETHTOOL" if reason is Absent.DENIED else ""
-    return Finding(f"statistics of {interface}", verdict, str(error), remedy)
+    return Finding(f"statistics of {interface}", verdict, error.strerror or str(error), remedy)

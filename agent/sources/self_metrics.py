@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from agent.host import Host
 from agent.source import Columns, Inventory, Table
+from agent.stats import ShippingStats
 from railscope.catalog import agent as c
 from railscope.catalog.entities import ABSENCE, DROP, NODE, SOURCE
 from railscope.entity import Entity
@@ -32,19 +32,6 @@ class SourceStatus(Protocol):
     finished_boot_ns: int | None
     overdue: bool
     frame: Frame | None
-
-
-@dataclass(slots=True)
-class ShippingStats:
-    """What the shipping side counts; zero for ever where nothing is shipped."""
-
-    shipped_frames: int = 0
-    failures: int = 0
-    spool_bytes: int = 0
-    spool_envelopes: int = 0
-    dropped_frames: dict[str, int] = field(
-        default_factory=lambda: {"spool_full": 0, "disk": 0, "rejected": 0, "damaged": 0}
-    )
 
 
 class SelfMetrics:

@@ -56,8 +56,10 @@ class KernelLogStream:
     def probe(self, host: Host) -> Inventory:
         """Open the log if need be, take what is new, and make a column for all that was met."""
         try:
-            self._follow(host)
+            self._log = self._log or host.kernel_log()
+            self._follow(host, self._log)
         except OSError as error:
+            self._log = None
             return Inventory((), (), (_trouble(error),))
         columns = Columns()
         node = Entity(NODE)
@@ -73,7 +75,9 @@ class KernelLogStream:
 
     def read(self, host: Host, into: Table) -> None:
         """Take what is new. A first message of its kind gets its column with the next probe."""
-        self._follow(host)
+        if self._log is None:
+            return
+        self._follow(host, self._log)
         fixed = [self._node_counts[name] for name in _BY_NODE] + [self._records, self._lost]
         into.put_all(0, fixed)
         for position, key in enumerate(self._columns, len(fixed)):
@@ -81,11 +85,9 @@ class KernelLogStream:
         into.events, self._events = self._events, []
         into.grown = len(self._counts) > len(self._columns)
 
-    def _follow(self, host: Host) -> None:
-        if self._log is None:
-            self._log = host.kernel_log()
+    def _follow(self, host: Host, log: KernelLog) -> None:
         now = host.clock.now()
-        for record in self._log.poll():
+        for record in log.poll():
             self._records += 1
             boot_ns, text = self._take_apart(record, now.boot_ns)
             message = understand(text)

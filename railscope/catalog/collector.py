@@ -10,7 +10,7 @@ from railscope.catalog.entities import (
 )
 
 START = "Counts from the start of the collector."
-LEDGER = "Counts from the first evidence the collector keeps; never falls."
+LEDGER = "Counts from the first evidence; late evidence moves time from unknown to observed."
 NANOSECOND = per(10**9)
 
 NODES = Metric(
@@ -42,19 +42,19 @@ NODE_CLOCK_OFFSET = Metric(
     origin="collector, time of sending against time of arrival",
 )
 GPU_TIME = Metric(
-    "railscope_cluster_gpu_seconds_total", Kind.COUNTER, GPU_TIME_STATE, unit=Unit.SECONDS,
+    "railscope_cluster_gpu_time_seconds", Kind.GAUGE, GPU_TIME_STATE, unit=Unit.SECONDS,
     scale=NANOSECOND, resets=LEDGER,
-    help="GPU time by state: held by a tenant, idle (free and observed) or unknown (free and not observed).",
+    help="GPU time by state so far: held by a tenant, idle (free and observed) or unknown (free and not observed).",
     origin="claims and frames of the GPU source",
 )
 GPU_CAPACITY = Metric(
-    "railscope_cluster_gpu_capacity_seconds_total", Kind.COUNTER, CLUSTER, unit=Unit.SECONDS,
+    "railscope_cluster_gpu_capacity_seconds", Kind.GAUGE, CLUSTER, unit=Unit.SECONDS,
     scale=NANOSECOND, resets=LEDGER,
     help="GPU time there was: every known GPU from its first evidence to now.",
     origin="frames of the GPU source",
 )
 TENANT_GPU_TIME = Metric(
-    "railscope_tenant_gpu_seconds_total", Kind.COUNTER, TENANT_STATE, unit=Unit.SECONDS,
+    "railscope_tenant_gpu_time_seconds", Kind.GAUGE, TENANT_STATE, unit=Unit.SECONDS,
     scale=NANOSECOND, resets=LEDGER,
     help="GPU time a tenant held, by whether the GPU was observed or unknown meanwhile.",
     origin="claims and frames of the GPU source",

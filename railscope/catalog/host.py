@@ -20,8 +20,8 @@ CPU_TIME = Metric(
     origin="psutil.cpu_times, /proc/stat (clock ticks of 10 ms)",
     other_names={"node_exporter": "node_cpu_seconds_total"},
 )
-CPU_COUNT = Metric(
-    "railscope_cpu_count", Kind.GAUGE, NODE, rollups=(Rollup.SUM,),
+CPUS = Metric(
+    "railscope_cpus", Kind.GAUGE, NODE, rollups=(Rollup.SUM,),
     help="Logical processors that are online.",
     origin="psutil.cpu_count",
 )

@@ -1,0 +1,194 @@
+"""`railscope agent ...`"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.config import PREFIX, AgentSettings
+from agent.diagnose import check as run_check
+from agent.host import Host
+from agent.host.clock import RealClock
+from agent.host.real import RealHost
+from agent.host.recorded import RecordedHost
+from agent.host.recording import RecordingHost, Redactor
+from agent.service import Agent, machine_sources, node_name
+from agent.sampler import Sampler
+from railscope import logs, settings
+from railscope.capture import About, Capture, CaptureError, read_capture
+from railscope.exposition import Format
+from railscope.frame import Origin
+from railscope.reading import Absent
+from railscope.service import supervise
+
+NS = 1_000_000_000
+
+_config = click.option(
+    "--config", "config", type=click.Path(dir_okay=False, path_type=Path), help="Settings (TOML)."
+)
+_root = click.option(
+    "--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("/"),
+    show_default=True, help="Read /proc, /sys and /dev below this folder.",
+)  # fmt: skip
+_replay = click.option(
+    "--replay", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Replay a capture instead of reading this machine.",
+)  # fmt: skip
+
+
+@click.group()
+def agent() -> None:
+    """Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log."""
+
+
+@agent.command()
+@_config
+@_root
+@_replay
+@click.option("--node", help="Name of this node.")
+@click.option("--listen", help="Address and port of the page.")
+@click.option("--collector", "collector_url", help="Base URL of the collector to ship to.")
+@click.option("--state-directory", help="Where the spool lies.")
+def run(config: Path | None, root: Path, replay: Path | None, **flags: str | None) -> None:
+    """Sample, serve /metrics and ship frames until stopped."""
+    flags["collector.url"] = flags.pop("collector_url")
+    load = _loader(config, flags)
+    logs.configure(load().log_level)
+    host, node = _host(root, replay)
+
+    async def serve(current: AgentSettings) -> None:
+        logs.configure(current.log_level)
+        await Agent(current, host, current.node or node).run()
+
+    asyncio.run(supervise(load, serve))
+
+
+@agent.command()
+@_config
+@_root
+@_replay
+@click.option(
+    "--format", "form", type=click.Choice(["prom", "openmetrics", "json"]), default="prom",
+    show_default=True, help="How to print.",
+)  # fmt: skip
+def once(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
+    """Read everything one time, print it and leave. Of a capture, its end is shown."""
+    loaded = _loader(config, {})()
+    logs.configure("error")
+    host, node = _host(root, replay, at_end=True)
+    one = Agent(loaded, host, loaded.node or node)
+    asyncio.run(one.once())
+    if form == "json":
+        click.echo(json.dumps(_as_json(one), indent=1))
+    else:
+        text_format = Format.OPENMETRICS if form == "openmetrics" else Format.PROMETHEUS
+        click.echo(one.page.text(text_format), nl=False)
+
+
+@agent.command()
+@_config
+@_root
+@_replay
+def check(config: Path | None, root: Path, replay: Path | None) -> None:
+    """Say what is supported, denied and absent here, and how to mend it.
+
+    Leaves with 1 where something is denied or broken.
+    """
+    loaded = _loader(config, {})()
+    logs.configure("error")
+    host, node = _host(root, replay, at_end=True)
+    one = Agent(loaded, host, loaded.node or node)
+    sys.exit(0 if asyncio.run(run_check(one, click.echo)) else 1)
+
+
+@agent.command()
+@_root
+@click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True,
+              help="How long to record.")  # fmt: skip
+@click.option("--redact", is_flag=True, help="Replace names, serial numbers and addresses.")
+@click.argument("folder", type=click.Path(path_type=Path))
+def record(root: Path, seconds: float, redact: bool, folder: Path) -> None:  # noqa: FBT001 - a flag
+    """Record this server into FOLDER, to be replayed with --replay."""
+    logs.configure("warning")
+    if folder.exists() and any(folder.iterdir()):
+        message = f"{folder} is not empty: choose a new folder for the capture"
+        raise click.ClickException(message)
+    capture = asyncio.run(_record(RealHost(root), seconds, redact=redact))
+    capture.write(folder)
+    click.echo(f"{folder}: {len(capture.moments)} moments of {capture.about.node}")
+
+
+@agent.command(name="sample-config")
+def sample_config() -> None:
+    """Print a commented settings file with every setting at its default."""
+    click.echo(settings.sample(AgentSettings, "Settings of the Railscope agent."), nl=False)
+
+
+def _loader(config: Path | None, flags: dict[str, Any]) -> Callable[[], AgentSettings]:
+    return lambda: settings.load(AgentSettings, file=config, prefix=PREFIX, flags=flags)
+
+
+def _host(root: Path, replay: Path | None, *, at_end: bool = False) -> tuple[Host, str]:
+    """The machine to read, and its name where a capture knows it."""
+    if replay is None:
+        return RealHost(root), ""
+    try:
+        capture = read_capture(replay)
+    except CaptureError as error:
+        raise click.ClickException(str(error)) from error
+    clock = RealClock()
+    started_ns = clock.now().boot_ns
+    length_ns = max(capture.about.duration_ns, 1)
+
+    def offset_ns() -> int:
+        return length_ns if at_end else (clock.now().boot_ns - started_ns) % length_ns
+
+    return RecordedHost(capture, clock, offset_ns), capture.about.node
+
+
+async def _record(real: RealHost, seconds: float, *, redact: bool) -> Capture:
+    node = node_name(AgentSettings(), real)
+    redactor = Redactor([node]) if redact else None
+    host = RecordingHost(real, redactor)
+    started = host.clock.now()
+    sampler = Sampler(
+        host, Origin(node, "record", host.boot_id), machine_sources(AgentSettings().periods),
+        lambda _frame: None,
+    )  # fmt: skip
+    await sampler.once()
+    sampling = asyncio.ensure_future(sampler.run())
+    await host.clock.sleep_until(started.boot_ns + round(seconds * NS))
+    sampling.cancel()
+    await asyncio.wait({sampling})
+    hide = redactor.text if redactor else str
+    about = About(
+        node=hide(node), boot_id=hide(host.boot_id), started_wall_ns=started.wall_ns,
+        started_boot_ns=started.boot_ns, duration_ns=host.clock.now().boot_ns - started.boot_ns,
+        origin="recorded", redacted=redact,
+    )  # fmt: skip
+    return Capture(about, tuple(host.moments))
+
+
+def _as_json(one: Agent) -> list[dict[str, Any]]:
+    entries = []
+    for frame in one.page.fresh_frames():
+        for metric, entity, reading in frame.readings():
+            entry: dict[str, Any] = {
+                "metric": metric.name,
+                "labels": dict(zip(entity.kind.labels, entity.key, strict=True)),
+                "source": frame.schema.stream,
+            }
+            if isinstance(reading, Absent):
+                entry["absent"] = reading.word
+            elif metric.scale.denominator == 1:
+                entry["value"] = reading * metric.scale.numerator
+            else:
+                entry["value"] = reading * metric.scale.numerator / metric.scale.denominator
+            entries.append(entry)
+    return entries

@@ -1,0 +1,79 @@
+"""`railscope agent check`: what this server supports, and how to mend what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.sampler import Status
+from agent.service import Agent
+from agent.sinks.collector_client import CollectorClient, LinkError, Verdict as Answered
+from agent.source import Finding, Verdict
+from railscope import __version__
+from railscope.reading import REASONS, Absent
+from railscope.wire import SentAt, envelope, pack
+
+_MARKS = {
+    Verdict.SUPPORTED: "ok     ",
+    Verdict.ABSENT: "absent ",
+    Verdict.DENIED: "DENIED ",
+    Verdict.BROKEN: "BROKEN ",
+}
+_HARMLESS = {Absent.UNSUPPORTED, Absent.NOT_DUE}
+
+
+async def check(agent: Agent, say: Callable[[str], None]) -> bool:
+    """Probe every source and the collector; true where nothing is denied or broken."""
+    say(f"Railscope agent {__version__} on node {agent.node}")
+    await agent.once()
+    statuses = agent.sampler.statuses.values()
+    found = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
+    found.append(await _collector(agent))
+    for finding in dict.fromkeys(found):
+        _say(finding, say)
+    return all(finding.verdict in {Verdict.SUPPORTED, Verdict.ABSENT} for finding in found)
+
+
+def _say(finding: Finding, say: Callable[[str], None]) -> None:
+    say(f"{_MARKS[finding.verdict]} {finding.what}: {finding.detail}")
+    if finding.remedy:
+        say(f"         -> {finding.remedy}")
+
+
+def _readings(status: Status) -> list[Finding]:
+    """One line for each reason that keeps readings of a source from having a value."""
+    frame = status.frame
+    if status.overdue:
+        return [Finding(status.source.name, Verdict.BROKEN, status.problem, "see the kernel log")]
+    if frame is None or not frame.reasons:
+        return []
+    found = []
+    for code, reason in REASONS.items():
+        names = sorted({
+            metric.name
+            for (metric, _), given in zip(frame.schema.columns, frame.reasons, strict=True)
+            if given == code
+        })  # fmt: skip
+        if not names:
+            continue
+        detail = f"{frame.reasons.count(code)} readings {reason.word}: {', '.join(names)}"
+        verdict = Verdict.ABSENT if reason in _HARMLESS else Verdict.BROKEN
+        verdict = Verdict.DENIED if reason is Absent.DENIED else verdict
+        found.append(Finding(status.source.name, verdict, detail))
+    return found
+
+
+async def _collector(agent: Agent) -> Finding:
+    link = agent.settings.collector
+    if not link.url:
+        return Finding("collector", Verdict.ABSENT, "no collector.url is set: nothing is shipped")
+    try:
+        client = CollectorClient(link)
+    except LinkError as error:
+        return Finding("collector", Verdict.BROKEN, str(error))
+    now = agent.host.clock.now()
+    greeting = envelope(agent.origin, (), (), agent_version=__version__)
+    async with client:
+        answer = await client.post(pack(greeting), SentAt.at(now, agent.origin.boot_id))
+    if answer.verdict is Answered.ACKNOWLEDGED:
+        return Finding("collector", Verdict.SUPPORTED, f"{client.url} accepts this node")
+    return Finding("collector", Verdict.BROKEN, answer.problem)

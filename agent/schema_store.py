@@ -1,0 +1,57 @@
+"""Schemas of spooled frames, on disk beside them.
+
+Envelopes do not repeat their schema. A collector that does not know one asks for it, maybe after
+the agent was restarted on another configuration; so schemas are kept for as long as frames may be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from railscope.wire import WireSchema
+
+_MOST_KEPT = 256
+_SUFFIX = ".schema"
+
+
+class SchemaStore:
+    """Wire schemas by hash. Raises OSError where the folder cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._known: dict[bytes, WireSchema] = {}
+
+    def put(self, digest: bytes, schema: WireSchema) -> None:
+        """Keep a schema; does nothing for one that is kept already."""
+        if digest in self._known:
+            return
+        self._known[digest] = schema
+        path = self._path(digest)
+        if path.exists():
+            return
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(msgspec.msgpack.encode(schema))
+        partial.rename(path)
+        self._forget_oldest()
+
+    def get(self, digest: bytes) -> WireSchema | None:
+        """A schema by its hash; None where it was never kept or is damaged."""
+        if digest not in self._known:
+            try:
+                content = self._path(digest).read_bytes()
+                self._known[digest] = msgspec.msgpack.decode(content, type=WireSchema)
+            except (OSError, msgspec.MsgspecError):
+                return None
+        return self._known[digest]
+
+    def _path(self, digest: bytes) -> Path:
+        return self._folder / (digest.hex() + _SUFFIX)
+
+    def _forget_oldest(self) -> None:
+        files = sorted(self._folder.glob("*" + _SUFFIX), key=lambda file: file.stat().st_mtime_ns)
+        for file in files[:-_MOST_KEPT]:
+            self._known.pop(bytes.fromhex(file.stem), None)
+            file.unlink(missing_ok=True)

@@ -1,0 +1,164 @@
+"""The agent put together: host, sources, sampler, page, shipping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from agent.config import AgentSettings, Periods
+from agent.host import Host
+from agent.sampler import Limits, Sampler
+from agent.sinks.collector_client import LinkError
+from agent.sinks.prometheus import Page
+from agent.sinks.ship import Shipper
+from agent.source import Source
+from agent.sources.gpu import Gpu
+from agent.sources.host import HostSource
+from agent.sources.nic import Nic
+from agent.sources.pcie import Pcie
+from agent.sources.rdma import Rdma
+from agent.sources.self_metrics import SelfMetrics
+from agent.stats import ShippingStats
+from agent.streams.kernel_log import KernelLogStream
+from railscope import __version__, listen
+from railscope.frame import Event, Frame, Origin
+from railscope.settings import SettingsError
+from railscope.systemd import feed_watchdog, notify
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_STATE_DIRECTORY = AgentSettings().state_directory
+
+
+def machine_sources(periods: Periods) -> list[Source]:
+    """Every source that reads the machine."""
+    return [
+        Gpu.load(periods.gpu),
+        Gpu.health(periods.gpu_health),
+        Rdma(periods.rdma),
+        Nic(periods.nic),
+        Pcie(periods.pcie),
+        HostSource(periods.host),
+        KernelLogStream(periods.kernel),
+    ]
+
+
+def node_name(settings: AgentSettings, host: Host) -> str:
+    """The configured name, else the host name of the machine."""
+    if settings.node:
+        return settings.node
+    try:
+        return host.read("/proc/sys/kernel/hostname").decode().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def state_directory(settings: AgentSettings) -> Path:
+    """The configured folder, else the one systemd gave, else the default."""
+    given = os.environ.get("STATE_DIRECTORY", "")
+    if settings.state_directory == DEFAULT_STATE_DIRECTORY and given:
+        return Path(given)
+    return Path(settings.state_directory)
+
+
+@dataclass
+class Agent:
+    """One agent: `run` samples, serves and ships until cancelled."""
+
+    settings: AgentSettings
+    host: Host
+    node: str = ""
+    on_listening: Callable[[str, int], None] = lambda _host, _port: None
+    stats: ShippingStats = field(default_factory=ShippingStats)
+    own_events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Build all parts. Raises SettingsError where a setting cannot work."""
+        self.node = self.node or node_name(self.settings, self.host)
+        self.origin = Origin(self.node, secrets.token_hex(8), self.host.boot_id)
+        self.sampler = Sampler(
+            self.host,
+            self.origin,
+            [*machine_sources(self.settings.periods), self._self_metrics()],
+            self._publish,
+            Limits(shortest_seconds=self.settings.deadline_seconds),
+        )
+        self.page = Page(
+            self.node,
+            lambda: self.sampler.statuses.values(),
+            lambda: self.host.clock.now().boot_ns,
+            self.settings.page_token,
+        )
+        self._shipper: Shipper | None = None
+
+    def _self_metrics(self) -> SelfMetrics:
+        period = self.settings.periods.agent
+        return SelfMetrics(lambda: self.sampler.statuses, self.stats, self._take_events, period)
+
+    def _take_events(self) -> list[Event]:
+        events = self.sampler.events + self.own_events
+        self.sampler.events, self.own_events[:] = [], []
+        return events
+
+    def _publish(self, frame: Frame) -> None:
+        if self._shipper:
+            self._shipper.publish(frame)
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises SettingsError where a setting cannot work."""
+        allow_many_files()
+        self._shipper = self._make_shipper()
+        tls = listen.server_tls(self.settings.tls.certificate_file, self.settings.tls.key_file)
+        runner = web.AppRunner(self.page.application(), access_log=None)
+        await runner.setup()
+        try:
+            host, port = await listen.start(runner, self.settings.listen, tls)
+            self.on_listening(host, port)
+            log.info("agent_started", node=self.node, version=__version__, page=f"{host}:{port}",
+                     collector=self.settings.collector.url or "none")  # fmt: skip
+            notify("READY=1")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.sampler.run())
+                group.create_task(feed_watchdog(lambda: True))
+                if self._shipper:
+                    group.create_task(self._shipper.run())
+        finally:
+            await runner.cleanup()
+
+    def _make_shipper(self) -> Shipper | None:
+        if not self.settings.collector.url:
+            return None
+        folder = state_directory(self.settings)
+        try:
+            return Shipper(
+                self.settings.collector, self.origin, self.host.clock, folder, self.stats,
+                self.own_events,
+            )  # fmt: skip
+        except OSError as error:
+            message = f"state_directory {folder} cannot be used: {error.strerror}"
+            raise SettingsError(message) from error
+        except LinkError as error:
+            raise SettingsError(str(error)) from error
+
+    async def once(self) -> None:
+        """Read every source one time, the agent itself last."""
+        own = self.sampler.sources
+        machine = [source for source in own if source.family != SelfMetrics.family]
+        for sources in (machine, [s for s in own if s.family == SelfMetrics.family]):
+            self.sampler.sources = tuple(sources)
+            await self.sampler.once()
+        self.sampler.sources = own
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one: every counter keeps a descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

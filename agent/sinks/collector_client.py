@@ -1,0 +1,158 @@
+"""One request to the collector, and what its answer means.
+
+An answer is one of: acknowledged as durable; schemas wanted first; refused for good (sending the
+same again will not help); or not now, with a clear problem and what to do about it.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from agent.config import CollectorLink
+from railscope.wire import CONTENT_TYPE, VERSION, SentAt
+
+INGEST_PATH = "/v1/frames"
+
+
+class Verdict(Enum):
+    """What to do with an envelope after one try."""
+
+    ACKNOWLEDGED = "acknowledged"
+    WANTS_SCHEMAS = "wants_schemas"
+    REFUSED = "refused"
+    LATER = "later"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The verdict of one try."""
+
+    verdict: Verdict
+    problem: str = ""
+    schemas: tuple[bytes, ...] = ()
+    retry_after_seconds: float | None = None
+
+
+class _Reply(msgspec.Struct):
+    error: str = ""
+    unknown_schemas: tuple[str, ...] = ()
+
+
+class LinkError(ValueError):
+    """The link to the collector is set up wrongly; the message says what to change."""
+
+
+class CollectorClient:
+    """Posts bodies to one collector."""
+
+    def __init__(self, link: CollectorLink) -> None:
+        self._url = link.url.rstrip("/") + INGEST_PATH
+        self._headers = {"Content-Type": CONTENT_TYPE, "Authorization": f"Bearer {_token(link)}"}
+        self._timeout = aiohttp.ClientTimeout(total=link.timeout_seconds)
+        self._tls = _tls(link)
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        """Where envelopes are posted."""
+        return self._url
+
+    async def __aenter__(self) -> CollectorClient:
+        """Open the session."""
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            timeout=self._timeout,
+            connector=aiohttp.TCPConnector(ssl=self._tls, limit=1),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the session."""
+        if self._session:
+            await self._session.close()
+
+    async def post(self, body: bytes, sent: SentAt) -> Answer:
+        """Try once; `sent` tells the collector how old the frames are by the node's own clocks."""
+        if self._session is None:
+            message = "the client is used outside its context"
+            raise RuntimeError(message)
+        try:
+            async with self._session.post(
+                self._url, data=body, headers=sent.to_headers(), allow_redirects=False
+            ) as response:
+                content = await response.read()
+                return _judge(self._url, response.status, response.headers, content)
+        except aiohttp.ClientConnectorCertificateError as error:
+            problem = (
+                f"{self._url}: the collector's certificate is not trusted ({error.certificate_error});"
+                " set collector.ca_file"
+            )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            problem = f"{self._url}: {str(error) or type(error).__name__}"
+        return Answer(Verdict.LATER, problem)
+
+
+def _judge(url: str, status: int, headers: Mapping[str, str], content: bytes) -> Answer:
+    try:
+        reply = msgspec.json.decode(content, type=_Reply)
+    except msgspec.MsgspecError:
+        reply = None
+    said = reply.error if reply else ""
+    if status == HTTPStatus.OK and reply is not None:
+        return Answer(Verdict.ACKNOWLEDGED)
+    if status == HTTPStatus.CONFLICT and reply is not None and reply.unknown_schemas:
+        wanted = tuple(bytes.fromhex(digest) for digest in reply.unknown_schemas)
+        return Answer(Verdict.WANTS_SCHEMAS, schemas=wanted)
+    if reply is not None and status in _REFUSALS:
+        return Answer(Verdict.REFUSED, f"{url}: refused with {status}: {said}")
+    advice = _ADVICE.get(status, "is this really the collector?")
+    problem = f"{url}: answered {status}{f' ({said})' if said else ''}: {advice}"
+    return Answer(Verdict.LATER, problem, retry_after_seconds=_retry_after(headers))
+
+
+_REFUSALS = {400, 413, 422}
+_ADVICE = {
+    401: "the token is wrong or missing: check collector.token_file against the collector's tokens",
+    403: "the token belongs to another node: check node and collector.token_file",
+    404: "there is no ingest at this address: check collector.url, it is the base of the collector",
+    405: "there is no ingest at this address: check collector.url, it is the base of the collector",
+    426: f"the collector speaks another version than {VERSION}: update the older of the two",
+    429: "the collector is busy",
+    503: "the collector cannot store frames now",
+}
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("Retry-After", "")
+    return float(value) if value.isdecimal() else None
+
+
+def _token(link: CollectorLink) -> str:
+    if not link.token_file:
+        return link.token
+    try:
+        return Path(link.token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"collector.token_file {link.token_file} cannot be read: {error}"
+        raise LinkError(message) from error
+
+
+def _tls(link: CollectorLink) -> ssl.SSLContext | bool:
+    if not link.url.startswith(("http://", "https://")):
+        message = f"collector.url {link.url!r} must start with http:// or https://"
+        raise LinkError(message)
+    if not link.ca_file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=link.ca_file)
+    except OSError as error:
+        message = f"collector.ca_file {link.ca_file} cannot be used: {error}"
+        raise LinkError(message) from error

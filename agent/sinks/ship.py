@@ -1,0 +1,236 @@
+"""Shipping: frames become envelopes, envelopes wait in the spool, the collector acknowledges them.
+
+An envelope is in the spool before it is sent and leaves it only when the collector has said that
+it is durable, or that it will never take it. Sending again is harmless: the collector knows every
+frame by its identity. Where the disk is full, envelopes wait in memory, fewer of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from agent.config import CollectorLink
+from agent.device_thread import DeviceThread
+from agent.host import Clock
+from agent.schema_store import SchemaStore
+from agent.sinks.collector_client import Answer, CollectorClient, Verdict
+from agent.spool import Loss, Spool, Spooled
+from agent.stats import ShippingStats
+from railscope import __version__
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Origin, Schema
+from railscope.wire import (
+    SentAt, WireSchema, encode_batches, envelope, pack, schema_identity, to_wire_schema,
+)  # fmt: skip
+
+log = structlog.get_logger(__name__)
+
+NS = 1_000_000_000
+MOST_FRAMES_PENDING = 20_000
+MOST_BYTES_IN_MEMORY = 16 << 20
+FIRST_RETRY_SECONDS = 0.5
+LAST_WORDS_SECONDS = 3.0
+
+
+@dataclass(slots=True)
+class Shipper:
+    """Ships frames to a collector for as long as it runs."""
+
+    link: CollectorLink
+    origin: Origin
+    clock: Clock
+    folder: Path
+    stats: ShippingStats
+    tell: list[Event]
+    _pending: list[Frame] = field(default_factory=list)
+    _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
+    _fresh: asyncio.Event = field(default_factory=asyncio.Event)
+    _problem: str | None = None
+
+    def __post_init__(self) -> None:
+        """Open the spool. Raises OSError where the state directory cannot be used."""
+        self._spool = Spool(self.folder / "spool", self.link.spool_bytes)
+        self._schemas = SchemaStore(self.folder / "schemas")
+        self._client = CollectorClient(self.link)
+        self._disk = DeviceThread("spool")
+        self._show()
+
+    def publish(self, frame: Frame) -> None:
+        """Take a frame to be shipped with the next envelope."""
+        if len(self._pending) >= MOST_FRAMES_PENDING:
+            self._lost(Loss("disk", 0, 1))
+            return
+        self._pending.append(frame)
+
+    async def run(self) -> None:
+        """Ship until cancelled; then put what is pending into the spool and try a last time."""
+        try:
+            async with self._client, asyncio.TaskGroup() as group:
+                group.create_task(self._flush_regularly())
+                group.create_task(self._send_all())
+        finally:
+            await self._last_words()
+            self._disk.stop()
+
+    async def _last_words(self) -> None:
+        await self.flush()
+        client = CollectorClient(self.link)
+        try:
+            async with asyncio.timeout(LAST_WORDS_SECONDS), client:
+                while (found := await self._oldest()) is not None:
+                    answer = await self._offer(client, found[1])
+                    if answer.verdict is not Verdict.ACKNOWLEDGED:
+                        break
+                    await self._acknowledged(*found)
+        except TimeoutError:
+            log.info("stopped_with_spool", envelopes=len(self._spool))
+
+    # Frames to envelopes -----------------------------------------------------------------------
+
+    async def _flush_regularly(self) -> None:
+        period_ns = round(self.link.push_seconds * NS)
+        while True:
+            now_ns = self.clock.now().boot_ns
+            await self.clock.sleep_until((now_ns // period_ns + 1) * period_ns)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Make an envelope of the pending frames and keep it."""
+        frames, self._pending = self._pending, []
+        if frames:
+            await self._disk.submit(lambda: self._keep(frames))
+            self._show()
+            self._fresh.set()
+
+    def _keep(self, frames: list[Frame]) -> None:
+        """Pack and spool frames; runs on the spool's thread."""
+        frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
+        for schema in dict.fromkeys(frame.schema for frame in frames):
+            self._remember(schema)
+        body = self._sealed(frames, ())
+        try:
+            loss = self._spool.put(body, len(frames))
+        except OSError as error:
+            self._keep_in_memory(body, len(frames), error)
+            return
+        if loss:
+            self._lost(loss)
+
+    def _sealed(self, frames: list[Frame], schemas: tuple[WireSchema, ...]) -> bytes:
+        return pack(
+            envelope(
+                self.origin, encode_batches(frames), schemas,
+                agent_version=__version__,
+            )
+        )  # fmt: skip
+
+    def _remember(self, schema: Schema) -> None:
+        try:
+            self._schemas.put(schema_identity(schema), to_wire_schema(schema))
+        except OSError as error:
+            log.warning("schema_not_kept", folder=str(self.folder), problem=str(error))
+
+    def _keep_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
+        if not self._memory:
+            log.error("spool_failed", folder=str(self.folder), problem=error.strerror,
+                      advice="make room; meanwhile frames wait in memory")  # fmt: skip
+        self._memory.append((body, frames))
+        while sum(len(kept) for kept, _ in self._memory) > MOST_BYTES_IN_MEMORY:
+            _, dropped = self._memory.popleft()
+            self._lost(Loss("disk", 1, dropped))
+
+    # Envelopes to the collector ----------------------------------------------------------------
+
+    async def _send_all(self) -> None:
+        pause_seconds = FIRST_RETRY_SECONDS
+        while True:
+            found = await self._oldest()
+            if found is None:
+                self._fresh.clear()
+                await self._fresh.wait()
+                continue
+            answer = await self._offer(self._client, found[1])
+            if answer.verdict is Verdict.ACKNOWLEDGED:
+                await self._acknowledged(*found)
+                pause_seconds = FIRST_RETRY_SECONDS
+            elif answer.verdict is Verdict.REFUSED:
+                await self._refused(found[0], answer)
+            else:
+                self._unreachable(answer)
+                wait_seconds = answer.retry_after_seconds or pause_seconds
+                await self._pause(min(wait_seconds, self.link.most_retry_seconds))
+                pause_seconds = min(pause_seconds * 2, self.link.most_retry_seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from coming back in step
+        now_ns = self.clock.now().boot_ns
+        await self.clock.sleep_until(now_ns + round(seconds * spread * NS))
+
+    async def _oldest(self) -> tuple[Spooled | None, bytes] | None:
+        """The next envelope: from the spool, then from memory."""
+        while isinstance(found := await self._disk.submit(self._spool.oldest), Loss):
+            self._lost(found)
+            self._show()
+        if found is not None:
+            return found
+        return (None, self._memory[0][0]) if self._memory else None
+
+    async def _offer(self, client: CollectorClient, body: bytes) -> Answer:
+        """Send a body, and before it the schemas that the collector asks for."""
+        answer = await self._post(client, body)
+        if answer.verdict is not Verdict.WANTS_SCHEMAS:
+            return answer
+        known = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
+        if len(known) < len(answer.schemas):
+            return Answer(Verdict.REFUSED, "the schema of these frames is lost")
+        answer = await self._post(client, self._sealed([], tuple(known)))
+        return await self._post(client, body) if answer.verdict is Verdict.ACKNOWLEDGED else answer
+
+    async def _post(self, client: CollectorClient, body: bytes) -> Answer:
+        return await client.post(body, SentAt.at(self.clock.now(), self.origin.boot_id))
+
+    async def _acknowledged(self, spooled: Spooled | None, _: bytes) -> None:
+        self.stats.shipped_frames += await self._forget(spooled)
+        if self._problem != "":
+            log.info("collector_reached", url=self._client.url, waiting=len(self._spool))
+            self._problem = ""
+
+    async def _refused(self, spooled: Spooled | None, answer: Answer) -> None:
+        frames = await self._forget(spooled)
+        log.error("envelope_refused", frames=frames, problem=answer.problem)
+        self._lost(Loss("rejected", 1, frames))
+
+    async def _forget(self, spooled: Spooled | None) -> int:
+        if spooled is None:
+            frames = self._memory.popleft()[1]
+        else:
+            frames = spooled.frames
+            await self._disk.submit(lambda: self._spool.remove(spooled))
+        self._show()
+        return frames
+
+    def _unreachable(self, answer: Answer) -> None:
+        self.stats.failures += 1
+        if self._problem != answer.problem:
+            log.warning("collector_unreachable", problem=answer.problem)
+            self._problem = answer.problem
+
+    def _lost(self, loss: Loss) -> None:
+        """Count what was given up, and say so in an event of the next frame."""
+        self.stats.dropped_frames[loss.reason] += loss.frames
+        now = self.clock.now()
+        facts = {"frames": str(loss.frames), "envelopes": str(loss.envelopes)}
+        self.tell.append(Event(GAP_EVENT, Entity(DROP, (loss.reason,)), now.wall_ns, now.boot_ns, facts))
+        log.error("frames_lost", reason=loss.reason, frames=loss.frames)
+
+    def _show(self) -> None:
+        self.stats.spool_bytes = self._spool.size + sum(len(body) for body, _ in self._memory)
+        self.stats.spool_envelopes = len(self._spool) + len(self._memory)

@@ -1,0 +1,118 @@
+"""The spool: envelopes on disk until the collector has acknowledged them as durable.
+
+One file an envelope, written beside and renamed into place, so that a file is whole or not there.
+A crash of the agent loses nothing that is here; after a power cut the newest files may be missing,
+and the gap in the sequence shows it. The oldest envelope makes room when the bound is reached.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+_SUFFIX = ".envelope"
+_PARTIAL = ".partial"
+_HEAD_BYTES = 8
+_NAME_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """An envelope that waits: its number, its size and how many frames it holds."""
+
+    number: int
+    size: int
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Envelopes that had to go, and why."""
+
+    reason: str
+    envelopes: int
+    frames: int
+
+
+class Spool:
+    """A bounded first-in, first-out queue of envelopes in a folder. Blocking: use it off the loop.
+
+    Raises OSError where the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._folder = folder
+        self._most_bytes = most_bytes
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for partial in self._folder.glob("*" + _PARTIAL):
+            partial.unlink()
+        self._waiting = sorted(self._found(), key=lambda spooled: spooled.number)
+        self.size = sum(spooled.size for spooled in self._waiting)
+        self._next = self._waiting[-1].number + 1 if self._waiting else 1
+
+    def __len__(self) -> int:
+        """How many envelopes wait."""
+        return len(self._waiting)
+
+    def put(self, body: bytes, frames: int) -> Loss | None:
+        """Keep an envelope. Says what the bound made it give up. Raises OSError (a full disk)."""
+        head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+        loss = self._make_room(len(head) + len(body))
+        spooled = Spooled(self._next, len(head) + len(body), frames)
+        partial = self._path(spooled).with_suffix(_PARTIAL)
+        try:
+            partial.write_bytes(head + body)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        partial.rename(self._path(spooled))
+        self._next += 1
+        self._waiting.append(spooled)
+        self.size += spooled.size
+        return loss
+
+    def oldest(self) -> tuple[Spooled, bytes] | Loss | None:
+        """The envelope to send next; a damaged one is given up and reported instead."""
+        if not self._waiting:
+            return None
+        spooled = self._waiting[0]
+        try:
+            content = self._path(spooled).read_bytes()
+        except OSError:
+            content = b""
+        body = content[_HEAD_BYTES:]
+        if zlib.crc32(body).to_bytes(4, "little") != content[4:_HEAD_BYTES]:
+            self.remove(spooled)
+            return Loss("damaged", 1, spooled.frames)
+        return spooled, body
+
+    def remove(self, spooled: Spooled) -> None:
+        """Forget an envelope: it was acknowledged, or will never be accepted."""
+        if spooled not in self._waiting:
+            return
+        self._waiting.remove(spooled)
+        self.size -= spooled.size
+        self._path(spooled).unlink(missing_ok=True)
+
+    def _make_room(self, wanted: int) -> Loss | None:
+        envelopes = frames = 0
+        while self._waiting and self.size + wanted > self._most_bytes:
+            oldest = self._waiting[0]
+            envelopes, frames = envelopes + 1, frames + oldest.frames
+            self.remove(oldest)
+        return Loss("spool_full", envelopes, frames) if envelopes else None
+
+    def _path(self, spooled: Spooled) -> Path:
+        return self._folder / f"{spooled.number:0{_NAME_DIGITS}d}{_SUFFIX}"
+
+    def _found(self) -> list[Spooled]:
+        found = []
+        for entry in os.scandir(self._folder):
+            name = entry.name.removesuffix(_SUFFIX)
+            if name != entry.name and name.isdecimal():
+                with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir gives plain paths
+                    frames = int.from_bytes(file.read(4), "little")
+                found.append(Spooled(int(name), entry.stat().st_size, frames))
+        return found

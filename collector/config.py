@@ -1,0 +1,83 @@
+"""Settings of the collector."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from railscope.settings import described
+
+PREFIX = "RAILSCOPE_COLLECTOR_"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds on what one agent may send."""
+
+    body_bytes: Annotated[int, described("Largest request body.", ge=1024)] = 8 << 20
+    unpacked_bytes: Annotated[int, described("Largest body when decompressed.", ge=1024)] = 64 << 20
+    columns: Annotated[int, described("Most columns and entities of one schema.", ge=1)] = 20_000
+    rows: Annotated[int, described("Most frames in one batch.", ge=1)] = 10_000
+    schemas_per_node: Annotated[
+        int, described("Most different schemas a node may register between two restarts.", ge=1)
+    ] = 200
+    requests_per_second: Annotated[
+        float, described("Most requests a second of one node, averaged over ten seconds.", gt=0)
+    ] = 50.0
+    oldest_frame_days: Annotated[int, described("Frames older than this are refused.", ge=1)] = 30
+
+
+class FrameLogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The frame log."""
+
+    segment_bytes: Annotated[int, described("Size of one segment file.", ge=1 << 16)] = 64 << 20
+    most_bytes: Annotated[
+        int, described("Oldest segments are deleted beyond this size.", ge=1 << 20)
+    ] = 20 << 30
+
+
+class Influx(msgspec.Struct, frozen=True, kw_only=True):
+    """Views written to a server that speaks InfluxDB's line protocol, version 2."""
+
+    url: Annotated[str, described("Base URL of the server. Empty: nothing is written.")] = ""
+    token_file: Annotated[str, described("File that holds the token.")] = ""
+    organisation: Annotated[str, described("Organisation to write to.")] = "railscope"
+    bucket: Annotated[str, described("Bucket to write to.")] = "railscope"
+    interval_seconds: Annotated[float, described("Seconds from one write to the next.", ge=0.1)] = 10.0
+    most_waiting_lines: Annotated[
+        int, described("Lines kept while the server is away; the oldest go first.", ge=1)
+    ] = 200_000
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True):
+    """TLS of the collector."""
+
+    certificate_file: Annotated[str, described("Certificate (PEM). Empty: plain HTTP.")] = ""
+    key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
+
+
+class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the collector."""
+
+    listen: Annotated[str, described("Address and port; port 0 takes a free one.")] = "0.0.0.0:9470"
+    state_directory: Annotated[
+        str, described("Where the frame log lies. systemd's STATE_DIRECTORY goes before the default.")
+    ] = "/var/lib/railscope-collector"
+    tokens_file: Annotated[
+        str, described("Tokens of nodes and readers (TOML); see `railscope collector token`.")
+    ] = "/etc/railscope/tokens.toml"
+    claims_file: Annotated[
+        str, described("Who holds which GPU or node (CSV: tenant,holds,from,to). Empty: no one.")
+    ] = ""
+    open_reading: Annotated[
+        bool, described("Whether /metrics and the API may be read without a token.")
+    ] = False
+    stale_seconds: Annotated[
+        float, described("A node whose newest frame is older counts as silent.", gt=0)
+    ] = 30.0
+    views_seconds: Annotated[float, described("Seconds from one refresh of the views to the next.", ge=0.1)] = 2.0
+    log_level: Annotated[str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")] = "info"
+    limits: Limits = Limits()
+    frame_log: FrameLogSettings = FrameLogSettings()
+    influx: Influx = Influx()
+    tls: Tls = Tls()

@@ -1,0 +1,164 @@
+"""The collector's state, and the one way in which an accepted envelope changes it.
+
+Live ingest and the replay of the frame log after a restart go through the same function, with the
+same arguments, so that a restart leaves the state as it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from collector import decode
+from collector.fleet import Fleet, Update
+from collector.framelog import Record
+from collector.metering.coverage import GAP_NS, Coverage
+from collector.schemas import Known, Schemas
+from collector.sequences import Received
+from railscope.reading import PRESENT
+from railscope.wire import Batch, Envelope, WireEvent
+
+MOST_EVENTS = 10_000
+
+
+class Checkpoint(msgspec.Struct):
+    """What must survive the deletion of old segments; everything else is in the later ones."""
+
+    first_segment: int
+    received: Received
+    coverages: dict[str, Coverage]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenEvent:
+    """An event with the node it happened on."""
+
+    node: str
+    event: WireEvent
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"node": self.node, **msgspec.to_builtins(self.event)}
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has come in since the start."""
+
+    envelopes: int = 0
+    frames: int = 0
+    duplicates: int = 0
+    values: int = 0
+    bytes: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+    def reject(self, reason: str) -> None:
+        """Count a refused envelope."""
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+
+
+@dataclass(slots=True)
+class Core:
+    """Fleet, received sequences, coverage and recent events."""
+
+    schemas: Schemas
+    fleet: Fleet = field(default_factory=Fleet)
+    received: Received = field(default_factory=Received)
+    coverages: dict[str, Coverage] = field(default_factory=dict)
+    gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
+    """For each node, the UUID of the GPU on each rail."""
+    events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    counts: Counts = field(default_factory=Counts)
+
+    def fresh_frames(self, envelope: Envelope) -> int:
+        """How many frames of an envelope have not been received before."""
+        return sum(
+            last - first + 1
+            for batch in envelope.batches
+            for first, last in self._missing(envelope, batch)
+        )
+
+    def _missing(self, envelope: Envelope, batch: Batch) -> list[tuple[int, int]]:
+        ranges = self.received.ranges(envelope.node, envelope.run, batch.stream)
+        return ranges.missing_in(batch.first_sequence, batch.first_sequence + batch.rows - 1)
+
+    def accept(self, record: Record, envelope: Envelope) -> None:
+        """Take a durable envelope into the state. Frames that were here before change nothing."""
+        node = self.fleet.node(envelope.node)
+        node.agent_version = envelope.agent_version
+        node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
+        self.counts.envelopes += 1
+        self.counts.bytes += len(record.body)
+        for batch in envelope.batches:
+            known = self.schemas.get(batch.schema)
+            if known is None:
+                continue
+            missing = self._missing(envelope, batch)
+            fresh = sum(last - first + 1 for first, last in missing)
+            self.counts.duplicates += batch.rows - fresh
+            if not fresh:
+                continue
+            self.counts.frames += fresh
+            self.counts.values += fresh * known.layout.columns
+            self.received.add(
+                envelope.node, envelope.run, batch.stream, batch.first_sequence,
+                batch.first_sequence + batch.rows - 1, record.received_wall_ns,
+            )  # fmt: skip
+            self._take(record, envelope, batch, known)
+
+    def _take(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
+        columns = known.layout.columns
+        codes = decode.reasons(batch, columns)
+        instants = [
+            record.received_wall_ns - record.sent.age_ns(envelope.boot_id, wall_ns, boot_ns)
+            for wall_ns, boot_ns in zip(batch.wall_ns, batch.boot_ns, strict=True)
+        ]
+        self.fleet.apply(
+            Update(
+                envelope.node, envelope.run, envelope.boot_id, batch.schema, known.layout,
+                decode.first_row(batch), batch.boot_ns[0],
+                decode.last_row(batch, columns), batch.boot_ns[-1], codes[-1], instants[-1],
+            )
+        )  # fmt: skip
+        if known.gpus:
+            self._observe(envelope, batch, known, instants)
+        self.events.extend(SeenEvent(envelope.node, event) for event in batch.events)
+
+    def _observe(
+        self, envelope: Envelope, batch: Batch, known: Known, instants: list[int]
+    ) -> None:
+        self.gpus_of[envelope.node] = {gpu.lane: gpu.uuid for gpu in known.gpus}
+        codes = decode.reasons(batch, known.layout.columns) if batch.reasons else None
+        for gpu in known.gpus:
+            rows: Iterator[int] | range = range(batch.rows)
+            if codes is not None:
+                rows = iter(np.flatnonzero((codes[:, gpu.columns] == PRESENT).any(axis=1)).tolist())
+            for first, last in _stretches(rows, batch.boot_ns):
+                coverage = self.coverages.setdefault(gpu.uuid, Coverage(envelope.node))
+                coverage.node = envelope.node
+                coverage.add(instants[first], instants[last], envelope.boot_id)
+
+    def holders_of(self, node: str) -> dict[int, str]:
+        """The GPU on each rail of a node."""
+        return self.gpus_of.get(node, {})
+
+
+def _stretches(
+    rows: Iterator[int] | range, boot_ns: tuple[int, ...]
+) -> Iterator[tuple[int, int]]:
+    """Runs of rows that lie at most a gap apart, as first and last row."""
+    first = last = None
+    for row in rows:
+        if first is None or last is None:
+            first = row
+        elif boot_ns[row] - boot_ns[last] > GAP_NS:
+            yield first, last
+            first = row
+        last = row
+    if first is not None and last is not None:
+        yield first, last

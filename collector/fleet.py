@@ -1,0 +1,178 @@
+"""The fleet: the present state of all nodes as columns.
+
+Nodes of one layout share tables: one row a node, one column a reading. A frame updates a row by
+index; views work on whole tables. Tables are cut into blocks of a few dozen rows, so that a long
+computation over the fleet can let others go first between two blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.decode import Codes, Integers
+from collector.layout import Layout
+from railscope.reading import PRESENT
+
+BLOCK_ROWS = 64
+_NARROW_RANGE = 1 << 32
+_NS = 1e9
+
+
+class Block:
+    """A few rows of one layout. `rates` holds the rate of each counter, NaN where there is none."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.values = np.zeros((BLOCK_ROWS, layout.columns), np.int64)
+        self.reasons = np.zeros((BLOCK_ROWS, layout.columns), np.uint8)
+        self.rates = np.full((BLOCK_ROWS, len(layout.counters)), np.nan, np.float32)
+        self.instants_ns = np.zeros(BLOCK_ROWS, np.int64)
+        self.nodes: list[str | None] = [None] * BLOCK_ROWS
+
+
+@dataclass(slots=True)
+class Row:
+    """Where one stream of a node lives, and what its last frame was."""
+
+    block: Block
+    index: int
+    schema: bytes
+    run: str = ""
+    boot_id: str = ""
+    boot_ns: int = 0
+    instant_ns: int = 0
+    """Of the last frame, on the collector's clock."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node: its streams, and what its envelopes said."""
+
+    name: str
+    rows: dict[str, Row] = field(default_factory=dict)
+    agent_version: str = ""
+    clock_offset_ns: int = 0
+    instant_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The last frame of a batch, and its first one as the base of a rate."""
+
+    node: str
+    run: str
+    boot_id: str
+    schema: bytes
+    layout: Layout
+    first: Integers
+    first_boot_ns: int
+    last: Integers
+    last_boot_ns: int
+    reasons: Codes
+    instant_ns: int
+
+
+class Fleet:
+    """All nodes by name, all blocks by layout."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._blocks: dict[int, list[Block]] = {}
+        self._layouts: dict[int, Layout] = {}
+        self._free: dict[int, list[tuple[Block, int]]] = {}
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block that has a node in it."""
+        for blocks in list(self._blocks.values()):
+            yield from blocks
+
+    def node(self, name: str) -> Node:
+        """A node; made known if it was not."""
+        return self.nodes.setdefault(name, Node(name))
+
+    def apply(self, update: Update) -> None:
+        """Make a frame the present state of its node, unless a newer one already is."""
+        node = self.node(update.node)
+        row = self._row(node, update)
+        if row.instant_ns and update.instant_ns < row.instant_ns:
+            return
+        block, index = row.block, row.index
+        self._rate(row, update)
+        block.values[index] = update.last
+        block.reasons[index] = update.reasons
+        block.instants_ns[index] = update.instant_ns
+        row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, update.last_boot_ns
+        row.instant_ns = update.instant_ns
+        node.instant_ns = max(node.instant_ns, update.instant_ns)
+
+    def _row(self, node: Node, update: Update) -> Row:
+        stream = update.layout.stream
+        row = node.rows.get(stream)
+        if row and row.block.layout is update.layout:
+            if row.schema != update.schema:
+                # Other entities behind the same shape: nothing before can be a base of a rate.
+                row.schema, row.boot_ns, row.boot_id = update.schema, 0, ""
+            return row
+        if row:
+            self._release(row)
+        block, index = self._take(update.layout)
+        block.nodes[index] = node.name
+        node.rows[stream] = Row(block, index, update.schema)
+        return node.rows[stream]
+
+    def _take(self, layout: Layout) -> tuple[Block, int]:
+        key = id(layout)
+        self._layouts[key] = layout
+        free = self._free.setdefault(key, [])
+        if not free:
+            block = Block(layout)
+            self._blocks.setdefault(key, []).append(block)
+            free.extend((block, index) for index in reversed(range(BLOCK_ROWS)))
+        return free.pop()
+
+    def _release(self, row: Row) -> None:
+        row.block.nodes[row.index] = None
+        row.block.instants_ns[row.index] = 0
+        self._free[id(row.block.layout)].append((row.block, row.index))
+
+    def _rate(self, row: Row, update: Update) -> None:
+        """Rates of the counters from the frame before; from the batch itself where there is none."""
+        block, index = row.block, row.index
+        counters = update.layout.counters
+        known = row.boot_id == update.boot_id and 0 < row.boot_ns < update.last_boot_ns
+        before = block.values[index] if known else update.first
+        before_ns = row.boot_ns if known else update.first_boot_ns
+        elapsed_ns = update.last_boot_ns - before_ns
+        if elapsed_ns <= 0:
+            block.rates[index] = np.nan
+            return
+        steps = increase(before[counters], update.last[counters], update.layout.narrow)
+        rates = steps * (_NS / elapsed_ns)
+        absent = update.reasons[counters] != PRESENT
+        if known:
+            absent |= block.reasons[index, counters] != PRESENT
+        rates[absent] = np.nan
+        block.rates[index] = rates
+
+
+def increase(
+    before: Integers, after: Integers, narrow: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """How far counters went on, whatever wrap or reset lies between.
+
+    A 32-bit counter that falls from its upper quarter into its lower one has wrapped; any other
+    counter that falls has been reset and has counted its present value since.
+    """
+    steps = after - before
+    fallen = steps < 0
+    if not fallen.any():
+        return steps.astype(np.float64)
+    quarter = _NARROW_RANGE >> 2
+    wrapped = fallen & narrow & (before >= _NARROW_RANGE - quarter) & (after < quarter)
+    unsigned_after = after.view(np.uint64).astype(np.float64)
+    result = np.where(wrapped, (steps + _NARROW_RANGE).astype(np.float64), unsigned_after)
+    return np.where(fallen, result, steps.astype(np.float64))

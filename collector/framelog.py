@@ -1,0 +1,236 @@
+"""The frame log: what was received, append-only, durable before it is acknowledged.
+
+Segments `frames-<number>.log` hold records: magic, length, CRC-32, payload. A torn tail (a crash
+while writing) is cut off when the log is opened; a damaged record inside is reported and skipped
+by looking for the next magic. Records that arrive together are written and synchronised together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from railscope.wire import SentAt
+
+MAGIC = b"RSL1"
+_HEAD = struct.Struct("<4sII")
+MOST_WAITING_BYTES = 64 << 20
+MOST_GROUP_BYTES = 16 << 20
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One accepted envelope as it came, who sent it and when."""
+
+    node: str
+    received_wall_ns: int
+    sent: SentAt
+    body: bytes
+
+
+class LogError(OSError):
+    """The frame log cannot store now; the message says why."""
+
+
+@dataclass(slots=True)
+class LogStats:
+    """What the log has done since it was opened."""
+
+    commits: int = 0
+    commit_ns: int = 0
+    damaged_records: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    """Where a segment lies."""
+    return folder / f"frames-{number:010d}.log"
+
+
+def segments(folder: Path) -> list[int]:
+    """Numbers of the segments there are, oldest first."""
+    return sorted(int(path.stem.removeprefix("frames-")) for path in folder.glob("frames-*.log"))
+
+
+def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
+    """Records of a segment with the offset behind each; damaged ones are counted and skipped."""
+    content = path.read_bytes()
+    position = 0
+    while (position := content.find(MAGIC, position)) >= 0:
+        payload = _payload(content, position)
+        if payload is None:
+            stats.damaged_records += 1
+            position += 1
+            continue
+        end = position + _HEAD.size + len(payload)
+        try:
+            yield end, _decoder.decode(payload)
+        except msgspec.MsgspecError:
+            stats.damaged_records += 1
+        position = end
+
+
+def _payload(content: bytes, position: int) -> bytes | None:
+    if len(content) - position < _HEAD.size:
+        return None
+    _, length, checksum = _HEAD.unpack_from(content, position)
+    payload = content[position + _HEAD.size : position + _HEAD.size + length]
+    return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
+
+
+@dataclass(slots=True)
+class FrameLog:
+    """Appends records in groups. `on_rotate` is called, off the loop, when a segment is full."""
+
+    folder: Path
+    segment_bytes: int
+    most_bytes: int
+    stats: LogStats = field(default_factory=LogStats)
+    on_rotate: Callable[[int], None] = lambda _number: None
+    _waiting: list[tuple[bytes, asyncio.Future[None]]] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _descriptor: int = -1
+    _offset: int = 0
+    _number: int = 0
+    size: int = 0
+
+    def open(self) -> None:
+        """Open the newest segment behind its last whole record. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        numbers = segments(self.folder)
+        self._number = numbers[-1] if numbers else 1
+        path = segment_path(self.folder, self._number)
+        offset = 0
+        if numbers:
+            for end, _ in read_segment(path, LogStats()):
+                offset = end
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._descriptor, offset)
+        self._offset = offset
+        _sync_folder(self.folder)
+        self.size = sum(segment_path(self.folder, n).stat().st_size for n in segments(self.folder))
+
+    @property
+    def number(self) -> int:
+        """The segment that is written now."""
+        return self._number
+
+    async def append(self, record: Record) -> None:
+        """Return when the record is durable. Raises LogError where it cannot be stored."""
+        payload = _encoder.encode(record)
+        if self._waiting_bytes + len(payload) > MOST_WAITING_BYTES:
+            message = "more is waiting to be stored than the disk keeps up with"
+            raise LogError(message)
+        head = _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((head + payload, future))
+        self._waiting_bytes += len(payload)
+        self._wake.set()
+        await future
+
+    async def run(self) -> None:
+        """Store what waits, group by group, until cancelled; what waits then fails."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._waiting:
+                    await self._store_group()
+        finally:
+            for _, future in self._waiting:
+                if not future.done():
+                    future.set_exception(LogError("the collector is stopping"))
+            self._waiting.clear()
+
+    async def _store_group(self) -> None:
+        group: list[tuple[bytes, asyncio.Future[None]]] = []
+        size = 0
+        while self._waiting and size < MOST_GROUP_BYTES:
+            group.append(self._waiting.pop(0))
+            size += len(group[-1][0])
+        self._waiting_bytes = sum(len(data) for data, _ in self._waiting)
+        error: LogError | None = None
+        try:
+            await asyncio.shield(asyncio.to_thread(self._write, [data for data, _ in group]))
+        except OSError as problem:
+            error = LogError(f"{self.folder}: {problem.strerror or problem}")
+        for _, future in group:
+            if future.done():
+                continue
+            if error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def _write(self, pieces: list[bytes]) -> None:
+        """Write a group and make it durable, or leave the file as it was. Runs off the loop."""
+        started = time.perf_counter_ns()
+        data = b"".join(pieces)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self._offset + written)
+            os.fdatasync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, self._offset)
+            raise
+        self._offset += len(data)
+        self.size += len(data)
+        self.stats.commits += 1
+        self.stats.commit_ns += time.perf_counter_ns() - started
+        if self._offset >= self.segment_bytes:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        number = self._number + 1
+        path = segment_path(self.folder, number)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _sync_folder(self.folder)
+        os.close(self._descriptor)
+        self._descriptor, self._offset, self._number = descriptor, 0, number
+        self.on_rotate(number)
+
+    def delete_before(self, number: int) -> None:
+        """Delete oldest segments beyond the size bound, but none from `number` on."""
+        for candidate in segments(self.folder):
+            if self.size <= self.most_bytes or candidate >= number:
+                return
+            path = segment_path(self.folder, candidate)
+            self.size -= path.stat().st_size
+            path.unlink()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, durable on return. Raises OSError."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    _sync_folder(path.parent)

@@ -1,0 +1,212 @@
+"""Ingest: an envelope from an agent, checked, made durable, taken into the state, acknowledged.
+
+Answers, each with a JSON body:
+
+    200  acknowledged: every frame of it is durable
+    401  no token we know              403  the token is another node's
+    409  send these schemas first      426  another version of the wire format
+    400, 413, 422  never acceptable    429, 503  not now; Retry-After says when
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from collector import decode
+from collector.config import Limits
+from collector.core import Core
+from collector.framelog import FrameLog, Record
+from collector.layout import check_schema
+from collector.tokens import Tokens
+from railscope.wire import (
+    SENT_HEADER, VERSION, Envelope, SentAt, WireError, WireVersionError, schema_hash, unpack,
+)  # fmt: skip
+
+log = structlog.get_logger(__name__)
+
+OFF_LOOP_BYTES = 64 << 10
+RATE_WINDOW_SECONDS = 10.0
+RETRY_SECONDS = "5"
+_DAY_NS = 86_400_000_000_000
+_FUTURE_NS = 60_000_000_000
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, not an accident
+    """An envelope that is not acknowledged: status, reason for the count, text for the sender."""
+
+    def __init__(self, status: HTTPStatus, reason: str, text: str, **more: object) -> None:
+        super().__init__(text)
+        self.status, self.reason, self.more = status, reason, more
+
+
+@dataclass(slots=True)
+class _Sender:
+    """What is kept of a node while it sends: one request at a time, and how many lately."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    allowance: float = 0.0
+    counted_at: float = 0.0
+    schemas: int = 0
+
+
+@dataclass(slots=True)
+class Ingest:
+    """The ingest route."""
+
+    core: Core
+    log: FrameLog
+    tokens: Callable[[], Tokens]
+    limits: Limits
+    wall_ns: Callable[[], int] = time.time_ns
+    _senders: dict[str, _Sender] = field(default_factory=dict)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer one POST."""
+        try:
+            acknowledged = await self._receive(request)
+        except Refusal as refusal:
+            self.core.counts.reject(refusal.reason)
+            headers = {"Retry-After": RETRY_SECONDS} if refusal.status in _LATER else {}
+            if refusal.reason not in _EXPECTED:
+                log.warning("envelope_refused", sender=request.remote, reason=refusal.reason,
+                            problem=str(refusal))  # fmt: skip
+            return _reply(refusal.status, {"error": str(refusal), **refusal.more}, headers)
+        return _reply(HTTPStatus.OK, acknowledged, {})
+
+    async def _receive(self, request: web.Request) -> dict[str, int]:
+        node = self.tokens().node(request.headers.get("Authorization", ""))
+        if node is None:
+            text = "no token, or one that no node has"
+            raise Refusal(HTTPStatus.UNAUTHORIZED, "token", text)
+        sender = self._senders.setdefault(node, _Sender())
+        self._check_rate(sender, node)
+        body = await self._body(request)
+        async with sender.lock:
+            return await self._take(request, node, sender, body)
+
+    async def _body(self, request: web.Request) -> bytes:
+        most = self.limits.body_bytes
+        if (request.content_length or 0) > most:
+            text = f"the body is larger than {most} bytes"
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text)
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            text = f"the body is larger than {most} bytes"
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text) from None
+
+    def _check_rate(self, sender: _Sender, node: str) -> None:
+        now = asyncio.get_running_loop().time()
+        most = self.limits.requests_per_second * RATE_WINDOW_SECONDS
+        refill = (now - sender.counted_at) * self.limits.requests_per_second
+        sender.allowance = min(most, sender.allowance + refill) if sender.counted_at else most
+        sender.counted_at = now
+        if sender.allowance < 1:
+            text = f"{node} sends more than {self.limits.requests_per_second:g} requests a second"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "rate", text)
+        sender.allowance -= 1
+
+    async def _take(
+        self, request: web.Request, node: str, sender: _Sender, body: bytes
+    ) -> dict[str, int]:
+        envelope, sent = await self._decode(request, node, body)
+        await self._keep_schemas(envelope, sender)
+        self._check_batches(envelope)
+        fresh = self.core.fresh_frames(envelope)
+        total = sum(batch.rows for batch in envelope.batches)
+        record = Record(node, self.wall_ns(), sent, body)
+        self._check_times(record, envelope)
+        if fresh:
+            try:
+                await self.log.append(record)
+            except OSError as error:
+                raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+        self.core.accept(record, envelope)
+        return {"accepted_frames": fresh, "duplicate_frames": total - fresh}
+
+    async def _decode(
+        self, request: web.Request, node: str, body: bytes
+    ) -> tuple[Envelope, SentAt]:
+        most = self.limits.unpacked_bytes
+        try:
+            sent = SentAt.from_header(request.headers.get(SENT_HEADER, ""))
+            if len(body) > OFF_LOOP_BYTES:
+                envelope = await asyncio.to_thread(unpack, body, most)
+            else:
+                envelope = unpack(body, most)
+        except WireVersionError as error:
+            status = HTTPStatus.UPGRADE_REQUIRED
+            raise Refusal(status, "version", str(error), version=VERSION) from error
+        except WireError as error:
+            raise Refusal(HTTPStatus.BAD_REQUEST, "format", str(error)) from error
+        if envelope.node != node:
+            text = f"the token is that of {node!r}, the envelope says {envelope.node!r}"
+            raise Refusal(HTTPStatus.FORBIDDEN, "node", text)
+        return envelope, sent
+
+    async def _keep_schemas(self, envelope: Envelope, sender: _Sender) -> None:
+        new = [s for s in envelope.schemas if self.core.schemas.get(schema_hash(s)) is None]
+        if not new:
+            return
+        if sender.schemas + len(new) > self.limits.schemas_per_node:
+            text = f"more than {self.limits.schemas_per_node} schemas from one node"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
+        try:
+            for schema in new:
+                check_schema(schema, self.limits.columns)
+                await asyncio.to_thread(self.core.schemas.put, schema)
+                sender.schemas += 1
+        except WireError as error:
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "schema", str(error)) from error
+        except OSError as error:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+
+    def _check_batches(self, envelope: Envelope) -> None:
+        unknown = []
+        for batch in envelope.batches:
+            known = self.core.schemas.get(batch.schema)
+            if known is None:
+                unknown.append(batch.schema.hex())
+                continue
+            try:
+                decode.check(batch, known.layout.columns, self.limits.rows)
+            except WireError as error:
+                raise Refusal(HTTPStatus.BAD_REQUEST, "format", str(error)) from error
+            if batch.stream != known.layout.stream:
+                text = f"batch of {batch.stream!r} refers to a schema of {known.layout.stream!r}"
+                raise Refusal(HTTPStatus.BAD_REQUEST, "format", text)
+        if unknown:
+            text = "send these schemas first"
+            wanted = list(dict.fromkeys(unknown))
+            raise Refusal(HTTPStatus.CONFLICT, "unknown_schema", text, unknown_schemas=wanted)
+
+    def _check_times(self, record: Record, envelope: Envelope) -> None:
+        for batch in envelope.batches:
+            age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
+            if age_ns > self.limits.oldest_frame_days * _DAY_NS:
+                text = f"frames older than {self.limits.oldest_frame_days} days"
+                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)
+            ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))
+            ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS
+            if not ordered or (ahead and envelope.boot_id == record.sent.boot_id):
+                text = f"stream {batch.stream!r}: the boot clock of its frames runs backwards or ahead"
+                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "time", text)
+
+
+_LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_EXPECTED = {"unknown_schema"}
+
+
+def _reply(status: HTTPStatus, content: dict[str, object] | dict[str, int], headers: dict[str, str]) -> web.Response:
+    return web.Response(
+        status=status, body=msgspec.json.encode(content), content_type="application/json",
+        headers=headers,
+    )  # fmt: skip

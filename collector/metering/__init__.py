@@ -1,0 +1,1 @@
+"""Metering: GPU time by holder and by state, exactly."""

@@ -1,0 +1,91 @@
+"""Which frames have been received: the memory that makes sending twice harmless.
+
+A frame's identity is (node, run, stream, sequence). For each (run, stream) of a node the received
+sequences are kept as disjoint ranges, one range as long as nothing is missing. Ranges do not care in
+which order frames come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+import msgspec
+
+
+class Ranges(msgspec.Struct):
+    """Disjoint, sorted, inclusive ranges of sequence numbers: starts[i] .. ends[i]."""
+
+    starts: list[int] = []
+    ends: list[int] = []
+
+    def missing_in(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of first .. last that are not here yet."""
+        gaps = []
+        position = first
+        index = bisect_left(self.ends, first)
+        while position <= last:
+            if index >= len(self.starts) or self.starts[index] > last:
+                gaps.append((position, last))
+                break
+            if self.starts[index] > position:
+                gaps.append((position, self.starts[index] - 1))
+            position = self.ends[index] + 1
+            index += 1
+        return gaps
+
+    def add(self, first: int, last: int) -> None:
+        """Add first .. last, joining what touches it."""
+        left = bisect_left(self.ends, first - 1)
+        right = bisect_right(self.starts, last + 1)
+        if left < right:
+            first = min(first, self.starts[left])
+            last = max(last, self.ends[right - 1])
+        self.starts[left:right] = [first]
+        self.ends[left:right] = [last]
+
+    @property
+    def holes(self) -> int:
+        """How many sequences are missing between the first and the last that came."""
+        return sum(s - e - 1 for s, e in zip(self.starts[1:], self.ends, strict=False))
+
+
+class Run(msgspec.Struct):
+    """One run of a node's agent: what came of it, and when the last of it came."""
+
+    last_received_ns: int = 0
+    streams: dict[str, Ranges] = {}
+
+
+class Received(msgspec.Struct):
+    """Everything received, by node and run."""
+
+    nodes: dict[str, dict[str, Run]] = {}
+
+    def ranges(self, node: str, run: str, stream: str) -> Ranges:
+        """What has been received of one stream of one run."""
+        found = self.nodes.get(node, {}).get(run)
+        return found.streams.get(stream, Ranges()) if found else Ranges()
+
+    def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913
+        """Remember first .. last of a stream."""
+        entry = self.nodes.setdefault(node, {}).setdefault(run, Run())
+        entry.last_received_ns = max(entry.last_received_ns, now_ns)
+        entry.streams.setdefault(stream, Ranges()).add(first, last)
+
+    def forget_before(self, ns: int) -> None:
+        """Forget runs that were heard of last before an instant; their frames are too old by now."""
+        for node, runs in list(self.nodes.items()):
+            for run in [run for run, entry in runs.items() if entry.last_received_ns < ns]:
+                del runs[run]
+            if not runs:
+                del self.nodes[node]
+
+    def holes(self) -> int:
+        """Missing frames of all runs."""
+        return sum(ranges.holes for ranges in self._all())
+
+    def _all(self) -> Iterator[Ranges]:
+        for runs in self.nodes.values():
+            for run in runs.values():
+                yield from run.streams.values()

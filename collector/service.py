@@ -1,0 +1,168 @@
+"""The collector put together: state, frame log, ingest, views, API, sinks."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from collector import tokens
+from collector.api import INGEST_PATH, Api
+from collector.claims import ClaimsFile
+from collector.config import CollectorSettings
+from collector.core import Checkpoint, Core
+from collector.framelog import FrameLog, read_segment, segment_path, segments, write_durably
+from collector.ingest import Ingest
+from collector.metrics import Own
+from collector.schemas import Schemas
+from collector.sinks.influx import InfluxSink
+from collector.views.refresh import Refresher
+from railscope import __version__, listen
+from railscope.settings import SettingsError
+from railscope.systemd import feed_watchdog, notify
+from railscope.wire import WireError, unpack
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_STATE_DIRECTORY = CollectorSettings().state_directory
+CHECKPOINT = "checkpoint"
+_DAY_NS = 86_400_000_000_000
+
+
+def state_directory(settings: CollectorSettings) -> Path:
+    """The configured folder, else the one systemd gave, else the default."""
+    given = os.environ.get("STATE_DIRECTORY", "")
+    if settings.state_directory == DEFAULT_STATE_DIRECTORY and given:
+        return Path(given)
+    return Path(settings.state_directory)
+
+
+@dataclass
+class Collector:
+    """One collector: `run` takes frames in and serves views until cancelled."""
+
+    settings: CollectorSettings
+    on_listening: Callable[[str, int], None] = lambda _host, _port: None
+
+    def __post_init__(self) -> None:
+        """Build all parts. Raises SettingsError where a setting cannot work."""
+        self.folder = state_directory(self.settings)
+        self.tokens = tokens.load(Path(self.settings.tokens_file))
+        self.core = Core(Schemas(self.folder / "schemas"))
+        log_settings = self.settings.frame_log
+        self.log = FrameLog(
+            self.folder / "frames", log_settings.segment_bytes, log_settings.most_bytes,
+            on_rotate=self._checkpoint,
+        )  # fmt: skip
+        claims_file = Path(self.settings.claims_file) if self.settings.claims_file else None
+        self.claims = ClaimsFile(claims_file)
+        self.refresher = Refresher(
+            self.core, lambda: self.claims.claims, self.settings.stale_seconds,
+            self.settings.views_seconds,
+        )  # fmt: skip
+        self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises SettingsError where a setting cannot work."""
+        lock = self._lock()
+        try:
+            await asyncio.to_thread(self.restore)
+            await self._serve()
+        finally:
+            self.log.close()
+            os.close(lock)
+
+    async def _serve(self) -> None:
+        tls = listen.server_tls(self.settings.tls.certificate_file, self.settings.tls.key_file)
+        ingest = Ingest(self.core, self.log, lambda: self.tokens, self.settings.limits)
+        own = Own(self.core, self.log, self.claims, self.sink)
+        api = Api(self.core, own, lambda: self.refresher.views, lambda: self.tokens,
+                  self.settings.open_reading)  # fmt: skip
+        application = web.Application(
+            client_max_size=self.settings.limits.body_bytes, middlewares=[api.authorise]
+        )
+        application.router.add_post(INGEST_PATH, ingest.handle)
+        api.add_to(application)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.log.run())
+                host, port = await listen.start(runner, self.settings.listen, tls)
+                self.on_listening(host, port)
+                log.info("collector_started", version=__version__, listen=f"{host}:{port}",
+                         nodes=len(self.core.fleet.nodes))  # fmt: skip
+                notify("READY=1")
+                group.create_task(self.claims.watch())
+                group.create_task(self.refresher.run())
+                group.create_task(self.sink.run())
+                group.create_task(feed_watchdog(lambda: True))
+        finally:
+            await runner.cleanup()
+
+    def _lock(self) -> int:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            message = f"state_directory {self.folder} cannot be used: {error.strerror}"
+            raise SettingsError(message) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            message = f"state_directory {self.folder} is in use by another collector"
+            raise SettingsError(message) from error
+        return descriptor
+
+    # Restart -----------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
+        damaged = self.core.schemas.open()
+        if damaged:
+            log.error("schemas_damaged", files=damaged, advice="agents will send them again")
+        first = self._read_checkpoint()
+        self.log.open()
+        for number in segments(self.folder / "frames"):
+            if number >= first:
+                self._replay(segment_path(self.folder / "frames", number))
+        if self.log.stats.damaged_records:
+            log.error("frame_log_damaged", records=self.log.stats.damaged_records)
+
+    def _replay(self, path: Path) -> None:
+        most = self.settings.limits.unpacked_bytes
+        for _, record in read_segment(path, self.log.stats):
+            try:
+                self.core.accept(record, unpack(record.body, most))
+            except WireError as error:
+                log.error("record_unreadable", segment=path.name, problem=str(error))
+
+    def _read_checkpoint(self) -> int:
+        path = self.folder / CHECKPOINT
+        try:
+            checkpoint = msgspec.msgpack.decode(path.read_bytes(), type=Checkpoint)
+        except FileNotFoundError:
+            return 0
+        except msgspec.MsgspecError as error:
+            log.error("checkpoint_damaged", file=str(path), problem=str(error),
+                      advice="all segments there are will be read instead")  # fmt: skip
+            return 0
+        self.core.received, self.core.coverages = checkpoint.received, checkpoint.coverages
+        return checkpoint.first_segment
+
+    def _checkpoint(self, first_segment: int) -> None:
+        """Keep what older segments say, then let the oldest go. Runs on the log's thread."""
+        newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
+        horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
+        self.core.received.forget_before(horizon)
+        checkpoint = Checkpoint(first_segment, self.core.received, self.core.coverages)
+        write_durably(self.folder / CHECKPOINT, msgspec.msgpack.encode(checkpoint))
+        self.log.delete_before(first_segment)

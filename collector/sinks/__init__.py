@@ -1,0 +1,1 @@
+"""Sinks: where views are written to."""

@@ -1,0 +1,115 @@
+"""Views as InfluxDB line protocol, written through influxdb-client.
+
+The library's point objects cost far more than the lines they become, so lines are made here and
+handed to it as bytes. While the server is away, lines wait in memory up to a bound; then the oldest
+go, and are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from collector.config import Influx
+from collector.views.refresh import Views
+from collector.views.table import Cell, View
+
+log = structlog.get_logger(__name__)
+
+LINES_PER_WRITE = 5000
+_TIMEOUT_MS = 10_000
+_TAG_ESCAPES = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ "})
+
+
+def lines(view: View) -> list[str]:
+    """A view as lines: one measurement a metric, its labels as tags, the field `value`."""
+    return [_line(cell, view.instant_ns) for cell in view.cells]
+
+
+def _line(cell: Cell, instant_ns: int) -> str:
+    tags = "".join(
+        f",{label}={value.translate(_TAG_ESCAPES)}"
+        for label, value in zip(cell.metric.about.labels, cell.labels, strict=True)
+        if value
+    )
+    return f"{cell.metric.name}{tags} value={float(cell.value)!r} {instant_ns}"
+
+
+@dataclass(slots=True)
+class InfluxSink:
+    """Writes all views at an interval, for as long as it runs."""
+
+    settings: Influx
+    views: Callable[[], Views]
+    written: int = 0
+    dropped: int = 0
+    _waiting: deque[str] = field(default_factory=deque)
+    _problem: str | None = None
+
+    async def run(self) -> None:
+        """Write until cancelled; returns at once where no server is set."""
+        if not self.settings.url:
+            return
+        client = await asyncio.to_thread(_client, self.settings)
+        try:
+            while True:
+                await asyncio.sleep(self.settings.interval_seconds)
+                self._collect()
+                await self._write_all(client)
+        finally:
+            client.close()
+
+    def _collect(self) -> None:
+        views = self.views()
+        for view in (views.cluster, views.rail, views.tenant, views.node):
+            self._waiting.extend(lines(view))
+        while len(self._waiting) > self.settings.most_waiting_lines:
+            self._waiting.popleft()
+            self.dropped += 1
+
+    async def _write_all(self, client: Any) -> None:
+        while self._waiting:
+            batch = [self._waiting[i] for i in range(min(LINES_PER_WRITE, len(self._waiting)))]
+            problem = await asyncio.to_thread(_write, client, self.settings, batch)
+            if problem:
+                if problem != self._problem:
+                    log.warning("influx_unreachable", url=self.settings.url, problem=problem)
+                self._problem = problem
+                return
+            for _ in batch:
+                self._waiting.popleft()
+            self.written += len(batch)
+            if self._problem:
+                log.info("influx_reached", url=self.settings.url)
+            self._problem = None
+
+
+def _client(settings: Influx) -> Any:
+    from influxdb_client import InfluxDBClient  # noqa: PLC0415 - 30 MiB, only where it is used
+
+    token = Path(settings.token_file).read_text(encoding="ascii").strip() if settings.token_file else ""
+    return InfluxDBClient(
+        url=settings.url, token=token, org=settings.organisation, timeout=_TIMEOUT_MS
+    )
+
+
+def _write(client: Any, settings: Influx, batch: Iterable[str]) -> str:
+    """Write lines and say what went wrong; empty where nothing did. Runs off the loop."""
+    from influxdb_client.client.exceptions import InfluxDBError  # noqa: PLC0415 - as above
+    from influxdb_client.client.write_api import SYNCHRONOUS  # noqa: PLC0415 - as above
+    from influxdb_client.rest import ApiException  # noqa: PLC0415 - as above
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415 - as above
+
+    body = "\n".join(batch).encode()
+    try:
+        with client.write_api(write_options=SYNCHRONOUS) as api:
+            api.write(bucket=settings.bucket, org=settings.organisation, record=body)
+    except (ApiException, InfluxDBError, HTTPError, OSError) as error:
+        return str(error).splitlines()[0]
+    return ""

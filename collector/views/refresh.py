@@ -1,0 +1,134 @@
+"""Refreshes all views at a period, in slices, so that acknowledgements never wait for long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from collector.claims import Claims
+from collector.core import Core
+from collector.metering.account import Account, add_gpu
+from collector.views.rollup import NO_TENANT, Rollups, reduce_block
+from collector.views.table import Cell, View
+from railscope.catalog import collector as catalog
+
+NS = 1_000_000_000
+GPUS_PER_SLICE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """All views as of one instant."""
+
+    instant_ns: int = 0
+    cluster: View = field(default_factory=lambda: View("cluster", 0))
+    rail: View = field(default_factory=lambda: View("rail", 0))
+    tenant: View = field(default_factory=lambda: View("tenant", 0))
+    node: View = field(default_factory=lambda: View("node", 0))
+    account: Account = field(default_factory=lambda: Account(0))
+    duration_ns: int = 0
+
+
+@dataclass(slots=True)
+class Refresher:
+    """Keeps `views` up to date."""
+
+    core: Core
+    claims: Callable[[], Claims]
+    stale_seconds: float
+    period_seconds: float
+    wall_ns: Callable[[], int] = time.time_ns
+    views: Views = field(default_factory=Views)
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self.period_seconds)
+
+    async def refresh(self) -> Views:
+        """Compute all views, one block of the fleet at a time."""
+        started = time.perf_counter_ns()
+        now_ns = self.wall_ns()
+        claims = self.claims()
+        fresh_from_ns = now_ns - round(self.stale_seconds * NS)
+        names: list[str] = []
+        rollups = Rollups(self._tenants_of(claims, now_ns, names), names)
+        for block in self.core.fleet.blocks():
+            reduced = reduce_block(block, fresh_from_ns)
+            if reduced:
+                rollups.add(reduced)
+            await asyncio.sleep(0)
+        account = await self._account(claims, now_ns)
+        self.views = Views(
+            now_ns,
+            View("cluster", now_ns, rollups.view("cluster", now_ns).cells + self._cluster(fresh_from_ns)),
+            rollups.view("rail", now_ns),
+            View("tenant", now_ns, rollups.view("tenant", now_ns).cells + _tenant_time(account)),
+            View("node", now_ns, self._nodes(now_ns, fresh_from_ns)),
+            account,
+            time.perf_counter_ns() - started,
+        )
+        return self.views
+
+    def _tenants_of(
+        self, claims: Claims, now_ns: int, names: list[str]
+    ) -> Callable[[str, int], list[int]]:
+        numbers: dict[str, int] = {}
+
+        def number(tenant: str) -> int:
+            if not tenant:
+                return NO_TENANT
+            if tenant not in numbers:
+                numbers[tenant] = len(names)
+                names.append(tenant)
+            return numbers[tenant]
+
+        def tenants_of(node: str, lanes: int) -> list[int]:
+            gpus = self.core.holders_of(node)
+            holders = [claims.holder(gpus.get(lane, ""), node, now_ns) for lane in range(lanes)]
+            return [number(tenant) for tenant in (*holders, claims.holder("", node, now_ns))]
+
+        return tenants_of
+
+    async def _account(self, claims: Claims, now_ns: int) -> Account:
+        account = Account(now_ns)
+        for number, (gpu, coverage) in enumerate(list(self.core.coverages.items())):
+            if coverage.since_ns < now_ns:
+                add_gpu(account, gpu, coverage, claims)
+            if number % GPUS_PER_SLICE == 0:
+                await asyncio.sleep(0)
+        return account
+
+    def _cluster(self, fresh_from_ns: int) -> tuple[Cell, ...]:
+        nodes = self.core.fleet.nodes
+        fresh = [name for name, node in nodes.items() if node.instant_ns >= fresh_from_ns]
+        gpus = sum(len(self.core.holders_of(name)) for name in fresh)
+        return (
+            Cell(catalog.NODES, (), len(nodes)),
+            Cell(catalog.NODES_UP, (), len(fresh)),
+            Cell(catalog.CLUSTER_GPUS, (), gpus),
+        )
+
+    def _nodes(self, now_ns: int, fresh_from_ns: int) -> tuple[Cell, ...]:
+        cells = []
+        for name, node in self.core.fleet.nodes.items():
+            cells += [
+                Cell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns)),
+                Cell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS),
+            ]
+            if node.instant_ns:
+                cells.append(Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS))
+        return tuple(cells)
+
+
+def _tenant_time(account: Account) -> tuple[Cell, ...]:
+    cells = []
+    for tenant, time_ in sorted(account.tenants.items()):
+        cells += [
+            Cell(catalog.TENANT_GPU_TIME, (tenant, "observed"), time_.observed_ns / NS),
+            Cell(catalog.TENANT_GPU_TIME, (tenant, "unknown"), time_.unknown_ns / NS),
+        ]
+    return tuple(cells)

@@ -1,0 +1,40 @@
+"""A view as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from railscope.catalog.declare import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value of a view: a declared (or derived) metric, its labels, and the number.
+
+    The number is in base units; it is a float because views are the edge where integers end.
+    """
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A named table of cells, as of an instant on the collector's clock."""
+
+    name: str
+    instant_ns: int
+    cells: tuple[Cell, ...] = field(default=())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The cells as plain dictionaries, for JSON."""
+        return [
+            {
+                "metric": cell.metric.name,
+                "labels": dict(zip(cell.metric.about.labels, cell.labels, strict=True)),
+                "value": cell.value,
+            }
+            for cell in self.cells
+        ]

@@ -1,0 +1,387 @@
+"""The board that tells whether every GPU is there, at work, and well connected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVariable, Row
+from grafana_foundation_sdk.models.dashboard import Dashboard as Board
+from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
+
+from dashboards.board import (
+    COUNT,
+    EVENTS_PER_SECOND,
+    Column,
+    Panel,
+    Query,
+    Steps,
+    bars,
+    layers,
+    lines,
+    now,
+    number,
+    over,
+    per_second,
+    rows,
+    slope,
+    unit_of,
+)
+from railscope.catalog import (
+    METRICS,
+    Metric,
+    Rollup,
+    agent,
+    collector,
+    gpu,
+    host,
+    kernel,
+    nic,
+    rdma,
+)
+
+UID = "railscope-cluster"
+QUESTION = "Is every GPU of the cluster there, at work, and well connected?"
+SUM, MEAN, MAX, MIN = Rollup.SUM, Rollup.MEAN, Rollup.MAX, Rollup.MIN
+
+NONE_IS_GOOD: Steps = ((None, "green"), (1, "red"))
+ALL_IS_GOOD: Steps = ((None, "red"), (1, "green"))
+PAUSE: Steps = ((None, "green"), (0.05, "orange"), (0.5, "red"))
+STALL: Steps = ((None, "green"), (0.3, "orange"))
+HOT: Steps = ((None, "green"), (80, "orange"), (90, "red"))
+OLD: Steps = ((None, "green"), (60, "orange"), (300, "red"))
+
+AGENTS = 'up{job="railscope-agent"}'
+RETRANSMISSIONS = {
+    "lost by the peer": "packet_sequence_errors",
+    "lost responses": "implied_nak_sequence_errors",
+    "timeouts": "ack_timeouts",
+    "adaptive": "adaptive_retransmissions",
+    "received twice": "duplicate_requests",
+    "out of order": "out_of_sequence_packets",
+}
+
+
+def board() -> Board:
+    """Build the board."""
+    built = (
+        Dashboard("Cluster overview")
+        .uid(UID)
+        .description(QUESTION)
+        .tags(["railscope", "gpu", "rdma"])
+        .timezone("browser")
+        .time("now-6h", "now")
+        .refresh("30s")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .editable()
+        .annotations([])
+        .with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    )
+    for ident, (question, panels) in zip(range(100, 600, 100), SECTIONS, strict=True):
+        built = built.with_row(Row(question).id(ident))
+        for panel in panels():
+            built = built.with_panel(panel)
+    return built.build()
+
+
+def _summary() -> Iterator[Panel]:
+    yield number(
+        101,
+        "Nodes reporting",
+        "Servers whose agents the collector hears.",
+        now(collector.NODES_UP, SUM),
+    )
+    yield number(
+        102,
+        "Nodes silent",
+        "Servers the collector knows and does not hear.",
+        _missing(collector.NODE_UP, "node"),
+        NONE_IS_GOOD,
+    )
+    yield number(103, "GPUs", "GPUs the collector sees now.", now(collector.CLUSTER_GPUS, SUM))
+    yield number(
+        104, "GPU utilisation", "Mean of all GPUs.", over("cluster", gpu.GPU_UTILIZATION, MEAN)
+    )
+    yield number(105, "GPU power", "All boards together.", over("cluster", gpu.GPU_POWER, SUM))
+    yield number(
+        106,
+        "Hottest GPU",
+        "The highest die temperature.",
+        over("cluster", gpu.GPU_TEMPERATURE, MAX),
+        HOT,
+    )
+    yield number(
+        107,
+        "RDMA ports down",
+        "Ports that are not active; unused ports count as well.",
+        _missing(rdma.RDMA_UP, "node", "device", "port"),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        108,
+        "Xids in the last hour",
+        "Driver errors on all servers; those of an agent that has just started do not count.",
+        _grown(kernel.XIDS, "1h"),
+        NONE_IS_GOOD,
+    )
+
+
+def _gpus() -> Iterator[Panel]:
+    yield lines(
+        201,
+        "GPU utilisation by rail",
+        "GPUs of one job work in step: a rail below the others waits for something.",
+        over("rail", gpu.GPU_UTILIZATION, MEAN),
+    )
+    yield layers(
+        202,
+        "GPU power by rail",
+        "What the boards of each rail draw together.",
+        over("rail", gpu.GPU_POWER, SUM),
+    )
+    yield lines(
+        203,
+        "Hottest GPU by rail",
+        "The warmest die of each rail; slots differ in air flow.",
+        over("rail", gpu.GPU_TEMPERATURE, MAX),
+        steps=HOT,
+    )
+    yield layers(
+        204,
+        "GPUs held back, by reason",
+        "GPUs whose clocks are held down, idle ones left out. A GPU may have several reasons.",
+        over("cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", where='{reason!="gpu_idle"}'),
+    )
+    yield bars(
+        205,
+        "Xids",
+        "Driver errors on each server, per second; servers without any are left out.",
+        _present(per_second(kernel.XIDS, "node")),
+    )
+    yield rows(
+        206,
+        "Xids in the kernel logs",
+        "What each GPU's driver has reported since the start of the log that the agent could read.",
+        {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
+        Column("Messages", now(gpu.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid")),
+        span=8,
+    )
+
+
+def _rails() -> Iterator[Panel]:
+    received, sent = nic.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME
+    yield rows(
+        301,
+        "Rails now",
+        "One row for each rail; rows should look alike.",
+        {"rail": "Rail"},
+        Column("Ports up", over("rail", rdma.RDMA_UP, SUM)),
+        Column("All up", over("rail", rdma.RDMA_UP, MIN), ALL_IS_GOOD, {0: "no", 1: "yes"}),
+        Column("Out", over("rail", _rdma("transmit_bytes"), SUM)),
+        Column("In", over("rail", _rdma("receive_bytes"), SUM)),
+        Column("Paused by switch", over("rail", received, MAX), PAUSE),
+        Column("Pausing switch", over("rail", sent, MAX), PAUSE),
+        Column("ECN marks", over("rail", _rdma("ecn_marked_packets"), SUM)),
+        Column("CNPs sent", over("rail", _rdma("congestion_notifications_sent"), SUM)),
+        Column("CNPs handled", over("rail", _rdma("congestion_notifications_handled"), SUM)),
+        Column("Lost packets", over("rail", _rdma("packet_sequence_errors"), SUM)),
+        Column("Timeouts", over("rail", _rdma("ack_timeouts"), SUM)),
+        Column("PCIe read stall", over("rail", nic.PCIE_READ_STALL, MAX), STALL),
+        Column("PCIe write stall", over("rail", nic.PCIE_WRITE_STALL, MAX), STALL),
+        span=24,
+    ).height(10)
+    yield lines(
+        302,
+        "RDMA throughput by rail",
+        "What all ports of a rail carry together.",
+        over("rail", _rdma("transmit_bytes"), SUM).named("out"),
+        over("rail", _rdma("receive_bytes"), SUM).named("in"),
+    )
+    yield lines(
+        303,
+        "PFC pause received by rail",
+        "Share of time in which the switch kept the worst port from sending: the fabric is "
+        "congested. 100 % is a full stop.",
+        over("rail", received, MAX, "priority"),
+        steps=PAUSE,
+    )
+    yield lines(
+        304,
+        "PFC pause sent by rail",
+        "Share of time in which the worst port kept the switch from sending: the server is the "
+        "slow receiver. 100 % is a full stop.",
+        over("rail", sent, MAX, "priority"),
+        steps=PAUSE,
+    )
+    yield lines(
+        305,
+        "ECN marks by rail",
+        "Marks say that a switch's queue grew; they come before pauses.",
+        over("rail", _rdma("ecn_marked_packets"), SUM),
+    )
+    yield lines(
+        306,
+        "Congestion notifications by rail",
+        "Receivers send them for marks, senders slow down for them. Sent and not handled: they "
+        "are lost on the way.",
+        over("rail", _rdma("congestion_notifications_sent"), SUM).named("sent"),
+        over("rail", _rdma("congestion_notifications_handled"), SUM).named("handled"),
+    )
+    yield lines(
+        307,
+        "PCIe stall by rail",
+        "The worst card of each rail. A card that cannot reach memory pauses the switch.",
+        over("rail", nic.PCIE_READ_STALL, MAX).named("reads"),
+        over("rail", nic.PCIE_WRITE_STALL, MAX).named("writes"),
+        steps=STALL,
+    )
+    yield lines(
+        308,
+        "Retransmission signs",
+        "Packets lost, late or sent again. Out of order alone is normal with adaptive routing.",
+        *(
+            over("cluster", _rdma(stem), SUM).named(words).in_unit(EVENTS_PER_SECOND)
+            for words, stem in RETRANSMISSIONS.items()
+        ),
+    )
+    yield lines(
+        309,
+        "RDMA ports up by rail",
+        "A step down is a cable, a transceiver, a port or a server.",
+        over("rail", rdma.RDMA_UP, SUM),
+    )
+    yield lines(
+        310,
+        "Link changes by rail",
+        "A link that comes and goes is worse than one that stays down.",
+        over("rail", host.LINK_CHANGES, SUM),
+    )
+
+
+def _tenants() -> Iterator[Panel]:
+    yield layers(
+        401,
+        "GPUs held by tenants",
+        "GPU time per second is GPUs. What is unknown was held while no frame told of the GPU; "
+        "frames that arrive late turn it into observed time.",
+        slope(collector.TENANT_GPU_TIME, "tenant", "state").in_unit(COUNT),
+        span=12,
+    )
+    yield layers(
+        402,
+        "GPUs by state",
+        "Held, idle and unknown add up to all GPUs of the cluster.",
+        slope(collector.GPU_TIME, "state").in_unit(COUNT),
+        span=12,
+    )
+
+
+def _trust() -> Iterator[Panel]:
+    yield lines(
+        501,
+        "Agents that do not answer Prometheus",
+        "Scrapes that fail; the collector may still hear the agent.",
+        Query(f"count({AGENTS}) - sum({AGENTS})", COUNT, "agents"),
+        span=6,
+    )
+    yield layers(
+        502,
+        "Sources by state",
+        "What all agents' sources say of themselves.",
+        now(agent.SOURCE_STATE, SUM, "state"),
+        span=6,
+    )
+    yield lines(
+        503,
+        "Missed ticks by source",
+        "Reads that took longer than their period.",
+        per_second(agent.SOURCE_MISSED, "source"),
+        span=6,
+    )
+    yield lines(
+        504,
+        "Collector: values received",
+        "How much the collectors take in.",
+        per_second(collector.VALUES).named("values"),
+        span=6,
+    )
+    yield rows(
+        505,
+        "Failed sources",
+        "Readings of these sources are absent, not zero.",
+        {"node": "Node", "source": "Source"},
+        Column("State", _failed(), NONE_IS_GOOD, {1: "failed"}),
+        Column("Last read", _age_of_failed(), OLD),
+        span=6,
+    )
+    yield rows(
+        506,
+        "Silent nodes",
+        "How long ago the newest frame of each silent server was taken.",
+        {"node": "Node"},
+        Column("Last frame", _age_of_silent(), OLD),
+        span=6,
+    )
+    yield lines(
+        507,
+        "Collector: frames",
+        "Accepted once each, and received again and left out.",
+        per_second(collector.FRAMES).named("accepted"),
+        per_second(collector.DUPLICATES).named("again"),
+        span=6,
+    )
+    yield lines(
+        508,
+        "Collector: envelopes refused",
+        "By reason; refused data is not in any number here.",
+        per_second(collector.REJECTED, "reason"),
+        span=6,
+    )
+
+
+SECTIONS = (
+    (QUESTION, _summary),
+    ("Are the GPUs busy, cool and whole?", _gpus),
+    ("Does every rail carry its share, without pauses and losses?", _rails),
+    ("Who holds the GPUs, and what is not accounted for?", _tenants),
+    ("Can these numbers be trusted?", _trust),
+)
+
+
+def _rdma(stem: str) -> Metric:
+    return METRICS[f"railscope_rdma_{stem}_total"]
+
+
+def _missing(up: Metric, *by: str) -> Query:
+    """Count what is 0; the result is 0, and not nothing, when all are 1."""
+    seen = f"max by ({', '.join(by)}) ({up.name})"
+    return Query(f"count({seen}) - sum({seen})", COUNT, metrics=(up,))
+
+
+def _grown(counter: Metric, window: str) -> Query:
+    """Count in whole numbers; a counter that starts over has grown by nothing."""
+    name = counter.name
+    return Query(f"sum({name} - min_over_time({name}[{window}]))", COUNT, metrics=(counter,))
+
+
+def _present(query: Query) -> Query:
+    return replace(query, expression=f"{query.expression} > 0")
+
+
+def _failed() -> Query:
+    state = agent.SOURCE_STATE
+    expression = f'max by (node, source) ({state.name}{{state="failed"}}) == 1'
+    return Query(expression, COUNT, metrics=(state,))
+
+
+def _age_of_failed() -> Query:
+    age, failed = agent.SOURCE_AGE, _failed()
+    expression = f"max by (node, source) ({age.name}) and ({failed.expression})"
+    return Query(expression, unit_of(age), metrics=(age,))
+
+
+def _age_of_silent() -> Query:
+    age, reporting = collector.NODE_AGE, collector.NODE_UP
+    silent = f"max by (node) ({reporting.name}) == 0"
+    expression = f"min by (node) ({age.name}) and ({silent})"
+    return Query(expression, unit_of(age), metrics=(age, reporting))

@@ -1,0 +1,96 @@
+"""`railscope ...`: the command line. The agent's and the collector's commands load on demand."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from railscope import __version__
+from railscope.settings import SettingsError
+
+_ON_DEMAND = {"agent": ("agent.cli", "agent"), "collector": ("collector.cli", "collector")}
+_HELP = {
+    "agent": "Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log.",
+    "collector": "Turn frames of all nodes into cluster, rail and tenant views.",
+}
+
+
+class _OnDemand(click.Group):
+    """A group that imports the agent or the collector only when one of them is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ON_DEMAND])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _ON_DEMAND:
+            module, name = _ON_DEMAND[cmd_name]
+            command: click.Command = getattr(importlib.import_module(module), name)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            command = None if name in _ON_DEMAND else self.get_command(ctx, name)
+            rows.append((name, command.get_short_help_str(80) if command else _HELP[name]))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=_OnDemand)
+@click.version_option(__version__, prog_name="railscope")
+def root() -> None:
+    """Telemetry of a GPU training cluster: GPU, PCIe, RoCE and tenants on one clock."""
+
+
+@root.command()
+@click.option(
+    "--format", "form", type=click.Choice(["table", "md", "json"]), default="table",
+    show_default=True, help="How to print.",
+)  # fmt: skip
+def catalog(form: str) -> None:
+    """Print the metric reference."""
+    from railscope.catalog import reference  # noqa: PLC0415 - only this command needs it
+
+    click.echo(reference.render(form), nl=False)
+
+
+@root.command()
+@click.option("--scenario", default="training", show_default=True, help="What happens on the node.")
+@click.option("--seconds", type=click.IntRange(min=1), default=60, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--node", default="gpu-node-0", show_default=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+def simulate(scenario: str, seconds: int, seed: int, node: str, folder: Path) -> None:
+    """Make a capture of a simulated server with 8 GPUs and 8 rails in FOLDER."""
+    from railscope.capture import write_capture  # noqa: PLC0415 - only this command needs it
+    from railscope.simulator import (  # noqa: PLC0415 - as above
+        SCENARIOS, NodeSpec, about, moments,
+    )  # fmt: skip
+
+    if scenario not in SCENARIOS:
+        message = f"no scenario {scenario!r}; there are {', '.join(sorted(SCENARIOS))}"
+        raise click.ClickException(message)
+    spec = NodeSpec(node=node, seed=seed, scenario=scenario)
+    write_capture(folder, about(spec, seconds), moments(spec, seconds))
+    click.echo(f"{folder}: {seconds} s of {node}, {SCENARIOS[scenario]}")
+
+
+def main() -> None:
+    """Run the command line; a wrong setting is one clear line and exit status 2."""
+    try:
+        root()
+    except* SettingsError as errors:
+        for error in _flat(errors):
+            click.echo(f"railscope: {error}", err=True)
+        sys.exit(2)
+
+
+def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -1,0 +1,45 @@
+"""Logs: one event name, then keys. Under systemd the journal adds time and level by itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import structlog
+
+_JOURNAL_LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+
+
+def _journal_prefix(_: Any, __: str, line: str) -> str:
+    level, _, rest = line.partition(" ")
+    return f"<{_JOURNAL_LEVELS.get(level, 6)}>{rest}"
+
+
+def _level_first(_: Any, method: str, event: dict[str, Any]) -> str:
+    name = event.pop("event")
+    keys = " ".join(f"{key}={_quoted(value)}" for key, value in event.items())
+    return f"{method} {name} {keys}".rstrip()
+
+
+def _quoted(value: Any) -> str:
+    text = str(value)
+    return f'"{text}"' if not text or any(c in text for c in ' "=') else text
+
+
+def configure(level: str) -> None:
+    """Send logs to standard error; for the journal with its level prefix, else with the time."""
+    journal = "JOURNAL_STREAM" in os.environ
+    processors: list[Any] = []
+    if not journal:
+        processors.append(structlog.processors.TimeStamper(fmt="iso", utc=True))
+    processors.append(_level_first)
+    if journal:
+        processors.append(_journal_prefix)
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )

@@ -1,0 +1,169 @@
+"""Settings: one TOML file a program, then the environment, then flags.
+
+A settings type is a frozen msgspec Struct whose fields carry their description; sample files and
+the reference page are made from it. Unknown keys are errors that name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown, of the wrong type or out of bounds; the message says which."""
+
+
+def described(text: str, **bounds: Any) -> msgspec.Meta:
+    """The description of a setting, and its bounds (`ge`, `le`, `min_length`, ...)."""
+    return msgspec.Meta(description=text, **bounds)
+
+
+def load(
+    kind: type[Settings],
+    *,
+    file: Path | None,
+    environment: Mapping[str, str] = os.environ,
+    prefix: str,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings from defaults, a file, the environment and flags; the later wins.
+
+    `prefix` starts the names of environment variables; sections are set apart by two underscores:
+    RAILSCOPE_AGENT_COLLECTOR__URL. `flags` maps dotted keys to values; None stands for not given.
+    Raises SettingsError that names the place, the key and what to write instead.
+    """
+    merged: dict[str, Any] = {}
+    if file is not None:
+        _merge(kind, merged, _read(file), str(file))
+    _merge(kind, merged, _from_environment(kind, environment, prefix), "the environment")
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    _merge(kind, merged, _nested(given, "."), "the command line")
+    try:
+        return msgspec.convert(merged, kind, strict=False)
+    except msgspec.ValidationError as error:
+        where = f"{file}, the environment or the command line" if file else "the settings"
+        message = f"{where}: {error}"
+        raise SettingsError(message) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"{file}: cannot be read: {error.strerror}"
+        raise SettingsError(message) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{file}: is no TOML: {error}"
+        raise SettingsError(message) from error
+
+
+def _from_environment(
+    kind: type[msgspec.Struct], environment: Mapping[str, str], prefix: str
+) -> dict[str, Any]:
+    known = {key.upper().replace(".", "__"): key for key, _ in fields(kind)}
+    found = {}
+    for name, value in environment.items():
+        if name.startswith(prefix):
+            word = name.removeprefix(prefix)
+            if word not in known:
+                message = f"environment variable {name} is no setting{_nearest(word, known)}"
+                raise SettingsError(message)
+            found[known[word]] = value
+    return _nested(found, ".")
+
+
+def _nested(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(separator)
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return nested
+
+
+def _merge(kind: type[msgspec.Struct], into: dict[str, Any], new: dict[str, Any], where: str) -> None:
+    known = typing.get_type_hints(kind)
+    for key, value in new.items():
+        if key not in known:
+            message = f"{where}: unknown key {key!r}{_nearest(key, known)}"
+            raise SettingsError(message)
+        section = _section(known[key])
+        if section and isinstance(value, dict):
+            _merge(section, into.setdefault(key, {}), value, f"{where} [{key}]")
+        else:
+            into[key] = value
+
+
+def _section(hint: Any) -> type[msgspec.Struct] | None:
+    return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
+
+
+def _nearest(word: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+
+
+# Documentation ---------------------------------------------------------------------------------
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One setting as documentation shows it."""
+
+    description: str
+    default: Any
+    type: str
+
+
+def fields(kind: type[msgspec.Struct], prefix: str = "") -> list[tuple[str, Field]]:
+    """Every setting by its dotted key."""
+    found: list[tuple[str, Field]] = []
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for info in msgspec.structs.fields(kind):
+        section = _section(hints[info.name])
+        if section:
+            found += fields(section, f"{prefix}{info.name}.")
+            continue
+        found.append((prefix + info.name, _field(hints[info.name], info.default)))
+    return found
+
+
+def _field(hint: Any, default: Any) -> Field:
+    if typing.get_origin(hint) is not Annotated:
+        message = f"a setting of type {hint} has no description"
+        raise TypeError(message)
+    plain, meta = typing.get_args(hint)[:2]
+    return Field(meta.description, default, getattr(plain, "__name__", str(plain)))
+
+
+def sample(kind: type[msgspec.Struct], title: str) -> str:
+    """A commented sample file with every setting at its default."""
+    lines = [f"# {title}", "# Every line shows the default; remove the # to change it."]
+    section = ""
+    ordered = sorted(fields(kind), key=lambda entry: "." in entry[0])
+    for key, entry in ordered:
+        head, _, name = key.rpartition(".")
+        if head != section:
+            section = head
+            lines += ["", f"[{section}]"]
+        lines += ["", f"# {entry.description}", f"# {name} = {_toml(entry.default)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(value)

@@ -1,0 +1,114 @@
+"""The kernel log of the simulated node: a few lines of the boot, and what the scenario causes.
+
+Records are as /dev/kmsg prints them: priority, sequence number, microseconds since boot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from railscope.capture import Moment
+from railscope.simulator.machine import DRIVER_VERSION, KERNEL, NIC_FIRMWARE, Gpu, Machine, Port
+from railscope.simulator.model import NodeModel
+from railscope.simulator.scenarios import Scenario
+from railscope.simulator.span import NS_PER_US
+
+WARNING, INFO = 4, 6
+
+_BOOT_STEP_US = 350_000
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something the kernel says at an offset into the simulation."""
+
+    offset_ns: int
+    level: int
+    text: str
+
+
+class KernelLog:
+    """All records of a simulation, given out as time passes."""
+
+    def __init__(self, model: NodeModel) -> None:
+        boot_us = model.spec.started_boot_ns // NS_PER_US
+        parts = model.machine
+        boot = [*_greeting(), *_driver_load(parts)]
+        self._records = [
+            (-1, f"{INFO},{number},{number * _BOOT_STEP_US},-;{text}")
+            for number, text in enumerate(boot)
+        ]
+        messages = sorted(_messages(model.scenario, parts), key=lambda message: message.offset_ns)
+        for number, message in enumerate(messages, len(boot)):
+            at_us = boot_us + message.offset_ns // NS_PER_US
+            self._records.append(
+                (message.offset_ns, f"{message.level},{number},{at_us},-;{message.text}")
+            )
+        self._next = 0
+
+    def show(self, model: NodeModel, into: Moment) -> None:
+        """Put the records that have come up since the last time into a moment."""
+        while self._next < len(self._records):
+            offset_ns, record = self._records[self._next]
+            if offset_ns > model.offset_ns:
+                break
+            into.log.append(record)
+            self._next += 1
+
+
+def _greeting() -> list[str]:
+    return [
+        f"Linux version {KERNEL} (buildd@lcy02-amd64-080) (gcc 11.4.0) #64-Ubuntu SMP",
+        f"Command line: BOOT_IMAGE=/boot/vmlinuz-{KERNEL} root=/dev/nvme0n1p2 ro",
+        "smpboot: Allowing 224 CPUs, 0 hotplug CPUs",
+    ]
+
+
+def _driver_load(parts: Machine) -> Iterator[str]:
+    for port in parts.ports:
+        yield f"mlx5_core {port.pci_address}: firmware version: {NIC_FIRMWARE}"
+    yield f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}"
+    for port in parts.ports:
+        yield _link_line(port, "up")
+
+
+def _link_line(port: Port, state: str) -> str:
+    return f"mlx5_core {port.pci_address} {port.interface}: Link {state}"
+
+
+def _messages(scenario: Scenario, parts: Machine) -> Iterator[Message]:
+    onset_ns, struck = scenario.onset_ns, parts.gpus[scenario.spec.struck]
+    for port in parts.ports:
+        outage = scenario.link_outage(port.rail)
+        if outage:
+            yield Message(outage.start_ns, INFO, _link_line(port, "down"))
+            yield Message(outage.end_ns, INFO, _link_line(port, "up"))
+    reload_ns = scenario.reload_ns()
+    if reload_ns is not None:
+        for text in _driver_load(parts):
+            yield Message(reload_ns, INFO, text)
+    for text in _XIDS.get(scenario.spec.scenario, ()):
+        yield Message(onset_ns, WARNING, _about_gpu(text, struck))
+
+
+_INTRODUCTION = (
+    "NVRM: GPU at PCI:{address}: {uuid}",
+    "NVRM: GPU Board Serial Number: {serial}",
+)
+_XIDS = {
+    "xid79": (
+        *_INTRODUCTION,
+        "NVRM: Xid (PCI:{address}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "NVRM: GPU {address}.0: GPU has fallen off the bus.",
+        "NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+    ),
+    "row_remap": (
+        *_INTRODUCTION,
+        "NVRM: Xid (PCI:{address}): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x00000012bac1c3e0) marked for remapping, reset gpu to activate.",
+    ),
+}
+
+
+def _about_gpu(text: str, gpu: Gpu) -> str:
+    return text.format(address=gpu.log_address, uuid=gpu.uuid, serial=gpu.serial)

@@ -1,0 +1,76 @@
+"""The node: job, GPUs, ports and server advance together, one span after the other.
+
+The views (`gpu`, `rdma`, `nic`, `pcie`, `host`, `kernel`) look at this state and nothing else,
+which is why what they show agrees.
+"""
+
+from __future__ import annotations
+
+from railscope.simulator.fabric import Cable
+from railscope.simulator.job import CHECKPOINT_RATE, EXCHANGE_RATE, FETCH_RATE, Demand, Job
+from railscope.simulator.machine import Port, machine
+from railscope.simulator.scenarios import scenario_of
+from railscope.simulator.server import Server
+from railscope.simulator.silicon import Silicon
+from railscope.simulator.span import NS_PER_SECOND, Span
+from railscope.simulator.spec import NodeSpec
+
+_WARM_UP_SECONDS = 60
+_SLOWEST_PACE = 0.4
+
+
+class NodeModel:
+    """A node that has run its job for a while when the simulation starts, at offset zero."""
+
+    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+        self.spec = spec
+        self.scenario = scenario_of(spec, duration_ns)
+        self.machine = machine(spec)
+        self.offset_ns = -_WARM_UP_SECONDS * NS_PER_SECOND
+        uptime_ns = spec.started_boot_ns + self.offset_ns
+        self.gpus = [
+            Silicon(self.machine.model, spec.stream(f"gpu {gpu.index}"), uptime_ns)
+            for gpu in self.machine.gpus
+        ]
+        self.cables = [
+            Cable(port, spec.stream(f"port {port.rdma_device}"), uptime_ns)
+            for port in self.machine.ports
+        ]
+        self.server = Server(spec, uptime_ns)
+        self._job = Job(spec)
+        while self.offset_ns < 0:
+            self.advance(self.offset_ns + NS_PER_SECOND)
+
+    def advance(self, until_ns: int) -> None:
+        """Go on until an offset into the simulation."""
+        span = Span(self.offset_ns, until_ns)
+        self.offset_ns = until_ns
+        scenario = self.scenario
+        clocks = [gpu.unthrottled_share for gpu in self.gpus if not gpu.lost]
+        slowest = max(min(clocks, default=1.0), _SLOWEST_PACE)
+        demand = self._job.advance(span, scenario.job(span), slowest)
+        for index, gpu in enumerate(self.gpus):
+            gpu.advance(span, demand, scenario.gpu(index, span))
+        for cable in self.cables:
+            rail = cable.port.rail
+            wish = _wish(cable.port, demand)
+            cable.advance(span, wish, scenario.port(rail, span), scenario.link_outage(rail))
+        self.server.advance(span, demand)
+        reload_ns = scenario.reload_ns()
+        if reload_ns is not None and span.passes(reload_ns):
+            self._reload()
+
+    def _reload(self) -> None:
+        for gpu in self.gpus:
+            gpu.reload()
+        for cable in self.cables:
+            cable.reload()
+
+
+def _wish(port: Port, demand: Demand) -> tuple[float, float]:
+    """Which shares of line rate the job wishes to send and receive at a port."""
+    if port.rail is not None:
+        rate = EXCHANGE_RATE * demand.exchange
+        return rate, rate
+    sent, received = CHECKPOINT_RATE * demand.checkpoint, FETCH_RATE * demand.fetch
+    return sent, received

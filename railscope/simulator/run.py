@@ -1,0 +1,71 @@
+"""From a spec to a capture: the state of the model at each instant, and what differs each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from railscope.capture import SECTIONS, About, Capture, Json, Moment
+from railscope.simulator import gpu, host, nic, pcie, rdma
+from railscope.simulator.kernel import KernelLog
+from railscope.simulator.model import NodeModel
+from railscope.simulator.span import NS_PER_SECOND
+from railscope.simulator.span import seconds as to_ns
+from railscope.simulator.spec import NodeSpec
+
+
+def simulate(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Capture:
+    """Simulate a node and keep the whole capture in memory."""
+    return Capture(about(spec, seconds), tuple(moments(spec, seconds, step_seconds)))
+
+
+def about(spec: NodeSpec, seconds: int) -> About:
+    """Say what the capture is of."""
+    return About(
+        node=spec.node,
+        boot_id=spec.boot_id,
+        started_wall_ns=spec.started_wall_ns,
+        started_boot_ns=spec.started_boot_ns,
+        duration_ns=seconds * NS_PER_SECOND,
+        origin=f"simulated: {spec.scenario}, seed {spec.seed}",
+        hardware=f"{spec.gpus} x {spec.model}, one ConnectX-7 a GPU and two for storage",
+    )
+
+
+def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator[Moment]:
+    """Simulate a node, one moment a step, from offset zero to the end.
+
+    Raises ValueError where there is nothing to simulate.
+    """
+    step_ns, duration_ns = to_ns(step_seconds), seconds * NS_PER_SECOND
+    if step_ns < 1 or duration_ns < step_ns:
+        message = f"{seconds} s in steps of {step_seconds} s are no simulation"
+        raise ValueError(message)
+    return _moments(spec, duration_ns, step_ns)
+
+
+def _moments(spec: NodeSpec, duration_ns: int, step_ns: int) -> Iterator[Moment]:
+    model = NodeModel(spec, duration_ns)
+    views = (gpu.show, rdma.show, nic.show, pcie.show, host.show, KernelLog(model).show)
+    known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
+    for offset_ns in range(0, duration_ns + 1, step_ns):
+        if offset_ns:
+            model.advance(offset_ns)
+        now = Moment(offset_ns)
+        for show in views:
+            show(model, now)
+        yield _changes(now, known)
+
+
+def _changes(now: Moment, known: dict[str, dict[str, Json]]) -> Moment:
+    """Keep of a moment what is not known yet; from then on it is."""
+    changed = Moment(now.offset_ns, log=now.log)
+    for section in SECTIONS:
+        seen = known[section]
+        fresh = {
+            key: value
+            for key, value in getattr(now, section).items()
+            if key not in seen or seen[key] != value
+        }
+        seen.update(fresh)
+        getattr(changed, section).update(fresh)
+    return changed

@@ -1,0 +1,80 @@
+"""What is to be simulated: one node, what happens to it, and when it was switched on.
+
+Everything random is drawn from streams that have names, so that one device more or less leaves all
+others as they were. Nodes of one seed run the same job in step with each other.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+MOST_GPUS = 8
+STRUCK = 3
+
+SCENARIOS: Mapping[str, str] = MappingProxyType(
+    {
+        "idle": "No job: GPUs at idle clocks, nothing on the rails.",
+        "training": "A healthy synchronous training job on all GPUs, with checkpoints.",
+        "incast": "From half time on, too many senders at one rail: ECN marks, CNPs sent, no pause.",
+        "pause_storm": "From half time on, one rail's NIC sends pause without end; storm events.",
+        "slow_receiver": "From half time on, one rail's NIC waits for PCIe and pauses the switch.",
+        "pfc_victim": "From half time on, the switch pauses one rail's NIC for others' congestion.",
+        "thermal": "From half time on, one GPU is badly cooled and throttles; the job waits for it.",
+        "xid79": "At half time one GPU falls off the bus; the job hangs.",
+        "row_remap": "At half time a GPU marks a memory row for remapping, pending until a reset.",
+        "link_flap": "At half time one rail's link goes down and comes up again.",
+        "counter_reset": "At half time the drivers are loaded anew: counters fall to zero.",
+    }
+)
+"""Scenarios by name: what happens, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A node to simulate. Two equal specs give equal captures.
+
+    A fault strikes the GPU or rail with index 3, or the last one of a node with fewer.
+    """
+
+    node: str
+    seed: int = 0
+    gpus: int = MOST_GPUS
+    model: str = "NVIDIA H100 80GB HBM3"
+    scenario: str = "training"
+    started_wall_ns: int = 1_760_000_000_000_000_000
+    started_boot_ns: int = 777_600_000_000_000
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be simulated."""
+        if not 1 <= self.gpus <= MOST_GPUS:
+            message = f"a node has 1 to {MOST_GPUS} GPUs, not {self.gpus}"
+            raise ValueError(message)
+        if self.scenario not in SCENARIOS:
+            message = f"no scenario {self.scenario!r}; there are {', '.join(SCENARIOS)}"
+            raise ValueError(message)
+
+    @property
+    def struck(self) -> int:
+        """The index of the GPU and of the rail that a fault strikes."""
+        return min(STRUCK, self.gpus - 1)
+
+    @property
+    def boot_id(self) -> str:
+        """What identifies the simulated boot."""
+        return str(uuid.UUID(int=self.stream("boot").getrandbits(128), version=4))
+
+    def stream(self, purpose: str) -> random.Random:
+        """Random numbers for one purpose on this node."""
+        return _stream(f"{self.seed}/{self.node}/{purpose}")
+
+    def shared_stream(self, purpose: str) -> random.Random:
+        """Random numbers for one purpose, the same on all nodes of this seed."""
+        return _stream(f"{self.seed}/{purpose}")
+
+
+def _stream(name: str) -> random.Random:
+    return random.Random(name)  # noqa: S311 - repeatable on purpose, nothing secret depends on it

@@ -1,0 +1,44 @@
+"""Talking to systemd: READY, WATCHDOG, STOPPING and RELOADING over its notification socket.
+
+Protocol: sd_notify(3). Outside systemd every call does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+
+_US_PER_SECOND = 1_000_000
+
+
+def notify(state: str) -> None:
+    """Send a state such as "READY=1" to systemd."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.sendto(state.encode(), address)
+
+
+def notify_reloading() -> None:
+    """Say that a reload has begun; systemd wants to know the time as well."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+async def feed_watchdog(healthy: Callable[[], bool]) -> None:
+    """Tell the watchdog, at half its interval, that the loop still turns and all is well.
+
+    Returns at once where systemd has set no watchdog.
+    """
+    interval_us = int(os.environ.get("WATCHDOG_USEC", "0"))
+    if not interval_us or not os.environ.get("NOTIFY_SOCKET"):
+        return
+    while True:
+        if healthy():
+            notify("WATCHDOG=1")
+        await asyncio.sleep(interval_us / _US_PER_SECOND / 2)
