@@ -1,4 +1,4 @@
-"""`railscope agent ...`"""
+"""The command `railscope agent` and what is below it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from agent.host.clock import RealClock
 from agent.host.real import RealHost
 from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost, Redactor
-from agent.service import Agent, machine_sources, node_name
 from agent.sampler import Sampler
+from agent.service import Agent, machine_sources, node_name
 from railscope import logs, settings
 from railscope.capture import About, Capture, CaptureError, read_capture
 from railscope.exposition import Format

@@ -14,12 +14,18 @@ PREFIX = "RAILSCOPE_AGENT_"
 class Periods(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from one read of a source to the next."""
 
-    gpu: Annotated[float, described("Load, memory, clocks, power, temperature of GPUs.", ge=0.02)] = 1.0
-    gpu_health: Annotated[float, described("ECC, remapped rows, limits and PCIe of GPUs.", ge=0.1)] = 10.0
+    gpu: Annotated[
+        float, described("Load, memory, clocks, power, temperature of GPUs.", ge=0.02)
+    ] = 1.0
+    gpu_health: Annotated[
+        float, described("ECC, remapped rows, limits and PCIe of GPUs.", ge=0.1)
+    ] = 10.0
     rdma: Annotated[float, described("Counters and state of RDMA ports.", ge=0.02)] = 1.0
     nic: Annotated[float, described("Driver statistics of network cards.", ge=0.1)] = 1.0
     pcie: Annotated[float, described("PCIe links and errors.", ge=0.1)] = 10.0
-    host: Annotated[float, described("Processors, memory, disks, network of the server.", ge=0.1)] = 5.0
+    host: Annotated[
+        float, described("Processors, memory, disks, network of the server.", ge=0.1)
+    ] = 5.0
     kernel: Annotated[float, described("The kernel log.", ge=0.02)] = 1.0
     agent: Annotated[float, described("The agent's own state.", ge=0.1)] = 1.0
 
@@ -34,7 +40,9 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
         str, described("Certificates (PEM) to trust for https. Empty: those of the system.")
     ] = ""
     push_seconds: Annotated[float, described("Seconds of frames in one envelope.", ge=0.02)] = 5.0
-    timeout_seconds: Annotated[float, described("Longest wait for an acknowledgement.", gt=0)] = 30.0
+    timeout_seconds: Annotated[float, described("Longest wait for an acknowledgement.", gt=0)] = (
+        30.0
+    )
     most_retry_seconds: Annotated[
         float, described("Longest pause between two tries while the collector is away.", gt=0)
     ] = 30.0
@@ -46,7 +54,9 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
     """TLS of the agent's own page."""
 
-    certificate_file: Annotated[str, described("Certificate (PEM) of the page. Empty: plain HTTP.")] = ""
+    certificate_file: Annotated[
+        str, described("Certificate (PEM) of the page. Empty: plain HTTP.")
+    ] = ""
     key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
 
 
@@ -54,14 +64,18 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the agent."""
 
     node: Annotated[str, described("Name of this node. Empty: the host name.")] = ""
-    listen: Annotated[str, described("Address and port of the page; port 0 takes a free one.")] = "0.0.0.0:9469"
+    listen: Annotated[str, described("Address and port of the page; port 0 takes a free one.")] = (
+        "0.0.0.0:9469"
+    )
     page_token: Annotated[
         str, described("Bearer token that a scrape of the page must show. Empty: none.")
     ] = ""
     state_directory: Annotated[
         str, described("Where the spool lies. systemd's STATE_DIRECTORY goes before the default.")
     ] = "/var/lib/railscope-agent"
-    log_level: Annotated[str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")] = "info"
+    log_level: Annotated[
+        str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
+    ] = "info"
     deadline_seconds: Annotated[
         float, described("A read may take its period, but never less than this.", gt=0)
     ] = 1.0

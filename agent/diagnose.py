@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from agent.sampler import Status
 from agent.service import Agent
-from agent.sinks.collector_client import CollectorClient, LinkError, Verdict as Answered
+from agent.sinks.collector_client import CollectorClient, LinkError
+from agent.sinks.collector_client import Verdict as Answered
 from agent.source import Finding, Verdict
 from railscope import __version__
 from railscope.reading import REASONS, Absent

@@ -108,6 +108,4 @@ def _stored(values: list[int]) -> array[int]:
 def _broken(source: Source, error: OSError | NvmlError) -> Finding:
     denied = reason_for(error) is Absent.DENIED
     mend = nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
-    return Finding(
-        source.name, Verdict.DENIED if denied else Verdict.BROKEN, str(error), mend
-    )
+    return Finding(source.name, Verdict.DENIED if denied else Verdict.BROKEN, str(error), mend)

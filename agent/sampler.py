@@ -18,8 +18,8 @@ from agent.host import Clock, Host
 from agent.reader import Outcome, Reader
 from agent.source import Finding, Source
 from railscope.catalog import agent as catalog
-from railscope.entity import Entity
 from railscope.catalog.entities import SOURCE
+from railscope.entity import Entity
 from railscope.frame import Event, Frame, Origin
 
 log = structlog.get_logger(__name__)
@@ -103,7 +103,9 @@ class Sampler:
             async with asyncio.TaskGroup() as group:
                 for source in self.sources:
                     reader = Reader(source, self.host, self.origin)
-                    task = self._tick(self.statuses[source.name], reader, threads[source.family], None)
+                    task = self._tick(
+                        self.statuses[source.name], reader, threads[source.family], None
+                    )
                     group.create_task(task)
         finally:
             for thread in threads.values():
@@ -185,7 +187,7 @@ class Sampler:
         status.state, status.changed_boot_ns = state, now.boot_ns
         name = status.source.name
         if state in {PARTIAL, FAILED}:
-            log.warning("source_" + status.state_name, source=name, problem=problem)
+            log.warning(f"source_{status.state_name}", source=name, problem=problem)  # noqa: G004 - an event name, not a message
         elif before in {PARTIAL, FAILED}:
             log.info("source_recovered", source=name, after_seconds=round(seconds, 1))
         if before == STARTING and state in {OK, UNSUPPORTED}:

@@ -93,7 +93,7 @@ class Agent:
         )
         self.page = Page(
             self.node,
-            lambda: self.sampler.statuses.values(),
+            self.sampler.statuses.values,
             lambda: self.host.clock.now().boot_ns,
             self.settings.page_token,
         )

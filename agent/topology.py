@@ -51,9 +51,7 @@ def pci_path(resolved: str) -> tuple[str, ...]:
     return (bridge, *[part for part in parts if _ADDRESS.fullmatch(part)])
 
 
-def distance(
-    one: Sequence[str], other: Sequence[str], *, same_numa_node: bool
-) -> Distance:
+def distance(one: Sequence[str], other: Sequence[str], *, same_numa_node: bool) -> Distance:
     """How far two devices are apart, given their PCI paths."""
     if one[0] != other[0]:
         return Distance.NODE if same_numa_node else Distance.SYS

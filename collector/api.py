@@ -96,7 +96,9 @@ class Api:
     async def _node(self, request: web.Request) -> web.Response:
         node = self.core.fleet.nodes.get(request.match_info["node"])
         if node is None:
-            return _json({"error": f"no node {request.match_info['node']!r} has ever reported"}, 404)
+            return _json(
+                {"error": f"no node {request.match_info['node']!r} has ever reported"}, 404
+            )
         streams = {stream: self._readings(stream, node.name) for stream in sorted(node.rows)}
         return _json({"node": node.name, "agent_version": node.agent_version, "streams": streams})
 

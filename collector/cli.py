@@ -1,4 +1,4 @@
-"""`railscope collector ...`"""
+"""The command `railscope collector` and what is below it."""
 
 from __future__ import annotations
 

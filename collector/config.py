@@ -43,7 +43,9 @@ class Influx(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Annotated[str, described("File that holds the token.")] = ""
     organisation: Annotated[str, described("Organisation to write to.")] = "railscope"
     bucket: Annotated[str, described("Bucket to write to.")] = "railscope"
-    interval_seconds: Annotated[float, described("Seconds from one write to the next.", ge=0.1)] = 10.0
+    interval_seconds: Annotated[float, described("Seconds from one write to the next.", ge=0.1)] = (
+        10.0
+    )
     most_waiting_lines: Annotated[
         int, described("Lines kept while the server is away; the oldest go first.", ge=1)
     ] = 200_000
@@ -61,7 +63,8 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     listen: Annotated[str, described("Address and port; port 0 takes a free one.")] = "0.0.0.0:9470"
     state_directory: Annotated[
-        str, described("Where the frame log lies. systemd's STATE_DIRECTORY goes before the default.")
+        str,
+        described("Where the frame log lies. systemd's STATE_DIRECTORY goes before the default."),
     ] = "/var/lib/railscope-collector"
     tokens_file: Annotated[
         str, described("Tokens of nodes and readers (TOML); see `railscope collector token`.")
@@ -75,8 +78,12 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     stale_seconds: Annotated[
         float, described("A node whose newest frame is older counts as silent.", gt=0)
     ] = 30.0
-    views_seconds: Annotated[float, described("Seconds from one refresh of the views to the next.", ge=0.1)] = 2.0
-    log_level: Annotated[str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")] = "info"
+    views_seconds: Annotated[
+        float, described("Seconds from one refresh of the views to the next.", ge=0.1)
+    ] = 2.0
+    log_level: Annotated[
+        str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
+    ] = "info"
     limits: Limits = Limits()
     frame_log: FrameLogSettings = FrameLogSettings()
     influx: Influx = Influx()

@@ -129,9 +129,7 @@ class Core:
             self._observe(envelope, batch, known, instants)
         self.events.extend(SeenEvent(envelope.node, event) for event in batch.events)
 
-    def _observe(
-        self, envelope: Envelope, batch: Batch, known: Known, instants: list[int]
-    ) -> None:
+    def _observe(self, envelope: Envelope, batch: Batch, known: Known, instants: list[int]) -> None:
         self.gpus_of[envelope.node] = {gpu.lane: gpu.uuid for gpu in known.gpus}
         codes = decode.reasons(batch, known.layout.columns) if batch.reasons else None
         for gpu in known.gpus:
@@ -148,9 +146,7 @@ class Core:
         return self.gpus_of.get(node, {})
 
 
-def _stretches(
-    rows: Iterator[int] | range, boot_ns: tuple[int, ...]
-) -> Iterator[tuple[int, int]]:
+def _stretches(rows: Iterator[int] | range, boot_ns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Runs of rows that lie at most a gap apart, as first and last row."""
     first = last = None
     for row in rows:

@@ -27,7 +27,14 @@ from collector.framelog import FrameLog, Record
 from collector.layout import check_schema
 from collector.tokens import Tokens
 from railscope.wire import (
-    SENT_HEADER, VERSION, Envelope, SentAt, WireError, WireVersionError, schema_hash, unpack,
+    SENT_HEADER,
+    VERSION,
+    Envelope,
+    SentAt,
+    WireError,
+    WireVersionError,
+    schema_hash,
+    unpack,
 )  # fmt: skip
 
 log = structlog.get_logger(__name__)
@@ -197,7 +204,9 @@ class Ingest:
             ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))
             ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS
             if not ordered or (ahead and envelope.boot_id == record.sent.boot_id):
-                text = f"stream {batch.stream!r}: the boot clock of its frames runs backwards or ahead"
+                text = (
+                    f"stream {batch.stream!r}: the boot clock of its frames runs backwards or ahead"
+                )
                 raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "time", text)
 
 
@@ -205,7 +214,9 @@ _LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _EXPECTED = {"unknown_schema"}
 
 
-def _reply(status: HTTPStatus, content: dict[str, object] | dict[str, int], headers: dict[str, str]) -> web.Response:
+def _reply(
+    status: HTTPStatus, content: dict[str, object] | dict[str, int], headers: dict[str, str]
+) -> web.Response:
     return web.Response(
         status=status, body=msgspec.json.encode(content), content_type="application/json",
         headers=headers,

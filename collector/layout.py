@@ -79,10 +79,11 @@ def make_layout(schema: WireSchema) -> Layout:
     cells: list[tuple[int, Part, int, int]] = []
     metrics: list[Metric] = []
     counters, narrow = [], []
-    column = 0
+    column = -1
     for group in schema.groups:
         metric = METRICS.get(group.metric)
         for member in group.entities:
+            column += 1
             entity = schema.entities[member]
             if metric and metric.kind is Kind.COUNTER:
                 counters.append(column)
@@ -90,13 +91,12 @@ def make_layout(schema: WireSchema) -> Layout:
             if metric and metric.rollups and entity.kind == metric.about.name:
                 part = entity.key[len(metric.about.whole.labels) :]
                 cells.append((len(metrics), part, entity_lanes[member], column))
-        column += len(group.entities)
         if metric:
             metrics.append(metric)
-    return _assemble(schema.stream, column, counters, narrow, sorted(cells), metrics)
+    return _assemble(schema.stream, column + 1, counters, narrow, sorted(cells), metrics)
 
 
-def _assemble(  # noqa: PLR0913 - the pieces of one object
+def _assemble(  # noqa: PLR0913, PLR0917 - the pieces of one object
     stream: str,
     columns: int,
     counters: list[int],
@@ -104,7 +104,10 @@ def _assemble(  # noqa: PLR0913 - the pieces of one object
     cells: list[tuple[int, Part, int, int]],
     metrics: list[Metric],
 ) -> Layout:
-    starts, cell_lanes, keys, key_starts = [], [], [], []
+    starts: list[int] = []
+    cell_lanes: list[int] = []
+    keys: list[Key] = []
+    key_starts: list[int] = []
     previous: tuple[int, Part, int] | None = None
     for position, (metric, part, lane, _) in enumerate(cells):
         if previous is None or previous[:2] != (metric, part):

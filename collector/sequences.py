@@ -67,7 +67,7 @@ class Received(msgspec.Struct):
         found = self.nodes.get(node, {}).get(run)
         return found.streams.get(stream, Ranges()) if found else Ranges()
 
-    def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913
+    def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
         """Remember first .. last of a stream."""
         entry = self.nodes.setdefault(node, {}).setdefault(run, Run())
         entry.last_received_ns = max(entry.last_received_ns, now_ns)

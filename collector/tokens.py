@@ -59,14 +59,16 @@ def load(path: Path) -> Tokens:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        message = f"tokens_file {path} does not exist: make one with `railscope collector token NODE`"
+        message = (
+            f"tokens_file {path} does not exist: make one with `railscope collector token NODE`"
+        )
         raise SettingsError(message) from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"tokens_file {path} cannot be read: {error}"
         raise SettingsError(message) from error
     unknown = set(content) - {"nodes", "readers"}
     if unknown:
-        message = f"tokens_file {path}: unknown section {sorted(unknown)[0]!r}; known are nodes, readers"
+        message = f"tokens_file {path}: unknown section {min(unknown)!r}; known are nodes, readers"
         raise SettingsError(message)
     return Tokens(_section(path, content, "nodes"), _section(path, content, "readers"))
 

@@ -32,7 +32,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from railscope.catalog import ROLLUPS, Kind, Metric, Rollup, Unit
+from railscope.catalog import Kind, Metric, Rollup, Unit, rollups
 from railscope.catalog.rollup import derived_name
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -109,13 +109,13 @@ def over(scope: str, metric: Metric, how: Rollup, *by: str, where: str = "") -> 
 
     Several collectors may each hold a share of the nodes, so their roll-ups are rolled up again.
     """
-    derived = ROLLUPS[derived_name(metric, scope, how)].metric
+    derived = rollups()[derived_name(metric, scope, how)].metric
     return now(derived, how, *(() if scope == "cluster" else (scope,)), *by, where=where)
 
 
 def unit_of(metric: Metric) -> str:
     """Translate the unit of a metric's value into Grafana's."""
-    derived = ROLLUPS.get(metric.name)
+    derived = rollups().get(metric.name)
     if derived and derived.source.kind is Kind.COUNTER:
         return rate_unit_of(derived.source)
     return UNITS.get(metric.unit, COUNT)
@@ -253,7 +253,7 @@ def _description(about: str, queries: Iterable[Query]) -> str:
 
 
 def _explanation(metric: Metric) -> str:
-    derived = ROLLUPS.get(metric.name)
+    derived = rollups().get(metric.name)
     meaning = f"{metric.help} {derived.source.help}" if derived else metric.help
     return f"`{metric.name}`: {meaning}"
 

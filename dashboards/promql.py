@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from railscope.catalog import METRICS, ROLLUPS, Kind, Metric
+from railscope.catalog import METRICS, Kind, Metric, rollups
 
 TARGET_LABELS = frozenset({"node", "instance", "job"})
 SCRAPE_METRICS = frozenset({"up"})
@@ -28,7 +28,7 @@ _OF_GAUGES = frozenset({"deriv", "delta", "idelta"})
 
 def metric_named(name: str) -> Metric | None:
     """Find the declaration of a metric that an agent or a collector exposes."""
-    derived = ROLLUPS.get(name)
+    derived = rollups().get(name)
     return derived.metric if derived else METRICS.get(name)
 
 

@@ -103,18 +103,20 @@ class About:
 
     def to_toml(self) -> str:
         """The text of `capture.toml`."""
-        return "\n".join([
-            f"format = {FORMAT}",
-            f"node = {json.dumps(self.node)}",
-            f"origin = {json.dumps(self.origin)}",
-            f"hardware = {json.dumps(self.hardware)}",
-            f"redacted = {str(self.redacted).lower()}",
-            f"boot_id = {json.dumps(self.boot_id)}",
-            f"started_wall_ns = {self.started_wall_ns}",
-            f"started_boot_ns = {self.started_boot_ns}",
-            f"duration_ns = {self.duration_ns}",
-            "",
-        ])
+        return "\n".join(
+            [
+                f"format = {FORMAT}",
+                f"node = {json.dumps(self.node)}",
+                f"origin = {json.dumps(self.origin)}",
+                f"hardware = {json.dumps(self.hardware)}",
+                f"redacted = {str(self.redacted).lower()}",
+                f"boot_id = {json.dumps(self.boot_id)}",
+                f"started_wall_ns = {self.started_wall_ns}",
+                f"started_boot_ns = {self.started_boot_ns}",
+                f"duration_ns = {self.duration_ns}",
+                "",
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,8 @@ def _moments(path: Path) -> Iterator[Moment]:
     number = 0
     try:
         with path.open(encoding="utf-8", errors="surrogateescape") as lines:
-            for number, line in enumerate(lines, start=1):
+            for line in lines:
+                number += 1
                 yield Moment.from_line(line)
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{path}: line {number} is damaged: {error}"
@@ -181,8 +184,7 @@ class Timeline:
             if self._next and offset_ns < self._moments[self._next - 1].offset_ns:
                 self._rewind()
             while (
-                self._next < len(self._moments)
-                and self._moments[self._next].offset_ns <= offset_ns
+                self._next < len(self._moments) and self._moments[self._next].offset_ns <= offset_ns
             ):
                 moment = self._moments[self._next]
                 for name in SECTIONS:

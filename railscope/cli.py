@@ -68,7 +68,10 @@ def simulate(scenario: str, seconds: int, seed: int, node: str, folder: Path) ->
     """Make a capture of a simulated server with 8 GPUs and 8 rails in FOLDER."""
     from railscope.capture import write_capture  # noqa: PLC0415 - only this command needs it
     from railscope.simulator import (  # noqa: PLC0415 - as above
-        SCENARIOS, NodeSpec, about, moments,
+        SCENARIOS,
+        NodeSpec,
+        about,
+        moments,
     )  # fmt: skip
 
     if scenario not in SCENARIOS:

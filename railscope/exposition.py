@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from railscope.catalog import INFO, METRICS, ORDER, ROLLUPS
+from railscope.catalog import INFO, METRICS, ORDER, rollups
 from railscope.catalog.declare import Kind, Metric
 from railscope.entity import Entity
 from railscope.frame import Frame, Schema
@@ -104,7 +104,7 @@ class Template:
 def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
     if metric.kind is Kind.STATE:
         return "".join(
-            f'{_with_state(prefix, state)}{int(code == value)}\n'
+            f"{_with_state(prefix, state)}{int(code == value)}\n"
             for prefix, value in zip(prefixes, values, strict=True)
             for code, state in metric.states.items()
         )
@@ -138,7 +138,7 @@ def _info_lines(schema: Schema) -> dict[str, dict[str, str]]:
 
 def declared(name: str) -> Metric:
     """The declaration of a metric, derived ones included. Raises KeyError."""
-    return METRICS[name] if name in METRICS else ROLLUPS[name].metric
+    return METRICS[name] if name in METRICS else rollups()[name].metric
 
 
 def page(blocks: Mapping[str, str], text_format: Format) -> str:

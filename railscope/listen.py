@@ -32,9 +32,7 @@ def server_tls(certificate_file: str, key_file: str) -> ssl.SSLContext | None:
     return context
 
 
-async def start(
-    runner: web.AppRunner, listen: str, tls: ssl.SSLContext | None
-) -> tuple[str, int]:
+async def start(runner: web.AppRunner, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
     """Start listening and say where. Raises SettingsError where the address cannot be had."""
     host, port = split_address(listen)
     site = web.TCPSite(runner, host, port, ssl_context=tls, shutdown_timeout=2.0)

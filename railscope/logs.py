@@ -19,8 +19,9 @@ def _journal_prefix(_: Any, __: str, line: str) -> str:
 
 def _level_first(_: Any, method: str, event: dict[str, Any]) -> str:
     name = event.pop("event")
+    time = event.pop("timestamp", "")
     keys = " ".join(f"{key}={_quoted(value)}" for key, value in event.items())
-    return f"{method} {name} {keys}".rstrip()
+    return f"{time} {method} {name} {keys}".strip()
 
 
 def _quoted(value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -46,7 +46,8 @@ async def _until_change(
     """New settings after a reload, or None when it is time to stop."""
     while True:
         waiting = asyncio.ensure_future(signals.get())
-        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {serving, waiting}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             waiting.cancel()
             return None

@@ -93,7 +93,9 @@ def _nested(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
     return nested
 
 
-def _merge(kind: type[msgspec.Struct], into: dict[str, Any], new: dict[str, Any], where: str) -> None:
+def _merge(
+    kind: type[msgspec.Struct], into: dict[str, Any], new: dict[str, Any], where: str
+) -> None:
     known = typing.get_type_hints(kind)
     for key, value in new.items():
         if key not in known:

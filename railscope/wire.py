@@ -17,7 +17,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import chain, compress, groupby
+from itertools import chain, compress, groupby, pairwise
 from operator import sub
 
 import msgspec
@@ -270,11 +270,11 @@ def encode_batch(frames: Sequence[Frame]) -> Batch:
     first = frames[0]
     rows = [frame.values for frame in frames]
     moved = 0
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in pairwise(rows):
         moved |= _as_number(before) ^ _as_number(after)
     touched = array("q", moved.to_bytes(len(rows[0]) * BYTES_PER_VALUE, "little"))
     columns = [list(compress(row, touched)) for row in rows]
-    steps = [list(map(sub, after, before)) for before, after in zip(columns, columns[1:], strict=False)]
+    steps = [list(map(sub, after, before)) for before, after in pairwise(columns)]
     return Batch(
         stream=first.schema.stream,
         schema=schema_identity(first.schema),
@@ -287,9 +287,7 @@ def encode_batch(frames: Sequence[Frame]) -> Batch:
         reasons=_encode_reasons(frames),
         uncertainty_ns=first.instant.uncertainty_ns,
         events=tuple(
-            _encode_event(row, event)
-            for row, frame in enumerate(frames)
-            for event in frame.events
+            _encode_event(row, event) for row, frame in enumerate(frames) for event in frame.events
         ),
     )
 
@@ -370,9 +368,7 @@ def _encode_reasons(frames: Sequence[Frame]) -> bytes:
 
 def _encode_event(row: int, event: Event) -> WireEvent:
     entity = to_wire_entity(event.entity)
-    return WireEvent(
-        event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts
-    )
+    return WireEvent(event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts)
 
 
 # Envelopes -------------------------------------------------------------------------------------
@@ -387,8 +383,13 @@ def envelope(
 ) -> Envelope:
     """An envelope of this program's version."""
     return Envelope(
-        VERSION, origin.node, origin.run, origin.boot_id,
-        tuple(schemas), tuple(batches), agent_version,
+        VERSION,
+        origin.node,
+        origin.run,
+        origin.boot_id,
+        tuple(schemas),
+        tuple(batches),
+        agent_version,
     )
 
 

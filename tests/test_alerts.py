@@ -14,7 +14,7 @@ import yaml
 
 from dashboards.build import boards
 from dashboards.promql import labels_in, metric_named, metrics_in, problems
-from railscope.catalog import ROLLUPS
+from railscope.catalog import rollups
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "alerts/rules/railscope.yml"
@@ -107,7 +107,7 @@ def test_an_alert_links_to_a_panel_that_shows_its_metric(rule: dict[str, Any]):
     shown: set[str] = set()
     for target in panels[int(link["panel"])]["targets"]:
         shown |= metrics_in(target["expr"])
-    shown |= {ROLLUPS[name].source.name for name in shown if name in ROLLUPS}
+    shown |= {rollups()[name].source.name for name in shown if name in rollups()}
     assert shown & metrics_in(rule["expr"])
 
 

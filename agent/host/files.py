@@ -30,7 +30,7 @@ class RootedFiles:
 
     def names(self, path: str) -> list[str]:
         """The entries of a folder, sorted."""
-        return sorted(os.listdir(self.real(path)))
+        return sorted(os.listdir(self.real(path)))  # noqa: PTH208 - plain text paths
 
     def resolve(self, path: str) -> str:
         """A path with all links followed; a link out of the root is FileNotFoundError."""
@@ -67,9 +67,7 @@ class KeptCounterFiles:
                 self._read_again(position - start, values, reasons, position)
             position += 1
 
-    def _read_again(
-        self, index: int, values: list[int], reasons: bytearray, position: int
-    ) -> None:
+    def _read_again(self, index: int, values: list[int], reasons: bytearray, position: int) -> None:
         self._close(index)
         try:
             descriptor = os.open(self._paths[index], os.O_RDONLY | os.O_CLOEXEC)

@@ -86,7 +86,8 @@ class RecordingHost:
     def read(self, path: str) -> bytes:
         """The content of a small file."""
         answer = self._asked(
-            "files", path,
+            "files",
+            path,
             lambda: self._host.read(path).decode(errors="surrogateescape"),
         )
         return answer.encode(errors="surrogateescape")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
+from typing import Self
 
 import aiohttp
 import msgspec
@@ -65,7 +66,7 @@ class CollectorClient:
         """Where envelopes are posted."""
         return self._url
 
-    async def __aenter__(self) -> CollectorClient:
+    async def __aenter__(self) -> Self:
         """Open the session."""
         self._session = aiohttp.ClientSession(
             headers=self._headers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from html import escape
 
 from aiohttp import web
@@ -23,7 +23,11 @@ class Page:
     """Serves the latest readings, and none that are older than their source allows."""
 
     def __init__(
-        self, node: str, statuses: Callable[[], Iterable[Status]], now_ns: Callable[[], int], token: str
+        self,
+        node: str,
+        statuses: Callable[[], Iterable[Status]],
+        now_ns: Callable[[], int],
+        token: str,
     ) -> None:
         self._node = node
         self._statuses = statuses
@@ -57,7 +61,7 @@ class Page:
 
     @web.middleware
     async def _authorise(
-        self, request: web.Request, handler: Callable[[web.Request], web.StreamResponse]
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         if self._token and request.path not in _OPEN_PATHS:
             shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -66,8 +70,7 @@ class Page:
                     status=401, headers={"WWW-Authenticate": "Bearer"},
                     text="401: show the page token of the agent as bearer token\n",
                 )  # fmt: skip
-        response: web.StreamResponse = await handler(request)  # type: ignore[misc]
-        return response
+        return await handler(request)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         text_format = Format.accepted(request.headers.get("Accept", ""))

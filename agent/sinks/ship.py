@@ -28,7 +28,13 @@ from railscope.catalog.entities import DROP
 from railscope.entity import Entity
 from railscope.frame import Event, Frame, Origin, Schema
 from railscope.wire import (
-    SentAt, WireSchema, encode_batches, envelope, pack, schema_identity, to_wire_schema,
+    SentAt,
+    WireSchema,
+    encode_batches,
+    envelope,
+    pack,
+    schema_identity,
+    to_wire_schema,
 )  # fmt: skip
 
 log = structlog.get_logger(__name__)
@@ -40,7 +46,7 @@ FIRST_RETRY_SECONDS = 0.5
 LAST_WORDS_SECONDS = 3.0
 
 
-@dataclass(slots=True)
+@dataclass
 class Shipper:
     """Ships frames to a collector for as long as it runs."""
 
@@ -228,7 +234,9 @@ class Shipper:
         self.stats.dropped_frames[loss.reason] += loss.frames
         now = self.clock.now()
         facts = {"frames": str(loss.frames), "envelopes": str(loss.envelopes)}
-        self.tell.append(Event(GAP_EVENT, Entity(DROP, (loss.reason,)), now.wall_ns, now.boot_ns, facts))
+        self.tell.append(
+            Event(GAP_EVENT, Entity(DROP, (loss.reason,)), now.wall_ns, now.boot_ns, facts)
+        )
         log.error("frames_lost", reason=loss.reason, frames=loss.frames)
 
     def _show(self) -> None:

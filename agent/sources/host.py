@@ -44,7 +44,6 @@ _LINK = (
 _NO_DISK = re.compile(r"(loop|ram|zram|sr|fd)\d+")
 
 
-
 class HostSource:
     """Processors, memory, pressure, disks, network interfaces and load of the server."""
 

@@ -14,7 +14,7 @@ from agent.facts import known
 from agent.host import Host, Json
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import DRIVERS, typed
-from agent.topology import rdma_cards, rails_by_address
+from agent.topology import rails_by_address, rdma_cards
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
@@ -106,7 +106,9 @@ def _interfaces(host: Host) -> list[str]:
         return []
 
 
-def _facts(driver: dict[str, str], devices: dict[str, str], rails: dict[str, int]) -> dict[str, str]:
+def _facts(
+    driver: dict[str, str], devices: dict[str, str], rails: dict[str, int]
+) -> dict[str, str]:
     address = driver["bus"]
     return known(
         driver=driver["driver"],

@@ -69,8 +69,8 @@ class SelfMetrics:
             c.SHIP_FAILURES,
         ):  # fmt: skip
             columns.add(metric, node)
-        for reason in self._shipping.dropped_frames:
-            columns.add(c.FRAMES_DROPPED, node.part(DROP, reason))
+        for why in self._shipping.dropped_frames:
+            columns.add(c.FRAMES_DROPPED, node.part(DROP, why))
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:

@@ -20,7 +20,9 @@ from railscope.entity import Entity
 from railscope.frame import Event
 from railscope.reading import Absent, reason_of
 
-_RECORD = re.compile(r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.S)
+_RECORD = re.compile(
+    r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
+)
 _NS_PER_US = 1000
 _MOST_ENTITIES = 1000
 _BY_ENTITY: dict[str, Metric] = {

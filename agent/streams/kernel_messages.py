@@ -101,7 +101,9 @@ def _link(text: str) -> Message | None:
     if not match:
         return None
     state = (match["state"] or "up").lower()
-    return _message(c.LINK_EVENT, Entity(LINK_CHANGE, (match["interface"], state)), {"message": text})
+    return _message(
+        c.LINK_EVENT, Entity(LINK_CHANGE, (match["interface"], state)), {"message": text}
+    )
 
 
 def _aer(text: str) -> Message | None:

@@ -91,9 +91,11 @@ class InfluxSink:
 
 
 def _client(settings: Influx) -> Any:
-    from influxdb_client import InfluxDBClient  # noqa: PLC0415 - 30 MiB, only where it is used
+    from influxdb_client.client.influxdb_client import InfluxDBClient  # noqa: PLC0415 - 30 MiB, only where it is used
 
-    token = Path(settings.token_file).read_text(encoding="ascii").strip() if settings.token_file else ""
+    token = (
+        Path(settings.token_file).read_text(encoding="ascii").strip() if settings.token_file else ""
+    )
     return InfluxDBClient(
         url=settings.url, token=token, org=settings.organisation, timeout=_TIMEOUT_MS
     )

@@ -64,7 +64,11 @@ class Refresher:
         account = await self._account(claims, now_ns)
         self.views = Views(
             now_ns,
-            View("cluster", now_ns, rollups.view("cluster", now_ns).cells + self._cluster(fresh_from_ns)),
+            View(
+                "cluster",
+                now_ns,
+                rollups.view("cluster", now_ns).cells + self._cluster(fresh_from_ns),
+            ),
             rollups.view("rail", now_ns),
             View("tenant", now_ns, rollups.view("tenant", now_ns).cells + _tenant_time(account)),
             View("node", now_ns, self._nodes(now_ns, fresh_from_ns)),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from collector.fleet import Block
 from collector.layout import Key
 from collector.views.table import Cell, View
-from railscope.catalog import ROLLUPS
+from railscope.catalog import rollups
 from railscope.catalog.declare import Rollup
 from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.frame import NO_LANE
@@ -131,7 +131,12 @@ class Rollups:
             for cell in range(start, end):
                 if not counts[cell]:
                     continue
-                part = (float(sums[cell]), float(counts[cell]), float(highest[cell]), float(lowest[cell]))
+                part = (
+                    float(sums[cell]),
+                    float(counts[cell]),
+                    float(highest[cell]),
+                    float(lowest[cell]),
+                )
                 lane = int(layout.cell_lanes[cell])
                 if scope == "tenant":
                     if "tenant" in scopes:
@@ -151,7 +156,7 @@ class Rollups:
             if where != scope:
                 continue
             for rollup in metric.rollups:
-                derived = ROLLUPS[derived_name(metric, scope, rollup)]
+                derived = rollups()[derived_name(metric, scope, rollup)]
                 labels = (who, *part) if who else part
                 value = total.of(rollup) * metric.scale.numerator / metric.scale.denominator
                 cells.append(Cell(derived.metric, labels, value))

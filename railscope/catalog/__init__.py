@@ -1,12 +1,13 @@
 """The catalog: every metric and event, declared once, by subject.
 
 `METRICS` and `EVENTS` hold all declarations by name, in the order of the modules; `INFO` finds the
-info metric of an entity kind; `KINDS` all entity kinds; `ROLLUPS` what follows from the declared
-metrics for rails, tenants and the cluster.
+info metric of an entity kind; `KINDS` all entity kinds; `rollups()` what follows from the declared
+metrics for rails, tenants and the cluster, made when first asked for: agents never ask.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 
 from railscope.catalog import agent, collector, entities, gpu, host, kernel, nic, pcie, rdma
@@ -50,10 +51,29 @@ KINDS: dict[str, EntityKind] = {
     kind.name: kind for kind in vars(entities).values() if isinstance(kind, EntityKind)
 }
 INFO: dict[str, Metric] = {m.about.name: m for m in METRICS.values() if m.kind is Kind.INFO}
-ROLLUPS: dict[str, Derived] = derive(METRICS.values())
 ORDER: dict[str, int] = {name: position for position, name in enumerate(METRICS)}
 
+
+@cache
+def rollups() -> dict[str, Derived]:
+    """Every roll-up of the declared metrics, by name."""
+    return derive(METRICS.values())
+
+
 __all__ = [
-    "EVENTS", "INFO", "KINDS", "METRICS", "ORDER", "ROLLUPS", "SUBJECTS", "SUBJECT_OF",
-    "EntityKind", "EventClass", "Kind", "Metric", "Rollup", "Unit",
+    "EVENTS",
+    "INFO",
+    "KINDS",
+    "METRICS",
+    "ORDER",
+    "SUBJECTS",
+    "SUBJECT_OF",
+    "Derived",
+    "EntityKind",
+    "EventClass",
+    "Kind",
+    "Metric",
+    "Rollup",
+    "Unit",
+    "rollups",
 ]

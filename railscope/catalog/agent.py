@@ -8,87 +8,137 @@ NANOSECOND = per(10**9)
 SOURCE_STATES = {0: "starting", 1: "ok", 2: "partial", 3: "unsupported", 4: "failed"}
 
 SOURCE_STATE = Metric(
-    "railscope_source_state", Kind.STATE, SOURCE, states=SOURCE_STATES,
+    "railscope_source_state",
+    Kind.STATE,
+    SOURCE,
+    states=SOURCE_STATES,
     help="How a source fares: ok, partial (some readings fail), unsupported (not on this machine) or failed.",
     origin="agent",
 )
 SOURCE_READ_TIME = Metric(
-    "railscope_source_read_duration_seconds", Kind.GAUGE, SOURCE, unit=Unit.SECONDS,
-    scale=NANOSECOND, rollups=(Rollup.MAX,),
+    "railscope_source_read_duration_seconds",
+    Kind.GAUGE,
+    SOURCE,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    rollups=(Rollup.MAX,),
     help="How long the last complete read of the source took.",
     origin="agent",
 )
 SOURCE_AGE = Metric(
-    "railscope_source_age_seconds", Kind.GAUGE, SOURCE, unit=Unit.SECONDS, scale=NANOSECOND,
+    "railscope_source_age_seconds",
+    Kind.GAUGE,
+    SOURCE,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
     rollups=(Rollup.MAX,),
     help="Time since the last complete read of the source.",
     origin="agent",
 )
 SOURCE_READS = Metric(
-    "railscope_source_reads_total", Kind.COUNTER, SOURCE, resets=START,
+    "railscope_source_reads_total",
+    Kind.COUNTER,
+    SOURCE,
+    resets=START,
     help="Complete reads of the source.",
     origin="agent",
 )
 SOURCE_MISSED = Metric(
-    "railscope_source_missed_ticks_total", Kind.COUNTER, SOURCE, rollups=(Rollup.SUM,),
+    "railscope_source_missed_ticks_total",
+    Kind.COUNTER,
+    SOURCE,
+    rollups=(Rollup.SUM,),
     resets=START,
     help="Ticks at which the source could not be read because the read before had not returned.",
     origin="agent",
 )
 SOURCE_ABSENT = Metric(
-    "railscope_source_absent_readings", Kind.GAUGE, ABSENCE, rollups=(Rollup.SUM,),
+    "railscope_source_absent_readings",
+    Kind.GAUGE,
+    ABSENCE,
+    rollups=(Rollup.SUM,),
     help="Readings of the source that have no value now, by reason.",
     origin="agent",
 )
 AGENT_CPU = Metric(
-    "railscope_agent_cpu_seconds_total", Kind.COUNTER, NODE, unit=Unit.SECONDS, scale=NANOSECOND,
-    rollups=(Rollup.MEAN, Rollup.MAX), resets=START,
+    "railscope_agent_cpu_seconds_total",
+    Kind.COUNTER,
+    NODE,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    rollups=(Rollup.MEAN, Rollup.MAX),
+    resets=START,
     help="Processor time the agent has used.",
     origin="clock_gettime(CLOCK_PROCESS_CPUTIME_ID)",
 )
 AGENT_MEMORY = Metric(
-    "railscope_agent_resident_memory_bytes", Kind.GAUGE, NODE, unit=Unit.BYTES,
+    "railscope_agent_resident_memory_bytes",
+    Kind.GAUGE,
+    NODE,
+    unit=Unit.BYTES,
     rollups=(Rollup.MAX,),
     help="Memory the agent occupies.",
     origin="/proc/self/statm (pages)",
 )
 SPOOL_SIZE = Metric(
-    "railscope_spool_size_bytes", Kind.GAUGE, NODE, unit=Unit.BYTES, rollups=(Rollup.MAX,),
+    "railscope_spool_size_bytes",
+    Kind.GAUGE,
+    NODE,
+    unit=Unit.BYTES,
+    rollups=(Rollup.MAX,),
     help="Size of what waits to be acknowledged by the collector.",
     origin="agent spool",
 )
 SPOOL_BATCHES = Metric(
-    "railscope_spool_envelopes", Kind.GAUGE, NODE, rollups=(Rollup.MAX,),
+    "railscope_spool_envelopes",
+    Kind.GAUGE,
+    NODE,
+    rollups=(Rollup.MAX,),
     help="Envelopes of frames that wait to be acknowledged by the collector.",
     origin="agent spool",
 )
 FRAMES_SHIPPED = Metric(
-    "railscope_agent_shipped_frames_total", Kind.COUNTER, NODE, unit=Unit.FRAMES,
-    rollups=(Rollup.SUM,), resets=START,
+    "railscope_agent_shipped_frames_total",
+    Kind.COUNTER,
+    NODE,
+    unit=Unit.FRAMES,
+    rollups=(Rollup.SUM,),
+    resets=START,
     help="Frames the collector has acknowledged as durable.",
     origin="agent",
 )
 FRAMES_DROPPED = Metric(
-    "railscope_agent_dropped_frames_total", Kind.COUNTER, DROP, unit=Unit.FRAMES,
-    rollups=(Rollup.SUM,), resets=START,
+    "railscope_agent_dropped_frames_total",
+    Kind.COUNTER,
+    DROP,
+    unit=Unit.FRAMES,
+    rollups=(Rollup.SUM,),
+    resets=START,
     help="Frames that were given up before the collector had them, by reason.",
     origin="agent",
 )
 SHIP_FAILURES = Metric(
-    "railscope_agent_ship_failures_total", Kind.COUNTER, NODE, rollups=(Rollup.SUM,),
+    "railscope_agent_ship_failures_total",
+    Kind.COUNTER,
+    NODE,
+    rollups=(Rollup.SUM,),
     resets=START,
     help="Attempts to reach the collector that failed.",
     origin="agent",
 )
 
 SOURCE_EVENT = EventClass(
-    "source_state", SOURCE, "warning",
+    "source_state",
+    SOURCE,
+    "warning",
     help="A source changed its state.",
     origin="agent",
     facts=("before", "after", "problem"),
 )
 GAP_EVENT = EventClass(
-    "gap", DROP, "error",
+    "gap",
+    DROP,
+    "error",
     help="The agent gave up frames before the collector had them.",
     origin="agent spool",
     facts=("frames", "envelopes"),

@@ -145,5 +145,5 @@ class EventClass:
 
 
 def per(divisor: int) -> Fraction:
-    """The scale of a value stored in `divisor` steps per base unit: per(1000) for milliwatts."""
+    """Give the scale of a value stored in `divisor` steps a base unit: 1000 for milliwatts."""
     return Fraction(1, divisor)

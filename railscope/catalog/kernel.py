@@ -6,73 +6,111 @@ from railscope.catalog.entities import AER_MESSAGE, LINK_CHANGE, NODE, SXID, XID
 LOG = "Counts from the start of the kernel log the agent could read."
 
 XIDS = Metric(
-    "railscope_kernel_xids_total", Kind.COUNTER, NODE, rollups=(Rollup.SUM,), resets=LOG,
+    "railscope_kernel_xids_total",
+    Kind.COUNTER,
+    NODE,
+    rollups=(Rollup.SUM,),
+    resets=LOG,
     help="Xid messages of the NVIDIA driver on this server.",
     origin="kernel log, NVRM: Xid (...)",
 )
 SXIDS = Metric(
-    "railscope_kernel_sxids_total", Kind.COUNTER, NODE, rollups=(Rollup.SUM,), resets=LOG,
+    "railscope_kernel_sxids_total",
+    Kind.COUNTER,
+    NODE,
+    rollups=(Rollup.SUM,),
+    resets=LOG,
     help="SXid messages of the NVSwitch driver on this server, follow-up lines not counted.",
     origin="kernel log, nvidia-nvswitchN: SXid (...)",
 )
 SXID_ERRORS = Metric(
-    "railscope_nvswitch_sxid_errors_total", Kind.COUNTER, SXID, unit=Unit.ERRORS, resets=LOG,
+    "railscope_nvswitch_sxid_errors_total",
+    Kind.COUNTER,
+    SXID,
+    unit=Unit.ERRORS,
+    resets=LOG,
     help="SXid messages of the NVSwitch driver, by switch, SXid number and severity.",
     origin="kernel log, nvidia-nvswitchN: SXid (...)",
 )
 LINK_MESSAGES = Metric(
-    "railscope_kernel_link_changes_total", Kind.COUNTER, LINK_CHANGE, resets=LOG,
+    "railscope_kernel_link_changes_total",
+    Kind.COUNTER,
+    LINK_CHANGE,
+    resets=LOG,
     help="Kernel messages that an interface's link came up or went down.",
     origin="kernel log, Link up / Link down / NIC Link is Up / Down",
 )
 AER_MESSAGES = Metric(
-    "railscope_kernel_aer_messages_total", Kind.COUNTER, AER_MESSAGE, resets=LOG,
+    "railscope_kernel_aer_messages_total",
+    Kind.COUNTER,
+    AER_MESSAGE,
+    resets=LOG,
     help="Kernel messages about PCIe errors, by device and severity.",
     origin="kernel log, AER: ... error message received from",
 )
 OOM_KILLS = Metric(
-    "railscope_kernel_oom_kills_total", Kind.COUNTER, NODE, rollups=(Rollup.SUM,), resets=LOG,
+    "railscope_kernel_oom_kills_total",
+    Kind.COUNTER,
+    NODE,
+    rollups=(Rollup.SUM,),
+    resets=LOG,
     help="Processes the kernel killed because memory ran out.",
     origin="kernel log, Out of memory: Killed process",
 )
 LOG_RECORDS = Metric(
-    "railscope_kernel_log_records_total", Kind.COUNTER, NODE, resets=LOG,
+    "railscope_kernel_log_records_total",
+    Kind.COUNTER,
+    NODE,
+    resets=LOG,
     help="Kernel log records the agent has read.",
     origin="/dev/kmsg",
 )
 LOG_LOST = Metric(
-    "railscope_kernel_log_lost_records_total", Kind.COUNTER, NODE, rollups=(Rollup.SUM,),
+    "railscope_kernel_log_lost_records_total",
+    Kind.COUNTER,
+    NODE,
+    rollups=(Rollup.SUM,),
     resets=LOG,
     help="Kernel log records that were overwritten before the agent could read them.",
     origin="/dev/kmsg, gaps in the sequence number",
 )
 
 XID_EVENT = EventClass(
-    "xid", XID, "error",
+    "xid",
+    XID,
+    "error",
     help="The NVIDIA driver reported an error of a GPU.",
     origin="kernel log, NVRM: Xid (...)",
     facts=("process", "process_name", "gpu_instance", "compute_instance", "message"),
 )
 SXID_EVENT = EventClass(
-    "sxid", SXID, "error",
+    "sxid",
+    SXID,
+    "error",
     help="The NVSwitch driver reported an error of a switch.",
     origin="kernel log, nvidia-nvswitchN: SXid (...)",
     facts=("pci_address", "link", "message"),
 )
 LINK_EVENT = EventClass(
-    "link_change", LINK_CHANGE, "warning",
+    "link_change",
+    LINK_CHANGE,
+    "warning",
     help="An interface's link came up or went down.",
     origin="kernel log",
     facts=("message",),
 )
 AER_EVENT = EventClass(
-    "pcie_aer", AER_MESSAGE, "warning",
+    "pcie_aer",
+    AER_MESSAGE,
+    "warning",
     help="A PCIe device or port reported an error.",
     origin="kernel log, AER:",
     facts=("message",),
 )
 OOM_EVENT = EventClass(
-    "out_of_memory", NODE, "error",
+    "out_of_memory",
+    NODE,
+    "error",
     help="The kernel killed a process because memory ran out.",
     origin="kernel log, Out of memory: Killed process",
     facts=("process", "process_name", "message"),

@@ -20,232 +20,346 @@ def _counter(
     origin: str,
 ) -> Metric:
     return Metric(
-        f"railscope_nic_{stem}_total", Kind.COUNTER, about, unit=unit,
+        f"railscope_nic_{stem}_total",
+        Kind.COUNTER,
+        about,
+        unit=unit,
         scale=MICROSECOND if unit is Unit.SECONDS else per(1),
         rollups=SUM_AND_MAX if unit is Unit.SECONDS else (Rollup.SUM,),
-        resets=DRIVER_LOAD, help=help_, origin=f"ethtool statistics: {origin}",
+        resets=DRIVER_LOAD,
+        help=help_,
+        origin=f"ethtool statistics: {origin}",
     )
 
 
 NIC_INFO = Metric(
-    "railscope_nic_info", Kind.INFO, NIC,
+    "railscope_nic_info",
+    Kind.INFO,
+    NIC,
     help="What this network card is: driver, PCI address, firmware, RDMA device and rail.",
     origin="ETHTOOL_GDRVINFO, /sys/class/net/*/device",
 )
 
 PFC_RECEIVED = _counter(
-    "receive_pfc_pause_frames", "PFC pause frames received: the switch asked us to stop sending.",
-    about=NIC_PRIORITY, unit=Unit.FRAMES,
+    "receive_pfc_pause_frames",
+    "PFC pause frames received: the switch asked us to stop sending.",
+    about=NIC_PRIORITY,
+    unit=Unit.FRAMES,
     origin="mlx5 rx_prioN_pause; bnxt rx_pfc_ena_frames_priN; ice rx_priority_N_xoff.nic",
 )
 PFC_SENT = _counter(
-    "transmit_pfc_pause_frames", "PFC pause frames sent: we asked the switch to stop sending.",
-    about=NIC_PRIORITY, unit=Unit.FRAMES,
+    "transmit_pfc_pause_frames",
+    "PFC pause frames sent: we asked the switch to stop sending.",
+    about=NIC_PRIORITY,
+    unit=Unit.FRAMES,
     origin="mlx5 tx_prioN_pause; bnxt tx_pfc_ena_frames_priN; ice tx_priority_N_xoff.nic",
 )
 PFC_RESUMED_RECEIVED = _counter(
-    "receive_pfc_resume_frames", "PFC frames received that let us send again.",
-    about=NIC_PRIORITY, unit=Unit.FRAMES, origin="ice rx_priority_N_xon.nic",
+    "receive_pfc_resume_frames",
+    "PFC frames received that let us send again.",
+    about=NIC_PRIORITY,
+    unit=Unit.FRAMES,
+    origin="ice rx_priority_N_xon.nic",
 )
 PFC_RESUMED_SENT = _counter(
-    "transmit_pfc_resume_frames", "PFC frames sent that let the switch send again.",
-    about=NIC_PRIORITY, unit=Unit.FRAMES, origin="ice tx_priority_N_xon.nic",
+    "transmit_pfc_resume_frames",
+    "PFC frames sent that let the switch send again.",
+    about=NIC_PRIORITY,
+    unit=Unit.FRAMES,
+    origin="ice tx_priority_N_xon.nic",
 )
 PFC_RECEIVED_TIME = _counter(
-    "receive_pfc_pause_seconds", "Time in which the switch kept us from sending.",
-    about=NIC_PRIORITY, unit=Unit.SECONDS,
+    "receive_pfc_pause_seconds",
+    "Time in which the switch kept us from sending.",
+    about=NIC_PRIORITY,
+    unit=Unit.SECONDS,
     origin="mlx5 rx_prioN_pause_duration (us); bnxt pfc_priN_rx_duration_us",
 )
 PFC_SENT_TIME = _counter(
-    "transmit_pfc_pause_seconds", "Time in which we kept the switch from sending.",
-    about=NIC_PRIORITY, unit=Unit.SECONDS,
+    "transmit_pfc_pause_seconds",
+    "Time in which we kept the switch from sending.",
+    about=NIC_PRIORITY,
+    unit=Unit.SECONDS,
     origin="mlx5 tx_prioN_pause_duration (us); bnxt pfc_priN_tx_duration_us",
 )
 PFC_RECEIVED_TRANSITIONS = _counter(
-    "receive_pfc_pause_transitions", "Times the switch stopped us and let us go on.",
+    "receive_pfc_pause_transitions",
+    "Times the switch stopped us and let us go on.",
     about=NIC_PRIORITY,
     origin="mlx5 rx_prioN_pause_transition; bnxt pfc_priN_rx_transitions",
 )
 PFC_SENT_TRANSITIONS = _counter(
-    "transmit_pfc_pause_transitions", "Times we stopped the switch and let it go on.",
-    about=NIC_PRIORITY, origin="bnxt pfc_priN_tx_transitions",
+    "transmit_pfc_pause_transitions",
+    "Times we stopped the switch and let it go on.",
+    about=NIC_PRIORITY,
+    origin="bnxt pfc_priN_tx_transitions",
 )
 PRIORITY_RECEIVED = _counter(
-    "priority_receive_bytes", "Bytes received in this priority.",
-    about=NIC_PRIORITY, unit=Unit.BYTES, origin="mlx5 rx_prioN_bytes; bnxt rx_bytes_priN",
+    "priority_receive_bytes",
+    "Bytes received in this priority.",
+    about=NIC_PRIORITY,
+    unit=Unit.BYTES,
+    origin="mlx5 rx_prioN_bytes; bnxt rx_bytes_priN",
 )
 PRIORITY_SENT = _counter(
-    "priority_transmit_bytes", "Bytes sent in this priority.",
-    about=NIC_PRIORITY, unit=Unit.BYTES, origin="mlx5 tx_prioN_bytes; bnxt tx_bytes_priN",
+    "priority_transmit_bytes",
+    "Bytes sent in this priority.",
+    about=NIC_PRIORITY,
+    unit=Unit.BYTES,
+    origin="mlx5 tx_prioN_bytes; bnxt tx_bytes_priN",
 )
 PRIORITY_RECEIVED_PACKETS = _counter(
-    "priority_receive_packets", "Packets received in this priority.",
-    about=NIC_PRIORITY, unit=Unit.PACKETS, origin="mlx5 rx_prioN_packets; bnxt rx_packets_priN",
+    "priority_receive_packets",
+    "Packets received in this priority.",
+    about=NIC_PRIORITY,
+    unit=Unit.PACKETS,
+    origin="mlx5 rx_prioN_packets; bnxt rx_packets_priN",
 )
 PRIORITY_SENT_PACKETS = _counter(
-    "priority_transmit_packets", "Packets sent in this priority.",
-    about=NIC_PRIORITY, unit=Unit.PACKETS, origin="mlx5 tx_prioN_packets; bnxt tx_packets_priN",
+    "priority_transmit_packets",
+    "Packets sent in this priority.",
+    about=NIC_PRIORITY,
+    unit=Unit.PACKETS,
+    origin="mlx5 tx_prioN_packets; bnxt tx_packets_priN",
 )
 PRIORITY_DISCARDS = _counter(
-    "priority_receive_discarded_packets", "Packets of this priority dropped for lack of a buffer.",
-    about=NIC_PRIORITY, unit=Unit.PACKETS, origin="mlx5 rx_prioN_discards, rx_prioN_buf_discard",
+    "priority_receive_discarded_packets",
+    "Packets of this priority dropped for lack of a buffer.",
+    about=NIC_PRIORITY,
+    unit=Unit.PACKETS,
+    origin="mlx5 rx_prioN_discards, rx_prioN_buf_discard",
 )
 PRIORITY_CONGESTION_DISCARDS = _counter(
     "priority_receive_congestion_discarded_packets",
     "Packets of this priority dropped early because the card's buffer filled up.",
-    about=NIC_PRIORITY, unit=Unit.PACKETS, origin="mlx5 rx_prioN_cong_discard",
+    about=NIC_PRIORITY,
+    unit=Unit.PACKETS,
+    origin="mlx5 rx_prioN_cong_discard",
 )
 PRIORITY_MARKED = _counter(
     "priority_receive_ecn_marked_packets",
     "Packets of this priority that the card's own receive buffer marked as congested.",
-    about=NIC_PRIORITY, unit=Unit.PACKETS, origin="mlx5 rx_prioN_marked",
+    about=NIC_PRIORITY,
+    unit=Unit.PACKETS,
+    origin="mlx5 rx_prioN_marked",
 )
 PAUSE_RECEIVED = _counter(
-    "receive_pause_frames", "Pause frames of any kind received by the port.", unit=Unit.FRAMES,
+    "receive_pause_frames",
+    "Pause frames of any kind received by the port.",
+    unit=Unit.FRAMES,
     origin="mlx5 rx_pause_ctrl_phy; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx",
 )
 PAUSE_SENT = _counter(
-    "transmit_pause_frames", "Pause frames of any kind sent by the port.", unit=Unit.FRAMES,
+    "transmit_pause_frames",
+    "Pause frames of any kind sent by the port.",
+    unit=Unit.FRAMES,
     origin="mlx5 tx_pause_ctrl_phy; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx",
 )
 GLOBAL_PAUSE_RECEIVED_TIME = _counter(
-    "receive_global_pause_seconds", "Time in which link-wide pause kept us from sending.",
-    unit=Unit.SECONDS, origin="mlx5 rx_global_pause_duration (us)",
+    "receive_global_pause_seconds",
+    "Time in which link-wide pause kept us from sending.",
+    unit=Unit.SECONDS,
+    origin="mlx5 rx_global_pause_duration (us)",
 )
 GLOBAL_PAUSE_SENT_TIME = _counter(
-    "transmit_global_pause_seconds", "Time in which we kept the whole link from sending.",
-    unit=Unit.SECONDS, origin="mlx5 tx_global_pause_duration (us)",
+    "transmit_global_pause_seconds",
+    "Time in which we kept the whole link from sending.",
+    unit=Unit.SECONDS,
+    origin="mlx5 tx_global_pause_duration (us)",
 )
 STORM_WARNINGS = _counter(
-    "transmit_pause_storm_warnings", "Times the card had been sending pause for long.",
+    "transmit_pause_storm_warnings",
+    "Times the card had been sending pause for long.",
     origin="mlx5 tx_pause_storm_warning_events",
 )
 STORM_ERRORS = _counter(
     "transmit_pause_storm_errors",
     "Times the card stopped sending pause because it had done so for too long.",
-    unit=Unit.ERRORS, origin="mlx5 tx_pause_storm_error_events",
+    unit=Unit.ERRORS,
+    origin="mlx5 tx_pause_storm_error_events",
 )
 RECEIVED = _counter(
-    "receive_bytes", "Bytes the port received, RDMA included.", unit=Unit.BYTES,
+    "receive_bytes",
+    "Bytes the port received, RDMA included.",
+    unit=Unit.BYTES,
     origin="mlx5 rx_bytes_phy; bnxt rx_total_bytes; ice rx_bytes.nic; i40e port.rx_bytes",
 )
 SENT = _counter(
-    "transmit_bytes", "Bytes the port sent, RDMA included.", unit=Unit.BYTES,
+    "transmit_bytes",
+    "Bytes the port sent, RDMA included.",
+    unit=Unit.BYTES,
     origin="mlx5 tx_bytes_phy; bnxt tx_total_bytes; ice tx_bytes.nic; i40e port.tx_bytes",
 )
 RECEIVED_PACKETS = _counter(
-    "receive_packets", "Packets the port received, RDMA included.", unit=Unit.PACKETS,
+    "receive_packets",
+    "Packets the port received, RDMA included.",
+    unit=Unit.PACKETS,
     origin="mlx5 rx_packets_phy",
 )
 SENT_PACKETS = _counter(
-    "transmit_packets", "Packets the port sent, RDMA included.", unit=Unit.PACKETS,
+    "transmit_packets",
+    "Packets the port sent, RDMA included.",
+    unit=Unit.PACKETS,
     origin="mlx5 tx_packets_phy",
 )
 RDMA_RECEIVED = _counter(
-    "receive_rdma_bytes", "RDMA bytes this function received.", unit=Unit.BYTES,
+    "receive_rdma_bytes",
+    "RDMA bytes this function received.",
+    unit=Unit.BYTES,
     origin="mlx5 rx_vport_rdma_unicast_bytes",
 )
 RDMA_SENT = _counter(
-    "transmit_rdma_bytes", "RDMA bytes this function sent.", unit=Unit.BYTES,
+    "transmit_rdma_bytes",
+    "RDMA bytes this function sent.",
+    unit=Unit.BYTES,
     origin="mlx5 tx_vport_rdma_unicast_bytes",
 )
 DISCARDS_RECEIVED = _counter(
-    "receive_discarded_packets", "Packets the port dropped because no buffer was free.",
+    "receive_discarded_packets",
+    "Packets the port dropped because no buffer was free.",
     unit=Unit.PACKETS,
     origin="mlx5 rx_discards_phy; bnxt rx_stat_discard; ice rx_dropped.nic; i40e port.rx_dropped",
 )
 DISCARDS_SENT = _counter(
-    "transmit_discarded_packets", "Packets the port dropped before sending.", unit=Unit.PACKETS,
+    "transmit_discarded_packets",
+    "Packets the port dropped before sending.",
+    unit=Unit.PACKETS,
     origin="mlx5 tx_discards_phy; bnxt tx_stat_discard; ice tx_dropped_link_down.nic",
 )
 OUT_OF_BUFFER = _counter(
-    "receive_out_of_buffer_packets", "Ethernet packets dropped because receive queues were empty.",
-    unit=Unit.PACKETS, origin="mlx5 rx_out_of_buffer; ena rx_drops",
+    "receive_out_of_buffer_packets",
+    "Ethernet packets dropped because receive queues were empty.",
+    unit=Unit.PACKETS,
+    origin="mlx5 rx_out_of_buffer; ena rx_drops",
 )
 BUFFER_ALMOST_FULL = _counter(
-    "receive_buffer_passed_threshold", "Times the receive buffer was more than 85 % full.",
+    "receive_buffer_passed_threshold",
+    "Times the receive buffer was more than 85 % full.",
     origin="mlx5 rx_buffer_passed_thres_phy; bnxt rx_buffer_passed_threshold",
 )
 ECN_MARKED = _counter(
-    "receive_ecn_marked_packets", "Ethernet (TCP) packets received with a congestion mark.",
-    unit=Unit.PACKETS, origin="mlx5 rx_ecn_mark",
+    "receive_ecn_marked_packets",
+    "Ethernet (TCP) packets received with a congestion mark.",
+    unit=Unit.PACKETS,
+    origin="mlx5 rx_ecn_mark",
 )
 CRC_ERRORS = _counter(
-    "receive_crc_errors", "Frames received with a wrong checksum.", unit=Unit.ERRORS,
+    "receive_crc_errors",
+    "Frames received with a wrong checksum.",
+    unit=Unit.ERRORS,
     origin="mlx5 rx_crc_errors_phy; bnxt rx_fcs_err_frames; ice rx_crc_errors.nic; i40e port.rx_crc_errors",
 )
 SYMBOL_ERRORS = _counter(
-    "receive_symbol_errors", "Symbols that could not be decoded.", unit=Unit.ERRORS,
+    "receive_symbol_errors",
+    "Symbols that could not be decoded.",
+    unit=Unit.ERRORS,
     origin="mlx5 rx_symbol_err_phy",
 )
 UNCORRECTED_SYMBOLS = _counter(
-    "receive_uncorrected_symbol_errors", "Symbols that forward error correction could not mend.",
-    unit=Unit.ERRORS, origin="mlx5 rx_pcs_symbol_err_phy; bnxt rx_pcs_symbol_err",
+    "receive_uncorrected_symbol_errors",
+    "Symbols that forward error correction could not mend.",
+    unit=Unit.ERRORS,
+    origin="mlx5 rx_pcs_symbol_err_phy; bnxt rx_pcs_symbol_err",
 )
 BITS = _counter(
-    "receive_bits", "Bits received on the wire, the base of the bit error rate.", unit=Unit.BITS,
+    "receive_bits",
+    "Bits received on the wire, the base of the bit error rate.",
+    unit=Unit.BITS,
     origin="mlx5 rx_bits_phy; bnxt rx_bits",
 )
 CORRECTED_BITS = _counter(
-    "receive_corrected_bits", "Bits that forward error correction mended.", unit=Unit.BITS,
+    "receive_corrected_bits",
+    "Bits that forward error correction mended.",
+    unit=Unit.BITS,
     origin="mlx5 rx_corrected_bits_phy; bnxt rx_corrected_bits",
 )
 FEC_CORRECTED_BLOCKS = _counter(
-    "receive_fec_corrected_blocks", "Blocks that forward error correction mended.",
+    "receive_fec_corrected_blocks",
+    "Blocks that forward error correction mended.",
     origin="bnxt rx_fec_corrected_blocks",
 )
 FEC_UNCORRECTABLE_BLOCKS = _counter(
-    "receive_fec_uncorrectable_blocks", "Blocks that forward error correction could not mend.",
+    "receive_fec_uncorrectable_blocks",
+    "Blocks that forward error correction could not mend.",
     origin="bnxt rx_fec_uncorrectable_blocks",
 )
 LANE_ERRORS = _counter(
-    "receive_lane_errors", "Bits mended on one lane of the link.", about=NIC_LANE,
-    unit=Unit.ERRORS, origin="mlx5 rx_err_lane_L_phy",
+    "receive_lane_errors",
+    "Bits mended on one lane of the link.",
+    about=NIC_LANE,
+    unit=Unit.ERRORS,
+    origin="mlx5 rx_err_lane_L_phy",
 )
 LINK_DOWNS = _counter(
-    "link_downs", "Times the link went down.",
+    "link_downs",
+    "Times the link went down.",
     origin="mlx5 link_down_events_phy; bnxt link_down_events",
 )
 PCIE_SIGNAL_ERRORS_RECEIVED = _counter(
-    "pcie_receive_signal_errors", "PCIe checksum errors the card saw on what it received.",
-    unit=Unit.ERRORS, origin="mlx5 rx_pci_signal_integrity",
+    "pcie_receive_signal_errors",
+    "PCIe checksum errors the card saw on what it received.",
+    unit=Unit.ERRORS,
+    origin="mlx5 rx_pci_signal_integrity",
 )
 PCIE_SIGNAL_ERRORS_SENT = _counter(
-    "pcie_transmit_signal_errors", "PCIe packets the card had to send again.",
-    unit=Unit.ERRORS, origin="mlx5 tx_pci_signal_integrity",
+    "pcie_transmit_signal_errors",
+    "PCIe packets the card had to send again.",
+    unit=Unit.ERRORS,
+    origin="mlx5 tx_pci_signal_integrity",
 )
 PCIE_READ_STALL = Metric(
-    "railscope_nic_pcie_read_stall_ratio", Kind.GAUGE, NIC, unit=Unit.RATIO, scale=per(100),
+    "railscope_nic_pcie_read_stall_ratio",
+    Kind.GAUGE,
+    NIC,
+    unit=Unit.RATIO,
+    scale=per(100),
     rollups=(Rollup.MAX,),
     help="Share of the last second in which the card's PCIe reads waited for credits.",
     origin="ethtool statistics: mlx5 outbound_pci_stalled_rd (percent)",
 )
 PCIE_WRITE_STALL = Metric(
-    "railscope_nic_pcie_write_stall_ratio", Kind.GAUGE, NIC, unit=Unit.RATIO, scale=per(100),
+    "railscope_nic_pcie_write_stall_ratio",
+    Kind.GAUGE,
+    NIC,
+    unit=Unit.RATIO,
+    scale=per(100),
     rollups=(Rollup.MAX,),
     help="Share of the last second in which the card's PCIe writes waited for credits.",
     origin="ethtool statistics: mlx5 outbound_pci_stalled_wr (percent)",
 )
 PCIE_READ_STALLED = Metric(
-    "railscope_nic_pcie_read_stalled_seconds_total", Kind.COUNTER, NIC, unit=Unit.SECONDS,
-    rollups=SUM_AND_MAX, resets=DRIVER_LOAD,
+    "railscope_nic_pcie_read_stalled_seconds_total",
+    Kind.COUNTER,
+    NIC,
+    unit=Unit.SECONDS,
+    rollups=SUM_AND_MAX,
+    resets=DRIVER_LOAD,
     help="Seconds in which PCIe reads of the card were stalled for more than 30 % of the time.",
     origin="ethtool statistics: mlx5 outbound_pci_stalled_rd_events (s)",
 )
 PCIE_WRITE_STALLED = Metric(
-    "railscope_nic_pcie_write_stalled_seconds_total", Kind.COUNTER, NIC, unit=Unit.SECONDS,
-    rollups=SUM_AND_MAX, resets=DRIVER_LOAD,
+    "railscope_nic_pcie_write_stalled_seconds_total",
+    Kind.COUNTER,
+    NIC,
+    unit=Unit.SECONDS,
+    rollups=SUM_AND_MAX,
+    resets=DRIVER_LOAD,
     help="Seconds in which PCIe writes of the card were stalled for more than 30 % of the time.",
     origin="ethtool statistics: mlx5 outbound_pci_stalled_wr_events (s)",
 )
 PCIE_OVERFLOWS = _counter(
-    "pcie_buffer_overflow_packets", "Packets dropped because PCIe could not take them in time.",
-    unit=Unit.PACKETS, origin="mlx5 outbound_pci_buffer_overflow",
+    "pcie_buffer_overflow_packets",
+    "Packets dropped because PCIe could not take them in time.",
+    unit=Unit.PACKETS,
+    origin="mlx5 outbound_pci_buffer_overflow",
 )
 MODULE_UNPLUGS = _counter(
-    "module_unplugs", "Times the transceiver was pulled out.", origin="mlx5 module_unplug",
+    "module_unplugs",
+    "Times the transceiver was pulled out.",
+    origin="mlx5 module_unplug",
 )
 MODULE_TOO_HOT = _counter(
-    "module_high_temperature_events", "Times the transceiver was too hot.",
+    "module_high_temperature_events",
+    "Times the transceiver was too hot.",
     origin="mlx5 module_high_temp",
 )

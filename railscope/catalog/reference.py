@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from railscope.catalog import EVENTS, METRICS, ROLLUPS, SUBJECT_OF
+from railscope.catalog import EVENTS, METRICS, SUBJECT_OF, rollups
 from railscope.catalog.declare import Metric
 
 _FORMS = ("table", "md", "json")
@@ -52,7 +52,7 @@ def _as_json() -> dict[str, Any]:
                 "rollup": str(derived.rollup),
                 "help": derived.metric.help,
             }
-            for name, derived in ROLLUPS.items()
+            for name, derived in rollups().items()
         ],
         "events": [
             {
@@ -99,12 +99,18 @@ def _markdown() -> str:
                       "| metric | kind | labels | meaning | origin | roll-up | notes |",
                       "|---|---|---|---|---|---|---|"]  # fmt: skip
         lines.append(_markdown_row(metric))
-    lines += ["", "## Events", "", "| event | severity | labels | meaning | facts |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "## Events",
+        "",
+        "| event | severity | labels | meaning | facts |",
+        "|---|---|---|---|---|",
+    ]
     for event in EVENTS.values():
         labels, facts = ", ".join(event.about.labels), ", ".join(event.facts)
         lines.append(f"| `{event.name}` | {event.severity} | {labels} | {event.help} | {facts} |")
     lines += ["", "## Roll-ups", "", "| metric | labels | of |", "|---|---|---|"]
-    for name, derived in ROLLUPS.items():
+    for name, derived in rollups().items():
         labels = ", ".join(derived.metric.about.labels)
         lines.append(f"| `{name}` | {labels} | {derived.rollup} of `{derived.source.name}` |")
     return "\n".join(lines) + "\n"
@@ -113,7 +119,9 @@ def _markdown() -> str:
 def _markdown_row(metric: Metric) -> str:
     notes = [metric.resets] if metric.resets else []
     if metric.saturates:
-        notes.append(f"Sticks at its highest value ({metric.wraps_at_bits} bits): at least that many.")
+        notes.append(
+            f"Sticks at its highest value ({metric.wraps_at_bits} bits): at least that many."
+        )
     elif metric.wraps_at_bits != 64:  # noqa: PLR2004 - the usual width needs no note
         notes.append(f"{metric.wraps_at_bits} bits wide in hardware, wraps.")
     if metric.states:

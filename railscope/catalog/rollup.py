@@ -1,5 +1,4 @@
-"""Roll-ups: the metrics that follow from the declared ones when a rail, a tenant or the cluster is
-looked at as a whole.
+"""Roll-ups: the metrics that follow from the declared ones for a rail, a tenant or the cluster.
 
 `railscope_<scope>_<rollup>_<what>_<unit>`: a gauge keeps its unit; a counter becomes its rate, in
 `bytes_per_second` or `per_second`, as a ratio where it counts seconds, in watts where it counts
@@ -50,7 +49,9 @@ def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
         return f"railscope_{scope}_{rollup}_{source.name.removeprefix('railscope_')}"
     suffix = _RATE_UNITS.get(source.unit)
     if suffix is None:
-        return f"railscope_{scope}_{rollup}_{source.stem}_{source.unit}_per_second".replace("__", "_")
+        return f"railscope_{scope}_{rollup}_{source.stem}_{source.unit}_per_second".replace(
+            "__", "_"
+        )
     return f"railscope_{scope}_{rollup}_{source.stem}_{suffix}"
 
 
@@ -74,7 +75,9 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
     return Metric(
         derived_name(source, scope, rollup),
         Kind.GAUGE,
-        about if labels == about.labels else EntityKind(f"{scope}_{source.about.name}", labels, part_of=about),
+        about
+        if labels == about.labels
+        else EntityKind(f"{scope}_{source.about.name}", labels, part_of=about),
         unit=unit,
         scale=source.scale,
         help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}.",

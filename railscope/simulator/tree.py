@@ -25,7 +25,7 @@ def write_tree(capture: Capture, folder: Path, offset_ns: int | None = None) -> 
     for path, target in sorted(state["links"].items()):
         if not _failed(target):
             tree.link(path, target)
-    files = state["files"] | proc_files(state["calls"]) | {"/dev/kmsg": "".join(log)}
+    files = proc_files(state["calls"]) | {"/dev/kmsg": "".join(log)} | state["files"]
     for path, text in files.items():
         if not _failed(text):
             tree.write(path, text)

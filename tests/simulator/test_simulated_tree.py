@@ -1,0 +1,99 @@
+"""A capture as a tree reads as the capture does, through the agent's own reader and psutil."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agent.host.files import RootedFiles
+from agent.host.machine import Machine
+from railscope.capture import Capture, CaptureError, Json, Moment, Timeline
+from railscope.simulator import NodeSpec, simulate, write_tree
+
+END_NS = 6 * 10**9
+
+
+@pytest.fixture(scope="module")
+def capture() -> Capture:
+    return simulate(NodeSpec("gpu-001", scenario="link_flap"), 6)
+
+
+@pytest.fixture(scope="module")
+def tree(capture: Capture, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tree")
+    write_tree(capture, folder)
+    return folder
+
+
+def state(capture: Capture, section: str, offset_ns: int) -> dict[str, Json]:
+    timeline = Timeline(capture.moments)
+    found = {
+        key: timeline.look(section, key, offset_ns) for key in getattr(capture.moments[0], section)
+    }
+    return {key: value for key, value in found.items() if not isinstance(value, dict)}
+
+
+def test_files_folders_and_links_read_as_in_the_capture(capture: Capture, tree: Path) -> None:
+    files = RootedFiles(tree)
+    for path, text in state(capture, "files", END_NS).items():
+        assert files.read(path).decode() == text
+    for path, target in state(capture, "links", END_NS).items():
+        assert files.resolve(path) == target
+    for path, entries in state(capture, "names", END_NS).items():
+        assert set(entries) <= set(files.names(path))
+    for folder in ("class/net", "class/infiniband", "bus/pci/devices"):
+        assert files.names(f"/sys/{folder}") == capture.moments[0].names[f"/sys/{folder}"]
+
+
+def test_what_failed_is_not_there(tree: Path) -> None:
+    assert not (tree / "sys/class/infiniband/mlx5_0/hw_counters").exists()
+    assert not (tree / "sys/class/net/lo/speed").exists()
+    assert not (tree / "sys/class/net/lo/device").exists()
+
+
+def test_devices_are_links_and_no_link_leads_out(tree: Path) -> None:
+    device = tree / "sys/bus/pci/devices/0000:1b:00.0"
+    assert device.is_symlink()
+    assert (device / "vendor").read_text() == "0x10de\n"
+    assert (device / "driver").resolve().name == "nvidia"
+    links = [path for path in (tree / "sys").rglob("*") if path.is_symlink()]
+    assert len(links) > 50
+    for link in links:
+        assert not link.readlink().is_absolute()
+        assert link.resolve(strict=True).is_relative_to(tree.resolve())
+
+
+def test_a_tree_can_be_brought_to_another_offset(capture: Capture, tmp_path: Path) -> None:
+    carrier = tmp_path / "sys/class/net/ens4f0np0/carrier"
+    for offset_ns, expected in ((0, "1\n"), (END_NS // 2, "0\n"), (END_NS, "1\n")):
+        write_tree(capture, tmp_path, offset_ns)
+        assert carrier.read_text() == expected
+        log = (tmp_path / "dev/kmsg").read_text()
+        assert ("Link down" in log) == (offset_ns > 0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cpu_times", "cpu_count", "boot_time", "virtual_memory", "swap_memory",
+        "disk_io_counters", "net_io_counters",
+    ],
+)  # fmt: skip
+def test_psutil_answers_from_the_tree_as_in_the_capture(
+    function: str, capture: Capture, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", psutil.PROCFS_PATH)
+    expected = Timeline(capture.moments).look("calls", f"psutil.{function}()", END_NS)
+    answer = Machine(str(tree / "proc")).call(function)
+    if function == "virtual_memory":
+        answer, expected = ({**reply, "used": 0, "percent": 0} for reply in (answer, expected))
+    assert answer == expected
+
+
+@pytest.mark.parametrize("path", ["/sys/../../outside", "sys/relative"])
+def test_a_path_out_of_the_tree_is_refused(path: str, capture: Capture, tmp_path: Path) -> None:
+    moment = Moment(0, files={path: "1\n"})
+    with pytest.raises(CaptureError, match="leads out"):
+        write_tree(Capture(capture.about, (moment,)), tmp_path / "tree")
