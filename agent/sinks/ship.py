@@ -85,6 +85,9 @@ class Shipper:
         finally:
             await self._last_words()
             self._disk.stop()
+            log.info("agent_stopped", shipped_frames=self.stats.shipped_frames,
+                     dropped_frames=sum(self.stats.dropped_frames.values()),
+                     waiting_envelopes=self.stats.spool_envelopes)  # fmt: skip
 
     async def _last_words(self) -> None:
         await self.flush()
@@ -97,7 +100,7 @@ class Shipper:
                         break
                     await self._acknowledged(*found)
         except TimeoutError:
-            log.info("stopped_with_spool", envelopes=len(self._spool))
+            log.debug("collector_too_slow_to_say_goodbye", url=self._client.url)
 
     # Frames to envelopes -----------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ OPTICS_PERIOD_NS = seconds(10)
 """How often the card samples its optics; in between, the counters of a silent port stand still."""
 
 _GOODPUT = 0.97
-_BUSY_RATE = 0.4
 _WRITE_PACKETS = 256
 _PAUSE_QUANTA_BITS = 65535 * 512
 _NOTIFIED = 0.8
@@ -73,6 +72,15 @@ class PortCounters:
         return self.received_packets * DATA_FRAME_WORDS
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the job wishes of a port during a span: share of time, and shares of line rate."""
+
+    busy: float
+    send: float
+    receive: float
+
+
 class Cable:
     """A port, the cable in it and its place at the switch, as they are after the last span."""
 
@@ -105,26 +113,26 @@ class Cable:
     def advance(
         self,
         span: Span,
-        wish: tuple[float, float],
+        wish: Wish,
         conditions: PortConditions,
         outage: Span | None,
     ) -> None:
-        """Go on for a span in which the job wishes to send and receive these shares of line rate."""
+        """Go on for a span, under conditions, and with the link down where it coincides with an outage."""
         up = 1.0 - (span.share_in(outage) if outage else 0.0)
         ripple = 1.0 + 0.03 * self._rate_drift.advance(span.seconds)
-        send, receive = (rate * ripple * up for rate in wish)
+        send, receive = wish.send * ripple * up, wish.receive * ripple * up
         receive = max(receive, conditions.foreign_receive * up * (0.98 + 0.02 * ripple))
-        paused = conditions.paused * _busy(send)
-        pausing = conditions.stuck + conditions.pausing * _busy(receive)
+        paused = conditions.paused * wish.busy
+        pausing = conditions.stuck + conditions.pausing * wish.busy
         send = min(send, (1.0 - paused) * _GOODPUT)
         receive = min(receive, (1.0 - pausing) * _GOODPUT)
         dropped = receive * conditions.unprotected
         if conditions.stuck or conditions.unprotected:
             receive *= 0.001
         self._transfer(span, send, receive, conditions)
-        self._pause(span, (send, receive), (paused, pausing), conditions)
+        self._pause(span, wish.busy, (paused, pausing), conditions)
         self._lose(span, dropped, 1.0 - up)
-        self._stall(span, max(send, receive), conditions)
+        self._stall(span, wish.busy, conditions)
         if outage:
             self._break(span, outage)
         self._keep_watch(span, up)
@@ -150,21 +158,21 @@ class Cable:
     def _pause(
         self,
         span: Span,
-        rates: tuple[float, float],
+        busy: float,
         shares: tuple[float, float],
         conditions: PortConditions,
     ) -> None:
         """Pause frames and times: the usual few, and what the conditions cause."""
         counters, dice = self.counters, self._dice
-        (send, receive), (paused, pausing) = rates, shares
-        usual = self._usual_pauses_per_second * span.seconds
+        paused, pausing = shares
+        usual = self._usual_pauses_per_second * span.seconds * busy
         extent = 1.0 if conditions.stuck else 0.6 if paused or pausing else 0.2
         frame_ns = extent * self._refresh_ns
         frames = pausing * span.length_ns / frame_ns
-        frames += dice.expovariate(20.0) * usual * _busy(receive)
+        frames += dice.expovariate(20.0) * usual
         sent = whole(frames, dice)
         frames = paused * span.length_ns / frame_ns
-        frames += dice.expovariate(1.0) * usual * _busy(send)
+        frames += dice.expovariate(1.0) * usual
         received = whole(frames, dice)
         counters.pause_frames_sent += sent
         counters.pause_frames_received += received
@@ -184,11 +192,11 @@ class Cable:
         counters.ack_timeouts += timeouts
         counters.sequence_errors += 2 * timeouts
 
-    def _stall(self, span: Span, rate: float, conditions: PortConditions) -> None:
-        """How much of the time the card waited for PCIe; it never does without traffic."""
-        read = abs(self._dice.gauss(0.0, 1.5)) * rate
-        write = abs(self._dice.gauss(0.0, 1.5)) * rate
-        write += conditions.pcie_write_stall_percent * _busy(rate) * self._dice.uniform(0.9, 1.1)
+    def _stall(self, span: Span, busy: float, conditions: PortConditions) -> None:
+        """Say how much of the time the card waited for PCIe; it never does without traffic."""
+        read = abs(self._dice.gauss(0.0, 1.0)) * busy
+        write = abs(self._dice.gauss(0.0, 1.0)) * busy
+        write += conditions.pcie_write_stall_percent * busy * self._dice.uniform(0.9, 1.1)
         self.pcie_read_stall_percent = int(read)
         self.pcie_write_stall_percent = min(int(write), 100)
         if self.pcie_write_stall_percent > _STALLED_PERCENT:
@@ -239,8 +247,3 @@ class Cable:
         counters.pausing_ns = counters.pause_frames_sent * mean_ns
         counters.neighbour_frames = uptime_ns // _LLDP_PERIOD_NS
         self._sample_optics()
-
-
-def _busy(rate: float) -> float:
-    """Guess for which share of a span a port is busy, from its rate on average."""
-    return min(rate / _BUSY_RATE, 1.0)

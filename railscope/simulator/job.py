@@ -46,13 +46,14 @@ PHASES = (Phase(0.38, 1.0, 0.48), Phase(0.83, 0.94, 0.55, exchange=True), Phase(
 
 @dataclass(slots=True)
 class Demand:
-    """What the job asks for during a span, as shares of its time or of full speed."""
+    """What the job asks for during a span, as shares of its time; `exchanged` is one of volume."""
 
     present: float = 0.0
     occupied: float = 0.0
     activity: float = 0.0
     memory_activity: float = 0.0
     exchange: float = 0.0
+    exchanged: float = 0.0
     checkpoint: float = 0.0
     fetch: float = 0.0
 
@@ -108,4 +109,5 @@ class Job:
             demand.activity += phase.activity * waiting * spent / length
             demand.memory_activity += phase.memory_activity * pace * spent / length
             if phase.exchange:
-                demand.exchange += pace * spent / length
+                demand.exchange += spent / length
+                demand.exchanged += pace * spent / length

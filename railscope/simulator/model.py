@@ -6,7 +6,7 @@ which is why what they show agrees.
 
 from __future__ import annotations
 
-from railscope.simulator.fabric import Cable
+from railscope.simulator.fabric import Cable, Wish
 from railscope.simulator.job import CHECKPOINT_RATE, EXCHANGE_RATE, FETCH_RATE, Demand, Job
 from railscope.simulator.machine import Port, machine
 from railscope.simulator.scenarios import scenario_of
@@ -67,10 +67,13 @@ class NodeModel:
             cable.reload()
 
 
-def _wish(port: Port, demand: Demand) -> tuple[float, float]:
-    """Which shares of line rate the job wishes to send and receive at a port."""
+def _wish(port: Port, demand: Demand) -> Wish:
+    """Say what the job wishes to move through a port."""
     if port.rail is not None:
-        rate = EXCHANGE_RATE * demand.exchange
-        return rate, rate
-    sent, received = CHECKPOINT_RATE * demand.checkpoint, FETCH_RATE * demand.fetch
-    return sent, received
+        rate = EXCHANGE_RATE * demand.exchanged
+        return Wish(demand.exchange, rate, rate)
+    return Wish(
+        max(demand.checkpoint, demand.fetch),
+        CHECKPOINT_RATE * demand.checkpoint,
+        FETCH_RATE * demand.fetch,
+    )

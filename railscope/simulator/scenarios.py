@@ -104,7 +104,7 @@ class Idle(Scenario):
 class _SlowedExchange(Scenario):
     """A fault that slows the job's exchange down by a factor: all rails wait for the struck one."""
 
-    slowest, fastest = 0.35, 0.85
+    slowest, fastest = 0.25, 0.7
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
@@ -119,7 +119,7 @@ class _SlowedExchange(Scenario):
 class Incast(_SlowedExchange):
     """Receiver of an incast: the port's queue at the switch fills, ECN holds it down."""
 
-    slowest, fastest = 0.55, 0.9
+    slowest, fastest = 0.36, 0.78
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
@@ -163,7 +163,7 @@ class SlowReceiver(_SlowedExchange):
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
         self.pausing = self.dice.uniform(0.1, 0.35)
-        self.stall_percent = self.dice.uniform(35.0, 80.0)
+        self.stall_percent = self.dice.uniform(40.0, 80.0)
 
     def struck_port(self, span: Span) -> PortConditions:
         """Pauses while it receives, and waits for PCIe writes."""
@@ -178,7 +178,7 @@ class SlowReceiver(_SlowedExchange):
 class PfcVictim(_SlowedExchange):
     """Congestion elsewhere has reached the leaf, and the switch pauses us."""
 
-    slowest, fastest = 0.3, 0.6
+    slowest, fastest = 0.2, 0.55
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)

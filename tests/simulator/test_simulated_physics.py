@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.simulator.job import EXCHANGE_RATE, Job
+from railscope.simulator.job import Job
 from railscope.simulator.model import NodeModel
 from railscope.simulator.noise import whole
 from railscope.simulator.scenarios import JobConditions
@@ -141,10 +141,10 @@ def test_the_job_asks_for_the_same_in_small_steps_and_in_large_ones(
     edges = [number * NS_PER_SECOND // 4 for number in range(401)]
     small = [fine.advance(Span(*pair), conditions, gpu_pace) for pair in pairwise(edges)]
     large = coarse.advance(Span(0, edges[-1]), conditions, gpu_pace)
-    for part in ("occupied", "activity", "memory_activity", "exchange", "fetch"):
+    for part in ("occupied", "activity", "memory_activity", "exchange", "exchanged", "fetch"):
         mean = sum(getattr(demand, part) for demand in small) / len(small)
         assert mean == pytest.approx(getattr(large, part), abs=1e-6)
-    assert 0 < large.exchange * EXCHANGE_RATE < EXCHANGE_RATE
+    assert large.exchanged == pytest.approx(large.exchange * exchange_pace)
 
 
 def test_a_job_at_a_standstill_asks_for_no_exchange() -> None:
@@ -152,7 +152,7 @@ def test_a_job_at_a_standstill_asks_for_no_exchange() -> None:
     still = JobConditions(exchange_pace=0.0)
     for second in range(30):
         demand = job.advance(Span(second * NS_PER_SECOND, (second + 1) * NS_PER_SECOND), still, 1.0)
-        assert demand.exchange == 0
+        assert demand.exchanged == 0
     assert demand.activity < 0.5
 
 

@@ -37,7 +37,8 @@ def nvml(scenario: str, call: str, second: int = SECONDS) -> Json:
 
 def statistic(scenario: str, name: str, second: int, interface: str = STRUCK_INTERFACE) -> int:
     answer = look(scenario, "calls", f"ethtool.statistics({interface})", second)
-    return dict(zip(answer["names"], answer["values"], strict=True))[name]
+    found: dict[str, int] = dict(zip(answer["names"], answer["values"], strict=True))
+    return found[name]
 
 
 def hardware(scenario: str, name: str, second: int, device: str = STRUCK_DEVICE) -> int:
@@ -49,7 +50,7 @@ def rate(
     scenario: str, name: str, interface: str = STRUCK_INTERFACE, *, early: bool = False
 ) -> float:
     """A statistic's growth a second, after the onset or before it."""
-    start, end = (0, ONSET) if early else (ONSET, SECONDS)
+    start, end = (0, ONSET - 1) if early else (ONSET, SECONDS)
     before, after = (statistic(scenario, name, second, interface) for second in (start, end))
     return (after - before) / (end - start)
 
@@ -114,7 +115,7 @@ def test_incast_marks_and_notifies_without_pause() -> None:
     sent = [hardware("incast", "np_cnp_sent", second) for second in (ONSET, SECONDS)]
     assert sent[1] - sent[0] > 100_000 * (SECONDS - ONSET)
     assert rate("incast", "tx_prio3_pause_duration") < 0.005 * 1e6
-    assert load("incast", "tx") < 0.9 * load("incast", "tx", early=True)
+    assert load("incast", "tx") < 0.9 * load("training", "tx")
     assert marked("incast", OTHER_DEVICE, OTHER_INTERFACE) < 0.005
 
 
@@ -151,7 +152,7 @@ def test_a_victim_is_paused_and_pauses_no_one() -> None:
     assert rate("pfc_victim", "rx_prio3_pause") > 50
     assert rate("pfc_victim", "tx_prio3_pause_duration") < 100
     assert marked("pfc_victim", STRUCK_DEVICE, STRUCK_INTERFACE) < 0.01
-    assert load("pfc_victim", "tx") < 0.75 * load("pfc_victim", "tx", early=True)
+    assert load("pfc_victim", "tx") < 0.75 * load("training", "tx")
 
 
 def test_a_hot_gpu_throttles_and_the_job_waits_for_it() -> None:
@@ -169,7 +170,7 @@ def test_a_hot_gpu_throttles_and_the_job_waits_for_it() -> None:
     times = nvml("thermal", f"FieldValues({STRUCK_GPU},82,74,75,76,269,270,271)")
     assert times[4][1] == times[2][1] > 10 * 10**9
     assert nvml("thermal", f"FieldValues({OTHER_GPU},82,74,75,76,269,270,271)")[4] == [0, 0]
-    assert load("thermal", "tx") < 0.95 * load("thermal", "tx", early=True)
+    assert load("thermal", "tx") < 0.95 * load("training", "tx")
 
 
 def test_a_lost_gpu_answers_nothing_and_the_job_hangs() -> None:
@@ -225,7 +226,7 @@ def test_a_flap_shows_in_state_counters_and_log() -> None:
 
 
 def test_a_driver_reload_lets_counters_begin_at_zero() -> None:
-    assert nvml("counter_reset", "TotalEnergyConsumption(0)", ONSET - 1) > 10**12
+    assert nvml("counter_reset", "TotalEnergyConsumption(0)", ONSET - 1) > 10**11
     assert nvml("counter_reset", "TotalEnergyConsumption(0)", ONSET) == 0
     assert statistic("counter_reset", "rx_vport_rdma_unicast_bytes", ONSET) == 0
     assert statistic("counter_reset", "rx_vport_rdma_unicast_bytes", SECONDS) > 0

@@ -1,0 +1,87 @@
+"""A program of ours as a process: started, listened to, stopped by its own id."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+START_SECONDS = 30.0
+STOP_SECONDS = 15.0
+
+
+class ProgramError(RuntimeError):
+    """A program ended by itself or did not start; the message ends with its last words."""
+
+
+class Program:
+    """`python -m railscope <arguments>`; its log is kept in memory, line by line."""
+
+    def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._arguments = arguments
+        self._environment = dict(environment)
+        self._lines: list[str] = []
+        self._news = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self, folder: Path) -> None:
+        """Start the process."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "railscope", *self._arguments,
+            cwd=folder, env=self._environment, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        stream = self._process.stderr if self._process else None
+        while stream is not None and (line := await stream.readline()):
+            self._lines.append(line.decode(errors="replace").rstrip())
+            self._news.set()
+        self._news.set()
+
+    async def said(self, pattern: str) -> re.Match[str]:
+        """Wait for a line of the log. Raises ProgramError if it does not come."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while True:
+                    self._news.clear()
+                    if match := self.find(pattern):
+                        return match
+                    self.check_alive()
+                    await self._news.wait()
+        except TimeoutError:
+            message = f"{self.name} did not say {pattern!r}: {self.last_words()}"
+            raise ProgramError(message) from None
+
+    def find(self, pattern: str) -> re.Match[str] | None:
+        """The first line of the log so far that fits."""
+        return next(filter(None, (re.search(pattern, line) for line in self._lines)), None)
+
+    def check_alive(self) -> None:
+        """Raise ProgramError if the process has ended."""
+        if self._process is None or self._process.returncode is not None:
+            message = f"{self.name} has ended: {self.last_words()}"
+            raise ProgramError(message)
+
+    def last_words(self) -> str:
+        """The end of the log."""
+        return "\n".join(self._lines[-5:]) or "it said nothing"
+
+    async def stop(self) -> None:
+        """Ask the process to stop; kill it if it will not."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._reading:
+            await self._reading
