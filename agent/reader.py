@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agent.host import Host, NvmlError
 from agent.source import Finding, Inventory, Source, Table, Verdict, nvml_remedy, reason_for
-from railscope.frame import Frame, Instant, Origin, Schema
+from railscope.frame import Event, Frame, Instant, Origin, Schema
 from railscope.reading import Absent, to_stored
 
 REPROBE_NS = 60_000_000_000
@@ -43,6 +43,7 @@ class Reader:
         self._order: list[int] = []
         self._sequence = 0
         self._probe_due_ns = 0
+        self._kept_events: tuple[Event, ...] = ()
 
     def run(self) -> Outcome:
         """Probe if it is due, read, and make a frame."""
@@ -63,6 +64,12 @@ class Reader:
             self._probe_due_ns = min(self._probe_due_ns, soon)
         findings = self._inventory.findings if self._inventory else ()
         return Outcome(frame, findings, self._since(started), "", broken)
+
+    def take_back(self, outcome: Outcome) -> None:
+        """Undo a read that came too late to be used: its sequence is free, its events wait."""
+        if outcome.frame is not None:
+            self._sequence -= 1
+            self._kept_events += outcome.frame.events
 
     def _since(self, started: Instant) -> int:
         return self._host.clock.now().boot_ns - started.boot_ns
@@ -87,14 +94,15 @@ class Reader:
         return table
 
     def _frame(self, table: Table, instant: Instant) -> Frame | None:
-        if not self._order and not table.events:
+        events, self._kept_events = (*self._kept_events, *table.events), ()
+        if not self._order and not events:
             return None
         self._sequence += 1
         values = [table.values[position] for position in self._order]
         reasons = bytes([table.reasons[position] for position in self._order])
         return Frame(
             self._origin, self._schema, self._sequence, instant, _stored(values),
-            reasons if any(reasons) else b"", tuple(table.events),
+            reasons if any(reasons) else b"", events,
         )  # fmt: skip
 
 

@@ -144,7 +144,7 @@ class Sampler:
             if not pending.done():
                 status.missed_ticks += 1
                 return pending
-            pending.cancelled() or pending.exception()  # late: nobody knows its instant
+            reader.take_back(pending.result())  # late: nobody knows what instant it speaks of
         future = thread.submit(reader.run)
         deadline = self.limits.deadline_seconds(status.source)
         done, _ = await asyncio.wait({future}, timeout=deadline)

@@ -43,7 +43,7 @@ class SchemaStore:
             try:
                 content = self._path(digest).read_bytes()
                 self._known[digest] = msgspec.msgpack.decode(content, type=WireSchema)
-            except (OSError, msgspec.MsgspecError):
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 return None
         return self._known[digest]
 

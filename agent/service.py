@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
-from aiohttp import web
 
 from agent.config import AgentSettings, Periods
 from agent.host import Host
@@ -117,7 +116,7 @@ class Agent:
         allow_many_files()
         self._shipper = self._make_shipper()
         tls = listen.server_tls(self.settings.tls.certificate_file, self.settings.tls.key_file)
-        runner = web.AppRunner(self.page.application(), access_log=None)
+        runner = listen.runner(self.page.application())
         await runner.setup()
         try:
             host, port = await listen.start(runner, self.settings.listen, tls)

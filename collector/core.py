@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope, WireEvent
 
 MOST_EVENTS = 10_000
+EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
 
 
 class Checkpoint(msgspec.Struct):
@@ -73,6 +74,7 @@ class Core:
     gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
     events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    _event_keys: dict[EventKey, None] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
     def fresh_frames(self, envelope: Envelope) -> int:
@@ -127,7 +129,18 @@ class Core:
         )  # fmt: skip
         if known.gpus:
             self._observe(envelope, batch, known, instants)
-        self.events.extend(SeenEvent(envelope.node, event) for event in batch.events)
+        for event in batch.events:
+            self._see(envelope, event)
+
+    def _see(self, envelope: Envelope, event: WireEvent) -> None:
+        """Keep an event once: an agent that starts anew reads the kernel log from its beginning."""
+        key = (envelope.node, envelope.boot_id, event.name, event.entity.key, event.boot_ns)
+        if key in self._event_keys:
+            return
+        self._event_keys[key] = None
+        if len(self._event_keys) > 2 * MOST_EVENTS:
+            del self._event_keys[next(iter(self._event_keys))]
+        self.events.append(SeenEvent(envelope.node, event))
 
     def _observe(self, envelope: Envelope, batch: Batch, known: Known, instants: list[int]) -> None:
         self.gpus_of[envelope.node] = {gpu.lane: gpu.uuid for gpu in known.gpus}

@@ -12,7 +12,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,21 +88,43 @@ def _payload(content: bytes, position: int) -> bytes | None:
     return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A record that waits to be stored, and who waits for it."""
+
+    data: bytes
+    then: Callable[[], None]
+    future: asyncio.Future[None]
+
+    def succeed(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: LogError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
 @dataclass(slots=True)
 class FrameLog:
-    """Appends records in groups. `on_rotate` is called, off the loop, when a segment is full."""
+    """Appends records in groups.
+
+    When a segment is full and everything in it has been taken into the state, `on_rotate` is
+    awaited with the number of the segment that comes next.
+    """
 
     folder: Path
     segment_bytes: int
     most_bytes: int
     stats: LogStats = field(default_factory=LogStats)
-    on_rotate: Callable[[int], None] = lambda _number: None
-    _waiting: list[tuple[bytes, asyncio.Future[None]]] = field(default_factory=list)
+    on_rotate: Callable[[int], Awaitable[None]] | None = None
+    _waiting: list[_Entry] = field(default_factory=list)
     _waiting_bytes: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _descriptor: int = -1
     _offset: int = 0
     _number: int = 0
+    _stopped: bool = False
     size: int = 0
 
     def open(self) -> None:
@@ -126,15 +148,23 @@ class FrameLog:
         """The segment that is written now."""
         return self._number
 
-    async def append(self, record: Record) -> None:
-        """Return when the record is durable. Raises LogError where it cannot be stored."""
+    async def append(self, record: Record, then: Callable[[], None]) -> None:
+        """Store a record; once it is durable call `then`, and return after that.
+
+        `then` takes the record into the state. It runs before the segment can be closed, so that
+        what a checkpoint says of the state holds all records of the segments before it. Raises
+        LogError where the record cannot be stored.
+        """
+        if self._stopped:
+            message = "the collector is stopping"
+            raise LogError(message)
         payload = _encoder.encode(record)
         if self._waiting_bytes + len(payload) > MOST_WAITING_BYTES:
             message = "more is waiting to be stored than the disk keeps up with"
             raise LogError(message)
         head = _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((head + payload, future))
+        self._waiting.append(_Entry(head + payload, then, future))
         self._waiting_bytes += len(payload)
         self._wake.set()
         await future
@@ -148,30 +178,30 @@ class FrameLog:
                 while self._waiting:
                     await self._store_group()
         finally:
-            for _, future in self._waiting:
-                if not future.done():
-                    future.set_exception(LogError("the collector is stopping"))
+            self._stopped = True
+            for entry in self._waiting:
+                entry.fail(LogError("the collector is stopping"))
             self._waiting.clear()
 
     async def _store_group(self) -> None:
-        group: list[tuple[bytes, asyncio.Future[None]]] = []
+        group: list[_Entry] = []
         size = 0
         while self._waiting and size < MOST_GROUP_BYTES:
             group.append(self._waiting.pop(0))
-            size += len(group[-1][0])
-        self._waiting_bytes = sum(len(data) for data, _ in self._waiting)
-        error: LogError | None = None
+            size += len(group[-1].data)
+        self._waiting_bytes = sum(len(entry.data) for entry in self._waiting)
+        number = self._number
         try:
-            await asyncio.shield(asyncio.to_thread(self._write, [data for data, _ in group]))
+            await asyncio.shield(asyncio.to_thread(self._write, [entry.data for entry in group]))
         except OSError as problem:
-            error = LogError(f"{self.folder}: {problem.strerror or problem}")
-        for _, future in group:
-            if future.done():
-                continue
-            if error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
+            for entry in group:
+                entry.fail(LogError(f"{self.folder}: {problem.strerror or problem}"))
+            return
+        for entry in group:
+            entry.then()
+            entry.succeed()
+        if self._number != number and self.on_rotate:
+            await self.on_rotate(self._number)
 
     def _write(self, pieces: list[bytes]) -> None:
         """Write a group and make it durable, or leave the file as it was. Runs off the loop."""
@@ -199,7 +229,6 @@ class FrameLog:
         _sync_folder(self.folder)
         os.close(self._descriptor)
         self._descriptor, self._offset, self._number = descriptor, 0, number
-        self.on_rotate(number)
 
     def delete_before(self, number: int) -> None:
         """Delete oldest segments beyond the size bound, but none from `number` on."""

@@ -131,12 +131,13 @@ class Ingest:
         total = sum(batch.rows for batch in envelope.batches)
         record = Record(node, self.wall_ns(), sent, body)
         self._check_times(record, envelope)
-        if fresh:
-            try:
-                await self.log.append(record)
-            except OSError as error:
-                raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
-        self.core.accept(record, envelope)
+        if not fresh:
+            self.core.accept(record, envelope)
+            return {"accepted_frames": 0, "duplicate_frames": total}
+        try:
+            await self.log.append(record, lambda: self.core.accept(record, envelope))
+        except OSError as error:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
         return {"accepted_frames": fresh, "duplicate_frames": total - fresh}
 
     async def _decode(

@@ -90,7 +90,7 @@ class Collector:
         )
         application.router.add_post(INGEST_PATH, ingest.handle)
         api.add_to(application)
-        runner = web.AppRunner(application, access_log=None)
+        runner = listen.runner(application)
         await runner.setup()
         try:
             async with asyncio.TaskGroup() as group:
@@ -158,11 +158,16 @@ class Collector:
         self.core.received, self.core.coverages = checkpoint.received, checkpoint.coverages
         return checkpoint.first_segment
 
-    def _checkpoint(self, first_segment: int) -> None:
-        """Keep what older segments say, then let the oldest go. Runs on the log's thread."""
+    async def _checkpoint(self, first_segment: int) -> None:
+        """Keep what older segments say, then let the oldest go."""
         newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
         self.core.received.forget_before(horizon)
         checkpoint = Checkpoint(first_segment, self.core.received, self.core.coverages)
-        write_durably(self.folder / CHECKPOINT, msgspec.msgpack.encode(checkpoint))
-        self.log.delete_before(first_segment)
+        content = msgspec.msgpack.encode(checkpoint)
+        try:
+            await asyncio.to_thread(write_durably, self.folder / CHECKPOINT, content)
+            await asyncio.to_thread(self.log.delete_before, first_segment)
+        except OSError as error:
+            log.error("checkpoint_failed", file=str(self.folder / CHECKPOINT), problem=str(error),
+                      advice="no segment is deleted until one succeeds")  # fmt: skip

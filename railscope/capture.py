@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
+
 Json: TypeAlias = Any  # what json.loads returns; each reader narrows it where it uses it
 
 FORMAT = 1
@@ -82,10 +84,16 @@ class Moment:
 
     @classmethod
     def from_line(cls, line: str) -> Moment:
-        """The moment a line tells of. Raises ValueError or KeyError for a damaged line."""
-        parts = json.loads(line)
-        offset_ns = parts.pop("t")
-        return cls(offset_ns, **parts)
+        """The moment a line tells of. Raises ValueError, KeyError or TypeError for a damaged one."""
+        parts = dict(json.loads(line))
+        moment = cls(parts.pop("t"), **parts)
+        sections = [getattr(moment, section) for section in SECTIONS]
+        wanted = [int, list, *[dict] * len(sections)]
+        for part, kind in zip((moment.offset_ns, moment.log, *sections), wanted, strict=True):
+            if not isinstance(part, kind):
+                message = f"{part!r} stands where a {kind.__name__} belongs"
+                raise TypeError(message)
+        return moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +155,12 @@ def read_capture(folder: Path) -> Capture:
         if settings.pop("format") != FORMAT:
             message = f"{folder}: the capture is not of format {FORMAT}; record it again"
             raise CaptureError(message)
-        about = About(**settings)
-    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
+        about = msgspec.convert(settings, About)
+    except (OSError, KeyError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         message = f"{folder}: no capture can be read from capture.toml: {error}"
+        raise CaptureError(message) from error
+    except msgspec.ValidationError as error:
+        message = f"{folder}: capture.toml does not say what it must: {error}"
         raise CaptureError(message) from error
     return Capture(about, tuple(_moments(folder / "timeline.jsonl")))
 

@@ -248,6 +248,12 @@ def from_wire_schema(wire: WireSchema) -> Schema:
         if metric is None or metric.scale.as_integer_ratio() != group.scale:
             message = f"metric {group.metric!r} is not declared here as the sender declares it"
             raise WireError(message)
+        beyond = [member for member in group.entities if not 0 <= member < len(entities)]
+        if beyond:
+            message = (
+                f"metric {group.metric!r} has a column of entity {beyond[0]}, which is not there"
+            )
+            raise WireError(message)
         columns += [(metric, entities[member]) for member in group.entities]
     held = {entity for _, entity in columns}
     return Schema(wire.stream, tuple(columns), tuple(e for e in entities if e not in held))
@@ -426,6 +432,6 @@ def unpack(body: bytes, max_bytes: int) -> Envelope:
             message = f"the envelope is of version {version}, this program speaks {VERSION}"
             raise WireVersionError(message)
         return _decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"the body is no envelope: {error}"
         raise WireError(message) from error

@@ -25,7 +25,7 @@ _NVSWITCH = ("0x10de", "0x0680")
 _SEVERITIES = ("correctable", "nonfatal", "fatal")
 _SPEED = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*GT/s")
 _MEGATRANSFERS = 1000
-_UNKNOWN_WIDTHS = {0, 255}
+_UNKNOWN_WIDTHS = {0, 63, 255}  # 63 and 255: registers of a dead device read all ones
 _LINKS: tuple[tuple[str, Metric], ...] = (
     ("current_link_speed", catalog.PCIE_SPEED),
     ("max_link_speed", catalog.PCIE_SPEED_LIMIT),

@@ -394,4 +394,3 @@ COUNTER_FILES = {
     for metric, (_, _, files, _) in zip(RDMA_COUNTERS, _TABLE, strict=True)
     for file in files.split()
 }
-BY_STEM = {metric.stem: metric for metric in RDMA_COUNTERS}

@@ -25,11 +25,11 @@ _SERVERS = {
 
 @click.command()
 @click.option("--seconds", type=click.IntRange(min=0), default=0, help="0 runs until stopped.")
-@click.option("--capture-seconds", type=click.IntRange(min=10), default=600, show_default=True,
+@click.option("--capture-seconds", type=click.IntRange(min=10), default=240, show_default=True,
               help="How much of each server is simulated; the replay starts over at its end.")  # fmt: skip
 def main(seconds: int, capture_seconds: int) -> None:
     """Run the demo; with --seconds, leave with 0 only if all went well."""
-    wanted = min(capture_seconds, seconds + 30) if seconds else capture_seconds
+    wanted = seconds + 10 if seconds else capture_seconds
     nodes = [Node(name, scenario, wanted) for name, scenario in _SERVERS.items()]
     with tempfile.TemporaryDirectory(prefix="railscope-demo-") as folder:
         try:

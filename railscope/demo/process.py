@@ -30,17 +30,18 @@ class Program:
 
     async def start(self, folder: Path) -> None:
         """Start the process."""
+        # -P: a folder of the site must not be taken for one of our packages.
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "railscope", *self._arguments,
+            sys.executable, "-P", "-m", "railscope", *self._arguments,
             cwd=folder, env=self._environment, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        self._reading = asyncio.create_task(self._read())
+        self._reading = asyncio.create_task(self._read(self._process))
 
-    async def _read(self) -> None:
-        stream = self._process.stderr if self._process else None
-        while stream is not None and (line := await stream.readline()):
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        while process.stderr is not None and (line := await process.stderr.readline()):
             self._lines.append(line.decode(errors="replace").rstrip())
             self._news.set()
+        await process.wait()
         self._news.set()
 
     async def said(self, pattern: str) -> re.Match[str]:
@@ -71,6 +72,18 @@ class Program:
         """The end of the log."""
         return "\n".join(self._lines[-5:]) or "it said nothing"
 
+    def kill(self) -> None:
+        """End the process at once, without a word to it."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def ended(self) -> None:
+        """Wait for the end of the process and of its log."""
+        if self._process is not None:
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+
     async def stop(self) -> None:
         """Ask the process to stop; kill it if it will not."""
         if self._process is None:
@@ -82,6 +95,4 @@ class Program:
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
-                await self._process.wait()
-        if self._reading:
-            await self._reading
+        await self.ended()

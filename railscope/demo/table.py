@@ -66,7 +66,11 @@ def _rails(rows: Iterable[dict[str, Any]]) -> str:
 def account_table(account: dict[str, Any]) -> str:
     """The GPU-time account, in GPU-hours to read and in nanoseconds to add up."""
     body = [
-        ["held by " + name, *_time(tenant["held_ns"]), f"unseen {_hours(tenant['held_unknown_ns'])}"]
+        [
+            "held by " + name,
+            *_time(tenant["held_ns"]),
+            f"unseen {_hours(tenant['held_unknown_ns'])}",
+        ]
         for name, tenant in account["tenants"].items()
     ]
     body += [

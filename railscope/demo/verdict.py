@@ -29,11 +29,14 @@ def verdict(
         ),
         (
             sum(parts) == int(account["capacity_ns"]) > 0,
-            f"the account adds up: {' + '.join(f'{part:,}' for part in parts)}"
-            f" = {int(account['capacity_ns']):,} ns",
+            f"the account adds up: {_sum(parts)} = {int(account['capacity_ns']):,} ns",
             "the account does not add up",
         ),
     ]
     lines = [account_table(account), ""]
     lines += [f"{'ok  ' if good else 'FAIL'}  {yes if good else no}" for good, yes, no in checks]
     return all(good for good, _, _ in checks), "\n".join(lines)
+
+
+def _sum(parts: Sequence[int]) -> str:
+    return " + ".join(f"{part:,}" for part in parts)

@@ -97,7 +97,17 @@ def test_counters_never_fall_but_when_the_drivers_are_loaded_anew(
 @SHORT
 @given(SPECS, st.integers(0, 24))
 def test_all_views_of_a_port_agree(spec: NodeSpec, second: int) -> None:
-    seen = Seen(simulate(spec, 24), second)
+    check_ports(Seen(simulate(spec, 24), second))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_all_views_of_a_port_agree_throughout_a_fault(scenario: str) -> None:
+    capture = simulate(NodeSpec("gpu-001", gpus=4, scenario=scenario), 48)
+    for second in (0, 24, 25, 27, 36, 48):
+        check_ports(Seen(capture, second))
+
+
+def check_ports(seen: Seen) -> None:
     network = seen.look("calls", "psutil.net_io_counters()")
     for device, interface in seen.devices():
         port, found = f"/sys/class/infiniband/{device}/ports/1", seen.statistics(interface)

@@ -1,0 +1,122 @@
+"""Real processes on loopback: our own programs, and the servers that users have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from collector.tokens import digest
+from railscope.capture import write_capture
+from railscope.demo.process import Program
+from railscope.simulator import NodeSpec, about, moments
+
+PATIENCE_SECONDS = 40.0
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait until a condition holds; fail, saying what was waited for, if it never does."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await condition():  # noqa: ASYNC110 - another process tells no event
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"waited {PATIENCE_SECONDS:g} s in vain until {what}")
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Site:
+    """A folder with captures and tokens, and the programs that run in it."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    programs: list[Program] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Where the collector is."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def prepare(self, nodes: dict[str, str], seconds: int = 60) -> None:
+        """Captures of simulated servers by name and scenario, and a token for each."""
+        for seed, (name, scenario) in enumerate(nodes.items()):
+            spec = NodeSpec(node=name, seed=seed, gpus=2, scenario=scenario)
+            write_capture(self.folder / name, about(spec, seconds), moments(spec, seconds))
+        lines = [f'"{name}" = "{digest("token-" + name)}"\n' for name in nodes]
+        (self.folder / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
+
+    async def collector(self, *more: str, **environment: str) -> Program:
+        """Start a collector and wait until it listens."""
+        program = Program("collector", [
+            "collector", "run", "--listen", f"127.0.0.1:{self.port}", "--state-directory",
+            "collector", "--tokens-file", "tokens.toml", "--open-reading", *more,
+        ], {**os.environ, "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "0.2", **environment})  # fmt: skip
+        return await self._start(program, "collector_started")
+
+    async def agent(self, node: str, **environment: str) -> Program:
+        """Start an agent that replays a capture, and wait until it serves its page."""
+        program = Program(f"agent of {node}", [
+            "agent", "run", "--node", node, "--listen", "127.0.0.1:0", "--collector", self.url,
+            "--state-directory", f"state-{node}", "--replay", node,
+        ], {
+            **os.environ, "RAILSCOPE_AGENT_COLLECTOR__TOKEN": f"token-{node}",
+            "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": "0.5",
+            "RAILSCOPE_AGENT_COLLECTOR__MOST_RETRY_SECONDS": "0.5", **environment,
+        })  # fmt: skip
+        return await self._start(program, "agent_started")
+
+    async def _start(self, program: Program, word: str) -> Program:
+        self.programs.append(program)
+        await program.start(self.folder)
+        await program.said(word)
+        return program
+
+    async def get(self, path: str) -> Any:
+        """JSON from the collector."""
+        async with aiohttp.ClientSession() as session, session.get(self.url + path) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async def stop(self) -> None:
+        """Stop all programs."""
+        for program in reversed(self.programs):
+            await program.stop()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    """A site whose programs are stopped afterwards."""
+    made = Site(tmp_path)
+    yield made
+    await made.stop()
+
+
+@asynccontextmanager
+async def server(package: str, *command: str, folder: Path) -> AsyncIterator[None]:
+    """A real server of Debian's, stopped afterwards by its own id."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed: apt-get install {package}")
+    with (folder / f"{package}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, cwd=folder)
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()

@@ -1,0 +1,113 @@
+"""Killing either side at any moment loses no acknowledged frame and counts none twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from chain_support import Site, until
+
+from collector.framelog import LogStats, read_segment, segment_path, segments
+from railscope.wire import unpack
+
+MOST = 64 << 20
+
+
+def identities(site: Site) -> Counter[tuple[str, str, str, int]]:
+    """Every frame in the frame log, by identity."""
+    folder = site.folder / "collector" / "frames"
+    found: Counter[tuple[str, str, str, int]] = Counter()
+    for number in segments(folder):
+        for _, record in read_segment(segment_path(folder, number), LogStats()):
+            envelope = unpack(record.body, MOST)
+            for batch in envelope.batches:
+                for row in range(batch.rows):
+                    key = (envelope.node, envelope.run, batch.stream, batch.first_sequence + row)
+                    found[key] += 1
+    return found
+
+
+def frames_of_runs(
+    found: Counter[tuple[str, str, str, int]],
+) -> dict[tuple[str, str, str], set[int]]:
+    runs: dict[tuple[str, str, str], set[int]] = {}
+    for node, run, stream, sequence in found:
+        runs.setdefault((node, run, stream), set()).add(sequence)
+    return runs
+
+
+async def test_kill_both_sides_again_and_again(site: Site):
+    nodes = {"n1": "training", "n2": "incast"}
+    site.prepare(nodes)
+    collector = await site.collector()
+    agents = {node: await site.agent(node) for node in nodes}
+    for number in range(4):
+        grown = len(identities(site)) + 10
+
+        async def more(goal: int = grown) -> bool:
+            return len(identities(site)) >= goal
+
+        await until(more, "frames of the agents are in the frame log")
+        if number % 2:
+            agents["n1"].kill()
+            await agents["n1"].ended()
+            agents["n1"] = await site.agent("n1")
+        collector.kill()
+        await collector.ended()
+        collector = await site.collector()
+    for agent in agents.values():
+        await agent.stop()
+    last = {node: agent.find(r"agent_stopped shipped_frames=(\d+) dropped_frames=0 waiting_envelopes=0")
+            for node, agent in agents.items()}  # fmt: skip
+    assert all(last.values()), [agent.last_words() for agent in agents.values()]
+    found = identities(site)
+    assert all(count == 1 for count in found.values()), "a frame was stored twice"
+    for run, sequences in frames_of_runs(found).items():
+        assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
+    views = await site.get("/api/v1/account")
+    assert views["balances"]
+
+
+async def test_what_was_acknowledged_is_in_the_totals_after_a_crash(site: Site):
+    site.prepare({"n1": "training"})
+    collector = await site.collector()
+    agent = await site.agent("n1")
+    await until(lambda: _reports(site, "n1"), "the node reports")
+    await agent.stop()
+    shipped = agent.find(r"shipped_frames=(\d+)")
+    assert shipped
+    collector.kill()
+    await collector.ended()
+    await site.collector()
+    assert len(identities(site)) == int(shipped[1])
+    nodes = await site.get("/api/v1/nodes")
+    assert nodes["rows"][0]["gpus"] == 2
+
+
+async def test_an_outage_is_made_up_for_from_the_spool(site: Site, tmp_path: Path):
+    site.prepare({"n1": "training"})
+    agent = await site.agent("n1")
+    spool = tmp_path / "state-n1" / "spool"
+
+    async def waiting() -> bool:
+        return len(list(spool.glob("*.envelope"))) >= 3
+
+    await until(waiting, "envelopes wait in the spool")
+    assert agent.find("collector_unreachable"), "the outage is said"
+    await site.collector()
+    await agent.said("collector_reached")
+    await until(lambda: _empty(spool), "the spool is empty")
+    await agent.stop()
+    for sequences in frames_of_runs(identities(site)).values():
+        assert sequences == set(range(1, max(sequences) + 1))
+
+
+async def _reports(site: Site, node: str) -> bool:
+    rows = (await site.get("/api/v1/nodes"))["rows"]
+    return any(row["node"] == node and "gpu" in row["streams"] for row in rows)
+
+
+async def _empty(spool: Path) -> bool:
+    await asyncio.sleep(0)
+    return not list(spool.glob("*.envelope"))

@@ -1,0 +1,81 @@
+"""Frames, envelopes and schemas for the collector's tests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from railscope.catalog import METRICS, gpu
+from railscope.catalog.entities import GPU, RDMA_PORT
+from railscope.entity import Entity
+from railscope.frame import Column, Frame, Instant, Origin, Schema
+from railscope.wire import (
+    Envelope,
+    SentAt,
+    encode_batches,
+    envelope,
+    pack,
+    to_wire_schema,
+)
+
+SECOND = 1_000_000_000
+START_WALL_NS = 1_790_000_000_000_000_000
+START_BOOT_NS = 5_000 * SECOND
+
+
+def gpu_schema(node: str, gpus: int = 2) -> Schema:
+    """Utilisation, power and energy of a node's GPUs; rail i is GPU i."""
+    entities = [Entity(GPU, (f"GPU-{node}-{i}",), {"rail": str(i)}) for i in range(gpus)]
+    metrics = (gpu.GPU_UTILIZATION, gpu.GPU_POWER, gpu.GPU_ENERGY)
+    return Schema("gpu", tuple((metric, entity) for metric in metrics for entity in entities))
+
+
+def rdma_schema(ports: int = 2) -> Schema:
+    """Bytes out and a 32-bit counter of a node's RDMA ports; port i is on rail i."""
+    entities = [Entity(RDMA_PORT, (f"mlx5_{i}", "1"), {"rail": str(i)}) for i in range(ports)]
+    metrics = (
+        METRICS["railscope_rdma_transmit_bytes_total"],
+        METRICS["railscope_rdma_ack_timeouts_total"],
+    )
+    columns: list[Column] = [(metric, entity) for metric in metrics for entity in entities]
+    return Schema("rdma", tuple(columns))
+
+
+@dataclass
+class Sender:
+    """A node's agent as the collector sees it: makes frames one second apart."""
+
+    node: str = "n1"
+    run: str = "run-1"
+    boot_id: str = "boot-1"
+    sequences: dict[str, int] = field(default_factory=dict)
+
+    def frames(
+        self, schema: Schema, rows: Sequence[Sequence[int]], *, at: int, reasons: bytes = b""
+    ) -> list[Frame]:
+        """Frames of consecutive seconds; the first `at` seconds after the start."""
+        origin = Origin(self.node, self.run, self.boot_id)
+        made = []
+        for offset, row in enumerate(rows):
+            sequence = self.sequences[schema.stream] = self.sequences.get(schema.stream, 0) + 1
+            moment = (at + offset) * SECOND
+            instant = Instant(START_WALL_NS + moment, START_BOOT_NS + moment)
+            made.append(Frame(origin, schema, sequence, instant, array("q", row), reasons))
+        return made
+
+    def envelope(self, frames: Sequence[Frame], *, schemas: bool = False) -> Envelope:
+        """An envelope of frames, with their schemas if wanted."""
+        wire = [to_wire_schema(s) for s in dict.fromkeys(f.schema for f in frames)]
+        origin = Origin(self.node, self.run, self.boot_id)
+        batches = encode_batches(frames)
+        return envelope(origin, batches, wire if schemas else [], agent_version="test")
+
+    def body(self, frames: Sequence[Frame], *, schemas: bool = False) -> bytes:
+        """The same, packed."""
+        return pack(self.envelope(frames, schemas=schemas))
+
+    def sent(self, at: int) -> SentAt:
+        """The node's clocks, `at` seconds after the start."""
+        moment = at * SECOND
+        return SentAt(START_WALL_NS + moment, START_BOOT_NS + moment, self.boot_id)

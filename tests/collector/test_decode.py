@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makers import Sender, gpu_schema
+
+from collector import decode
+from railscope.frame import Frame
+from railscope.wire import Batch, WireError, decode_rows, encode_batch
+
+COLUMNS = 6
+numbers = st.integers(-(2**63), 2**63 - 1)
+rows = st.lists(st.lists(numbers, min_size=COLUMNS, max_size=COLUMNS), min_size=1, max_size=6)
+
+
+def batch_of(values: list[list[int]]) -> tuple[Batch, list[Frame]]:
+    frames = Sender().frames(gpu_schema("n1"), values, at=0)
+    return encode_batch(frames), frames
+
+
+@given(rows)
+def test_numpy_and_plain_decoding_agree_with_what_was_sent(values: list[list[int]]):
+    batch, frames = batch_of(values)
+    decode.check(batch, COLUMNS, 100)
+    assert decode.all_rows(batch, COLUMNS).tolist() == values
+    assert decode.last_row(batch, COLUMNS).tolist() == values[-1]
+    assert decode.first_row(batch).tolist() == values[0]
+    assert decode_rows(batch, COLUMNS) == [frame.values for frame in frames]
+
+
+@given(rows, st.data())
+def test_parts_that_do_not_fit_are_refused(values: list[list[int]], data: st.DataObject):
+    batch, _ = batch_of(values)
+    part = data.draw(st.sampled_from(["base", "changed", "steps", "reasons"]))
+    content: bytes = getattr(batch, part)
+    longer = content + b"\1" * data.draw(st.integers(1, 5))
+    fields = {name: getattr(batch, name) for name in Batch.__struct_fields__}
+    with pytest.raises(WireError):
+        decode.check(Batch(**fields | {part: longer}), COLUMNS, 100)
+
+
+def test_rows_beyond_the_bound_are_refused():
+    batch, _ = batch_of([[0] * COLUMNS] * 4)
+    with pytest.raises(WireError):
+        decode.check(batch, COLUMNS, 3)
+
+
+def test_reasons_are_one_code_a_row_and_column():
+    schema = gpu_schema("n1")
+    sender = Sender()
+    good = sender.frames(schema, [[1] * COLUMNS], at=0)
+    bad = sender.frames(schema, [[0] * COLUMNS], at=1, reasons=bytes([4] * COLUMNS))
+    codes = decode.reasons(encode_batch(good + bad), COLUMNS)
+    assert codes.tolist() == [[0] * COLUMNS, [4] * COLUMNS]
+    assert decode.reasons(encode_batch(good), COLUMNS).tolist() == [[0] * COLUMNS]
+    assert np.asarray(decode.reasons(encode_batch(bad), COLUMNS)).tolist() == [[4] * COLUMNS]

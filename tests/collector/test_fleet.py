@@ -1,0 +1,200 @@
+"""The fleet's rates and the roll-ups, against straightforward models of a few lines."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collector.fleet import BLOCK_ROWS, Fleet, Update, increase
+from collector.layout import Layout, make_layout
+from collector.views.rollup import NO_TENANT, Rollups, reduce_block
+from railscope.catalog import gpu, host, nic, rollups
+from railscope.catalog.declare import Kind, Metric, Rollup
+from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORITY
+from railscope.catalog.rollup import derived_name, scopes_of
+from railscope.entity import Entity
+from railscope.frame import Schema
+from railscope.reading import to_stored
+from railscope.wire import schema_hash, to_wire_schema
+
+SECOND = 1_000_000_000
+GPUS = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i)} if i < 2 else {}) for i in range(3)]
+CARDS = [Entity(NIC, (f"ens{i}",), {"rail": str(i)}) for i in range(2)]
+COLUMNS: list[tuple[Metric, Entity]] = [
+    *((gpu.GPU_POWER, g) for g in GPUS),
+    *((gpu.GPU_CLOCK_SPEED, g.part(GPU_CLOCK, clock)) for g in GPUS for clock in ("sm", "memory")),
+    *((gpu.GPU_ENERGY, g) for g in GPUS),
+    *((nic.PFC_RECEIVED_TIME, c.part(NIC_PRIORITY, str(p))) for c in CARDS for p in (0, 3)),
+    *((host.CPU_TIME, Entity(CPU_MODE, (mode,))) for mode in ("user", "idle")),
+]
+ORDER = Schema.ordered(COLUMNS)
+SCHEMA = Schema("test", tuple(COLUMNS[i] for i in ORDER), tuple(CARDS))
+WIRE = to_wire_schema(SCHEMA)
+LAYOUT = make_layout(WIRE)
+WIDTH = len(COLUMNS)
+value = st.integers(0, 10**12)
+row = st.lists(value, min_size=WIDTH, max_size=WIDTH)
+codes = st.lists(st.sampled_from([0, 0, 0, 4]), min_size=WIDTH, max_size=WIDTH)
+node = st.tuples(row, row, codes, st.sampled_from(["", "t1", "t2"]), st.booleans())
+
+
+def update(name: str, layout: Layout, first: list[int], last: list[int], **more: object) -> Update:
+    given_: dict[str, object] = {
+        "run": "r", "boot_id": "b", "first_boot_ns": SECOND, "last_boot_ns": 3 * SECOND,
+        "reasons": np.zeros(len(last), np.uint8), "instant_ns": 100 * SECOND,
+    }  # fmt: skip
+    return Update(
+        node=name, schema=schema_hash(WIRE), layout=layout,
+        first=np.array(first, np.int64), last=np.array(last, np.int64), **(given_ | more),
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def expected_cells(
+    nodes: list[tuple[list[int], list[int], list[int], str, bool]],
+) -> dict[tuple[str, tuple[str, ...]], float]:
+    gathered: dict[tuple[str, str, Metric, tuple[str, ...]], list[float]] = defaultdict(list)
+    for first, last, reasons, tenant, fresh in nodes:
+        for (metric, entity), before, after, code in zip(
+            SCHEMA.columns, first, last, reasons, strict=True
+        ):
+            if not fresh or code:
+                continue
+            number = float(after)
+            if metric.kind is Kind.COUNTER:
+                step = after - before if after >= before else after
+                number = float(np.float32(step * (1 / 2)))
+            whole = entity.whole_key
+            rail = next((e.facts.get("rail", "") for e in (*GPUS, *CARDS) if e.key == whole), "")
+            part = entity.key[len(whole) :]
+            gathered["cluster", "", metric, part].append(number)
+            if rail and "rail" in scopes_of(metric.about):
+                gathered["rail", rail, metric, part].append(number)
+            if tenant and "tenant" in scopes_of(metric.about):
+                gathered["tenant", tenant, metric, part].append(number)
+    how = {
+        Rollup.SUM: sum,
+        Rollup.MAX: max,
+        Rollup.MIN: min,
+        Rollup.MEAN: lambda v: sum(v) / len(v),
+    }
+    return {
+        (derived_name(metric, scope, rollup), (who, *part) if who else part):
+            how[rollup](numbers) * float(metric.scale)
+        for (scope, who, metric, part), numbers in gathered.items()
+        for rollup in metric.rollups
+    }  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(node, min_size=1, max_size=6))
+def test_rollups_are_what_a_straight_calculation_gives(nodes):
+    fleet = Fleet()
+    tenants = ["t1", "t2"]
+    by_name = {}
+    for number, (first, last, reasons, tenant, fresh) in enumerate(nodes):
+        name = f"n{number}"
+        by_name[name] = tenants.index(tenant) if tenant else NO_TENANT
+        fleet.apply(update(
+            name, LAYOUT, first, last, reasons=np.array(reasons, np.uint8),
+            instant_ns=(100 if fresh else 1) * SECOND,
+        ))  # fmt: skip
+    total = Rollups(lambda name, lanes: [by_name.get(name, NO_TENANT)] * (lanes + 1), tenants)
+    for block in fleet.blocks():
+        reduced = reduce_block(block, fresh_from_ns=50 * SECOND)
+        if reduced:
+            total.add(reduced)
+    cells = {
+        (cell.metric.name, cell.labels): cell.value
+        for scope in ("cluster", "rail", "tenant")
+        for cell in total.view(scope, 0).cells
+    }
+    expected = expected_cells(nodes)
+    assert cells.keys() == expected.keys()
+    for key, number in expected.items():
+        assert math.isclose(cells[key], number, rel_tol=1e-6, abs_tol=1e-9), key
+
+
+def test_every_cell_is_declared():
+    assert {derived.source.name for derived in rollups().values()} >= {"railscope_gpu_power_watts"}
+    assert rollups()["railscope_rail_max_nic_receive_pfc_pause_ratio"].metric.about.labels == (
+        "rail",
+        "priority",
+    )
+
+
+counter = st.integers(0, 2**64 - 1)
+
+
+@given(counter, counter)
+def test_a_wide_counter_goes_on_or_starts_from_zero(before: int, after: int):
+    step = (after - before) % 2**64
+    expected = step if step < 2**63 else after
+    got = increase(
+        np.array(array("q", [to_stored(before)]), np.int64),
+        np.array(array("q", [to_stored(after)]), np.int64),
+        np.array([False]),
+    )
+    assert got[0] == pytest.approx(expected)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**30 - 1))
+def test_a_32_bit_counter_wraps(before: int, step: int):
+    after = (before + step) % 2**32
+    got = increase(np.array([before]), np.array([after]), np.array([True]))
+    if after >= before or (before >= 3 * 2**30 and after < 2**30):
+        assert got[0] == step
+    else:
+        assert got[0] == after, "fell too far for a wrap: a reset"
+
+
+def make_row(power: int, energy: int) -> list[int]:
+    numbers = [0] * WIDTH
+    for position, (metric, _) in enumerate(SCHEMA.columns):
+        numbers[position] = (
+            power if metric is gpu.GPU_POWER else energy if metric is gpu.GPU_ENERGY else 0
+        )
+    return numbers
+
+
+def energy_rate(fleet: Fleet, name: str = "n") -> float:
+    place = fleet.nodes[name].rows["test"]
+    index = [m for m, _ in (SCHEMA.columns[c] for c in LAYOUT.counters)].index(gpu.GPU_ENERGY)
+    return float(place.block.rates[place.index, index])
+
+
+def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
+    fleet = Fleet()
+    fleet.apply(update("n", LAYOUT, make_row(1, 100), make_row(1, 300)))
+    assert energy_rate(fleet) == 100.0
+    fleet.apply(update("n", LAYOUT, make_row(1, 400), make_row(1, 800),
+                       first_boot_ns=4 * SECOND, last_boot_ns=8 * SECOND, instant_ns=105 * SECOND))  # fmt: skip
+    assert energy_rate(fleet) == 100.0
+    fleet.apply(update("n", LAYOUT, make_row(1, 5), make_row(1, 5), boot_id="b2",
+                       first_boot_ns=SECOND, last_boot_ns=SECOND, instant_ns=200 * SECOND))  # fmt: skip
+    assert math.isnan(energy_rate(fleet)), "one sample of a new boot tells no rate"
+
+
+def test_an_older_frame_does_not_replace_a_newer_one():
+    fleet = Fleet()
+    fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1)))
+    fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(3, 1), instant_ns=99 * SECOND))
+    place = fleet.nodes["n"].rows["test"]
+    power = next(i for i, (metric, _) in enumerate(SCHEMA.columns) if metric is gpu.GPU_POWER)
+    assert place.block.values[place.index, power] == 7
+
+
+def test_a_node_that_changes_its_build_leaves_its_row_to_others():
+    other = make_layout(to_wire_schema(Schema("test", SCHEMA.columns[:3])))
+    fleet = Fleet()
+    for number in range(BLOCK_ROWS):
+        fleet.apply(update(f"n{number}", LAYOUT, make_row(1, 1), make_row(1, 1)))
+    fleet.apply(update("n0", other, [1] * 3, [1] * 3))
+    fleet.apply(update("late", LAYOUT, make_row(1, 1), make_row(1, 1)))
+    assert sum(block.layout is LAYOUT for block in fleet.blocks()) == 1
+    assert fleet.nodes["n0"].rows["test"].block.layout is other

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collector.framelog import (
+    FrameLog,
+    LogError,
+    LogStats,
+    Record,
+    read_segment,
+    segment_path,
+    segments,
+)
+from railscope.wire import SentAt
+
+
+def record(number: int, size: int = 50) -> Record:
+    return Record(f"n{number}", number, SentAt(1, 2, "b"), bytes([number % 256]) * size)
+
+
+@asynccontextmanager
+async def running(log: FrameLog) -> AsyncIterator[FrameLog]:
+    log.open()
+    task = asyncio.create_task(log.run())
+    try:
+        yield log
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        log.close()
+
+
+def taken() -> None:
+    """What these tests do with a durable record: nothing."""
+
+
+def content_of(folder: Path, number: int) -> list[Record]:
+    return [r for _, r in read_segment(segment_path(folder, number), LogStats())]
+
+
+def content(folder: Path) -> list[Record]:
+    return [r for number in segments(folder) for r in content_of(folder, number)]
+
+
+async def test_what_append_returned_for_is_there_after_reopening(tmp_path: Path):
+    async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
+        await asyncio.gather(*(log.append(record(n), taken) for n in range(100)))
+        assert log.stats.commits < 100, "records that come together are stored together"
+    async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
+        await log.append(record(100), taken)
+    assert content(tmp_path) == [record(n) for n in range(101)]
+
+
+async def test_segments_rotate_and_the_oldest_go(tmp_path: Path):
+    rotated: list[int] = []
+    state: list[int] = []
+
+    async def on_rotate(number: int) -> None:
+        rotated.append(number)
+        before = [r for n in segments(tmp_path) if n < number for r in content_of(tmp_path, n)]
+        assert [r.received_wall_ns for r in before] == state, "all before the new segment is taken"
+
+    log = FrameLog(tmp_path, 500, 1500, on_rotate=on_rotate)
+    async with running(log):
+        for n in range(30):
+            await log.append(record(n, 100), partial(state.append, n))
+        assert rotated == list(range(2, log.number + 1))
+        log.delete_before(log.number)
+        assert log.size <= 1500
+        assert log.size == sum(p.stat().st_size for p in tmp_path.glob("*.log"))
+    assert content(tmp_path)[-1] == record(29, 100)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(0, 400))
+def test_a_torn_tail_is_cut_off_and_all_before_it_stays(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+):
+    folder = tmp_path_factory.mktemp("log")
+
+    async def write() -> int:
+        async with running(FrameLog(folder, 1 << 20, 1 << 30)) as log:
+            for n in range(3):
+                await log.append(record(n), taken)
+            return log.size
+
+    size = asyncio.run(write())
+    path = segment_path(folder, 1)
+    os.truncate(path, max(0, size - cut))
+    whole = [r for end, r in read_segment(path, LogStats()) if end <= size - cut]
+    assert whole == [record(n) for n in range(len(whole))]
+
+    async def append() -> None:
+        async with running(FrameLog(folder, 1 << 20, 1 << 30)) as log:
+            await log.append(record(9), taken)
+
+    asyncio.run(append())
+    assert content(folder) == [*whole, record(9)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_costs_only_its_record_and_is_counted(
+    tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
+):
+    folder = tmp_path_factory.mktemp("log")
+
+    async def write() -> None:
+        async with running(FrameLog(folder, 1 << 20, 1 << 30)) as log:
+            for n in range(5):
+                await log.append(record(n), taken)
+
+    asyncio.run(write())
+    path = segment_path(folder, 1)
+    damaged = bytearray(path.read_bytes())
+    damaged[position % len(damaged)] ^= 1 << bit
+    path.write_bytes(damaged)
+    stats = LogStats()
+    found = [r for _, r in read_segment(path, stats)]
+    assert len(found) == 4
+    assert all(r in [record(n) for n in range(5)] for r in found)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.decode()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path):
+    async with running(FrameLog(small_disk, 1 << 20, 1 << 30)) as log:
+        await log.append(record(1, 1000), taken)
+        with pytest.raises(LogError, match=os.strerror(errno.ENOSPC)):
+            await log.append(record(2, 80_000), taken)
+        await log.append(record(3, 1000), taken)
+    assert content(small_disk) == [record(1, 1000), record(3, 1000)]
+
+
+async def test_what_waits_when_the_collector_stops_is_not_acknowledged(tmp_path: Path):
+    log = FrameLog(tmp_path, 1 << 20, 1 << 30)
+    log.open()
+    task = asyncio.create_task(log.run())
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(log.append(record(1), taken))
+    task.cancel()
+    with pytest.raises(LogError, match="stopping"):
+        await waiting
+    with pytest.raises(LogError, match="stopping"):
+        await log.append(record(2), taken)
+    log.close()
