@@ -102,10 +102,13 @@ def _merge(
             message = f"{where}: unknown key {key!r}{_nearest(key, known)}"
             raise SettingsError(message)
         section = _section(known[key])
-        if section and isinstance(value, dict):
+        if section is None:
+            into[key] = value
+        elif isinstance(value, dict):
             _merge(section, into.setdefault(key, {}), value, f"{where} [{key}]")
         else:
-            into[key] = value
+            message = f"{where}: {key} is a section: write [{key}] and its settings below"
+            raise SettingsError(message)
 
 
 def _section(hint: Any) -> type[msgspec.Struct] | None:

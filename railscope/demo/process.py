@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,10 +73,19 @@ class Program:
         """The end of the log."""
         return "\n".join(self._lines[-5:]) or "it said nothing"
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def kill(self) -> None:
         """End the process at once, without a word to it."""
-        if self._process is not None:
-            self._process.kill()
+        self.signal(signal.SIGKILL)
+
+    @property
+    def exit_status(self) -> int | None:
+        """How the process ended; None while it runs."""
+        return self._process.returncode if self._process else None
 
     async def ended(self) -> None:
         """Wait for the end of the process and of its log."""

@@ -47,11 +47,12 @@ class Site:
     folder: Path
     port: int = field(default_factory=free_port)
     programs: list[Program] = field(default_factory=list)
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """Where the collector is."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def prepare(self, nodes: dict[str, str], seconds: int = 60) -> None:
         """Captures of simulated servers by name and scenario, and a token for each."""
@@ -69,12 +70,11 @@ class Site:
         ], {**os.environ, "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "0.2", **environment})  # fmt: skip
         return await self._start(program, "collector_started")
 
-    async def agent(self, node: str, **environment: str) -> Program:
+    async def agent(self, node: str, *more: str, **environment: str) -> Program:
         """Start an agent that replays a capture, and wait until it serves its page."""
         program = Program(f"agent of {node}", [
             "agent", "run", "--node", node, "--listen", "127.0.0.1:0", "--collector", self.url,
-            "--state-directory", f"state-{node}", "--replay", node,
-        ], {
+            "--state-directory", f"state-{node}", "--replay", node, *more], {
             **os.environ, "RAILSCOPE_AGENT_COLLECTOR__TOKEN": f"token-{node}",
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": "0.5",
             "RAILSCOPE_AGENT_COLLECTOR__MOST_RETRY_SECONDS": "0.5", **environment,

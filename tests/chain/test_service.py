@@ -1,0 +1,198 @@
+"""Both services as systemd sees them: ready, watchdog, reload, stop; and TLS on both ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+import pytest
+from chain_support import Site, until
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from railscope.demo.process import Program
+
+
+class Systemd:
+    """The notification socket of sd_notify(3), and what was said on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self.address = str(folder / "notify")
+        self._socket.bind(self.address)
+        self.states: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    async def said(self, state: str) -> None:
+        """Wait for a state."""
+
+        async def heard() -> bool:
+            while True:
+                try:
+                    self.states.append(self._socket.recv(4096).decode())
+                except BlockingIOError:
+                    return any(state in said for said in self.states)
+
+        await until(heard, f"systemd hears {state}")
+
+    def forget(self) -> None:
+        """Forget what was said so far."""
+        self.states.clear()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What systemd sets for a service with a watchdog of one second."""
+        return {"NOTIFY_SOCKET": self.address, "WATCHDOG_USEC": "1000000"}
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    """A listener in systemd's place."""
+    with Systemd(tmp_path) as listener:
+        yield listener
+
+
+async def lifecycle(program: Program, systemd: Systemd, config: Path, good: str) -> None:
+    """Ready, watchdog, a reload that is refused, one that works, and the end."""
+    await systemd.said("READY=1")
+    await systemd.said("WATCHDOG=1")
+    config.write_text("nonsense = 1\n")
+    program.signal(signal.SIGHUP)
+    line = await program.said("reload_refused")
+    assert "unknown key 'nonsense'" in line.string
+    systemd.forget()
+    config.write_text(good)
+    program.signal(signal.SIGHUP)
+    await systemd.said("RELOADING=1")
+    await systemd.said("READY=1")
+    await program.stop()
+    await systemd.said("STOPPING=1")
+    assert program.exit_status == 0
+
+
+async def test_the_collector_as_a_service(site: Site, tmp_path: Path, systemd: Systemd):
+    site.prepare({"n1": "idle"}, seconds=2)
+    config = tmp_path / "collector.toml"
+    config.write_text('log_level = "info"\n')
+    program = await site.collector("--config", str(config), **systemd.environment)
+    await lifecycle(program, systemd, config, "stale_seconds = 7.0\n")
+
+
+async def test_the_agent_as_a_service(site: Site, tmp_path: Path, systemd: Systemd):
+    site.prepare({"n1": "idle"}, seconds=2)
+    config = tmp_path / "agent.toml"
+    config.write_text('log_level = "info"\n')
+    await site.collector()
+    program = await site.agent("n1", "--config", str(config), **systemd.environment)
+    await lifecycle(program, systemd, config, "[periods]\nhost = 2.0\n")
+
+
+async def test_tokens_are_read_again_at_a_reload(site: Site, tmp_path: Path):
+    site.prepare({"n1": "training"})
+    tokens = tmp_path / "tokens.toml"
+    kept = tokens.read_text()
+    tokens.write_text("[nodes]\n")
+    collector = await site.collector()
+    agent = await site.agent("n1")
+    line = await agent.said("collector_unreachable")
+    assert "the token is wrong or missing: check collector.token_file" in line.string
+    tokens.write_text(kept)
+    collector.signal(signal.SIGHUP)
+    await agent.said("collector_reached")
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "certificate.pem", folder / "key.pem"
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths
+
+
+async def test_tls_on_both_ends(site: Site, tmp_path: Path):
+    site.prepare({"n1": "training"})
+    certificate_file, key_file = certificate(tmp_path)
+    tls = {"certificate_file": str(certificate_file), "key_file": str(key_file)}
+    await site.collector(
+        **{f"RAILSCOPE_COLLECTOR_TLS__{name.upper()}": value for name, value in tls.items()}
+    )
+    site.scheme = "https"
+    trusting = {"RAILSCOPE_AGENT_COLLECTOR__CA_FILE": str(certificate_file)}
+    page_tls = {f"RAILSCOPE_AGENT_TLS__{name.upper()}": value for name, value in tls.items()}
+    doubtful = await site.agent("n1")
+    line = await doubtful.said("collector_unreachable")
+    assert "certificate is not trusted" in line.string
+    assert "set collector.ca_file" in line.string
+    await doubtful.stop()
+    agent = await site.agent("n1", **trusting, **page_tls, RAILSCOPE_AGENT_PAGE_TOKEN="secret")  # noqa: S106
+    await agent.said("collector_reached")
+    page = (await agent.said(r"page=(\S+:\d+)"))[1]
+    context = ssl.create_default_context(cafile=str(certificate_file))
+    for token, expected in (("wrong", 401), ("secret", 200)):
+        headers = {"Authorization": f"Bearer {token}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.get(f"https://{page}/metrics", ssl=context) as response,
+        ):
+            assert response.status == expected
+
+
+async def test_a_wrong_url_is_told_from_a_collector_that_is_away(site: Site):
+    site.prepare({"n1": "training"})
+    await site.collector()
+    agent = await site.agent("n1", "--collector", f"{site.url}/typo")
+    line = await agent.said("collector_unreachable")
+    assert "there is no ingest at this address: check collector.url" in line.string
+
+
+async def test_the_demo_ends_well(tmp_path: Path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "railscope.demo", "--seconds", "8",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    text = output.decode()
+    assert process.returncode == 0, text
+    for line in ("every node reported (5 of them)", "no frame was lost", "the account adds up"):
+        assert f"ok    {line}" in text
