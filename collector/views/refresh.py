@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
 
 from collector.claims import Claims
 from collector.core import Core
@@ -13,9 +15,11 @@ from collector.metering.account import Account, add_gpu
 from collector.views.rollup import NO_TENANT, Rollups, reduce_block
 from collector.views.table import Cell, View
 from railscope.catalog import collector as catalog
+from railscope.catalog.rollup import SCOPES
 
 NS = 1_000_000_000
 GPUS_PER_SLICE = 200
+CELLS_PER_SLICE = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +65,13 @@ class Refresher:
             if reduced:
                 rollups.add(reduced)
             await asyncio.sleep(0)
+        tables = {scope: await _sliced(rollups.cells(scope)) for scope in SCOPES}
         account = await self._account(claims, now_ns)
         self.views = Views(
             now_ns,
-            View(
-                "cluster",
-                now_ns,
-                rollups.view("cluster", now_ns).cells + self._cluster(fresh_from_ns),
-            ),
-            rollups.view("rail", now_ns),
-            View("tenant", now_ns, rollups.view("tenant", now_ns).cells + _tenant_time(account)),
+            View("cluster", now_ns, (*tables["cluster"], *self._cluster(fresh_from_ns))),
+            View("rail", now_ns, tuple(tables["rail"])),
+            View("tenant", now_ns, (*tables["tenant"], *_tenant_time(account))),
             View("node", now_ns, self._nodes(now_ns, fresh_from_ns)),
             account,
             time.perf_counter_ns() - started,
@@ -90,6 +91,7 @@ class Refresher:
                 names.append(tenant)
             return numbers[tenant]
 
+        @cache
         def tenants_of(node: str, lanes: int) -> list[int]:
             gpus = self.core.holders_of(node)
             holders = [claims.holder(gpus.get(lane, ""), node, now_ns) for lane in range(lanes)]
@@ -126,6 +128,15 @@ class Refresher:
             if node.instant_ns:
                 cells.append(Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS))
         return tuple(cells)
+
+
+async def _sliced(cells: Iterator[Cell]) -> list[Cell]:
+    """All cells, letting others go first now and then."""
+    found: list[Cell] = []
+    while taken := list(islice(cells, CELLS_PER_SLICE)):
+        found += taken
+        await asyncio.sleep(0)
+    return found
 
 
 def _tenant_time(account: Account) -> tuple[Cell, ...]:

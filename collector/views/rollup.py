@@ -1,30 +1,34 @@
 """Roll-ups over the cluster, the rails and the tenants, as the catalog declares them.
 
-Each block of the fleet is reduced to cells (metric, part, lane) in one pass; cells are then added
-up by scope. Rows that are not fresh do not count, and neither do readings without a value: a mean
-is the mean of what was read.
+Each block of the fleet is reduced to cells (metric, part, lane) in one pass. The cells of all
+blocks of a layout are added up as arrays; only what is left, a few numbers a metric and rail, is
+touched one by one. Rows that are not fresh do not count, and neither do readings without a value:
+a mean is the mean of what was read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from collector.fleet import Block
-from collector.layout import Key
-from collector.views.table import Cell, View
+from collector.layout import Key, Layout
+from collector.views.table import Cell
 from railscope.catalog import rollups
-from railscope.catalog.declare import Rollup
+from railscope.catalog.declare import Metric, Rollup
 from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.frame import NO_LANE
 from railscope.reading import PRESENT
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 NO_TENANT = -1
+EVERYONE = ""
 
 TenantsOf = Callable[[str, int], list[int]]
 """For a node and its number of lanes: the tenant of each lane, and last that of the whole node."""
@@ -65,9 +69,31 @@ def reduce_block(block: Block, fresh_from_ns: int) -> Reduced | None:
     )
 
 
+class _Sums:
+    """What has been added up for the cells of one layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        cells = len(layout.starts)
+        self.layout = layout
+        self.sums, self.counts = np.zeros(cells), np.zeros(cells)
+        self.highest, self.lowest = np.full(cells, -np.inf), np.full(cells, np.inf)
+
+    def add(self, reduced: Reduced, held: Mask | None) -> None:
+        """Add the rows of a block; only the held cells of each, where that matters."""
+        sums, counts = reduced.sums, reduced.counts
+        highest, lowest = reduced.highest, reduced.lowest
+        if held is not None:
+            sums, counts = np.where(held, sums, 0.0), np.where(held, counts, 0.0)
+            highest, lowest = np.where(held, highest, -np.inf), np.where(held, lowest, np.inf)
+        self.sums += sums.sum(axis=0)
+        self.counts += counts.sum(axis=0)
+        np.maximum(self.highest, highest.max(axis=0), out=self.highest)
+        np.minimum(self.lowest, lowest.min(axis=0), out=self.lowest)
+
+
 @dataclass(slots=True)
 class Total:
-    """What has been added up for one key of one scope."""
+    """What has been added up for one metric and part of one scope."""
 
     sum: float = 0.0
     count: float = 0.0
@@ -92,20 +118,25 @@ class Total:
 
 @dataclass(slots=True)
 class Rollups:
-    """Adds reduced blocks up by scope."""
+    """Adds reduced blocks up: over everyone, and over each tenant."""
 
     tenants_of: TenantsOf
     tenant_names: list[str]
-    _totals: dict[tuple[str, str, Key], Total] = field(default_factory=dict)
+    _sums: dict[tuple[str, int], _Sums] = field(default_factory=dict)
 
     def add(self, reduced: Reduced) -> None:
-        """Add a block to the cluster, its rails and its tenants."""
-        everyone = np.ones((len(reduced.rows), 1), np.bool_)
-        self._add_group(reduced, everyone, "rail")
+        """Add a block."""
+        self._of(EVERYONE, reduced.block.layout).add(reduced, None)
         for tenant, held in self._tenants(reduced):
-            self._add_group(reduced, held, "tenant", self.tenant_names[tenant])
+            self._of(self.tenant_names[tenant], reduced.block.layout).add(reduced, held)
 
-    def _tenants(self, reduced: Reduced) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    def _of(self, who: str, layout: Layout) -> _Sums:
+        key = (who, id(layout))
+        if key not in self._sums:
+            self._sums[key] = _Sums(layout)
+        return self._sums[key]
+
+    def _tenants(self, reduced: Reduced) -> Iterator[tuple[int, Mask]]:
         lanes = reduced.block.layout.lanes
         holders = np.array(
             [self.tenants_of(reduced.block.nodes[row] or "", lanes) for row in reduced.rows]
@@ -116,48 +147,39 @@ class Rollups:
             if tenant != NO_TENANT:
                 yield int(tenant), by_cell == tenant
 
-    def _add_group(
-        self, reduced: Reduced, held: npt.NDArray[np.bool_], scope: str, who: str = ""
-    ) -> None:
-        layout = reduced.block.layout
-        held = np.broadcast_to(held, reduced.sums.shape)
-        sums = np.where(held, reduced.sums, 0.0).sum(axis=0)
-        counts = np.where(held, reduced.counts, 0.0).sum(axis=0)
-        highest = np.where(held, reduced.highest, -np.inf).max(axis=0)
-        lowest = np.where(held, reduced.lowest, np.inf).min(axis=0)
-        ends = [*layout.key_starts[1:], len(layout.starts)]
-        for key, start, end in zip(layout.keys, layout.key_starts, ends, strict=True):
-            scopes = scopes_of(key[0].about)
-            for cell in range(start, end):
-                if not counts[cell]:
-                    continue
-                part = (
-                    float(sums[cell]),
-                    float(counts[cell]),
-                    float(highest[cell]),
-                    float(lowest[cell]),
-                )
-                lane = int(layout.cell_lanes[cell])
-                if scope == "tenant":
-                    if "tenant" in scopes:
-                        self._total("tenant", who, key).add(*part)
-                    continue
-                self._total("cluster", "", key).add(*part)
-                if lane != NO_LANE and "rail" in scopes:
-                    self._total("rail", str(lane), key).add(*part)
-
-    def _total(self, scope: str, who: str, key: Key) -> Total:
-        return self._totals.setdefault((scope, who, key), Total())
-
-    def view(self, scope: str, instant_ns: int) -> View:
-        """The table of one scope."""
-        cells = []
-        for (where, who, (metric, part)), total in self._totals.items():
-            if where != scope:
-                continue
+    def cells(self, scope: str) -> Iterator[Cell]:
+        """The table of one scope, cell by cell."""
+        totals: dict[tuple[str, Key], Total] = {}
+        for (who, _), sums in self._sums.items():
+            if (who == EVERYONE) == (scope != "tenant"):
+                for where, key, part in _parts(sums, scope, who):
+                    totals.setdefault((where, key), Total()).add(*part)
+        for (where, (metric, labels)), total in totals.items():
+            scale = metric.scale.numerator / metric.scale.denominator
             for rollup in metric.rollups:
-                derived = rollups()[derived_name(metric, scope, rollup)]
-                labels = (who, *part) if who else part
-                value = total.of(rollup) * metric.scale.numerator / metric.scale.denominator
-                cells.append(Cell(derived.metric, labels, value))
-        return View(scope, instant_ns, tuple(cells))
+                derived = _derived(metric, scope, rollup)
+                yield Cell(derived, (where, *labels) if where else labels, total.of(rollup) * scale)
+
+
+Part: TypeAlias = tuple[float, float, float, float]
+
+
+def _parts(sums: _Sums, scope: str, who: str) -> Iterator[tuple[str, Key, Part]]:
+    """What each cell of a layout adds to a scope: to whom, under which key, and how much."""
+    layout = sums.layout
+    ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]
+    lanes = layout.cell_lanes.tolist()
+    columns = (sums.sums, sums.counts, sums.highest, sums.lowest)
+    parts = list(zip(*(column.tolist() for column in columns), strict=True))
+    for key, start, end in zip(layout.keys, layout.key_starts.tolist(), ends, strict=True):
+        if scope not in scopes_of(key[0].about):
+            continue
+        for cell in range(start, end):
+            if not parts[cell][1] or (scope == "rail" and lanes[cell] == NO_LANE):
+                continue
+            yield str(lanes[cell]) if scope == "rail" else who, key, parts[cell]
+
+
+@cache
+def _derived(metric: Metric, scope: str, rollup: Rollup) -> Metric:
+    return rollups()[derived_name(metric, scope, rollup)].metric
