@@ -25,7 +25,7 @@ from railscope.capture import About, Capture, CaptureError, read_capture
 from railscope.exposition import Format
 from railscope.frame import Origin
 from railscope.reading import Absent
-from railscope.service import supervise
+from railscope.service import Serve, supervise
 
 NS = 1_000_000_000
 
@@ -58,15 +58,25 @@ def agent() -> None:
 def run(config: Path | None, root: Path, replay: Path | None, **flags: str | None) -> None:
     """Sample, serve /metrics and ship frames until stopped."""
     flags["collector.url"] = flags.pop("collector_url")
-    load = _loader(config, flags)
-    logs.configure(load().log_level)
+    read = _loader(config, flags)
+    logs.configure(read().log_level)
     host, node = _host(root, replay)
 
-    async def serve(current: AgentSettings) -> None:
-        logs.configure(current.log_level)
-        await Agent(current, host, current.node or node).run()
+    def load() -> Serve:
+        current = read()
 
-    asyncio.run(supervise(load, serve))
+        def build() -> Agent:
+            return Agent(current, host, current.node or node)
+
+        build()
+
+        async def serve() -> None:
+            logs.configure(current.log_level)
+            await build().run()
+
+        return serve
+
+    asyncio.run(supervise(load))
 
 
 @agent.command()

@@ -55,6 +55,11 @@ class Reader:
         except (OSError, NvmlError) as error:
             self._inventory = None
             return Outcome(None, (_broken(self.source, error),), self._since(started), str(error))
+        except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
+            self._inventory = None
+            problem = f"fault in the source: {type(error).__name__}: {error}"
+            finding = Finding(self.source.name, Verdict.BROKEN, problem, "report this as a bug")
+            return Outcome(None, (finding,), self._since(started), problem)
         frame = self._frame(table, started)
         broken = sum(table.reasons.count(code) for code in _BROKEN)
         if table.grown:
@@ -98,19 +103,26 @@ class Reader:
         if not self._order and not events:
             return None
         self._sequence += 1
-        values = [table.values[position] for position in self._order]
-        reasons = bytes([table.reasons[position] for position in self._order])
+        reasons = bytearray([table.reasons[position] for position in self._order])
+        values = _stored([table.values[position] for position in self._order], reasons)
         return Frame(
-            self._origin, self._schema, self._sequence, instant, _stored(values),
-            reasons if any(reasons) else b"", events,
+            self._origin, self._schema, self._sequence, instant, values,
+            bytes(reasons) if any(reasons) else b"", events,
         )  # fmt: skip
 
 
-def _stored(values: list[int]) -> array[int]:
+def _stored(values: list[int], reasons: bytearray) -> array[int]:
+    """Values as frames hold them; what 64 bits cannot hold is an error."""
     try:
         return array("q", values)
     except OverflowError:
-        return array("q", [to_stored(value) for value in values])
+        stored = array("q", [0]) * len(values)
+    for position, value in enumerate(values):
+        try:
+            stored[position] = to_stored(value)
+        except OverflowError:
+            reasons[position] = Absent.ERROR.value
+    return stored
 
 
 def _broken(source: Source, error: OSError | NvmlError) -> Finding:

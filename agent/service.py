@@ -96,6 +96,9 @@ class Agent:
             lambda: self.host.clock.now().boot_ns,
             self.settings.page_token,
         )
+        self._tls = listen.server_tls(
+            self.settings.tls.certificate_file, self.settings.tls.key_file
+        )
         self._shipper: Shipper | None = None
 
     def _self_metrics(self) -> SelfMetrics:
@@ -115,18 +118,17 @@ class Agent:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""
         allow_many_files()
         self._shipper = self._make_shipper()
-        tls = listen.server_tls(self.settings.tls.certificate_file, self.settings.tls.key_file)
         runner = listen.runner(self.page.application())
         await runner.setup()
         try:
-            host, port = await listen.start(runner, self.settings.listen, tls)
+            host, port = await listen.start(runner, self.settings.listen, self._tls)
             self.on_listening(host, port)
             log.info("agent_started", node=self.node, version=__version__, page=f"{host}:{port}",
                      collector=self.settings.collector.url or "none")  # fmt: skip
             notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.sampler.run())
-                group.create_task(feed_watchdog(lambda: True))
+                group.create_task(feed_watchdog())
                 if self._shipper:
                     group.create_task(self._shipper.run())
         finally:

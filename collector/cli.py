@@ -12,7 +12,7 @@ from collector import tokens
 from collector.config import PREFIX, CollectorSettings
 from collector.service import Collector
 from railscope import logs, settings
-from railscope.service import supervise
+from railscope.service import Serve, supervise
 
 _config = click.option(
     "--config", "config", type=click.Path(dir_okay=False, path_type=Path), help="Settings (TOML)."
@@ -34,15 +34,21 @@ def collector() -> None:
 def run(config: Path | None, **flags: Any) -> None:
     """Take frames in and serve the views until stopped."""
 
-    def load() -> CollectorSettings:
+    def read() -> CollectorSettings:
         return settings.load(CollectorSettings, file=config, prefix=PREFIX, flags=flags)
 
-    async def serve(current: CollectorSettings) -> None:
-        logs.configure(current.log_level)
-        await Collector(current).run()
+    def load() -> Serve:
+        current = read()
+        Collector(current)
 
-    logs.configure(load().log_level)
-    asyncio.run(supervise(load, serve))
+        async def serve() -> None:
+            logs.configure(current.log_level)
+            await Collector(current).run()
+
+        return serve
+
+    logs.configure(read().log_level)
+    asyncio.run(supervise(load))
 
 
 @collector.command()

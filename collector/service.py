@@ -67,20 +67,24 @@ class Collector:
             self.core, lambda: self.claims.claims, self.settings.stale_seconds,
             self.settings.views_seconds,
         )  # fmt: skip
+        self._tls = listen.server_tls(
+            self.settings.tls.certificate_file, self.settings.tls.key_file
+        )
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""
         lock = self._lock()
+        watchdog = asyncio.create_task(feed_watchdog())
         try:
             await asyncio.to_thread(self.restore)
             await self._serve()
         finally:
+            watchdog.cancel()
             self.log.close()
             os.close(lock)
 
     async def _serve(self) -> None:
-        tls = listen.server_tls(self.settings.tls.certificate_file, self.settings.tls.key_file)
         ingest = Ingest(self.core, self.log, lambda: self.tokens, self.settings.limits)
         own = Own(self.core, self.log, self.claims, self.sink)
         api = Api(self.core, own, lambda: self.refresher.views, lambda: self.tokens,
@@ -93,17 +97,16 @@ class Collector:
         runner = listen.runner(application)
         await runner.setup()
         try:
+            host, port = await listen.start(runner, self.settings.listen, self._tls)
+            self.on_listening(host, port)
+            log.info("collector_started", version=__version__, listen=f"{host}:{port}",
+                     nodes=len(self.core.fleet.nodes))  # fmt: skip
+            notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.log.run())
-                host, port = await listen.start(runner, self.settings.listen, tls)
-                self.on_listening(host, port)
-                log.info("collector_started", version=__version__, listen=f"{host}:{port}",
-                         nodes=len(self.core.fleet.nodes))  # fmt: skip
-                notify("READY=1")
                 group.create_task(self.claims.watch())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
-                group.create_task(feed_watchdog(lambda: True))
         finally:
             await runner.cleanup()
 

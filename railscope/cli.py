@@ -60,9 +60,11 @@ def catalog(form: str) -> None:
 
 @root.command()
 @click.option("--scenario", default="training", show_default=True, help="What happens on the node.")
-@click.option("--seconds", type=click.IntRange(min=1), default=60, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--node", default="gpu-node-0", show_default=True)
+@click.option(
+    "--seconds", type=click.IntRange(min=1), default=60, show_default=True, help="How long it is."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="What random numbers come of.")
+@click.option("--node", default="gpu-node-0", show_default=True, help="Name of the server.")
 @click.argument("folder", type=click.Path(path_type=Path))
 def simulate(scenario: str, seconds: int, seed: int, node: str, folder: Path) -> None:
     """Make a capture of a simulated server with 8 GPUs and 8 rails in FOLDER."""

@@ -1,7 +1,7 @@
 """Running a service: signals, reload, a clean stop, word to systemd.
 
-SIGTERM and SIGINT stop. SIGHUP loads the settings again: if they are good the service is built anew
-from them, if not it goes on with the old ones and says why.
+SIGTERM and SIGINT stop. SIGHUP loads the settings again: if a service can be built from them it
+takes the place of the old one; if not, or if it cannot start, the old settings stay in force.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -18,32 +18,43 @@ from railscope.systemd import notify, notify_reloading
 
 log = structlog.get_logger(__name__)
 
-Settings = TypeVar("Settings")
-Serve = Callable[[Settings], Awaitable[None]]
+Serve: TypeAlias = Callable[[], Awaitable[None]]
+"""Builds a service anew from settings that were found good, and runs it until cancelled."""
 
 
-async def supervise(load: Callable[[], Settings], serve: Serve[Settings]) -> None:
-    """Serve until told to stop. Raises whatever ends the service by itself."""
+async def supervise(load: Callable[[], Serve]) -> None:
+    """Serve until told to stop.
+
+    `load` reads the settings, builds a service from them to see that it can be done, and raises
+    SettingsError where it cannot. Raises whatever ends the service by itself.
+    """
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    settings = load()
+    serve, proven = load(), None
     while True:
-        serving = asyncio.ensure_future(serve(settings))
-        settings_or_none = await _until_change(serving, signals, load)
-        await _end(serving)
-        if settings_or_none is None:
+        serving = asyncio.ensure_future(serve())
+        following = await _until_change(serving, signals, load)
+        try:
+            await _end(serving)
+        except SettingsError as error:
+            if proven is None:
+                raise
+            _refused(error)
+            serve, proven = proven, None
+            continue
+        if following is None:
             return
-        settings = settings_or_none
+        serve, proven = following, serve
 
 
 async def _until_change(
     serving: asyncio.Future[None],
     signals: asyncio.Queue[signal.Signals],
-    load: Callable[[], Settings],
-) -> Settings | None:
-    """New settings after a reload, or None when it is time to stop."""
+    load: Callable[[], Serve],
+) -> Serve | None:
+    """The service to run next after a reload, or None when it is time to stop."""
     while True:
         waiting = asyncio.ensure_future(signals.get())
         both: set[asyncio.Future[Any]] = {serving, waiting}
@@ -56,13 +67,17 @@ async def _until_change(
             log.info("stopping", signal=waiting.result().name)
             return None
         try:
-            settings = load()
+            following = load()
         except SettingsError as error:
-            log.error("reload_refused", problem=str(error), advice="still on the old settings")
+            _refused(error)
             continue
         notify_reloading()
         log.info("reloading")
-        return settings
+        return following
+
+
+def _refused(error: BaseException) -> None:
+    log.error("reload_refused", problem=str(error), advice="still on the old settings")
 
 
 async def _end(serving: asyncio.Future[None]) -> None:

@@ -30,7 +30,7 @@ class Ethtool:
     """Driver facts and statistics of network interfaces. Raises OSError."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket: socket.socket | None = None
         self._names: dict[str, list[str]] = {}
 
     def call(self, function: str, interface: str) -> Json:
@@ -97,9 +97,12 @@ class Ethtool:
         buffer = array.array("B", block)
         address, _ = buffer.buffer_info()
         request = bytearray(struct.pack("16sP16x", name, address))
+        self._socket = self._socket or socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         fcntl.ioctl(self._socket.fileno(), _SIOCETHTOOL, request)
         block[:] = buffer.tobytes()
 
     def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
+        """Close the socket, if one was needed."""
+        if self._socket:
+            self._socket.close()
+            self._socket = None

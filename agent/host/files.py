@@ -35,7 +35,7 @@ class RootedFiles:
     def resolve(self, path: str) -> str:
         """A path with all links followed; a link out of the root is FileNotFoundError."""
         target = os.path.realpath(self.real(path), strict=True)
-        if not target.startswith(self._root):
+        if not f"{target}/".startswith(f"{self._root}/"):
             message = f"{path} leads out of the root"
             raise FileNotFoundError(message)
         return target[len(self._root) :]

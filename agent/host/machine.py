@@ -29,13 +29,13 @@ class Machine:
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
-        psutil.PROCFS_PATH = proc
 
     def call(self, function: str) -> Json:
         """The answer of a psutil function. Raises OSError."""
         needed = os.path.join(self._proc, _NEEDS[function])  # noqa: PTH118 - plain text paths
         if not os.path.exists(needed):  # noqa: PTH110
             raise OSError(errno.ENOENT, f"{needed} does not exist")
+        psutil.PROCFS_PATH = self._proc  # of the whole process: set it for each question
         return _FUNCTIONS[function]()
 
 

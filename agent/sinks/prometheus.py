@@ -8,7 +8,7 @@ from html import escape
 
 from aiohttp import web
 
-from agent.sampler import FAILED, STARTING, Status
+from agent.sampler import STARTING, Status
 from railscope import __version__
 from railscope.exposition import Exposition, Format
 from railscope.frame import Frame
@@ -100,10 +100,6 @@ class Page:
         )
         body = _LANDING.format(node=escape(self._node), version=__version__, rows=rows)
         return web.Response(text=body, content_type="text/html")
-
-    def healthy(self) -> bool:
-        """Whether the agent itself does its work: not every source has failed."""
-        return any(status.state != FAILED for status in self._statuses())
 
 
 _LANDING = """<!doctype html>

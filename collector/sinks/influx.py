@@ -19,6 +19,7 @@ import structlog
 from collector.config import Influx
 from collector.views.refresh import Views
 from collector.views.table import Cell, View
+from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
@@ -51,12 +52,17 @@ class InfluxSink:
     dropped: int = 0
     _waiting: deque[str] = field(default_factory=deque)
     _problem: str | None = None
+    _token: str = ""
+
+    def __post_init__(self) -> None:
+        """Read the token. Raises SettingsError."""
+        self._token = token(self.settings)
 
     async def run(self) -> None:
         """Write until cancelled; returns at once where no server is set."""
         if not self.settings.url:
             return
-        client = await asyncio.to_thread(_client, self.settings)
+        client = await asyncio.to_thread(_client, self.settings, self._token)
         try:
             while True:
                 await asyncio.sleep(self.settings.interval_seconds)
@@ -90,14 +96,22 @@ class InfluxSink:
             self._problem = None
 
 
-def _client(settings: Influx) -> Any:
+def token(settings: Influx) -> str:
+    """The token to write with. Raises SettingsError where its file cannot be read."""
+    if not settings.token_file:
+        return ""
+    try:
+        return Path(settings.token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"influx.token_file {settings.token_file} cannot be read: {error}"
+        raise SettingsError(message) from error
+
+
+def _client(settings: Influx, secret: str) -> Any:
     from influxdb_client.client.influxdb_client import InfluxDBClient  # noqa: PLC0415 - 30 MiB, only where it is used
 
-    token = (
-        Path(settings.token_file).read_text(encoding="ascii").strip() if settings.token_file else ""
-    )
     return InfluxDBClient(
-        url=settings.url, token=token, org=settings.organisation, timeout=_TIMEOUT_MS
+        url=settings.url, token=secret, org=settings.organisation, timeout=_TIMEOUT_MS
     )
 
 

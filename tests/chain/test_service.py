@@ -30,7 +30,7 @@ class Systemd:
 
     def __init__(self, folder: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._socket.settimeout(0)
         self.address = str(folder / "notify")
         self._socket.bind(self.address)
         self.states: list[str] = []
@@ -103,6 +103,26 @@ async def test_the_agent_as_a_service(site: Site, tmp_path: Path, systemd: Syste
     await site.collector()
     program = await site.agent("n1", "--config", str(config), **systemd.environment)
     await lifecycle(program, systemd, config, "[periods]\nhost = 2.0\n")
+
+
+async def test_a_reload_that_cannot_work_leaves_the_service_as_it_was(site: Site, tmp_path: Path):
+    site.prepare({"n1": "training"})
+    config = tmp_path / "collector.toml"
+    config.write_text("")
+    collector = await site.collector("--config", str(config))
+    tokens = tmp_path / "tokens.toml"
+    kept = tokens.read_text()
+    tokens.write_text("no toml")
+    collector.signal(signal.SIGHUP)
+    line = await collector.said("reload_refused.*tokens_file")
+    tokens.write_text(kept)
+    config.write_text('[tls]\ncertificate_file = "nowhere.pem"\n')
+    collector.signal(signal.SIGHUP)
+    line = await collector.said("reload_refused.*nowhere.pem")
+    assert "still on the old settings" in line.string
+    assert (await site.get("/api/v1/nodes"))["rows"] == []
+    agent = await site.agent("n1")
+    await agent.said("collector_reached")
 
 
 async def test_tokens_are_read_again_at_a_reload(site: Site, tmp_path: Path):

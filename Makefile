@@ -1,0 +1,72 @@
+# make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
+# make test             check, then all tests
+# make check            lint, types, import arrows, generated files
+# make bench            measure
+# make boards docs      write generated files again
+# make install          as services under PREFIX (as root); see README.md
+# make clean            remove what was built here
+#
+# Every target sets up what it needs in .venv, and again only when pyproject.toml has changed.
+
+PYTHON ?= python3
+SECONDS ?= 0
+WORKERS ?= 2
+PREFIX ?= /opt/railscope
+CONFIGURATION ?= /etc/railscope
+UNITS ?= /etc/systemd/system
+
+VENV := $(CURDIR)/.venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench boards docs install clean servers
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: $(VENV)/.ready-to-run
+	$(PY) -m railscope.demo --seconds $(SECONDS)
+
+test: check servers
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+
+check: $(VENV)/.ready-to-test
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy docs/generate.py
+	$(VENV)/bin/lint-imports
+	$(PY) docs/generate.py --check
+	$(PY) -m dashboards --check
+
+bench: $(VENV)/.ready-to-test servers
+	$(PY) -m bench
+
+boards: $(VENV)/.ready-to-test
+	$(PY) -m dashboards
+
+docs: $(VENV)/.ready-to-test boards
+	$(PY) docs/generate.py
+
+# The real programs that tests talk to; says what it cannot install.
+servers:
+	@tests/setup_servers.sh
+
+install:
+	deploy/install.sh "$(PYTHON)" "$(PREFIX)" "$(CONFIGURATION)" "$(UNITS)"
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache .grimp_cache .demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready-to-run: pyproject.toml
+	deploy/venv.sh "$(PYTHON)" "$(VENV)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.ready-to-test: pyproject.toml
+	deploy/venv.sh "$(PYTHON)" "$(VENV)"
+	$(PIP) --editable '.[test]'
+	@touch $@ $(VENV)/.ready-to-run

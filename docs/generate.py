@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Writes the reference pages and the sample settings, or checks that they are up to date.
+
+A page is made from what the programs are made from: the catalog, settings types, commands, rules
+and boards.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import cleandoc
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import yaml
+from click.testing import CliRunner
+
+import agent.config
+import collector.config
+from railscope import settings
+from railscope.catalog import reference
+from railscope.cli import root as railscope
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ROOT / "alerts" / "rules"
+BOARDS = ROOT / "dashboards" / "generated"
+MADE = "Made by `python docs/generate.py`; change what it is made from instead."
+PROGRAMS: Mapping[str, tuple[type[msgspec.Struct], str]] = {
+    "agent": (agent.config.AgentSettings, agent.config.PREFIX),
+    "collector": (collector.config.CollectorSettings, collector.config.PREFIX),
+}
+
+
+# Settings --------------------------------------------------------------------------------------
+
+
+def configuration() -> str:
+    """Every setting of both programs."""
+    lines = [
+        "# Settings",
+        "",
+        MADE,
+        "",
+        "A program takes its settings from the TOML file that `--config` names, then from the",
+        "environment, then from its flags; the later wins. An unknown key is an error that names the",
+        "nearest known one. [agent.toml](../deploy/agent.toml) and",
+        "[collector.toml](../deploy/collector.toml) show every default. SIGHUP makes a program read",
+        "its settings again; where they are wrong it says so and stays with the old ones.",
+        "",
+    ]
+    for name, (kind, prefix) in PROGRAMS.items():
+        lines += [f"## railscope {name}", ""]
+        ordered = sorted(settings.fields(kind), key=lambda entry: "." in entry[0])
+        for section, entries in groupby(ordered, key=lambda entry: entry[0].rpartition(".")[0]):
+            lines += [f"### [{section}]", ""] if section else []
+            lines += _table(
+                ("key", "type", "default", "meaning", "environment variable"),
+                (_setting(key, entry, prefix) for key, entry in entries),
+            )
+    return _page(lines)
+
+
+def variable(prefix: str, key: str) -> str:
+    """The environment variable of a setting."""
+    return prefix + key.upper().replace(".", "__")
+
+
+def _setting(key: str, entry: settings.Field, prefix: str) -> tuple[str, ...]:
+    name, default = key.rpartition(".")[2], json.dumps(entry.default)
+    return (
+        f"`{name}`",
+        entry.type,
+        f"`{default}`",
+        entry.description,
+        f"`{variable(prefix, key)}`",
+    )
+
+
+def _sample(program: str) -> Callable[[], str]:
+    """The sample settings, as the program's own command prints them."""
+
+    def printed() -> str:
+        return CliRunner().invoke(railscope, [program, "sample-config"]).stdout
+
+    return printed
+
+
+# Commands --------------------------------------------------------------------------------------
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by its full name, groups before their members."""
+    return dict(_walk("railscope", railscope))
+
+
+def _walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for member in command.list_commands(context):
+            found = command.get_command(context, member)
+            if found is not None:
+                yield from _walk(f"{name} {member}", found)
+
+
+def command_line() -> str:
+    """Every command with its arguments and options."""
+    lines = ["# Command line", "", MADE, ""]
+    for name, command in commands().items():
+        options = [param for param in command.params if isinstance(param, click.Option)]
+        words = [param.human_readable_name for param in command.params if param not in options]
+        words += ["COMMAND ..."] if isinstance(command, click.Group) else []
+        usage = " ".join([name, *(["[OPTIONS]"] if options else []), *words])
+        lines += [f"## {name}", "", "```text", usage, "```", ""]
+        lines += [*cleandoc(command.help or "").splitlines(), ""]
+        if options:
+            lines += _table(("option", "meaning", "default"), map(_option, options))
+    lines += [
+        "A wrong setting is one line on standard error and exit status 2; so is a wrong argument,",
+        "after a line on how the command is used.",
+    ]
+    return _page(lines)
+
+
+def _option(option: click.Option) -> tuple[str, ...]:
+    words = "/".join([*option.opts, *option.secondary_opts])
+    if not option.is_flag:
+        words += f" {_value(option)}"
+    default = f"`{option.default}`" if option.show_default and not option.is_flag else ""
+    return f"`{words}`", option.help or "", default
+
+
+def _value(option: click.Option) -> str:
+    if isinstance(option.type, click.Choice):
+        return "|".join(map(str, option.type.choices))
+    return option.type.name.split(" ")[0].upper()
+
+
+# Alerts and boards -----------------------------------------------------------------------------
+
+
+def alerts() -> str:
+    """Every alert with its rules."""
+    lines = [
+        "# Alerts",
+        "",
+        MADE,
+        "",
+        "`critical` wakes someone, `warning` makes a ticket. An alert may have several rules.",
+        "",
+    ]
+    rules = [rule for path in sorted(RULES.glob("*.yml")) for rule in _rules(path)]
+    for name in sorted({rule["alert"] for rule in rules}):
+        same = [rule for rule in rules if rule["alert"] == name]
+        runbook = f"[What it means and what to do](../alerts/runbooks/{name}.md)"
+        lines += [f"## {name}", "", f"{same[0]['annotations']['summary']} {runbook}.", ""]
+        for rule in same:
+            labels = {key: word for key, word in rule["labels"].items() if key != "severity"}
+            told = "".join(f", {key} `{word}`" for key, word in labels.items())
+            delay = "at once" if rule["for"].startswith("0") else f"after {rule['for']}"
+            lines += [
+                f"{rule['labels']['severity'].capitalize()}{told}, {delay}:",
+                "",
+                "```promql",
+                rule["expr"].strip(),
+                "```",
+                "",
+            ]
+    return _page(lines)
+
+
+def _rules(path: Path) -> Iterator[dict[str, Any]]:
+    for group in yaml.safe_load(path.read_text())["groups"]:
+        yield from (rule for rule in group["rules"] if "alert" in rule)
+
+
+def boards() -> str:
+    """Every board with its panels."""
+    lines = ["# Boards", "", MADE, ""]
+    for path in sorted(BOARDS.glob("*.json")):
+        board = json.loads(path.read_text())
+        lines += [
+            f"## {board['title']}",
+            "",
+            f"{board['description']} Generated as",
+            f"[{path.name}](../dashboards/generated/{path.name}), with the uid `{board['uid']}`.",
+            "",
+        ]
+        for row, panels in _sections(board["panels"]):
+            lines += [f"### {row}", ""] if row != board["description"] else []
+            lines += _table(("number", "panel", "what it shows"), map(_panel, panels))
+    return _page(lines)
+
+
+def _sections(panels: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    title, members = "", list[dict[str, Any]]()
+    for panel in panels:
+        if panel["type"] != "row":
+            members.append(panel)
+            continue
+        if members:
+            yield title, members
+        title, members = panel["title"], []
+    if members:
+        yield title, members
+
+
+def _panel(panel: dict[str, Any]) -> tuple[str, ...]:
+    return str(panel["id"]), panel["title"], panel["description"].partition("\n")[0]
+
+
+# Pages -----------------------------------------------------------------------------------------
+
+
+def _metrics() -> str:
+    return reference.render("md")
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return [lines[0], "|---" * len(cells[0]) + "|", *lines[1:], ""]
+
+
+def _page(lines: Iterable[str]) -> str:
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+FILES: Mapping[str, Callable[[], str]] = {
+    "docs/metrics.md": _metrics,
+    "docs/configuration.md": configuration,
+    "docs/cli.md": command_line,
+    "docs/alerts.md": alerts,
+    "docs/boards.md": boards,
+    "deploy/agent.toml": _sample("agent"),
+    "deploy/collector.toml": _sample("collector"),
+}
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Write nothing; fail if a file would change.")
+@click.option("--to", "folder", default=ROOT, type=click.Path(path_type=Path), help="Folder.")
+def main(*, check: bool, folder: Path) -> None:
+    """Write the reference pages and the sample settings."""
+    texts = {name: make() for name, make in FILES.items()}
+    stale = {name: text for name, text in texts.items() if not _is(folder / name, text)}
+    if check and stale:
+        click.echo(f"out of date: {', '.join(stale)}; run python docs/generate.py", err=True)
+        sys.exit(1)
+    for name, text in stale.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        click.echo(f"written {folder / name}")
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text() == text
+
+
+if __name__ == "__main__":
+    main()

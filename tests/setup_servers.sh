@@ -1,0 +1,46 @@
+#!/bin/sh
+# Installs the Debian packages whose programs the tests talk to, where that is allowed. What cannot
+# be installed is named; the tests that need it are skipped.
+set -eu
+
+missing=""
+want() { # PROGRAM PACKAGE
+    if ! command -v "$1" >/dev/null; then
+        missing="$missing $2"
+    fi
+}
+want promtool prometheus
+want prometheus-node-exporter prometheus-node-exporter
+want victoria-metrics victoria-metrics
+want systemd-analyze systemd
+
+if [ -z "$missing" ]; then
+    exit 0
+fi
+leave_out() { # REASON
+    echo "setup_servers.sh: left out:$missing ($1); tests that need them will be skipped"
+    exit 0
+}
+if ! command -v apt-get >/dev/null; then
+    leave_out "there is no apt-get"
+fi
+if [ "$(id -u)" -ne 0 ]; then
+    leave_out "only root may install packages"
+fi
+
+# Installed services are not to be started: policy-rc.d says no while packages are installed.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT INT TERM
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+fi
+export DEBIAN_FRONTEND=noninteractive
+echo "setup_servers.sh: installing$missing"
+apt-get update -qq || leave_out "apt-get update failed"
+for package in $missing; do
+    if ! log=$(apt-get install -qq -y --no-install-recommends "$package" 2>&1); then
+        echo "$log" | tail -n 3
+        echo "setup_servers.sh: left out: $package (apt-get install failed)"
+    fi
+done

@@ -1,0 +1,217 @@
+"""The command line as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from railscope.catalog import EVENTS, METRICS, rollups
+from railscope.cli import root as railscope
+
+
+def walk(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
+    yield words
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            member = command.get_command(context, name)
+            assert member is not None
+            yield from walk((*words, name), member)
+
+
+COMMANDS = list(walk((), railscope))
+SETTINGS = ("agent", "collector")
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAILSCOPE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "railscope", *words],
+        env=kept | environment, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def refusal(outcome: subprocess.CompletedProcess[str]) -> str:
+    assert outcome.returncode == 2
+    assert outcome.stdout == ""
+    (line,) = outcome.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(words: tuple[str, ...]):
+    outcome = CliRunner().invoke(railscope, [*words, "--help"])
+    assert outcome.exit_code == 0
+    usage, _, explanation = outcome.stdout.partition("\n\n")
+    assert usage.startswith("Usage:")
+    assert explanation.strip()
+
+
+def test_help_of_the_whole_does_not_load_the_programs():
+    program = (
+        "import sys; sys.argv = ['railscope', '--help']\n"
+        "from railscope.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    print(sorted({'aiohttp', 'numpy'} & set(sys.modules)))\n"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert outcome.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_unknown_command_is_refused():
+    assert run("agnet").returncode == 2
+
+
+@pytest.mark.parametrize("program", SETTINGS)
+def test_an_unknown_key_is_one_line_that_names_the_nearest(program: str, tmp_path: Path):
+    file = tmp_path / "settings.toml"
+    file.write_text('lissen = "127.0.0.1:0"\n')
+    line = refusal(run(program, "run", "--config", str(file)))
+    assert line == f"railscope: {file}: unknown key 'lissen'; did you mean 'listen'?"
+
+
+@pytest.mark.parametrize("program", SETTINGS)
+def test_an_unknown_key_of_a_section_is_found_as_well(program: str, tmp_path: Path):
+    file = tmp_path / "settings.toml"
+    file.write_text('[tls]\nkey_fil = "key.pem"\n')
+    line = refusal(run(program, "run", "--config", str(file)))
+    assert "[tls]" in line
+    assert "did you mean 'key_file'?" in line
+
+
+@pytest.mark.parametrize("program", SETTINGS)
+def test_an_unknown_variable_is_refused(program: str):
+    name = f"RAILSCOPE_{program.upper()}_LISTN"
+    line = refusal(run(program, "run", **{name: "127.0.0.1:0"}))
+    assert name in line
+    assert "did you mean 'LISTEN'?" in line
+
+
+@pytest.mark.parametrize("program", SETTINGS)
+def test_a_value_out_of_bounds_is_refused(program: str):
+    name = f"RAILSCOPE_{program.upper()}_LOG_LEVEL"
+    assert "log_level" in refusal(run(program, "run", **{name: "loud"}))
+
+
+@pytest.mark.parametrize("program", SETTINGS)
+def test_settings_that_are_not_there_are_refused(program: str, tmp_path: Path):
+    missing = tmp_path / "missing.toml"
+    assert str(missing) in refusal(run(program, "run", "--config", str(missing)))
+
+
+def test_the_environment_goes_before_the_file_and_flags_before_the_environment(tmp_path: Path):
+    file = tmp_path / "agent.toml"
+    file.write_text('node = "from-the-file"\n')
+
+    def node(*flags: str, **environment: str) -> str:
+        options = ("--config", str(file), "--root", str(tmp_path), *flags)
+        return run("agent", "check", *options, **environment).stdout.splitlines()[0].split()[-1]
+
+    assert node() == "from-the-file"
+    assert node(RAILSCOPE_AGENT_NODE="from-the-environment") == "from-the-environment"
+    line = refusal(
+        run(
+            "agent", "run", "--config", str(file), "--root", str(tmp_path), "--listen", "flag",
+            RAILSCOPE_AGENT_LISTEN="environment",
+        )
+    )  # fmt: skip
+    assert "'flag'" in line
+
+
+def test_a_section_is_reached_from_the_environment(tmp_path: Path):
+    outcome = run(
+        "agent", "check", "--root", str(tmp_path), RAILSCOPE_AGENT_COLLECTOR__URL="ftp://nowhere"
+    )
+    assert outcome.returncode == 1
+    assert "collector.url 'ftp://nowhere' must start with http:// or https://" in outcome.stdout
+
+
+def test_one_reading_of_an_empty_tree(tmp_path: Path):
+    outcome = run("agent", "once", "--root", str(tmp_path))
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+    assert 'railscope_source_state{source="host",state="unsupported"} 1' in outcome.stdout
+    samples = [line for line in outcome.stdout.splitlines() if not line.startswith("#")]
+    assert all(line.startswith(("railscope_source_", "railscope_agent_", "railscope_spool_"))
+               for line in samples)  # fmt: skip
+
+
+def test_one_reading_in_other_formats(tmp_path: Path):
+    text = run("agent", "once", "--root", str(tmp_path), "--format", "openmetrics").stdout
+    assert text.endswith("# EOF\n")
+    entries = json.loads(run("agent", "once", "--root", str(tmp_path), "--format", "json").stdout)
+    assert {entry["metric"] for entry in entries} <= set(METRICS)
+
+
+def test_a_check_of_an_empty_tree_finds_nothing_broken(tmp_path: Path):
+    outcome = run("agent", "check", "--root", str(tmp_path))
+    assert outcome.returncode == 0
+    assert "absent  GPUs:" in outcome.stdout
+
+
+def test_a_server_is_simulated_and_replayed(tmp_path: Path):
+    folder = tmp_path / "capture"
+    made = run("simulate", "--seconds", "3", "--node", "gpu-7", str(folder))
+    assert made.returncode == 0, made.stderr
+    checked = run("agent", "check", "--replay", str(folder))
+    assert "on node gpu-7" in checked.stdout
+    page = run("agent", "once", "--replay", str(folder)).stdout
+    assert page.count("railscope_gpu_power_watts{") == 8
+
+
+def test_an_unknown_scenario_names_those_there_are(tmp_path: Path):
+    outcome = run("simulate", "--scenario", "sunshine", str(tmp_path / "capture"))
+    assert outcome.returncode == 1
+    assert "training" in outcome.stderr
+
+
+def test_this_server_is_recorded_into_a_new_folder_only(tmp_path: Path):
+    tree, folder = tmp_path / "tree", tmp_path / "capture"
+    tree.mkdir()
+    arguments = ("agent", "record", "--root", str(tree), "--seconds", "0", str(folder))
+    assert run(*arguments).returncode == 0
+    assert (folder / "capture.toml").is_file()
+    again = run(*arguments)
+    assert again.returncode == 1
+    assert "is not empty" in again.stderr
+
+
+def test_a_capture_that_is_none_is_refused(tmp_path: Path):
+    outcome = run("agent", "once", "--replay", str(tmp_path))
+    assert outcome.returncode == 1
+    assert "capture.toml" in outcome.stderr
+
+
+def test_the_catalog_as_a_table():
+    lines = run("catalog").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(METRICS)
+
+
+def test_the_catalog_as_a_page():
+    page = run("catalog", "--format", "md").stdout
+    for name in (*METRICS, *EVENTS, *rollups()):
+        assert f"| `{name}` |" in page
+
+
+def test_the_catalog_for_programs():
+    listed = json.loads(run("catalog", "--format", "json").stdout)
+    assert [entry["name"] for entry in listed["metrics"]] == list(METRICS)
+    assert [entry["name"] for entry in listed["events"]] == list(EVENTS)
+    assert [entry["name"] for entry in listed["rollups"]] == list(rollups())
+
+
+def test_a_token_comes_with_its_line_for_the_tokens_file():
+    lines = run("collector", "token", "gpu-1").stdout.splitlines()
+    assert lines[0].startswith("token (give it to gpu-1 only): ")
+    assert "[nodes]" in lines[1]
+    assert lines[2].startswith('"gpu-1" = "sha256:')
+    assert "[readers]" in run("collector", "token", "--reader", "board").stdout

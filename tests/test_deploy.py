@@ -1,0 +1,289 @@
+"""What is installed: units, sample files, the Makefile and the run of all checks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import agent.config
+import collector.config
+from collector import claims, tokens
+from railscope import settings
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+UNITS = {name: DEPLOY / f"systemd/railscope-{name}.service" for name in ("agent", "collector")}
+EACH_UNIT = pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+MOST_EXPOSURE = {"agent": 2.5, "collector": 1.5}
+PROGRAMS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "agent": (agent.config.AgentSettings, agent.config.PREFIX),
+    "collector": (collector.config.CollectorSettings, collector.config.PREFIX),
+}
+EACH_PROGRAM = pytest.mark.parametrize("program", PROGRAMS)
+SANDBOX = Path(__file__).parent / "unit_sandbox.py"
+
+
+def systemd_analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is missing: install the Debian package systemd")
+    return subprocess.run(
+        ["systemd-analyze", "--no-pager", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def directives(unit: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+# Units -----------------------------------------------------------------------------------------
+
+
+@EACH_UNIT
+def test_systemd_understands_a_unit(unit: Path, tmp_path: Path):
+    """With a program that is there: systemd looks for it."""
+    here = tmp_path / unit.name
+    here.write_text(unit.read_text().replace("/opt/railscope/bin/railscope", sys.executable))
+    outcome = systemd_analyze("verify", "--recursive-errors=yes", str(here))
+    ours = [line for line in outcome.stderr.splitlines() if unit.stem in line]
+    assert (outcome.returncode, ours) == (0, []), outcome.stderr
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_is_closed(name: str):
+    threshold = str(round(MOST_EXPOSURE[name] * 10))
+    unit = str(UNITS[name])
+    outcome = systemd_analyze("security", "--offline=true", f"--threshold={threshold}", unit)
+    assert outcome.returncode == 0, outcome.stdout
+
+
+@EACH_UNIT
+def test_a_unit_says_what_it_must(unit: Path):
+    said = directives(unit)
+    assert said["Type"] == ["notify"]
+    assert said["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert said["Restart"] == ["on-failure"]
+    assert said["DynamicUser"] == ["yes"]
+    assert said["StateDirectory"] == [unit.stem]
+    assert said["ConfigurationDirectory"] == ["railscope"]
+    assert said["LimitNOFILE"] == ["65536"]
+    assert any(value.startswith("MALLOC_ARENA_MAX=") for value in said["Environment"])
+    assert {"WatchdogSec", "MemoryMax", "TasksMax"} <= set(said)
+    (start,) = said["ExecStart"]
+    program = unit.stem.removeprefix("railscope-")
+    file = f"/etc/railscope/{program}.toml"
+    assert start == f"/opt/railscope/bin/railscope {program} run --config {file}"
+    assert (DEPLOY / Path(file).name).is_file()
+
+
+@EACH_UNIT
+def test_a_secret_may_be_missing(unit: Path):
+    """systemd does not start a unit whose credential cannot be loaded and has no default."""
+    said = directives(unit)
+    loaded = {value.partition(":")[0] for value in said["LoadCredential"]}
+    assert loaded == {value.partition(":")[0] for value in said["SetCredential"]}
+
+
+def test_the_agent_reaches_the_kernel_log_and_the_gpus():
+    said = directives(UNITS["agent"])
+    assert "/dev/kmsg r" in said["DeviceAllow"]
+    assert "char-nvidia* rw" in said["DeviceAllow"]
+    assert said["AmbientCapabilities"] == said["CapabilityBoundingSet"] == ["CAP_SYSLOG"]
+    assert {"ProtectKernelLogs", "PrivateDevices", "ProtectClock"} & set(said) == set()
+
+
+def test_the_collector_has_no_devices_and_no_capabilities():
+    said = directives(UNITS["collector"])
+    assert said["PrivateDevices"] == ["yes"]
+    assert said["CapabilityBoundingSet"] == [""]
+
+
+# Under the restrictions of the units -----------------------------------------------------------
+
+
+def sandboxed(name: str, *command: str) -> list[str]:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is missing: install the Debian package systemd")
+    try:
+        ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        pytest.skip("libseccomp is missing: install the Debian package libseccomp2")
+    return [sys.executable, str(SANDBOX), str(UNITS[name]), sys.executable, *command]
+
+
+@contextmanager
+def running(name: str, *options: str) -> Iterator[str]:
+    """A program under the restrictions of its unit; gives the address it listens on."""
+    command = sandboxed(name, "-m", "railscope", name, "run", "--listen", "127.0.0.1:0", *options)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            match = re.search(r"(?:page|listen)=(\S+)", line)
+            assert match, line
+            yield match[1]
+        finally:
+            process.terminate()
+            process.communicate()
+    assert process.returncode == 0
+
+
+def page(address: str, path: str = "/metrics") -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def until(wanted: str, address: str, seconds: float = 15.0) -> str:
+    """The first page that holds a text."""
+    end = time.monotonic() + seconds
+    while wanted not in (text := page(address)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return text
+
+
+def test_both_programs_work_under_their_units(tmp_path: Path):
+    token = tokens.new_token()
+    (tmp_path / "tokens.toml").write_text(f'[nodes]\ngpu-1 = "{tokens.digest(token)}"\n')
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "agent.toml").write_text(
+        f'node = "gpu-1"\n[collector]\npush_seconds = 0.5\ntoken_file = "{tmp_path / "token"}"\n'
+    )
+    seen = 'railscope_node_reporting{node="gpu-1"} 1'
+    with running(
+        "collector", "--state-directory", str(tmp_path / "collector"), "--open-reading",
+        "--tokens-file", str(tmp_path / "tokens.toml"),
+    ) as address, running(
+        "agent", "--state-directory", str(tmp_path / "agent"),
+        "--config", str(tmp_path / "agent.toml"), "--collector", f"http://{address}",
+    ) as own:  # fmt: skip
+        assert seen in until(seen, address)
+        assert 'railscope_source_state{source="host",state="ok"} 1' in page(own)
+
+
+def test_the_agent_may_ask_how_well_the_clock_is_synchronised():
+    program = "import ctypes; print(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))"
+    outcome = subprocess.run(
+        sandboxed("agent", "-c", program), capture_output=True, text=True, check=True
+    )
+    assert int(outcome.stdout) >= 0
+
+
+@EACH_PROGRAM
+def test_what_a_unit_forbids_is_refused_in_these_tests(program: str):
+    attempt = "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"
+    outcome = subprocess.run(
+        sandboxed(program, "-c", attempt), capture_output=True, text=True, check=False
+    )
+    assert "PermissionError" in outcome.stderr
+
+
+# Sample files ----------------------------------------------------------------------------------
+
+
+@EACH_PROGRAM
+def test_sample_settings_are_the_defaults(program: str):
+    kind, prefix = PROGRAMS[program]
+    loaded = settings.load(kind, file=DEPLOY / f"{program}.toml", environment={}, prefix=prefix)
+    assert loaded == kind()
+
+
+@EACH_PROGRAM
+def test_sample_settings_are_the_defaults_without_their_comment_signs_too(
+    program: str, tmp_path: Path
+):
+    kind, prefix = PROGRAMS[program]
+    text = (DEPLOY / f"{program}.toml").read_text()
+    bare = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    file = tmp_path / "settings.toml"
+    file.write_text(bare)
+    assert settings.load(kind, file=file, environment={}, prefix=prefix) == kind()
+    assert len(tomllib.loads(bare)) == len(msgspec.structs.fields(kind)), "all settings are there"
+
+
+def test_sample_tokens_can_be_loaded(tmp_path: Path):
+    sample = DEPLOY / "tokens.toml"
+    assert tokens.load(sample) == tokens.Tokens({}, {})
+    bare = re.sub(r"^# (?=[\w-]+ = )", "", sample.read_text(), flags=re.MULTILINE)
+    (tmp_path / "tokens.toml").write_text(bare)
+    loaded = tokens.load(tmp_path / "tokens.toml")
+    assert list(loaded.nodes.values()) == ["gpu-001"]
+    assert list(loaded.readers.values()) == ["prometheus"]
+
+
+def test_sample_claims_can_be_read():
+    text = (DEPLOY / "claims.csv").read_text()
+    assert claims.parse(text) == claims.Claims.of([])
+    assert text.splitlines()[2] == ",".join(claims.HEADER)
+    bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
+    assert set(claims.parse(bare).by_target) == {
+        "gpu-001", "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
+    }  # fmt: skip
+
+
+# make and continuous integration ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "script", ["deploy/venv.sh", "deploy/install.sh", "tests/setup_servers.sh"]
+)
+def test_a_script_can_be_run(script: str):
+    assert os.access(ROOT / script, os.X_OK)
+    subprocess.run(["sh", "-n", str(ROOT / script)], check=True)
+
+
+def test_every_target_of_the_makefile_has_its_tools():
+    """Nothing is taken from outside .venv."""
+    for target in ("demo", "check", "test", "bench", "boards", "docs"):
+        outcome = subprocess.run(
+            ["make", "-n", "-B", target, "SECONDS=1"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        for line in outcome.stdout.splitlines():
+            words = line.split()
+            if words and words[0] not in {"touch", "make"}:
+                assert words[0].startswith((f"{ROOT}/.venv/", "deploy/", "tests/")), line
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "accepted"),
+    [
+        ("== 12 passed in 3.45s ==", 0, True),
+        ("== 12 passed in 63.45s (0:01:03) ==", 0, True),
+        ("== 12 passed, 1 warning in 3.45s ==", 0, True),
+        ("SKIPPED [1] tests/test_x.py:3: promtool is missing\n== 9 passed, 1 skipped in 1.00s ==",
+         0, False),
+        ("FAILED tests/test_x.py::test_y\n== 1 failed, 9 passed in 1.00s ==", 2, False),
+        ("no tests ran", 0, False),
+    ],
+)  # fmt: skip
+def test_the_run_of_all_checks_accepts_no_skipped_test(
+    output: str, status: int, accepted: bool, tmp_path: Path  # noqa: FBT001 - a case
+):  # fmt: skip
+    make = tmp_path / "make"
+    make.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {status}\n")
+    make.chmod(0o755)
+    outcome = subprocess.run(
+        [str(ROOT / ".ci/run")], env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (outcome.returncode == 0) is accepted
+    assert output in outcome.stdout
+    assert ("SKIPPED" in outcome.stderr) is ("SKIPPED" in output)

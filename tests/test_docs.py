@@ -1,0 +1,250 @@
+"""Documentation is complete and true: pages are fresh, links lead somewhere, examples work."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+import yaml
+
+from railscope import settings
+from railscope.catalog import EVENTS, METRICS, rollups
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATE = _generator()
+COMMANDS: dict[str, click.Command] = GENERATE.commands()
+
+
+def generate(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "docs/generate.py", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(
+        rf"^(?P<fence>````*){language}\n(.*?)^(?P=fence)$",
+        page.read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+
+
+# Generated pages -------------------------------------------------------------------------------
+
+
+def test_generating_again_changes_nothing():
+    outcome = generate("--check")
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_a_stale_page_is_named_and_mended(tmp_path: Path):
+    assert generate("--to", str(tmp_path)).returncode == 0
+    (tmp_path / "docs" / "cli.md").write_text("old\n")
+    noticed = generate("--check", "--to", str(tmp_path))
+    assert noticed.returncode == 1
+    assert "docs/cli.md" in noticed.stderr
+    assert "docs/metrics.md" not in noticed.stderr
+    assert generate("--to", str(tmp_path)).returncode == 0
+    assert generate("--check", "--to", str(tmp_path)).returncode == 0
+
+
+def test_every_metric_event_and_roll_up_is_documented():
+    page = (DOCS / "metrics.md").read_text()
+    assert [name for name in (*METRICS, *EVENTS, *rollups()) if f"| `{name}` |" not in page] == []
+
+
+@pytest.mark.parametrize("program", GENERATE.PROGRAMS)
+def test_every_setting_is_documented_with_a_variable_that_works(program: str):
+    page = (DOCS / "configuration.md").read_text()
+    kind, prefix = GENERATE.PROGRAMS[program]
+    for key, entry in settings.fields(kind):
+        variable = GENERATE.variable(prefix, key)
+        (row,) = [line for line in page.splitlines() if f"`{variable}`" in line]
+        assert entry.description in row
+        assert entry.description.endswith("."), key
+        text = entry.default if isinstance(entry.default, str) else json.dumps(entry.default)
+        loaded = settings.load(kind, file=None, environment={variable: text}, prefix=prefix)
+        assert loaded == kind()
+
+
+def test_every_command_is_documented_with_its_options():
+    page = (DOCS / "cli.md").read_text()
+    for name, command in COMMANDS.items():
+        assert f"\n## {name}\n" in page
+        assert command.help
+        for option in command.params:
+            assert isinstance(option, click.Argument) or all(opt in page for opt in option.opts)
+
+
+def test_every_alert_is_documented():
+    page = (DOCS / "alerts.md").read_text()
+    rules = yaml.safe_load((ROOT / "alerts/rules/railscope.yml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            assert f"\n## {rule['alert']}\n" in page
+            assert rule["expr"].strip() in page
+
+
+def test_every_panel_is_documented():
+    page = (DOCS / "boards.md").read_text()
+    for path in (ROOT / "dashboards" / "generated").glob("*.json"):
+        board = json.loads(path.read_text())
+        assert f"\n## {board['title']}\n" in page
+        for panel in board["panels"]:
+            if panel["type"] != "row":
+                assert f"| {panel['id']} | {panel['title']} |" in page
+
+
+# Pages by hand ---------------------------------------------------------------------------------
+
+
+@EACH_PAGE
+def test_links_lead_to_files_that_are_there(page: Path):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)#\s]+)\)", text)
+    local = [link for link in links if not link.startswith("https://")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@EACH_PAGE
+def test_files_that_are_named_are_there(page: Path):
+    """A name in code style with a slash, below one of our folders."""
+    folders = "railscope|agent|collector|dashboards|alerts|deploy|docs|tests"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@EACH_PAGE
+def test_commands_that_are_shown_exist(page: Path):
+    shown = [line for block in blocks(page, "sh") for line in block[1].splitlines()]
+    shown += re.findall(r"`((?:railscope|make) [^`]+)`", page.read_text())
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in shown:
+        words = shlex.split(line, comments=True)
+        if words and words[0] == "make":
+            assert words[1] in targets, line
+        elif words and Path(words[0]).name == "railscope":
+            _exists(words[1:], line)
+
+
+def _exists(words: list[str], line: str) -> None:
+    name = "railscope"
+    while words and isinstance(COMMANDS[name], click.Group):
+        name, words = f"{name} {words[0]}", words[1:]
+        assert name in COMMANDS, line
+    known = {option for param in COMMANDS[name].params for option in param.opts}
+    assert [word for word in words if word.startswith("--") and word not in known] == [], line
+
+
+def test_settings_that_are_shown_are_known(tmp_path: Path):
+    (example,) = blocks(ROOT / "README.md", "toml")
+    file = tmp_path / "agent.toml"
+    file.write_text(example[1])
+    kind, prefix = GENERATE.PROGRAMS["agent"]
+    loaded = settings.load(kind, file=file, environment={}, prefix=prefix)
+    unit = (ROOT / "deploy/systemd/railscope-agent.service").read_text()
+    assert f"LoadCredential={Path(loaded.collector.token_file).name}:" in unit
+
+
+# Following the page on adding ------------------------------------------------------------------
+
+
+def follow(page: Path, tree: Path) -> None:
+    """Do in a copy of the tree what the blocks of a page say."""
+    text = page.read_text()
+    for match in re.finditer(r"^(````*)(\w+)\n(.*?)^\1$", text, re.DOTALL | re.MULTILINE):
+        first, _, body = match[3].partition("\n")
+        told = re.search(r"(append to|new file|in) ([\w./]+\.\w+)", first)
+        if told is None:
+            continue
+        file = tree / told[2]
+        if told[1] == "append to":
+            file.write_text(file.read_text() + body)
+        elif told[1] == "new file":
+            assert not file.exists()
+            file.write_text(body)
+        else:
+            _insert(file, body.splitlines())
+
+
+def _insert(file: Path, change: list[str]) -> None:
+    """Put the lines that start with + behind the others, which the file must have, once."""
+    context = [line.strip() for line in change if not line.startswith("+")]
+    lines = file.read_text().splitlines()
+    bare = [line.strip() for line in lines]
+    starts = [i for i in range(len(bare)) if bare[i : i + len(context)] == context]
+    assert len(starts) == 1, f"{file}: {context} is there {len(starts)} times"
+    indent = lines[starts[0]][: -len(bare[starts[0]])]
+    outer = min(len(line) - len(line.lstrip()) for line in lines[starts[0] :][: len(context)])
+    behind = starts[0] + len(context)
+    lines[behind:behind] = [indent[:outer] + line[1:] for line in change if line.startswith("+")]
+    file.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("tree")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("railscope", "agent", "collector", "dashboards", "alerts", "deploy", "docs"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    (tree / "tests").mkdir()
+    for name in ("tests/test_alerts.py", "tests/test_dashboards.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tree / name)
+    follow(DOCS / "adding.md", tree)
+    return tree
+
+
+def within(tree: Path, *words: str) -> str:
+    outcome = subprocess.run(
+        [sys.executable, *words], cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    return outcome.stdout
+
+
+def test_the_metric_and_the_source_that_the_page_adds_work(followed: Path, tmp_path: Path):
+    (tmp_path / "proc/sys/fs").mkdir(parents=True)
+    (tmp_path / "proc/sys/fs/file-nr").write_text("7136\t0\t9223372036854775807\n")
+    page = within(followed, "-m", "railscope", "agent", "once", "--root", str(tmp_path))
+    assert "\nrailscope_open_files 7136\n" in page
+    checked = within(followed, "-m", "railscope", "agent", "check", "--root", str(tmp_path))
+    assert "ok      open files" in checked
+
+
+def test_the_source_that_the_page_adds_is_well_formed(followed: Path):
+    source = "agent/sources/open_files.py"
+    within(followed, "-m", "ruff", "check", "--no-cache", source, "dashboards/cluster_overview.py")
+    within(followed, "-m", "ruff", "format", "--no-cache", "--check", source)
+
+
+def test_the_panel_and_the_alert_that_the_page_adds_work(followed: Path):
+    within(followed, "-m", "dashboards")
+    within(followed, "docs/generate.py")
+    assert "| 509 | Open files |" in (followed / "docs/boards.md").read_text()
+    assert "## RailscopeOpenFiles" in (followed / "docs/alerts.md").read_text()
+    assert "| `railscope_cluster_sum_open_files` |" in (followed / "docs/metrics.md").read_text()
+    within(followed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")

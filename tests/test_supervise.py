@@ -1,0 +1,101 @@
+"""Signals to a service, with services of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from railscope.service import Serve, supervise
+from railscope.settings import SettingsError
+
+
+class Services:
+    """Hands out services one after the other, and knows which of them runs."""
+
+    def __init__(self, *made: str) -> None:
+        self._made = list(made)
+        self.running = ""
+        self.started: list[str] = []
+        self._change = asyncio.Event()
+
+    def load(self) -> Serve:
+        name = self._made.pop(0)
+        if name.startswith("unloadable"):
+            raise SettingsError(name)
+
+        async def serve() -> None:
+            if name.startswith("unstartable"):
+                raise SettingsError(name)
+            if name == "broken":
+                message = "broken"
+                raise RuntimeError(message)
+            self.started.append(name)
+            self.running = name
+            self._change.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.running = ""
+
+        return serve
+
+    async def until(self, started: int) -> None:
+        while len(self.started) < started:
+            self._change.clear()
+            await self._change.wait()
+
+
+async def supervised(services: Services, script: Callable[[], Awaitable[None]]) -> None:
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        task = group.create_task(supervise(services.load))
+        await script()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await task
+
+
+async def test_a_reload_replaces_the_service():
+    services = Services("one", "two")
+
+    async def script() -> None:
+        await services.until(1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await services.until(2)
+        assert services.running == "two"
+
+    await supervised(services, script)
+    assert services.running == "", "a clean stop ends the service"
+
+
+@pytest.mark.parametrize("bad", ["unloadable", "unstartable"])
+async def test_settings_that_cannot_work_leave_the_old_service(bad: str):
+    services = Services("one", bad, "three")
+
+    async def script() -> None:
+        await services.until(1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        if bad == "unstartable":
+            await services.until(2)
+            assert services.started == ["one", "one"], "built anew from the old settings"
+        os.kill(os.getpid(), signal.SIGHUP)
+        await services.until(2 if bad == "unloadable" else 3)
+        assert services.running == "three"
+
+    with capture_logs() as logs:
+        await supervised(services, script)
+    refused = [line for line in logs if line["event"] == "reload_refused"]
+    assert [line["problem"] for line in refused] == [bad]
+
+
+async def test_a_service_that_cannot_start_at_first_says_so():
+    with pytest.raises(SettingsError, match="unstartable"):
+        await supervise(Services("unstartable").load)
+
+
+async def test_a_service_that_breaks_is_not_hidden():
+    with pytest.raises(RuntimeError, match="broken"):
+        await supervise(Services("broken").load)
