@@ -61,7 +61,7 @@ class Reader:
             finding = Finding(self.source.name, Verdict.BROKEN, problem, "report this as a bug")
             return Outcome(None, (finding,), self._since(started), problem)
         frame = self._frame(table, started)
-        broken = sum(table.reasons.count(code) for code in _BROKEN)
+        broken = sum(frame.reasons.count(code) for code in _BROKEN) if frame else 0
         if table.grown:
             self._probe_due_ns = 0
         elif broken:

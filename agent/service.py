@@ -14,6 +14,7 @@ import structlog
 
 from agent.config import AgentSettings, Periods
 from agent.host import Host
+from agent.http_server import HttpServer
 from agent.sampler import Limits, Sampler
 from agent.sinks.collector_client import LinkError
 from agent.sinks.prometheus import Page
@@ -118,10 +119,9 @@ class Agent:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""
         allow_many_files()
         self._shipper = self._make_shipper()
-        runner = listen.runner(self.page.application())
-        await runner.setup()
+        server = HttpServer(self.page.respond)
         try:
-            host, port = await listen.start(runner, self.settings.listen, self._tls)
+            host, port = await server.start(self.settings.listen, self._tls)
             self.on_listening(host, port)
             log.info("agent_started", node=self.node, version=__version__, page=f"{host}:{port}",
                      collector=self.settings.collector.url or "none")  # fmt: skip
@@ -132,7 +132,7 @@ class Agent:
                 if self._shipper:
                     group.create_task(self._shipper.run())
         finally:
-            await runner.cleanup()
+            await server.close()
 
     def _make_shipper(self) -> Shipper | None:
         if not self.settings.collector.url:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp.web import Application
 
-from collector import tokens
+from collector import tokens, web
 from collector.api import INGEST_PATH, Api
 from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
@@ -89,15 +89,15 @@ class Collector:
         own = Own(self.core, self.log, self.claims, self.sink)
         api = Api(self.core, own, lambda: self.refresher.views, lambda: self.tokens,
                   self.settings.open_reading)  # fmt: skip
-        application = web.Application(
+        application = Application(
             client_max_size=self.settings.limits.body_bytes, middlewares=[api.authorise]
         )
         application.router.add_post(INGEST_PATH, ingest.handle)
         api.add_to(application)
-        runner = listen.runner(application)
+        runner = web.runner(application)
         await runner.setup()
         try:
-            host, port = await listen.start(runner, self.settings.listen, self._tls)
+            host, port = await web.start(runner, self.settings.listen, self._tls)
             self.on_listening(host, port)
             log.info("collector_started", version=__version__, listen=f"{host}:{port}",
                      nodes=len(self.core.fleet.nodes))  # fmt: skip

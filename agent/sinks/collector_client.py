@@ -14,10 +14,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Self
 
-import aiohttp
 import msgspec
 
 from agent.config import CollectorLink
+from agent.http_client import HttpClient
 from railscope.wire import CONTENT_TYPE, VERSION, SentAt
 
 INGEST_PATH = "/v1/frames"
@@ -52,52 +52,40 @@ class LinkError(ValueError):
 
 
 class CollectorClient:
-    """Posts bodies to one collector."""
+    """Posts bodies to one collector. Raises LinkError where the link cannot work."""
 
     def __init__(self, link: CollectorLink) -> None:
-        self._url = link.url.rstrip("/") + INGEST_PATH
+        self.url = link.url.rstrip("/") + INGEST_PATH
         self._headers = {"Content-Type": CONTENT_TYPE, "Authorization": f"Bearer {_token(link)}"}
-        self._timeout = aiohttp.ClientTimeout(total=link.timeout_seconds)
-        self._tls = _tls(link)
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def url(self) -> str:
-        """Where envelopes are posted."""
-        return self._url
+        try:
+            self._http = HttpClient(self.url, _tls(link), link.timeout_seconds)
+        except ValueError as error:
+            message = f"collector.url {link.url!r} must start with http:// or https://"
+            raise LinkError(message) from error
 
     async def __aenter__(self) -> Self:
-        """Open the session."""
-        self._session = aiohttp.ClientSession(
-            headers=self._headers,
-            timeout=self._timeout,
-            connector=aiohttp.TCPConnector(ssl=self._tls, limit=1),
-        )
+        """The connection is opened with the first request."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the session."""
-        if self._session:
-            await self._session.close()
+        """Close the connection."""
+        await self._http.close()
 
     async def post(self, body: bytes, sent: SentAt) -> Answer:
         """Try once; `sent` tells the collector how old the frames are by the node's own clocks."""
-        if self._session is None:
-            message = "the client is used outside its context"
-            raise RuntimeError(message)
         try:
-            async with self._session.post(
-                self._url, data=body, headers=sent.to_headers(), allow_redirects=False
-            ) as response:
-                content = await response.read()
-                return _judge(self._url, response.status, response.headers, content)
-        except aiohttp.ClientConnectorCertificateError as error:
+            answer = await self._http.post(body, self._headers | sent.to_headers())
+        except ssl.SSLCertVerificationError as error:
             problem = (
-                f"{self._url}: the collector's certificate is not trusted ({error.certificate_error});"
+                f"{self.url}: the collector's certificate is not trusted ({error.verify_message});"
                 " set collector.ca_file"
             )
-        except (aiohttp.ClientError, TimeoutError) as error:
-            problem = f"{self._url}: {str(error) or type(error).__name__}"
+        except TimeoutError:
+            problem = f"{self.url}: no answer within collector.timeout_seconds"
+        except OSError as error:
+            problem = f"{self.url}: {error.strerror or error}"
+        else:
+            return _judge(self.url, answer.status, answer.headers, answer.body)
         return Answer(Verdict.LATER, problem)
 
 
@@ -132,7 +120,7 @@ _ADVICE = {
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    value = headers.get("Retry-After", "")
+    value = headers.get("retry-after", "")
     return float(value) if value.isdecimal() else None
 
 
@@ -146,14 +134,11 @@ def _token(link: CollectorLink) -> str:
         raise LinkError(message) from error
 
 
-def _tls(link: CollectorLink) -> ssl.SSLContext | bool:
-    if not link.url.startswith(("http://", "https://")):
-        message = f"collector.url {link.url!r} must start with http:// or https://"
-        raise LinkError(message)
-    if not link.ca_file:
-        return True
+def _tls(link: CollectorLink) -> ssl.SSLContext | None:
+    if not link.url.startswith("https://"):
+        return None
     try:
-        return ssl.create_default_context(cafile=link.ca_file)
+        return ssl.create_default_context(cafile=link.ca_file or None)
     except OSError as error:
         message = f"collector.ca_file {link.ca_file} cannot be used: {error}"
         raise LinkError(message) from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from html import escape
+from http import HTTPStatus
 
-from aiohttp import web
-
+from agent.http_server import Request, Response
 from agent.sampler import STARTING, Status
 from railscope import __version__
 from railscope.exposition import Exposition, Format
@@ -35,14 +36,28 @@ class Page:
         self._token = token
         self._exposition = Exposition()
 
-    def application(self) -> web.Application:
-        """The routes."""
-        application = web.Application(middlewares=[self._authorise])
-        application.router.add_get("/", self._landing)
-        application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/-/healthy", self._healthy)
-        application.router.add_get("/-/ready", self._ready)
-        return application
+    def respond(self, request: Request) -> Response:
+        """Answer a request."""
+        if self._token and request.path not in _OPEN_PATHS and not self._may_read(request):
+            text = "401: show the page token of the agent as bearer token"
+            refused = Response.text(text, HTTPStatus.UNAUTHORIZED)
+            return replace(refused, headers={"WWW-Authenticate": "Bearer"})
+        answers = {
+            "/": self._landing,
+            "/metrics": self._metrics,
+            "/-/healthy": lambda _: Response.text("healthy"),
+            "/-/ready": self._ready,
+        }
+        answer = answers.get(request.path)
+        if answer is None:
+            return Response.text(
+                "404: there is /metrics, /-/healthy and /-/ready", HTTPStatus.NOT_FOUND
+            )
+        return answer(request)
+
+    def _may_read(self, request: Request) -> bool:
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return hmac.compare_digest(shown.encode(), self._token.encode())
 
     def fresh_frames(self) -> list[Frame]:
         """Frames that are young enough to be shown, in the order of the sources."""
@@ -59,38 +74,18 @@ class Page:
         limit_ns = max(PERIODS_UNTIL_STALE * period_ns, SHORTEST_STALE_NS)
         return self._now_ns() - status.frame.instant.boot_ns <= limit_ns
 
-    @web.middleware
-    async def _authorise(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        if self._token and request.path not in _OPEN_PATHS:
-            shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(shown.encode(), self._token.encode()):
-                return web.Response(
-                    status=401, headers={"WWW-Authenticate": "Bearer"},
-                    text="401: show the page token of the agent as bearer token\n",
-                )  # fmt: skip
-        return await handler(request)
+    def _metrics(self, request: Request) -> Response:
+        text_format = Format.accepted(request.headers.get("accept", ""))
+        return Response(self.text(text_format).encode(), text_format.value)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        text_format = Format.accepted(request.headers.get("Accept", ""))
-        response = web.Response(
-            body=self.text(text_format).encode(), headers={"Content-Type": text_format.value}
-        )
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            response.enable_compression(web.ContentCoding.gzip)
-        return response
-
-    async def _healthy(self, _: web.Request) -> web.Response:
-        return web.Response(text="healthy\n")
-
-    async def _ready(self, _: web.Request) -> web.Response:
+    def _ready(self, _: Request) -> Response:
         waiting = [s.source.name for s in self._statuses() if s.state == STARTING]
         if waiting:
-            return web.Response(status=503, text=f"waiting for {', '.join(waiting)}\n")
-        return web.Response(text="ready\n")
+            text = f"waiting for {', '.join(waiting)}"
+            return Response.text(text, HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response.text("ready")
 
-    async def _landing(self, _: web.Request) -> web.Response:
+    def _landing(self, _: Request) -> Response:
         rows = "".join(
             f"<tr><td>{escape(status.source.name)}<td class={status.state_name}>{status.state_name}"
             f"<td>{len(status.frame.values) if status.frame else 0}"
@@ -99,7 +94,7 @@ class Page:
             for status in self._statuses()
         )
         body = _LANDING.format(node=escape(self._node), version=__version__, rows=rows)
-        return web.Response(text=body, content_type="text/html")
+        return Response(body.encode(), "text/html; charset=utf-8")
 
 
 _LANDING = """<!doctype html>

@@ -1,0 +1,124 @@
+"""A small HTTP client for one server: h11 for the protocol, asyncio for the connection.
+
+One connection is kept open and used again; one request is under way at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import h11
+
+MOST_ANSWER_BYTES = 1 << 20
+READ_BYTES = 64 << 10
+_PORTS = {"http": 80, "https": 443}
+
+
+class HttpError(OSError):
+    """The server answered with something that is no HTTP, or ended the answer too early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status, headers (names in lower case) and body of an answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpClient:
+    """Posts to one URL. Raises ValueError for a URL that is none."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None, timeout_seconds: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            message = f"{url!r} is no http:// or https:// URL"
+            raise ValueError(message)
+        self._host = parts.hostname
+        self._port = parts.port or _PORTS[parts.scheme]
+        self._tls = tls if parts.scheme == "https" else None
+        self._target = parts.path or "/"
+        self._authority = parts.netloc.rpartition("@")[2]
+        self._timeout_seconds = timeout_seconds
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._state = h11.Connection(h11.CLIENT)
+
+    async def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Post a body. Raises OSError (TLS errors included), HttpError or TimeoutError."""
+        async with asyncio.timeout(self._timeout_seconds):
+            kept = self._writer is not None
+            try:
+                return await self._try(body, headers)
+            except (ConnectionError, HttpError):
+                # The server may have closed the connection that was kept, just before we used it.
+                await self.close()
+                if not kept:
+                    raise
+                return await self._try(body, headers)
+            finally:
+                if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
+                    await self.close()
+                else:
+                    self._state.start_next_cycle()
+
+    async def _try(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        reader, writer = await self._open()
+        fields = {"Host": self._authority, "Content-Length": str(len(body)), **headers}
+        head = h11.Request(method="POST", target=self._target, headers=list(fields.items()))
+        pieces = [
+            self._state.send(head),
+            self._state.send(h11.Data(body)),
+            self._state.send(h11.EndOfMessage()),
+        ]
+        writer.write(b"".join(piece for piece in pieces if piece))
+        await writer.drain()
+        try:
+            return await self._answer(reader)
+        except h11.RemoteProtocolError as error:
+            raise HttpError(str(error)) from error
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
+        head: h11.Response | None = None
+        body = b""
+        while True:
+            event = self._state.next_event()
+            if event is h11.NEED_DATA:
+                self._state.receive_data(await reader.read(READ_BYTES))
+            elif isinstance(event, h11.Response):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+                if len(body) > MOST_ANSWER_BYTES:
+                    message = f"the answer is longer than {MOST_ANSWER_BYTES} bytes"
+                    raise HttpError(message)
+            elif isinstance(event, h11.EndOfMessage) and head is not None:
+                headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in head.headers}
+                return Answer(head.status_code, headers, body)
+            elif isinstance(event, h11.ConnectionClosed):
+                message = "the server closed the connection without an answer"
+                raise HttpError(message)
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is None or self._writer is None:
+            self._state = h11.Connection(h11.CLIENT)
+            self._reader, self._writer = await asyncio.open_connection(
+                self._host, self._port, ssl=self._tls
+            )
+        return self._reader, self._writer
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        writer, self._reader, self._writer = self._writer, None, None
+        if writer is None:
+            return
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except OSError:
+            return  # it was broken already, which is why it is closed

@@ -1,0 +1,183 @@
+"""A small HTTP server for the agent's page: h11 for the protocol, asyncio for the connections.
+
+The agent serves one page to a few scrapers; a web framework would be half of its memory. h11 parses
+and checks; what is here opens, reads, writes and closes, within bounds of time, size and number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import h11
+import structlog
+
+from railscope.listen import split_address
+from railscope.settings import SettingsError
+
+log = structlog.get_logger(__name__)
+
+MOST_CONNECTIONS = 64
+MOST_HEADER_BYTES = 16 << 10
+IDLE_SECONDS = 75.0
+WRITE_SECONDS = 30.0
+GZIP_LEVEL = 1
+READ_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A GET or HEAD request without a body. Header names are in lower case."""
+
+    path: str
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer; it is compressed on the way out if the client takes gzip."""
+
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def text(cls, text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
+        """A line of plain text."""
+        return cls(text.encode() + b"\n", status=status)
+
+
+Respond = Callable[[Request], Response]
+
+
+class HttpServer:
+    """Serves what `respond` answers, on one address, until closed."""
+
+    def __init__(self, respond: Respond) -> None:
+        self._respond = respond
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
+        """Start listening and say where. Raises SettingsError where the address cannot be had."""
+        host, port = split_address(listen)
+        try:
+            self._server = await asyncio.start_server(self._connected, host, port, ssl=tls)
+        except OSError as error:
+            message = f"cannot listen on {listen}: {error.strerror or error}"
+            raise SettingsError(message) from error
+        bound = self._server.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    async def close(self) -> None:
+        """Stop listening and end all connections."""
+        if self._server:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= MOST_CONNECTIONS:
+            log.warning("connection_refused", most=MOST_CONNECTIONS)
+            writer.close()
+            return
+        self._connections.add(task)
+        try:
+            await _Conversation(self._respond, reader, writer).run()
+        except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
+            log.debug("connection_ended", problem=str(error) or type(error).__name__)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+
+class _Conversation:
+    """One connection: request, answer, and again for as long as both sides keep it open."""
+
+    def __init__(
+        self, respond: Respond, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._respond = respond
+        self._reader = reader
+        self._writer = writer
+        self._state = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                request = await self._next_request()
+            except h11.RemoteProtocolError as error:
+                await self._refuse(error)
+                return
+            if request is None:
+                return
+            await self._answer(request)
+            if self._state.our_state is h11.MUST_CLOSE:
+                return
+            self._state.start_next_cycle()
+
+    async def _next_request(self) -> h11.Request | None:
+        """The next request, its body read and left; None at the end of the connection."""
+        request: h11.Request | None = None
+        async with asyncio.timeout(IDLE_SECONDS):
+            while True:
+                event = self._state.next_event()
+                if event is h11.NEED_DATA:
+                    self._state.receive_data(await self._reader.read(READ_BYTES))
+                elif isinstance(event, h11.Request):
+                    request = event
+                elif isinstance(event, h11.EndOfMessage):
+                    return request
+                elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
+                    return None
+
+    async def _answer(self, request: h11.Request) -> None:
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
+        }
+        path = request.target.decode("latin-1").split("?", 1)[0]
+        if request.method in {b"GET", b"HEAD"}:
+            response = self._respond(Request(path, headers))
+        else:
+            response = Response.text("only GET is served here", HTTPStatus.METHOD_NOT_ALLOWED)
+        body, more = response.body, dict(response.headers)
+        if "gzip" in headers.get("accept-encoding", "") and body:
+            body = await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL)
+            more["Content-Encoding"] = "gzip"
+        await self._send(request.method, response, body, more)
+
+    async def _refuse(self, error: h11.RemoteProtocolError) -> None:
+        """Say what is wrong with a request that is none, if nothing has been said yet."""
+        if self._state.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            status = HTTPStatus(error.error_status_hint)
+            response = Response.text(str(error), status)
+            await self._send(b"GET", response, response.body, {"Connection": "close"})
+
+    async def _send(
+        self, method: bytes, response: Response, body: bytes, more: dict[str, str]
+    ) -> None:
+        headers = {
+            "Content-Type": response.content_type,
+            "Content-Length": str(len(body)),
+            "Vary": "Accept, Accept-Encoding",
+            **more,
+        }
+        head = h11.Response(
+            status_code=response.status,
+            reason=response.status.phrase,
+            headers=list(headers.items()),
+        )
+        pieces = [self._state.send(head)]
+        if method != b"HEAD":
+            pieces.append(self._state.send(h11.Data(body)))
+        pieces.append(self._state.send(h11.EndOfMessage()))
+        self._writer.write(b"".join(piece for piece in pieces if piece))
+        async with asyncio.timeout(WRITE_SECONDS):
+            await self._writer.drain()
