@@ -26,7 +26,8 @@ MOST_HEADER_BYTES = 16 << 10
 IDLE_SECONDS = 75.0
 WRITE_SECONDS = 30.0
 GZIP_LEVEL = 1
-READ_BYTES = 64 << 10
+READ_BYTES = 4 << 10
+"""Smaller than the bound on headers, which h11 applies to what is not complete yet."""
 
 
 @dataclass(frozen=True, slots=True)

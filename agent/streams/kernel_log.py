@@ -52,13 +52,16 @@ class KernelLogStream:
         self._records = 0
         self._lost = 0
         self._next_sequence: int | None = None
+        self._known_below = 0
         self._events: list[Event] = []
         self._columns: list[tuple[str, Entity]] = []
 
     def probe(self, host: Host) -> Inventory:
         """Open the log if need be, take what is new, and make a column for all that was met."""
         try:
-            self._log = self._log or host.kernel_log()
+            if self._log is None:
+                self._log = host.kernel_log()
+                self._known_below = self._next_sequence or 0  # it starts over from the oldest
             self._follow(host, self._log)
         except OSError as error:
             self._log = None
@@ -90,6 +93,8 @@ class KernelLogStream:
     def _follow(self, host: Host, log: KernelLog) -> None:
         now = host.clock.now()
         for record in log.poll():
+            if self._known(record):
+                continue
             self._records += 1
             boot_ns, text = self._take_apart(record, now.boot_ns)
             message = understand(text)
@@ -99,6 +104,15 @@ class KernelLogStream:
                 self._events.append(
                     Event(message.event_class, message.entity, wall_ns, boot_ns, message.facts)
                 )
+
+    def _known(self, record: str) -> bool:
+        """Whether a record was counted before the log had to be opened again."""
+        if not self._known_below:
+            return False
+        match = _RECORD.match(record)
+        known = match is not None and int(match["sequence"]) < self._known_below
+        self._known_below = self._known_below if known else 0
+        return known
 
     def _take_apart(self, record: str, now_boot_ns: int) -> tuple[int, str]:
         match = _RECORD.match(record)

@@ -30,12 +30,12 @@ _SXID_NOTE = re.compile(
     r"(?P<message>(?!Severity \d|Data \{|Fatal|Non-fatal).+)"
 )
 _LINK = re.compile(
-    r"(?:^|[ :])(?P<interface>[A-Za-z][\w.\-]{0,14}): (?:NIC )?"
+    r"(?:^|[ :])(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC )?| NIC )"
     r"(?:[Ll]ink (?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b|link becomes ready)"
 )
 _AER = re.compile(
     r"AER: (?:Multiple )?(?P<severity>Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-Fatal|Fatal)\))?|Fatal)"
-    r" error(?: message)? received(?: from|: id=| from:)? ?(?P<pci>[0-9a-fA-F:.]*)"
+    r" error(?: message)? received(?: from|: id=|:)? ?(?P<pci>[0-9a-fA-F:.]*)"
 )
 _OOM = re.compile(
     r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
