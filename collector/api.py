@@ -11,13 +11,16 @@ import numpy as np
 from aiohttp import web
 
 from collector.core import Core
+from collector.fleet import Node
 from collector.metering.account import Account
 from collector.metrics import Own, render
 from collector.tokens import Tokens
 from collector.views.refresh import Views
+from collector.views.rollup import node_rollups, reduce_rows
 from railscope import __version__
 from railscope.catalog import METRICS
 from railscope.catalog.declare import Kind
+from railscope.catalog.rollup import part_labels
 from railscope.exposition import Format
 from railscope.reading import PRESENT, REASONS, from_stored
 
@@ -100,7 +103,13 @@ class Api:
                 {"error": f"no node {request.match_info['node']!r} has ever reported"}, 404
             )
         streams = {stream: self._readings(stream, node.name) for stream in sorted(node.rows)}
-        return _json({"node": node.name, "agent_version": node.agent_version, "streams": streams})
+        content = {
+            "node": node.name,
+            "agent_version": node.agent_version,
+            "rollups": _rollups(node),
+            "streams": streams,
+        }
+        return _json(content)
 
     def _readings(self, stream: str, name: str) -> dict[str, Any]:
         """The latest frame of a stream, reading by reading, with units already applied."""
@@ -144,6 +153,21 @@ class Api:
 
     async def _landing(self, _: web.Request) -> web.Response:
         return web.Response(text=_LANDING.format(version=__version__), content_type="text/html")
+
+
+def _rollups(node: Node) -> list[dict[str, Any]]:
+    """What the catalog says of the node as a whole: sums, means, extremes; counters as rates."""
+    reduced = (reduce_rows(row.block, np.array([row.index])) for row in node.rows.values())
+    return [
+        {
+            "metric": metric.name,
+            "rollup": str(rollup),
+            "rate_per_second": metric.kind is Kind.COUNTER,
+            "labels": dict(zip(part_labels(metric.about), part, strict=True)),
+            "value": value,
+        }
+        for metric, part, rollup, value in node_rollups(filter(None, reduced))
+    ]
 
 
 def account_json(account: Account) -> dict[str, Any]:

@@ -8,7 +8,7 @@ a mean is the mean of what was read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeAlias
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.fleet import Block
-from collector.layout import Key, Layout
+from collector.layout import Key, Layout, Part
 from collector.views.table import Cell
 from railscope.catalog import rollups
 from railscope.catalog.declare import Metric, Rollup
@@ -48,8 +48,12 @@ class Reduced:
 
 def reduce_block(block: Block, fresh_from_ns: int) -> Reduced | None:
     """Reduce the fresh rows of a block to cells; None where there is nothing to reduce."""
+    return reduce_rows(block, np.flatnonzero(block.instants_ns >= fresh_from_ns))
+
+
+def reduce_rows(block: Block, rows: npt.NDArray[np.intp]) -> Reduced | None:
+    """Reduce rows of a block to cells; None where there is nothing to reduce."""
     layout = block.layout
-    rows = np.flatnonzero(block.instants_ns >= fresh_from_ns)
     if not len(rows) or not len(layout.order):
         return None
     values = block.values[rows].astype(np.float64)
@@ -115,6 +119,10 @@ class Total:
             return self.sum / self.count
         return self.highest if rollup is Rollup.MAX else self.lowest
 
+    def scaled(self, metric: Metric, rollup: Rollup) -> float:
+        """The value of a roll-up in base units."""
+        return self.of(rollup) * metric.scale.numerator / metric.scale.denominator
+
 
 @dataclass(slots=True)
 class Rollups:
@@ -152,32 +160,44 @@ class Rollups:
         totals: dict[tuple[str, Key], Total] = {}
         for (who, _), sums in self._sums.items():
             if (who == EVERYONE) == (scope != "tenant"):
-                for where, key, part in _parts(sums, scope, who):
-                    totals.setdefault((where, key), Total()).add(*part)
-        for (where, (metric, labels)), total in totals.items():
-            scale = metric.scale.numerator / metric.scale.denominator
+                for where, key, amounts in _amounts(sums, scope, who):
+                    totals.setdefault((where, key), Total()).add(*amounts)
+        for (where, (metric, part)), total in totals.items():
+            labels = (where, *part) if where else part
             for rollup in metric.rollups:
-                derived = _derived(metric, scope, rollup)
-                yield Cell(derived, (where, *labels) if where else labels, total.of(rollup) * scale)
+                yield Cell(_derived(metric, scope, rollup), labels, total.scaled(metric, rollup))
 
 
-Part: TypeAlias = tuple[float, float, float, float]
+def node_rollups(reduced: Iterable[Reduced]) -> Iterator[tuple[Metric, Part, Rollup, float]]:
+    """The roll-ups of one node: all its streams, each reduced to the node's row."""
+    totals: dict[Key, Total] = {}
+    for one in reduced:
+        sums = _Sums(one.block.layout)
+        sums.add(one, None)
+        for _, key, amounts in _amounts(sums, "cluster", EVERYONE):
+            totals.setdefault(key, Total()).add(*amounts)
+    for (metric, part), total in totals.items():
+        for rollup in metric.rollups:
+            yield metric, part, rollup, total.scaled(metric, rollup)
 
 
-def _parts(sums: _Sums, scope: str, who: str) -> Iterator[tuple[str, Key, Part]]:
+Amounts: TypeAlias = tuple[float, float, float, float]
+
+
+def _amounts(sums: _Sums, scope: str, who: str) -> Iterator[tuple[str, Key, Amounts]]:
     """What each cell of a layout adds to a scope: to whom, under which key, and how much."""
     layout = sums.layout
     ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]
     lanes = layout.cell_lanes.tolist()
     columns = (sums.sums, sums.counts, sums.highest, sums.lowest)
-    parts = list(zip(*(column.tolist() for column in columns), strict=True))
+    amounts = list(zip(*(column.tolist() for column in columns), strict=True))
     for key, start, end in zip(layout.keys, layout.key_starts.tolist(), ends, strict=True):
         if scope not in scopes_of(key[0].about):
             continue
         for cell in range(start, end):
-            if not parts[cell][1] or (scope == "rail" and lanes[cell] == NO_LANE):
+            if not amounts[cell][1] or (scope == "rail" and lanes[cell] == NO_LANE):
                 continue
-            yield str(lanes[cell]) if scope == "rail" else who, key, parts[cell]
+            yield str(lanes[cell]) if scope == "rail" else who, key, amounts[cell]
 
 
 @cache
