@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.sampler import Status
 from agent.service import Agent
 from agent.sinks.collector_client import CollectorClient, LinkError
 from agent.sinks.collector_client import Verdict as Answered
 from agent.source import Finding, Verdict
+from agent.status import Status
 from railscope import __version__
 from railscope.reading import REASONS, Absent
 from railscope.wire import SentAt, envelope, pack

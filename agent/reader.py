@@ -7,12 +7,14 @@ immutable outcome.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from agent.host import Host, NvmlError
 from agent.source import Finding, Inventory, Source, Table, Verdict, nvml_remedy, reason_for
 from railscope.frame import Event, Frame, Instant, Origin, Schema
-from railscope.reading import Absent, to_stored
+from railscope.reading import PRESENT, Absent, to_stored
 
 REPROBE_NS = 60_000_000_000
 REPROBE_AFTER_LOSS_NS = 5_000_000_000
@@ -41,6 +43,7 @@ class Reader:
         self._inventory: Inventory | None = None
         self._schema = Schema(source.name, ())
         self._order: list[int] = []
+        self._ordered = _picker([])
         self._sequence = 0
         self._probe_due_ns = 0
         self._kept_events: tuple[Event, ...] = ()
@@ -89,8 +92,9 @@ class Reader:
         )
         self._inventory = inventory
         if not unchanged:
-            self._order = Schema.ordered(inventory.columns)
-            columns = tuple(inventory.columns[position] for position in self._order)
+            order = self._order = Schema.ordered(inventory.columns)
+            columns = tuple(inventory.columns[position] for position in order)
+            self._ordered = _picker(order)
             self._schema = Schema(self.source.name, columns, inventory.bystanders)
 
     def _read(self) -> Table:
@@ -103,15 +107,15 @@ class Reader:
         if not self._order and not events:
             return None
         self._sequence += 1
-        reasons = bytearray([table.reasons[position] for position in self._order])
-        values = _stored([table.values[position] for position in self._order], reasons)
+        reasons = bytearray(self._ordered(table.reasons))
+        values = _stored(self._ordered(table.values), reasons)
         return Frame(
             self._origin, self._schema, self._sequence, instant, values,
-            bytes(reasons) if any(reasons) else b"", events,
+            b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons), events,
         )  # fmt: skip
 
 
-def _stored(values: list[int], reasons: bytearray) -> array[int]:
+def _stored(values: Sequence[int], reasons: bytearray) -> array[int]:
     """Values as frames hold them; what 64 bits cannot hold is an error."""
     try:
         return array("q", values)
@@ -123,6 +127,13 @@ def _stored(values: list[int], reasons: bytearray) -> array[int]:
         except OverflowError:
             reasons[position] = Absent.ERROR.value
     return stored
+
+
+def _picker(order: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    """What puts a row into the order of its schema, at the speed of C."""
+    if len(order) > 1:
+        return itemgetter(*order)
+    return lambda row: [row[position] for position in order]
 
 
 def _broken(source: Source, error: OSError | NvmlError) -> Finding:

@@ -1,54 +1,26 @@
 """The sampler: reads every source at its period, on its family's thread, with a deadline.
 
-A read never overlaps itself: while one has not come back, ticks are missed and counted, the source
-ages, and its readings have no value for the reason `timeout`. A read that comes back after its
-deadline is thrown away, because no one knows what instant it speaks of.
+A read never overlaps itself: while one has not come back, ticks of its family are missed and
+counted, its sources age, and their readings have no value for the reason `timeout`. A read that
+comes back after its deadline is thrown away, because no one knows what instant it speaks of.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-
-import structlog
+from typing import Any
 
 from agent.device_thread import DeviceThread
 from agent.host import Clock, Host
 from agent.reader import Outcome, Reader
-from agent.source import Finding, Source
-from railscope.catalog import agent as catalog
-from railscope.catalog.entities import SOURCE
-from railscope.entity import Entity
+from agent.source import Source
+from agent.status import Grader, Status
 from railscope.frame import Event, Frame, Origin
 
-log = structlog.get_logger(__name__)
-
-STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
 NS = 1_000_000_000
-MOST_EVENTS_KEPT = 1000
-
-
-@dataclass(slots=True)
-class Status:
-    """How one source fares; read by the self metrics and by the page."""
-
-    source: Source
-    state: int = STARTING
-    problem: str = ""
-    frame: Frame | None = None
-    findings: tuple[Finding, ...] = ()
-    reads: int = 0
-    missed_ticks: int = 0
-    duration_ns: int = 0
-    finished_boot_ns: int | None = None
-    changed_boot_ns: int = 0
-    overdue: bool = False
-
-    @property
-    def state_name(self) -> str:
-        """The state as a word."""
-        return catalog.SOURCE_STATES[self.state]
+TURN_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +36,56 @@ class Limits:
 
 
 @dataclass(slots=True)
+class _Member:
+    """A source in its family: how it is read, and when next."""
+
+    status: Status
+    reader: Reader
+    due_ns: int
+
+    @property
+    def period_ns(self) -> int:
+        return round(self.status.source.period_seconds * NS)
+
+    def plan(self, now_ns: int) -> None:
+        """Set the next instant of the grid; those that have passed meanwhile are missed ticks."""
+        following = (self.due_ns // self.period_ns + 1) * self.period_ns
+        if following <= now_ns:
+            skipped = (now_ns - following) // self.period_ns + 1
+            self.status.missed_ticks += skipped
+            following += skipped * self.period_ns
+        self.due_ns = following
+
+
+class _Reads:
+    """Reads of several members, one after the other, on their family's thread."""
+
+    def __init__(self, members: Sequence[_Member]) -> None:
+        self.members = members
+        self.outcomes: list[Outcome] = []
+        self.taken = 0
+        """How many outcomes have been used; what comes after them comes too late."""
+
+    def run(self) -> None:
+        for member in self.members:
+            self.outcomes.append(member.reader.run())
+
+    def take_back_the_late(self) -> None:
+        late = zip(self.members[self.taken :], self.outcomes[self.taken :], strict=True)
+        for member, outcome in late:
+            member.reader.take_back(outcome)
+
+
+@dataclass(slots=True)
+class _Family:
+    """The sources of one driver, their thread, and the reads that have not come back."""
+
+    thread: DeviceThread
+    members: list[_Member]
+    pending: tuple[asyncio.Future[None], _Reads] | None = None
+
+
+@dataclass(slots=True)
 class Sampler:
     """Runs all sources until cancelled, and hands every frame to `publish`."""
 
@@ -73,10 +95,11 @@ class Sampler:
     publish: Callable[[Frame], None]
     limits: Limits = field(default_factory=Limits)
     statuses: dict[str, Status] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    _grader: Grader = field(default_factory=Grader)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        """Give every source a status and every family a thread."""
+        """Give every source a status."""
         self.sources = tuple(self.sources)
         self.statuses = {source.name: Status(source) for source in self.sources}
 
@@ -85,121 +108,88 @@ class Sampler:
         """The clock of the host."""
         return self.host.clock
 
+    def take_events(self) -> list[Event]:
+        """Changes of state since the last call."""
+        events, self._grader.events = self._grader.events, []
+        return events
+
     async def run(self) -> None:
         """Sample until cancelled."""
-        threads = {name: DeviceThread(name) for name in {s.family for s in self.sources}}
-        try:
-            async with asyncio.TaskGroup() as group:
-                for source in self.sources:
-                    group.create_task(self._follow(source, threads[source.family]))
-        finally:
-            for thread in threads.values():
-                thread.stop()
+        await self._with_families(self._follow)
 
     async def once(self) -> None:
-        """Read every source one time, families side by side."""
-        threads = {name: DeviceThread(name) for name in {s.family for s in self.sources}}
+        """Read every source one time."""
+        await self._with_families(lambda family: self._tick(family, family.members))
+
+    async def _with_families(self, work: Callable[[_Family], Coroutine[Any, Any, None]]) -> None:
+        families = self._families()
         try:
             async with asyncio.TaskGroup() as group:
-                for source in self.sources:
-                    reader = Reader(source, self.host, self.origin)
-                    task = self._tick(
-                        self.statuses[source.name], reader, threads[source.family], None
-                    )
-                    group.create_task(task)
+                for family in families:
+                    group.create_task(work(family))
         finally:
-            for thread in threads.values():
-                thread.stop()
+            for family in families:
+                family.thread.stop()
 
-    async def _follow(self, source: Source, thread: DeviceThread) -> None:
-        reader = Reader(source, self.host, self.origin)
-        status = self.statuses[source.name]
-        period_ns = round(source.period_seconds * NS)
-        pending: asyncio.Future[Outcome] | None = None
-        due_ns = self.clock.now().boot_ns
-        while True:
-            await self.clock.sleep_until(due_ns)
-            pending = await self._tick(status, reader, thread, pending)
-            due_ns = self._next_tick(status, due_ns, period_ns)
-
-    def _next_tick(self, status: Status, due_ns: int, period_ns: int) -> int:
-        """The next instant of the grid; those that have passed meanwhile are missed ticks."""
+    def _families(self) -> list[_Family]:
         now_ns = self.clock.now().boot_ns
-        following = (due_ns // period_ns + 1) * period_ns
-        if following <= now_ns:
-            skipped = (now_ns - following) // period_ns + 1
-            status.missed_ticks += skipped
-            following += skipped * period_ns
-        return following
+        found: dict[str, _Family] = {}
+        for source in self.sources:
+            if source.family not in found:
+                found[source.family] = _Family(DeviceThread(source.family), [])
+            reader = Reader(source, self.host, self.origin)
+            found[source.family].members.append(_Member(self.statuses[source.name], reader, now_ns))
+        return list(found.values())
 
-    async def _tick(
-        self,
-        status: Status,
-        reader: Reader,
-        thread: DeviceThread,
-        pending: asyncio.Future[Outcome] | None,
-    ) -> asyncio.Future[Outcome] | None:
-        """Read once. Returns the read that is still under way, if it did not come back in time."""
-        if pending is not None:
-            if not pending.done():
-                status.missed_ticks += 1
-                return pending
-            reader.take_back(pending.result())  # late: nobody knows what instant it speaks of
-        future = thread.submit(reader.run)
-        deadline = self.limits.deadline_seconds(status.source)
-        done, _ = await asyncio.wait({future}, timeout=deadline)
-        if not done:
-            status.overdue = True
-            self._grade(status, FAILED, f"no answer within {deadline:g} s")
-            return future
-        self._finish(status, future.result())
-        return None
+    async def _follow(self, family: _Family) -> None:
+        while True:
+            await self.clock.sleep_until(min(member.due_ns for member in family.members))
+            now_ns = self.clock.now().boot_ns
+            due = [member for member in family.members if member.due_ns <= now_ns]
+            await self._tick(family, due)
+            now_ns = self.clock.now().boot_ns
+            for member in due:
+                member.plan(now_ns)
 
-    def _finish(self, status: Status, outcome: Outcome) -> None:
-        status.overdue = False
-        status.findings = outcome.findings
-        status.frame = outcome.frame
-        if outcome.problem:
-            self._grade(status, FAILED, outcome.problem)
-            return
-        status.reads += 1
-        status.duration_ns = outcome.duration_ns
-        status.finished_boot_ns = self.clock.now().boot_ns
-        columns = len(outcome.frame.values) if outcome.frame else 0
-        if not columns:
-            state = UNSUPPORTED
-        elif outcome.broken == columns:
-            state = FAILED
-        else:
-            state = PARTIAL if outcome.broken else OK
-        problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
-        self._grade(status, state, problem)
-        if outcome.frame:
-            self.publish(outcome.frame)
-
-    def _grade(self, status: Status, state: int, problem: str) -> None:
-        """Set the state; log a change once, with how long the state before it lasted."""
-        before, status.problem = status.state, problem
-        if state == before:
-            return
+    async def _tick(self, family: _Family, due: Sequence[_Member]) -> None:
+        """Read what is due; what does not come back in time stays pending with its family."""
+        if family.pending:
+            future, reads = family.pending
+            if not future.done():
+                for member in due:
+                    member.status.missed_ticks += 1
+                    self._grader.held_up(member.status, self.clock.now())
+                return
+            future.result()
+            reads.take_back_the_late()
+            family.pending = None
+        deadline = max(self.limits.deadline_seconds(member.status.source) for member in due)
+        reads = _Reads(due)
+        future = await self._read(family.thread, reads, deadline)
         now = self.clock.now()
-        seconds = (now.boot_ns - status.changed_boot_ns) / NS if before != STARTING else 0
-        status.state, status.changed_boot_ns = state, now.boot_ns
-        name = status.source.name
-        if state in {PARTIAL, FAILED}:
-            log.warning(f"source_{status.state_name}", source=name, problem=problem)  # noqa: G004 - an event name, not a message
-        elif before in {PARTIAL, FAILED}:
-            log.info("source_recovered", source=name, after_seconds=round(seconds, 1))
-        if before == STARTING and state in {OK, UNSUPPORTED}:
-            return
-        facts = {
-            "before": catalog.SOURCE_STATES[before],
-            "after": status.state_name,
-            "problem": problem,
-        }
-        event = Event(
-            catalog.SOURCE_EVENT, Entity(SOURCE, (name,)), now.wall_ns, now.boot_ns,
-            {key: value for key, value in facts.items() if value},
-        )  # fmt: skip
-        if len(self.events) < MOST_EVENTS_KEPT:
-            self.events.append(event)
+        for member, outcome in zip(due, tuple(reads.outcomes), strict=False):
+            reads.taken += 1
+            self._grader.came_back(member.status, outcome, now)
+            if outcome.frame:
+                self.publish(outcome.frame)
+        if future.done():
+            future.result()
+        else:
+            family.pending = future, reads
+        for member in due[reads.taken :]:
+            self._grader.overdue(member.status, deadline, now)
+
+    async def _read(
+        self, thread: DeviceThread, reads: _Reads, deadline_seconds: float
+    ) -> asyncio.Future[None]:
+        """Have the reads done, and wait for them until the deadline.
+
+        Threads that read at once fight over the interpreter at every system call; so they take
+        turns, but no one waits long for a source that is slow.
+        """
+        async with self._turn:
+            future = thread.submit(reads.run)
+            done, _ = await asyncio.wait({future}, timeout=TURN_SECONDS)
+        if not done:
+            await asyncio.wait({future}, timeout=deadline_seconds - TURN_SECONDS)
+        return future

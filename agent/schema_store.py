@@ -23,19 +23,20 @@ class SchemaStore:
         self._folder = folder
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._known: dict[bytes, WireSchema] = {}
+        self._kept: set[bytes] = set()
 
     def put(self, digest: bytes, schema: WireSchema) -> None:
-        """Keep a schema; does nothing for one that is kept already."""
-        if digest in self._known:
+        """Keep a schema; does nothing for one that is kept already. Raises OSError (a full disk)."""
+        if digest in self._kept:
             return
         self._known[digest] = schema
         path = self._path(digest)
-        if path.exists():
-            return
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(msgspec.msgpack.encode(schema))
-        partial.rename(path)
-        self._forget_oldest()
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(msgspec.msgpack.encode(schema))
+            partial.rename(path)
+            self._forget_oldest()
+        self._kept.add(digest)
 
     def get(self, digest: bytes) -> WireSchema | None:
         """A schema by its hash; None where it was never kept or is damaged."""
@@ -54,4 +55,5 @@ class SchemaStore:
         files = sorted(self._folder.glob("*" + _SUFFIX), key=lambda file: file.stat().st_mtime_ns)
         for file in files[:-_MOST_KEPT]:
             self._known.pop(bytes.fromhex(file.stem), None)
+            self._kept.discard(bytes.fromhex(file.stem))
             file.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from agent.sinks.ship import Shipper
 from agent.source import Source
 from agent.sources.gpu import Gpu
 from agent.sources.host import HostSource
+from agent.sources.link import Link
 from agent.sources.nic import Nic
 from agent.sources.pcie import Pcie
 from agent.sources.rdma import Rdma
@@ -45,6 +46,7 @@ def machine_sources(periods: Periods) -> list[Source]:
         Gpu.health(periods.gpu_health),
         Rdma(periods.rdma),
         Nic(periods.nic),
+        Link(periods.link),
         Pcie(periods.pcie),
         HostSource(periods.host),
         KernelLogStream(periods.kernel),
@@ -107,8 +109,8 @@ class Agent:
         return SelfMetrics(lambda: self.sampler.statuses, self.stats, self._take_events, period)
 
     def _take_events(self) -> list[Event]:
-        events = self.sampler.events + self.own_events
-        self.sampler.events, self.own_events[:] = [], []
+        events = [*self.sampler.take_events(), *self.own_events]
+        self.own_events.clear()
         return events
 
     def _publish(self, frame: Frame) -> None:
@@ -152,9 +154,9 @@ class Agent:
     async def once(self) -> None:
         """Read every source one time, the agent itself last."""
         own = self.sampler.sources
-        machine = [source for source in own if source.family != SelfMetrics.family]
-        for sources in (machine, [s for s in own if s.family == SelfMetrics.family]):
-            self.sampler.sources = tuple(sources)
+        machine = tuple(source for source in own if source.name != SelfMetrics.name)
+        for sources in (machine, tuple(source for source in own if source not in machine)):
+            self.sampler.sources = sources
             await self.sampler.once()
         self.sampler.sources = own
 

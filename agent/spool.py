@@ -51,6 +51,7 @@ class Spool:
         self._waiting = sorted(self._found(), key=lambda spooled: spooled.number)
         self.size = sum(spooled.size for spooled in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1
+        self._untold: list[Loss] = []
 
     def __len__(self) -> int:
         """How many envelopes wait."""
@@ -64,17 +65,23 @@ class Spool:
         partial = self._path(spooled).with_suffix(_PARTIAL)
         try:
             partial.write_bytes(head + body)
+            partial.rename(self._path(spooled))
         except OSError:
+            self._untold += [loss] if loss else []
             partial.unlink(missing_ok=True)
             raise
-        partial.rename(self._path(spooled))
         self._next += 1
         self._waiting.append(spooled)
         self.size += spooled.size
         return loss
 
     def oldest(self) -> tuple[Spooled, bytes] | Loss | None:
-        """The envelope to send next; a damaged one is given up and reported instead."""
+        """The envelope to send next; a damaged one is given up and reported instead.
+
+        What the bound made it give up for an envelope that then could not be kept is reported here.
+        """
+        if self._untold:
+            return self._untold.pop(0)
         if not self._waiting:
             return None
         spooled = self._waiting[0]

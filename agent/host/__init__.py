@@ -16,7 +16,7 @@ from typing import Protocol
 from railscope.capture import Json, NvmlError
 from railscope.frame import Instant
 
-__all__ = ["Clock", "CounterFiles", "Host", "Json", "KernelLog", "NvmlError"]
+__all__ = ["Clock", "Host", "Json", "KeptFiles", "KernelLog", "NvmlError"]
 
 
 class Clock(Protocol):
@@ -31,11 +31,15 @@ class Clock(Protocol):
         ...
 
 
-class CounterFiles(Protocol):
-    """A group of files with one integer each, read together and often."""
+class KeptFiles(Protocol):
+    """A group of small files that are read often: most hold one integer each."""
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
         """Put each file's integer, or the code of its reason, into consecutive columns."""
+        ...
+
+    def text(self, index: int) -> bytes:
+        """The content of one file. Raises OSError."""
         ...
 
     def close(self) -> None:
@@ -76,8 +80,8 @@ class Host(Protocol):
         """A path with all links followed, still under the root. Raises OSError."""
         ...
 
-    def counters(self, paths: Sequence[str]) -> CounterFiles:
-        """A group of counter files, to be read together and often."""
+    def keep(self, paths: Sequence[str]) -> KeptFiles:
+        """A group of files to be read often."""
         ...
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:

@@ -11,6 +11,7 @@ from railscope.frame import Instant
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _NS_PER_US = 1000
 _NS_PER_SECOND = 1_000_000_000
+_ASK_EVERY_NS = 10 * _NS_PER_SECOND  # the kernel lets it grow by 0.5 ms a second at most
 
 
 class _Timex(ctypes.Structure):
@@ -30,12 +31,16 @@ class RealClock:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._ask_again_ns = 0
+        self._uncertainty: int | None = None
 
     def now(self) -> Instant:
         """Wall and boot clock, and how far the kernel thinks the wall clock may be off."""
-        return Instant(
-            time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), self._uncertainty_ns()
-        )
+        boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        if boot_ns >= self._ask_again_ns:
+            self._ask_again_ns = boot_ns + _ASK_EVERY_NS
+            self._uncertainty = self._uncertainty_ns()
+        return Instant(time.time_ns(), boot_ns, self._uncertainty)
 
     async def sleep_until(self, boot_ns: int) -> None:
         """Wait until the boot clock has reached an instant."""

@@ -1,4 +1,4 @@
-"""Files under a root, and groups of counter files with kept descriptors."""
+"""Files under a root, and groups of files with kept descriptors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
 
 _COUNTER_BYTES = 64
+_TEXT_BYTES = 4096  # what the kernel prints for a sysfs file is a page at most
 _CLOSED = -1
 
 
@@ -40,13 +41,13 @@ class RootedFiles:
             raise FileNotFoundError(message)
         return target[len(self._root) :]
 
-    def counters(self, paths: Sequence[str]) -> KeptCounterFiles:
-        """A group of counter files with kept descriptors."""
-        return KeptCounterFiles([self.real(path) for path in paths])
+    def keep(self, paths: Sequence[str]) -> OpenFiles:
+        """A group of files with kept descriptors."""
+        return OpenFiles([self.real(path) for path in paths])
 
 
-class KeptCounterFiles:
-    """Counter files whose descriptors stay open: a pread costs a tenth of an open.
+class OpenFiles:
+    """Files whose descriptors stay open: a pread costs a tenth of an open.
 
     A descriptor is opened again when the device behind it went away and came back (ENODEV).
     """
@@ -77,6 +78,17 @@ class KeptCounterFiles:
             reading = reason_of(error)
         _put(values, reasons, position, reading)
 
+    def text(self, index: int) -> bytes:
+        """The content of one file, up to a page."""
+        if self._descriptors[index] != _CLOSED:
+            try:
+                return os.pread(self._descriptors[index], _TEXT_BYTES, 0)
+            except OSError:
+                self._close(index)
+        descriptor = os.open(self._paths[index], os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptors[index] = descriptor
+        return os.pread(descriptor, _TEXT_BYTES, 0)
+
     def _close(self, index: int) -> None:
         if self._descriptors[index] != _CLOSED:
             os.close(self._descriptors[index])
@@ -88,8 +100,8 @@ class KeptCounterFiles:
             self._close(index)
 
 
-class PlainCounterFiles:
-    """Counter files read whole, one by one, through any function that reads a file."""
+class PlainFiles:
+    """Files read whole, one by one, through any function that reads a file."""
 
     def __init__(self, read: Callable[[str], bytes], paths: Sequence[str]) -> None:
         self._read = read
@@ -103,6 +115,10 @@ class PlainCounterFiles:
             except OSError as error:
                 reading = reason_of(error)
             _put(values, reasons, position, reading)
+
+    def text(self, index: int) -> bytes:
+        """The content of one file."""
+        return self._read(self._paths[index])
 
     def close(self) -> None:
         """Nothing is held open."""

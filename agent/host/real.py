@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.host import Clock, Json, NvmlError
 from agent.host.clock import RealClock
 from agent.host.ethtool import Ethtool
-from agent.host.files import KeptCounterFiles, RootedFiles
+from agent.host.files import OpenFiles, RootedFiles
 from agent.host.kernel_log import RealKernelLog
 from agent.host.machine import Machine
 from agent.host.nvml import Nvml
@@ -57,9 +57,9 @@ class RealHost:
         """A path with all links followed."""
         return self._files.resolve(path)
 
-    def counters(self, paths: Sequence[str]) -> KeptCounterFiles:
+    def keep(self, paths: Sequence[str]) -> OpenFiles:
         """A group of counter files with kept descriptors."""
-        return self._files.counters(paths)
+        return self._files.keep(paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Ask NVML, ethtool or psutil."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable, Sequence
 
 from agent.host import Clock, Json
-from agent.host.files import PlainCounterFiles
+from agent.host.files import PlainFiles
 from railscope.capture import Capture, Timeline, result
 
 BEFORE_START = -1
+KERNEL_LOG = "kernel_log.open()"
+"""Where a capture keeps whether the log could be read; one that says nothing had one."""
 
 
 def call_key(seam: str, function: str, arguments: Sequence[int | str]) -> str:
@@ -55,16 +58,18 @@ class RecordedHost:
         target: str = self._look("links", path)
         return target
 
-    def counters(self, paths: Sequence[str]) -> PlainCounterFiles:
+    def keep(self, paths: Sequence[str]) -> PlainFiles:
         """A group of counter files."""
-        return PlainCounterFiles(self.read, paths)
+        return PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """What a call returned at the present offset."""
         return self._look("calls", call_key(seam, function, arguments))
 
     def kernel_log(self) -> RecordedKernelLog:
-        """The recorded kernel log."""
+        """The recorded kernel log. Raises OSError where it could not be read then either."""
+        with contextlib.suppress(KeyError):
+            result(self._timeline.look("calls", KERNEL_LOG, self._offset_ns()))
         return RecordedKernelLog(self._timeline, self._offset_ns)
 
     def _look(self, section: str, key: str) -> Json:

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from agent.host import Clock, CounterFiles, Host, Json, KernelLog
-from agent.host.files import PlainCounterFiles
-from agent.host.recorded import call_key
+from agent.host import Clock, Host, Json, KeptFiles, KernelLog
+from agent.host.files import PlainFiles
+from agent.host.recorded import KERNEL_LOG, call_key
 from railscope.capture import Moment, failure
 
 Answer = TypeVar("Answer")
@@ -100,24 +100,31 @@ class RecordingHost:
         """A path with all links followed."""
         return self._asked("links", path, lambda: self._host.resolve(path))
 
-    def counters(self, paths: Sequence[str]) -> CounterFiles:
+    def keep(self, paths: Sequence[str]) -> KeptFiles:
         """A group of counter files, read one by one so that their text can be kept."""
-        return PlainCounterFiles(self.read, paths)
+        return PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Ask NVML, ethtool or psutil."""
         key = call_key(seam, function, arguments)
-        answer: Json = self._asked(
-            "calls", key, lambda: self._host.call(seam, function, *arguments)
-        )
-        if function == "nvmlDeviceGetSerial" and self._redactor:
-            self._redactor.learn(str(answer))
-            self._keep("calls", key, answer)
-        return answer
+
+        def ask() -> Json:
+            answer = self._host.call(seam, function, *arguments)
+            if function == "nvmlDeviceGetSerial" and self._redactor:
+                self._redactor.learn(str(answer))
+            return answer
+
+        return self._asked("calls", key, ask)
 
     def kernel_log(self) -> KernelLog:
         """Follow the kernel log."""
-        return _RecordingKernelLog(self, self._host.kernel_log())
+        try:
+            log = self._host.kernel_log()
+        except OSError as error:
+            self._keep("calls", KERNEL_LOG, failure(error))
+            raise
+        self._keep("calls", KERNEL_LOG, "")
+        return _RecordingKernelLog(self, log)
 
     def _asked(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:
         try:

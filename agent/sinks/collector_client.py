@@ -45,6 +45,7 @@ class Answer:
 class _Reply(msgspec.Struct):
     error: str = ""
     unknown_schemas: tuple[str, ...] = ()
+    accepted_frames: int | None = None
 
 
 class LinkError(ValueError):
@@ -56,11 +57,17 @@ class CollectorClient:
 
     def __init__(self, link: CollectorLink) -> None:
         self.url = link.url.rstrip("/") + INGEST_PATH
-        self._headers = {"Content-Type": CONTENT_TYPE, "Authorization": f"Bearer {_token(link)}"}
-        try:
-            self._http = HttpClient(self.url, _tls(link), link.timeout_seconds)
-        except ValueError as error:
+        self._headers = {"Content-Type": CONTENT_TYPE}
+        if token := _token(link):
+            self._headers["Authorization"] = f"Bearer {token}"
+        if not link.url.startswith(("http://", "https://")):
             message = f"collector.url {link.url!r} must start with http:// or https://"
+            raise LinkError(message)
+        tls = _tls(link)
+        try:
+            self._http = HttpClient(self.url, tls, link.timeout_seconds)
+        except ValueError as error:
+            message = f"collector.url {link.url!r} cannot be used: {error}"
             raise LinkError(message) from error
 
     async def __aenter__(self) -> Self:
@@ -82,6 +89,8 @@ class CollectorClient:
             )
         except TimeoutError:
             problem = f"{self.url}: no answer within collector.timeout_seconds"
+        except ConnectionRefusedError:
+            problem = f"{self.url}: connection refused: is the collector running, on this port?"
         except OSError as error:
             problem = f"{self.url}: {error.strerror or error}"
         else:
@@ -92,19 +101,27 @@ class CollectorClient:
 def _judge(url: str, status: int, headers: Mapping[str, str], content: bytes) -> Answer:
     try:
         reply = msgspec.json.decode(content, type=_Reply)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         reply = None
     said = reply.error if reply else ""
-    if status == HTTPStatus.OK and reply is not None:
+    if status == HTTPStatus.OK and reply is not None and reply.accepted_frames is not None:
         return Answer(Verdict.ACKNOWLEDGED)
-    if status == HTTPStatus.CONFLICT and reply is not None and reply.unknown_schemas:
-        wanted = tuple(bytes.fromhex(digest) for digest in reply.unknown_schemas)
-        return Answer(Verdict.WANTS_SCHEMAS, schemas=wanted)
+    if status == HTTPStatus.CONFLICT and reply is not None and (wanted := _wanted(reply)):
+        problem = f"{url}: keeps asking for schemas that it was sent"
+        return Answer(Verdict.WANTS_SCHEMAS, problem, wanted)
     if reply is not None and status in _REFUSALS:
         return Answer(Verdict.REFUSED, f"{url}: refused with {status}: {said}")
     advice = _ADVICE.get(status, "is this really the collector?")
     problem = f"{url}: answered {status}{f' ({said})' if said else ''}: {advice}"
     return Answer(Verdict.LATER, problem, retry_after_seconds=_retry_after(headers))
+
+
+def _wanted(reply: _Reply) -> tuple[bytes, ...]:
+    """The schemas a reply asks for; none where it names one that can be no hash."""
+    try:
+        return tuple(bytes.fromhex(digest) for digest in reply.unknown_schemas)
+    except ValueError:
+        return ()
 
 
 _REFUSALS = {400, 413, 422}
@@ -125,13 +142,18 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _token(link: CollectorLink) -> str:
-    if not link.token_file:
-        return link.token
-    try:
-        return Path(link.token_file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"collector.token_file {link.token_file} cannot be read: {error}"
-        raise LinkError(message) from error
+    token, place = link.token.strip(), "collector.token"
+    if link.token_file:
+        place = f"collector.token_file {link.token_file}"
+        try:
+            token = Path(link.token_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"{place} cannot be read: {error}"
+            raise LinkError(message) from error
+    if not (token.isascii() and token.isprintable()):
+        message = f"{place} holds characters that no token has"
+        raise LinkError(message)
+    return token
 
 
 def _tls(link: CollectorLink) -> ssl.SSLContext | None:

@@ -9,7 +9,7 @@ from html import escape
 from http import HTTPStatus
 
 from agent.http_server import Request, Response
-from agent.sampler import STARTING, Status
+from agent.status import STARTING, Status
 from railscope import __version__
 from railscope.exposition import Exposition, Format
 from railscope.frame import Frame

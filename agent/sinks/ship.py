@@ -60,6 +60,7 @@ class Shipper:
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
     _fresh: asyncio.Event = field(default_factory=asyncio.Event)
     _problem: str | None = None
+    _unkept: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError where the state directory cannot be used."""
@@ -142,10 +143,14 @@ class Shipper:
         )  # fmt: skip
 
     def _remember(self, schema: Schema) -> None:
+        digest = schema_identity(schema)
         try:
-            self._schemas.put(schema_identity(schema), to_wire_schema(schema))
+            self._schemas.put(digest, to_wire_schema(schema))
+            self._unkept.discard(digest)
         except OSError as error:
-            log.warning("schema_not_kept", folder=str(self.folder), problem=str(error))
+            if digest not in self._unkept:
+                log.warning("schema_not_kept", folder=str(self.folder), problem=str(error))
+            self._unkept.add(digest)
 
     def _keep_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
         if not self._memory:
@@ -171,7 +176,7 @@ class Shipper:
                 await self._acknowledged(*found)
                 pause_seconds = FIRST_RETRY_SECONDS
             elif answer.verdict is Verdict.REFUSED:
-                await self._refused(found[0], answer)
+                await self._refused(*found, answer)
             else:
                 self._unreachable(answer)
                 wait_seconds = answer.retry_after_seconds or pause_seconds
@@ -206,23 +211,28 @@ class Shipper:
     async def _post(self, client: CollectorClient, body: bytes) -> Answer:
         return await client.post(body, SentAt.at(self.clock.now(), self.origin.boot_id))
 
-    async def _acknowledged(self, spooled: Spooled | None, _: bytes) -> None:
-        self.stats.shipped_frames += await self._forget(spooled)
+    async def _acknowledged(self, spooled: Spooled | None, body: bytes) -> None:
+        self.stats.shipped_frames += await self._forget(spooled, body)
         if self._problem != "":
             log.info("collector_reached", url=self._client.url, waiting=len(self._spool))
             self._problem = ""
 
-    async def _refused(self, spooled: Spooled | None, answer: Answer) -> None:
-        frames = await self._forget(spooled)
+    async def _refused(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
+        frames = await self._forget(spooled, body)
         log.error("envelope_refused", frames=frames, problem=answer.problem)
         self._lost(Loss("rejected", 1, frames))
 
-    async def _forget(self, spooled: Spooled | None) -> int:
-        if spooled is None:
-            frames = self._memory.popleft()[1]
-        else:
+    async def _forget(self, spooled: Spooled | None, body: bytes) -> int:
+        """Let go of an envelope that was answered; says how many frames it held.
+
+        One that was given up meanwhile, for lack of room, is counted as lost and not here.
+        """
+        frames = 0
+        if spooled is not None:
             frames = spooled.frames
             await self._disk.submit(lambda: self._spool.remove(spooled))
+        elif self._memory and self._memory[0][0] is body:
+            frames = self._memory.popleft()[1]
         self._show()
         return frames
 

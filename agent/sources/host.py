@@ -1,11 +1,11 @@
-"""The server itself: processors, memory, pressure, disks, network and load."""
+"""The server itself: processors, memory, pressure, disks, traffic of its interfaces and load."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from agent.facts import known, names, text
+from agent.facts import known, text
 from agent.host import Host, Json
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from railscope import __version__
@@ -13,9 +13,8 @@ from railscope.catalog import host as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import CPU_MODE, DISK, LOAD_WINDOW, NIC, NODE, PRESSURE
 from railscope.entity import Entity
-from railscope.reading import Absent, Reading, parse_integer, reason_of
+from railscope.reading import Absent, Reading, reason_of
 
-_NET = "/sys/class/net"
 _WINDOWS = ("1m", "5m", "15m")
 _HUNDREDTHS = 100
 _TOTAL = re.compile(rb"total=(\d+)")
@@ -38,9 +37,6 @@ _NETWORK = (
     ("errin", c.NETWORK_RECEIVE_ERRORS), ("errout", c.NETWORK_SEND_ERRORS),
     ("dropin", c.NETWORK_RECEIVE_DROPS), ("dropout", c.NETWORK_SEND_DROPS),
 )  # fmt: skip
-_LINK = (
-    ("speed", c.LINK_SPEED), ("carrier", c.LINK_UP), ("carrier_changes", c.LINK_CHANGES),
-)  # fmt: skip
 _NO_DISK = re.compile(r"(loop|ram|zram|sr|fd)\d+")
 
 
@@ -48,7 +44,7 @@ class HostSource:
     """Processors, memory, pressure, disks, network interfaces and load of the server."""
 
     name = "host"
-    family = "host"
+    family = "agent"
 
     def __init__(self, period_seconds: float = 5.0) -> None:
         self.period_seconds = period_seconds
@@ -126,12 +122,6 @@ class HostSource:
                 severity = line.split(" ", 1)[0]
                 columns.add(c.PRESSURE_STALLED, Entity(PRESSURE, (resource, severity)))
                 self._files.append((path, _pressure(severity)))
-        for interface in names(host, _NET):
-            for file, metric in _LINK:
-                path = f"{_NET}/{interface}/{file}"
-                if text(host, path):
-                    columns.add(metric, Entity(NIC, (interface,)))
-                    self._files.append((path, _speed if file == "speed" else parse_integer))
 
 
 def _answer(host: Host, function: str) -> Json:
@@ -172,12 +162,6 @@ def _pressure(severity: str) -> Callable[[bytes], Reading]:
         return Absent.GONE
 
     return parse
-
-
-def _speed(content: bytes) -> Reading:
-    """Mb/s; -1 stands for a link that is down or a driver that does not know."""
-    reading = parse_integer(content)
-    return Absent.UNSUPPORTED if isinstance(reading, int) and reading < 0 else reading
 
 
 def _finding(columns: int) -> Finding:

@@ -37,7 +37,7 @@ class Nic:
     """PFC, ECN, discards, PCIe stall, PHY and FEC of every card whose driver we know."""
 
     name = "nic"
-    family = "nic"
+    family = "network"
 
     def __init__(self, period_seconds: float = 1.0) -> None:
         self.period_seconds = period_seconds
@@ -132,6 +132,9 @@ def _trouble(interface: str, error: OSError) -> Finding:
     reason = reason_of(error)
     if reason is Absent.UNSUPPORTED:
         detail = "the driver has no ethtool interface"
+        return Finding(f"statistics of {interface}", Verdict.ABSENT, detail)
+    if reason is Absent.GONE:  # a file among the interfaces, or one that went away meanwhile
+        detail = error.strerror or "no such interface"
         return Finding(f"statistics of {interface}", Verdict.ABSENT, detail)
     verdict = Verdict.DENIED if reason is Absent.DENIED else Verdict.BROKEN
     remedy = "allow the agent the ioctl SIOCETHTOOL" if reason is Absent.DENIED else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from agent.facts import known, linked, text
-from agent.host import Host
+from agent.host import Host, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.topology import pci_path
 from railscope.catalog import pcie as catalog
@@ -42,39 +42,48 @@ class Pcie:
 
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds
-        self._links: list[tuple[str, int]] = []
-        self._errors: list[tuple[str, dict[str, int]]] = []
+        self._kept: KeptFiles | None = None
+        self._links: list[tuple[int, str, int]] = []
+        self._errors: list[tuple[int, dict[str, int]]] = []
 
     def probe(self, host: Host) -> Inventory:
         """Find the devices of interest, and everything between them and the processor."""
         columns = Columns()
+        paths: list[str] = []
         self._links, self._errors = [], []
         devices = _devices(host)
         for address, role in devices.items():
             entity = Entity(PCIE, (address,), _facts(host, address, role))
             for file, metric in _LINKS:
                 path = f"{ROOT}/{address}/{file}"
-                if _link(host, path) is not Absent.GONE:
-                    self._links.append((path, columns.add(metric, entity)))
+                if text(host, path):
+                    self._links.append((len(paths), file, columns.add(metric, entity)))
+                    paths.append(path)
             for severity in _SEVERITIES:
                 path = f"{ROOT}/{address}/aer_dev_{severity}"
                 positions = {
                     error: columns.add(
                         catalog.PCIE_AER_ERRORS, entity.part(PCIE_AER, severity, error)
                     )
-                    for error in _aer_counts(host, path)
+                    for error in parse_aer(text(host, path).encode())
                 }
                 if positions:
-                    self._errors.append((path, positions))
+                    self._errors.append((len(paths), positions))
+                    paths.append(path)
+        if self._kept:
+            self._kept.close()
+        self._kept = host.keep(paths)
         return Inventory(tuple(columns.columns), (), (_finding(devices, bool(self._errors)),))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
         """Read every link and every error file."""
-        for path, column in self._links:
-            into.put(column, _link(host, path))
-        for path, positions in self._errors:
+        if self._kept is None:
+            return
+        for file, name, column in self._links:
+            into.put(column, _link(self._kept, file, name))
+        for file, positions in self._errors:
             try:
-                counts = parse_aer(host.read(path))
+                counts = parse_aer(self._kept.text(file))
             except OSError as error:
                 for column in positions.values():
                     into.put(column, reason_of(error))
@@ -97,26 +106,19 @@ def parse_aer(text: bytes) -> dict[str, int]:
     return counts
 
 
-def _aer_counts(host: Host, path: str) -> dict[str, int]:
+def _link(files: KeptFiles, index: int, name: str) -> Reading:
     try:
-        return parse_aer(host.read(path))
-    except OSError:
-        return {}
-
-
-def _link(host: Host, path: str) -> Reading:
-    try:
-        stripped = host.read(path).strip()
+        content = files.text(index).strip()
     except OSError as error:
         return reason_of(error)
-    if path.endswith("_speed"):
-        match = _SPEED.match(stripped)
+    if name.endswith("_speed"):
+        match = _SPEED.match(content)
         if match:
             return round(float(match[1]) * _MEGATRANSFERS)
-        return Absent.UNSUPPORTED if stripped.startswith(b"Unknown") else Absent.ERROR
-    if not stripped.isdigit():
+        return Absent.UNSUPPORTED if content.startswith(b"Unknown") else Absent.ERROR
+    if not content.isdigit():
         return Absent.ERROR
-    return Absent.UNSUPPORTED if int(stripped) in _UNKNOWN_WIDTHS else int(stripped)
+    return Absent.UNSUPPORTED if int(content) in _UNKNOWN_WIDTHS else int(content)
 
 
 def _devices(host: Host) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from agent.facts import known, linked, names, text
-from agent.host import CounterFiles, Host
+from agent.host import Host, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.topology import rails_by_address
 from railscope.catalog import rdma as catalog
@@ -23,20 +23,21 @@ _SETS = ("counters", "hw_counters")
 _NO_COUNTERS = {"lifespan"}
 _ACTIVE = 4
 _MEGABITS_PER_GIGABIT = 1000
-_NUMBERED = re.compile(r"\s*(\d+)\s*:")
-_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
+_NUMBERED = re.compile(rb"\s*(\d+)\s*:")
+_RATE = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
 
 
 class Rdma:
     """Counters, state and rate of every RDMA port, of any vendor."""
 
     name = "rdma"
-    family = "rdma"
+    family = "network"
 
     def __init__(self, period_seconds: float = 1.0) -> None:
         self.period_seconds = period_seconds
-        self._files: CounterFiles | None = None
-        self._ports: list[tuple[str, int]] = []
+        self._counters: KeptFiles | None = None
+        self._states: KeptFiles | None = None
+        self._first_state = 0
 
     def probe(self, host: Host) -> Inventory:
         """Find all ports and all their counter files."""
@@ -56,28 +57,33 @@ class Rdma:
                 for path, metric, about in _counter_files(host, folder, entity):
                     columns.add(metric, about)
                     paths.append(path)
-        self._ports = []
-        for folder, entity in ports:
-            self._ports.append((folder, len(columns.columns)))
+        self._first_state = len(columns.columns)
+        for _, entity in ports:
             for metric in _STATES:
                 columns.add(metric, entity)
-        if self._files:
-            self._files.close()
-        self._files = host.counters(paths)
+        for kept in (self._counters, self._states):
+            if kept:
+                kept.close()
+        self._counters = host.keep(paths)
+        self._states = host.keep([f"{folder}/{file}" for folder, _ in ports for file in _FILES])
         return Inventory(tuple(columns.columns), (), (_finding(devices, len(ports), len(paths)),))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
         """Read all counter files, then the states."""
-        if self._files:
-            self._files.read_into(into.values, into.reasons, 0)
-        for folder, start in self._ports:
-            state = _number(host, f"{folder}/state")
-            into.put(start, state)
-            into.put(start + 1, _number(host, f"{folder}/phys_state"))
-            into.put(start + 2, state if isinstance(state, Absent) else int(state == _ACTIVE))
-            into.put(start + 3, _rate(host, f"{folder}/rate"))
+        if self._counters is None or self._states is None:
+            return
+        self._counters.read_into(into.values, into.reasons, 0)
+        ports = (len(into.values) - self._first_state) // len(_STATES)
+        for port in range(ports):
+            file, column = port * len(_FILES), self._first_state + port * len(_STATES)
+            state = _number(self._states, file)
+            into.put(column, state)
+            into.put(column + 1, _number(self._states, file + 1))
+            into.put(column + 2, state if isinstance(state, Absent) else int(state == _ACTIVE))
+            into.put(column + 3, _rate(self._states, file + 2))
 
 
+_FILES = ("state", "phys_state", "rate")
 _STATES = (
     catalog.RDMA_STATE,
     catalog.RDMA_PHYSICAL_STATE,
@@ -121,19 +127,19 @@ def _interface(host: Host, base: str, folder: str) -> str:
     return candidates[0] if len(candidates) == 1 else ""
 
 
-def _number(host: Host, path: str) -> Reading:
+def _number(files: KeptFiles, index: int) -> Reading:
     """The number in "4: ACTIVE"."""
     try:
-        match = _NUMBERED.match(host.read(path).decode(errors="replace"))
+        match = _NUMBERED.match(files.text(index))
     except OSError as error:
         return reason_of(error)
     return int(match[1]) if match else Absent.ERROR
 
 
-def _rate(host: Host, path: str) -> Reading:
+def _rate(files: KeptFiles, index: int) -> Reading:
     """The Mb/s in "400 Gb/sec (4X NDR)"; fractions of a gigabit occur."""
     try:
-        match = _RATE.match(host.read(path).decode(errors="replace"))
+        match = _RATE.match(files.text(index))
     except OSError as error:
         return reason_of(error)
     return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR

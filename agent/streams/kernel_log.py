@@ -42,7 +42,7 @@ class KernelLogStream:
     """Follows the kernel log and counts what matters in it."""
 
     name = "kernel"
-    family = "kernel"
+    family = "agent"
 
     def __init__(self, period_seconds: float = 1.0) -> None:
         self.period_seconds = period_seconds

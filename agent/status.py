@@ -1,0 +1,106 @@
+"""How a source fares, and who is told when that changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from agent.reader import Outcome
+from agent.source import Finding, Source
+from railscope.catalog import agent as catalog
+from railscope.catalog.entities import SOURCE
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Instant
+
+log = structlog.get_logger(__name__)
+
+STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
+MOST_EVENTS_KEPT = 1000
+_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Status:
+    """How one source fares; read by the self metrics and by the page."""
+
+    source: Source
+    state: int = STARTING
+    problem: str = ""
+    frame: Frame | None = None
+    findings: tuple[Finding, ...] = ()
+    reads: int = 0
+    missed_ticks: int = 0
+    duration_ns: int = 0
+    finished_boot_ns: int | None = None
+    changed_boot_ns: int = 0
+    overdue: bool = False
+
+    @property
+    def state_name(self) -> str:
+        """The state as a word."""
+        return catalog.SOURCE_STATES[self.state]
+
+
+@dataclass(slots=True)
+class Grader:
+    """Grades sources after each read. A change of state is logged once and becomes an event."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def came_back(self, status: Status, outcome: Outcome, now: Instant) -> None:
+        """A read came back in time."""
+        status.overdue = False
+        status.findings = outcome.findings
+        status.frame = outcome.frame
+        if outcome.problem:
+            self._grade(status, FAILED, outcome.problem, now)
+            return
+        status.reads += 1
+        status.duration_ns = outcome.duration_ns
+        status.finished_boot_ns = now.boot_ns
+        columns = len(outcome.frame.values) if outcome.frame else 0
+        if not columns:
+            state = UNSUPPORTED
+        elif outcome.broken == columns:
+            state = FAILED
+        else:
+            state = PARTIAL if outcome.broken else OK
+        problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
+        self._grade(status, state, problem, now)
+
+    def overdue(self, status: Status, deadline_seconds: float, now: Instant) -> None:
+        """A read has not come back in time."""
+        status.overdue = True
+        self._grade(status, FAILED, f"no answer within {deadline_seconds:g} s", now)
+
+    def held_up(self, status: Status, now: Instant) -> None:
+        """A read is due, but a call of the same driver has not come back yet."""
+        if not status.overdue:
+            status.overdue = True
+            self._grade(status, FAILED, "the driver has not come back from an earlier call", now)
+
+    def _grade(self, status: Status, state: int, problem: str, now: Instant) -> None:
+        before, status.problem = status.state, problem
+        if state == before:
+            return
+        seconds = (now.boot_ns - status.changed_boot_ns) / _NS
+        status.state, status.changed_boot_ns = state, now.boot_ns
+        name = status.source.name
+        if state in {PARTIAL, FAILED}:
+            log.warning(f"source_{status.state_name}", source=name, problem=problem)  # noqa: G004 - an event name, not a message
+        elif before in {PARTIAL, FAILED}:
+            log.info("source_recovered", source=name, after_seconds=round(seconds, 1))
+        if before == STARTING and state in {OK, UNSUPPORTED}:
+            return
+        facts = {
+            "before": catalog.SOURCE_STATES[before],
+            "after": status.state_name,
+            "problem": problem,
+        }
+        known = {key: value for key, value in facts.items() if value}
+        event = Event(
+            catalog.SOURCE_EVENT, Entity(SOURCE, (name,)), now.wall_ns, now.boot_ns, known
+        )
+        if len(self.events) < MOST_EVENTS_KEPT:
+            self.events.append(event)

@@ -1,0 +1,203 @@
+"""Driver statistics of real cards, told to the Nic source as the live ioctl would tell them."""
+
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+
+import pytest
+from support.machine import FakeHost
+from support.reading import ORIGIN, Label, numbers, read_once
+from support.shared import captured
+
+from agent.reader import Reader
+from agent.source import Verdict
+from agent.sources.nic import Nic
+from agent.sources.rdma import Rdma
+
+CARD = "eth0"
+MICROSECOND = 1e-6
+
+# What each statistic must become: metric without prefix, and base units a step.
+MLX5 = {
+    "rx_bytes_phy": ("receive_bytes_total", 1),
+    "tx_bytes_phy": ("transmit_bytes_total", 1),
+    "rx_packets_phy": ("receive_packets_total", 1),
+    "tx_packets_phy": ("transmit_packets_total", 1),
+    "rx_discards_phy": ("receive_discarded_packets_total", 1),
+    "tx_discards_phy": ("transmit_discarded_packets_total", 1),
+    "rx_out_of_buffer": ("receive_out_of_buffer_packets_total", 1),
+    "rx_pause_ctrl_phy": ("receive_pause_frames_total", 1),
+    "tx_pause_ctrl_phy": ("transmit_pause_frames_total", 1),
+    "rx_global_pause_duration": ("receive_global_pause_seconds_total", MICROSECOND),
+    "tx_global_pause_duration": ("transmit_global_pause_seconds_total", MICROSECOND),
+    "rx_vport_rdma_unicast_bytes": ("receive_rdma_bytes_total", 1),
+    "tx_vport_rdma_unicast_bytes": ("transmit_rdma_bytes_total", 1),
+    "rx_crc_errors_phy": ("receive_crc_errors_total", 1),
+    "rx_symbol_err_phy": ("receive_symbol_errors_total", 1),
+    "rx_pcs_symbol_err_phy": ("receive_uncorrected_symbol_errors_total", 1),
+    "rx_corrected_bits_phy": ("receive_corrected_bits_total", 1),
+    "rx_buffer_passed_thres_phy": ("receive_buffer_passed_threshold_total", 1),
+    "link_down_events_phy": ("link_downs_total", 1),
+    "rx_pci_signal_integrity": ("pcie_receive_signal_errors_total", 1),
+    "tx_pci_signal_integrity": ("pcie_transmit_signal_errors_total", 1),
+    "outbound_pci_stalled_rd": ("pcie_read_stall_ratio", 0.01),
+    "outbound_pci_stalled_wr": ("pcie_write_stall_ratio", 0.01),
+    "outbound_pci_stalled_rd_events": ("pcie_read_stalled_seconds_total", 1),
+    "outbound_pci_stalled_wr_events": ("pcie_write_stalled_seconds_total", 1),
+    "module_unplug": ("module_unplugs_total", 1),
+    "module_high_temp": ("module_high_temperature_events_total", 1),
+}
+I40E = {
+    "port.rx_bytes": ("receive_bytes_total", 1),
+    "port.tx_bytes": ("transmit_bytes_total", 1),
+    "port.rx_dropped": ("receive_discarded_packets_total", 1),
+    "port.tx_dropped_link_down": ("transmit_discarded_packets_total", 1),
+    "port.rx_crc_errors": ("receive_crc_errors_total", 1),
+    "port.link_xoff_rx": ("receive_pause_frames_total", 1),
+    "port.link_xoff_tx": ("transmit_pause_frames_total", 1),
+}
+PRIORITIES = {
+    "rx_prio{}_bytes": "priority_receive_bytes_total",
+    "tx_prio{}_bytes": "priority_transmit_bytes_total",
+    "rx_prio{}_packets": "priority_receive_packets_total",
+    "tx_prio{}_packets": "priority_transmit_packets_total",
+    "port.rx_priority_{}_xoff": "receive_pfc_pause_frames_total",
+    "port.tx_priority_{}_xoff": "transmit_pfc_pause_frames_total",
+    "port.rx_priority_{}_xon": "receive_pfc_resume_frames_total",
+    "port.tx_priority_{}_xon": "transmit_pfc_resume_frames_total",
+}
+
+
+def dump(driver: str) -> dict[str, int]:
+    """The statistics in a dump of `ethtool -S`."""
+    lines = captured(f"ethtool/ethq-{driver}.txt").read_text().splitlines()
+    pairs = (line.rsplit(":", 1) for line in lines if ":" in line)
+    return {name.strip(): int(value) for name, value in pairs}
+
+
+def with_card(driver: str, statistics: dict[str, int]) -> FakeHost:
+    """A machine with one network card of this driver."""
+    host = FakeHost()
+    host.files[f"/sys/class/net/{CARD}/mtu"] = "9000"
+    told = {"driver": driver, "version": "", "firmware": "", "bus": "0000:3b:00.0"}
+    host.calls[f"ethtool.driver({CARD})"] = told
+    host.calls[f"ethtool.statistics({CARD})"] = {
+        "names": list(statistics), "values": list(statistics.values()),
+    }  # fmt: skip
+    return host
+
+
+def expected(statistics: dict[str, int], table: dict[str, tuple[str, float]]) -> dict[Label, float]:
+    """The readings that statistics must become."""
+    found = {
+        (f"railscope_nic_{metric}", (CARD,)): pytest.approx(statistics[name] * scale, rel=1e-12)
+        for name, (metric, scale) in table.items()
+        if name in statistics
+    }
+    for pattern, metric in PRIORITIES.items():
+        for priority in map(str, range(8)):
+            if (name := pattern.format(priority)) in statistics:
+                found[f"railscope_nic_{metric}", (CARD, priority)] = statistics[name]
+    return found
+
+
+@pytest.mark.parametrize(("driver", "table"), [("mlx5_core", MLX5), ("i40e", I40E)])
+def test_a_dump_becomes_metrics(driver: str, table: dict[str, tuple[str, float]]) -> None:
+    statistics = dump(driver)
+    found = numbers(read_once(Nic(), with_card(driver, statistics)).frame)
+    assert found == expected(statistics, table)
+    assert sum(value > 0 for value in found.values()) > 1
+
+
+@pytest.mark.parametrize("driver", ["ena", "virtio_net"])
+def test_a_dump_without_known_statistics_is_no_reading_and_no_failure(driver: str) -> None:
+    outcome = read_once(Nic(), with_card(driver, dump(driver)))
+    assert (outcome.frame, outcome.problem, outcome.broken) == (None, "", 0)
+    (finding,) = outcome.findings
+    assert finding.verdict is Verdict.ABSENT
+    assert driver in finding.detail
+
+
+# Two servers with ConnectX-5, back to back, while RDMA faults were injected -----------------------
+
+
+def fault(trial: int, side: str, moment: str) -> dict[str, int]:
+    """The counters of one side before or after one trial."""
+    lines = captured("ethtool/rdma-fault/ethtool_RETRY_EXC_QP_ERR.csv").read_text().splitlines()
+    rows = [row for row in csv.DictReader(lines) if row["side"] == side]
+    return {row["counter"]: int(row[moment]) for row in rows if int(row["trial"]) == trial}
+
+
+@pytest.mark.parametrize("trial", range(3))
+def test_what_one_side_sends_the_other_receives(trial: int) -> None:
+    sides = ("client", "server")
+    before, after = (
+        {
+            side: numbers(read_once(Nic(), with_card("mlx5_core", fault(trial, side, when))).frame)
+            for side in sides
+        }
+        for when in ("before", "after")
+    )
+    for side in sides:
+        assert after[side] == expected(fault(trial, side, "after"), MLX5)
+
+    def moved(side: str, metric: str) -> float:
+        key = f"railscope_nic_{metric}", (CARD,)
+        return after[side][key] - before[side][key]
+
+    assert moved("client", "transmit_rdma_bytes_total") > 0
+    for here, there in (sides, reversed(sides)):
+        sent = moved(here, "transmit_rdma_bytes_total")
+        assert sent == moved(there, "receive_rdma_bytes_total")
+        paused = after[here]["railscope_nic_transmit_pause_frames_total", (CARD,)]
+        assert paused == after[there]["railscope_nic_receive_pause_frames_total", (CARD,)]
+
+
+PORT = "/sys/class/infiniband/mlx5_0/ports/1"
+LINK_COUNTERS = {"port_rcv_errors", "local_link_integrity_errors", "link_error_recovery", "link_downed"}  # fmt: skip
+
+
+def rdma_host(counters: dict[str, str]) -> FakeHost:
+    host = FakeHost()
+    for name, value in counters.items():
+        folder = "counters" if name in LINK_COUNTERS else "hw_counters"
+        host.files[f"{PORT}/{folder}/{name}"] = value
+    return host
+
+
+def test_rdma_counters_of_a_link_that_went_down() -> None:
+    """Four of them are the ones a retry-exceeded fault is known by."""
+    lines = captured("ethtool/rdma-fault/RETRY_EXC_LINK_DOWN.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    client = {row["counter"]: row["after"] for row in rows if row["side"] == "client"}
+    server = {row["counter"]: row["after"] for row in rows if row["side"] == "server"}
+    found = numbers(read_once(Rdma(), rdma_host(client)).frame)
+    assert len(found) == len(client)
+    for metric, file in {
+        "railscope_rdma_ack_timeouts_total": "local_ack_timeout_err",
+        "railscope_rdma_receiver_not_ready_naks_total": "rnr_nak_retry_err",
+        "railscope_rdma_adaptive_retransmissions_total": "roce_adp_retrans",
+        "railscope_rdma_transport_retries_exceeded_total": "req_transport_retries_exceeded",
+        "railscope_rdma_requester_flushed_errors_total": "req_cqe_flush_error",
+    }.items():
+        assert found[metric, ("mlx5_0", "1")] == float(client[file]) > 0
+    assert len(numbers(read_once(Rdma(), rdma_host(server)).frame)) == len(server) - 1, "lifespan"
+
+
+def test_a_fault_seen_as_it_unfolds() -> None:
+    """Every change in the timeline shows in the next frame, in its own column only."""
+    lines = captured("ethtool/rdma-fault/timeline_20260517_230941.csv").read_text().splitlines()
+    rows = [line.split(",") for line in lines if not line.startswith("#")]
+    steps = [row for row in rows if row[3].isdecimal() and int(row[5]) > 0]
+    names = {row[1] for row in steps}
+    assert {"roce_adp_retrans", "local_ack_timeout_err"} <= names
+    first = {name: next(row[3] for row in steps if row[1] == name) for name in names}
+    host = rdma_host(first)
+    reader = Reader(Rdma(), host, ORIGIN)
+    seen = [numbers(reader.run().frame)]
+    for _, name, _, _, value, _ in steps:
+        host.files[f"{PORT}/hw_counters/{name}"] = value
+        seen.append(numbers(reader.run().frame))
+    for (before, after), step in zip(pairwise(seen), steps, strict=True):
+        assert [after[key] for key in after if before[key] != after[key]] == [float(step[4])]

@@ -1,0 +1,108 @@
+"""A copied PCI tree: links and error counters of every device of interest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.reading import numbers, read_once, readings
+from support.shared import unpacked
+
+from agent.host.real import RealHost
+from agent.sources.pcie import Pcie, parse_aer
+from railscope.reading import Absent
+
+DEVICES = "sys/bus/pci/devices"
+WANTED = re.compile(r"0x(0300|0302|0200|0207|0108)")
+LINKS = {
+    "current_link_speed": "railscope_pcie_link_speed_transfers_per_second",
+    "max_link_speed": "railscope_pcie_link_speed_limit_transfers_per_second",
+    "current_link_width": "railscope_pcie_link_width_lanes",
+    "max_link_width": "railscope_pcie_link_width_limit_lanes",
+}
+AER = "railscope_pcie_aer_errors_total"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree, with a link on the bus for every device of it: the archive has only some."""
+    folder = tmp_path_factory.mktemp("tree")
+    root = unpacked("sysfs/procfs/tree.tar.gz", folder, "/sys/(bus/pci|devices/pci)")
+    for device in sorted((root / "sys/devices").glob("pci*/**/class")):
+        link = root / DEVICES / device.parent.name
+        if re.fullmatch(r"[\da-f:.]+", link.name) and not link.is_symlink():
+            link.symlink_to(Path("../../..") / device.parent.relative_to(root / "sys"))
+    return root
+
+
+def text(file: Path) -> str:
+    return file.read_text().strip() if file.exists() else ""
+
+
+def wanted(root: Path) -> list[Path]:
+    """Endpoints of interest, and the bridges above them."""
+    every = sorted((root / DEVICES).iterdir())
+    ends = [device for device in every if WANTED.match(text(device / "class"))]
+    above = {part for end in ends for part in end.resolve().parts}
+    bridges = [d for d in every if text(d / "class").startswith("0x0604") and d.name in above]
+    return ends + bridges
+
+
+def errors(device: Path) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Error counters by plain splitting."""
+    found = {}
+    for severity in ("correctable", "nonfatal", "fatal"):
+        for line in text(device / f"aer_dev_{severity}").splitlines():
+            *words, count = line.split()
+            if not words[0].startswith("TOTAL"):
+                found[AER, (device.name, severity, " ".join(words))] = float(count)
+    return found
+
+
+def test_every_link_and_error_counter_of_the_tree(root: Path) -> None:
+    expected: dict[tuple[str, tuple[str, ...]], float] = {}
+    for device in wanted(root):
+        expected |= errors(device)
+        for file, metric in LINKS.items():
+            if value := text(device / file):
+                scale = 10**9 if "speed" in file else 1
+                expected[metric, (device.name,)] = float(value.split()[0]) * scale
+    assert len(wanted(root)) == 4
+    assert any(expected[key] for key in expected if key[0] == AER), "some errors were counted"
+    assert numbers(read_once(Pcie(), RealHost(root)).frame) == expected
+
+
+def test_every_error_file_of_the_tree_parses(root: Path) -> None:
+    files = [file for file in (root / "sys/devices").glob("pci*/**/aer_dev_*") if file.is_file()]
+    assert len(files) >= 12
+    for file in files:
+        severity = file.name.removeprefix("aer_dev_")
+        plain = {
+            name: count
+            for (_, (_, of, name)), count in errors(file.parent).items()
+            if of == severity
+        }
+        assert parse_aer(file.read_bytes()) == plain, file
+
+
+def test_names_of_errors_with_spaces() -> None:
+    """As kernels before 5.3 print them."""
+    old = b"Receiver Error 0\nBad TLP 12\nReplay Timer Timeout 3\nTOTAL_ERR_COR 15\n"
+    assert parse_aer(old) == {"Receiver Error": 0, "Bad TLP": 12, "Replay Timer Timeout": 3}
+
+
+def test_an_unknown_speed_is_no_speed(tmp_path: Path) -> None:
+    device = tmp_path / DEVICES / "0000:01:00.0"
+    device.mkdir(parents=True)
+    for name, content in {
+        "class": "0x010802", "vendor": "0x144d", "current_link_speed": "Unknown speed",
+        "max_link_speed": "16.0 GT/s PCIe", "current_link_width": "0", "max_link_width": "255",
+    }.items():  # fmt: skip
+        (device / name).write_text(content + "\n")
+    found = readings(read_once(Pcie(), RealHost(tmp_path)).frame)
+    by_file = {file: found[metric, ("0000:01:00.0",)] for file, metric in LINKS.items()}
+    assert by_file == {
+        "current_link_speed": Absent.UNSUPPORTED, "max_link_speed": 16_000,
+        "current_link_width": Absent.UNSUPPORTED, "max_link_width": Absent.UNSUPPORTED,
+    }  # fmt: skip

@@ -1,0 +1,201 @@
+"""`agent check`: what is supported, denied, absent and broken, how to mend it, and the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+from support.cards import INFINIBAND, add_card
+from support.collector import ScriptedCollector
+from support.gpus import add_gpus, of_gpu
+from support.machine import DENIED, FakeHost
+from support.shared import captured
+from support.shipping import link_to
+from support.tree import make_tree
+
+from agent.cli import agent
+from agent.config import AgentSettings, CollectorLink
+from agent.diagnose import check
+from agent.host import NvmlError
+from agent.service import Agent
+
+COUNT = "nvml.nvmlDeviceGetCount()"
+COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
+
+
+def healthy() -> FakeHost:
+    """A server with two GPUs, an RDMA card and a network card, all well."""
+    host = FakeHost()
+    add_gpus(host, 2)
+    add_card(host)
+    host.files["/sys/class/net/eth0/carrier"] = "1"
+    host.calls["ethtool.driver(eth0)"] = {
+        "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "",
+    }  # fmt: skip
+    host.calls["ethtool.statistics(eth0)"] = {"names": ["rx_bytes_phy"], "values": [1]}
+    return host
+
+
+async def checked(host: FakeHost, **settings: object) -> tuple[bool, list[str]]:
+    """Whether all is well, and the lines that say so."""
+    said: list[str] = []
+    one = Agent(AgentSettings(**settings), host, "node-1")  # type: ignore[arg-type]  # as in a file
+    return await check(one, said.append), said
+
+
+def line(said: list[str], start: str) -> str:
+    """The only line that begins like this, with its remedy if it has one."""
+    (place,) = [number for number, text in enumerate(said) if text.startswith(start)]
+    following = said[place + 1 : place + 2]
+    return " ".join([said[place], *[f for f in following if f.lstrip().startswith("->")]])
+
+
+async def test_a_healthy_server() -> None:
+    well, said = await checked(healthy())
+    assert well, said
+    assert said[0].startswith("Railscope agent ")
+    assert said[0].endswith(" on node node-1")
+    assert "2 of 2 GPUs, driver 590.48.01" in line(said, "ok      GPUs")
+    assert "1 devices, 1 ports, 1 counter files" in line(said, "ok      RDMA devices")
+    assert "driver mlx5_core, 1 typed" in line(said, "ok      statistics of eth0")
+    assert "nothing is shipped" in line(said, "absent  collector")
+    assert not any(text.startswith(("DENIED", "BROKEN")) for text in said)
+
+
+async def test_an_empty_server_lacks_things_and_is_well() -> None:
+    well, said = await checked(FakeHost())
+    assert well, said
+    assert "no NVIDIA driver library" in line(said, "absent  GPUs")
+    assert "has no device" in line(said, "absent  RDMA devices")
+    assert "no GPU, card or drive" in line(said, "absent  PCIe devices")
+    assert "no /proc to read" in line(said, "absent  host")
+
+
+async def test_readings_that_no_gpu_supports_are_no_problem() -> None:
+    host = healthy()
+    host.calls["nvml.nvmlDeviceGetTotalEnergyConsumption(0)"] = NvmlError(3)
+    well, said = await checked(host)
+    assert well
+    told = line(said, "absent  gpu:")
+    assert told == "absent  gpu: 1 readings unsupported: railscope_gpu_energy_joules_total"
+
+
+async def test_what_is_denied_is_said_with_its_remedy() -> None:
+    host = healthy()
+    host.calls[COUNT] = NvmlError(4, "Insufficient Permissions")
+    host.calls["ethtool.driver(eth0)"] = DENIED
+    host.files[COUNTER] = DENIED
+    host.log.closed = DENIED
+    well, said = await checked(host)
+    assert not well
+    assert "-> run the agent as root or give it access to /dev/nvidia*" in line(
+        said, "DENIED  gpu:"
+    )
+    assert "-> allow the agent the ioctl SIOCETHTOOL" in line(said, "DENIED  statistics of eth0")
+    assert "-> give the agent CAP_SYSLOG" in line(said, "DENIED  kernel log")
+    assert "railscope_rdma_transmit_packets_total" in line(said, "DENIED  rdma")
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(9, "-> load the nvidia kernel module"), (18, "-> the driver was updated without a reload")],
+)
+async def test_a_driver_that_does_not_work_is_broken(code: int, remedy: str) -> None:
+    host = healthy()
+    host.calls[COUNT] = NvmlError(code, "as NVML says")
+    well, said = await checked(host)
+    assert not well
+    told = line(said, "BROKEN  gpu:")
+    assert f"NVML error {code}: as NVML says" in told
+    assert remedy in told
+
+
+async def test_a_lost_gpu_is_broken() -> None:
+    host = healthy()
+    host.calls |= dict.fromkeys(of_gpu(host, 1), NvmlError(15, "GPU is lost"))
+    well, said = await checked(host)
+    assert not well
+    assert "1 of 2 GPUs" in line(said, "BROKEN  GPUs")
+
+
+async def test_nonsense_in_a_counter_file_is_broken() -> None:
+    host = healthy()
+    host.files[COUNTER] = "garbage"
+    well, said = await checked(host)
+    assert not well
+    assert "1 readings error: railscope_rdma_transmit_packets_total" in line(said, "BROKEN  rdma")
+
+
+# The collector ------------------------------------------------------------------------------------
+
+
+async def test_a_collector_that_takes_this_node() -> None:
+    async with ScriptedCollector().serving() as collector:
+        well, said = await checked(healthy(), collector=link_to(collector))
+        assert well
+        assert "accepts this node" in line(said, "ok      collector")
+        assert collector.taken == [], "a greeting carries no frames"
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (401, "check collector.token_file"),
+        (403, "check node and collector.token_file"),
+        (404, "check collector.url"),
+        (426, "update the older of the two"),
+        (400, "refused with 400: because"),
+    ],
+)
+async def test_a_collector_that_does_not(status: int, advice: str) -> None:
+    async with ScriptedCollector().serving() as collector:
+        collector.script.append(web.json_response({"error": "because"}, status=status))
+        well, said = await checked(healthy(), collector=link_to(collector))
+    assert not well
+    assert advice in line(said, "BROKEN  collector")
+
+
+async def test_a_collector_that_is_not_there() -> None:
+    absent = ScriptedCollector()
+    async with absent.serving():
+        link = link_to(absent)
+    well, said = await checked(healthy(), collector=link)
+    assert not well
+    assert "connection refused" in line(said, "BROKEN  collector")
+
+
+async def test_a_link_that_cannot_work() -> None:
+    link = CollectorLink(url="https://collector", ca_file="/nowhere/ca.pem")
+    well, said = await checked(healthy(), collector=link)
+    assert not well
+    assert "collector.ca_file /nowhere/ca.pem cannot be used" in line(said, "BROKEN  collector")
+
+
+# Exit codes ---------------------------------------------------------------------------------------
+
+
+def exit_code(*arguments: str | Path) -> tuple[int, str]:
+    outcome = CliRunner().invoke(agent, ["check", *map(str, arguments)])
+    return outcome.exit_code, outcome.output
+
+
+def test_a_tree_in_order_leaves_with_0(tmp_path: Path) -> None:
+    code, said = exit_code("--root", make_tree(tmp_path))
+    assert code == 0, said
+    assert "ok      RDMA devices: 2 devices" in said
+
+
+def test_a_tree_with_something_broken_leaves_with_1(tmp_path: Path) -> None:
+    (make_tree(tmp_path) / COUNTER[1:]).write_text("garbage")
+    code, said = exit_code("--root", tmp_path)
+    assert code == 1
+    assert "BROKEN  rdma: 1 readings error" in said
+
+
+@pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
+def test_a_tree_of_a_real_machine_is_read_without_complaint() -> None:
+    code, said = exit_code("--root", captured("sysfs/procfs/tree"))
+    assert code == 0, said
+    assert "3 devices, 4 ports, 96 counter files" in said

@@ -1,0 +1,66 @@
+"""Clocks that jump: sampling goes by the boot clock, and says what the wall clock said."""
+
+from __future__ import annotations
+
+from support.cards import add_card
+from support.clock import NS, START
+from support.machine import FakeHost
+from support.sampling import sampling
+
+from agent.host.clock import RealClock
+from agent.sources.rdma import Rdma
+from agent.status import OK
+
+HOUR = 3600
+
+
+async def test_steps_of_the_wall_clock_change_no_order_and_miss_no_tick() -> None:
+    host = FakeHost()
+    add_card(host)
+    async with sampling(host, [Rdma()]) as run:
+        for step in (0, -HOUR, 2 * HOUR, -10 * 365 * 24 * HOUR):
+            run.clock.step_wall(step)
+            await run.step()
+        status = run.sampler.statuses["rdma"]
+        assert (status.state, status.reads, status.missed_ticks) == (OK, 5, 0)
+        boot = [frame.instant.boot_ns for frame in run.frames]
+        assert [later - START.boot_ns for later in boot] == [n * NS for n in range(5)]
+        wall = [frame.instant.wall_ns for frame in run.frames]
+        assert wall != sorted(wall)
+        assert wall[2] - wall[1] == (1 - HOUR) * NS
+
+
+async def test_a_suspended_machine_misses_ticks_and_reads_once() -> None:
+    """The boot clock runs on; nobody needs the hour's readings one after the other."""
+    host = FakeHost()
+    add_card(host)
+    async with sampling(host, [Rdma()]) as run:
+        await run.step(HOUR)
+        status = run.sampler.statuses["rdma"]
+        assert status.reads == 2
+        await run.step()
+        assert status.reads == 3
+        assert [f.instant.boot_ns - START.boot_ns for f in run.frames] == [
+            0, HOUR * NS, (HOUR + 1) * NS,
+        ]  # fmt: skip
+
+
+async def test_ticks_lie_on_a_grid_that_all_nodes_share() -> None:
+    """Periods are counted from boot, not from the agent's start: no drift, and one wake-up."""
+    host = FakeHost()
+    add_card(host)
+    host.clock.advance(0.3)
+    async with sampling(host, [Rdma(period_seconds=1.0)]) as run:
+        await run.step(0.7)
+        await run.step(1.0)
+        assert [f.instant.boot_ns % NS for f in run.frames] == [3 * NS // 10, 0, 0]
+
+
+async def test_the_real_clocks_run_and_can_be_waited_for() -> None:
+    clock = RealClock()
+    before = clock.now()
+    await clock.sleep_until(before.boot_ns + 20_000_000)
+    after = clock.now()
+    assert after.boot_ns >= before.boot_ns + 20_000_000
+    assert after.uncertainty_ns is None or after.uncertainty_ns > 0
+    await clock.sleep_until(before.boot_ns)  # already past: no wait

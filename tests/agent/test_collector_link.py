@@ -1,0 +1,187 @@
+"""The link to the collector: addresses, tokens and certificates, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.certificates import self_signed, server_context
+from support.clock import START
+from support.collector import ScriptedCollector, hang
+from support.reading import ORIGIN
+from support.shipping import link_to, shipping
+
+from agent.config import CollectorLink
+from agent.sinks.collector_client import Answer, CollectorClient, LinkError, Verdict
+from railscope.wire import SentAt, envelope, pack
+
+GREETING = pack(envelope(ORIGIN, (), (), agent_version="1"))
+PROMPTLY = 5
+
+
+async def greet(link: CollectorLink, boot_id: str = "boot-1") -> Answer:
+    """Post an envelope without frames, as `agent check` does."""
+    async with asyncio.timeout(PROMPTLY), CollectorClient(link) as client:
+        return await client.post(GREETING, SentAt.at(START, boot_id))
+
+
+def https(collector: ScriptedCollector, **changes: object) -> CollectorLink:
+    return link_to(collector, url=f"https://127.0.0.1:{collector.port}", **changes)
+
+
+# Addresses and tokens -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["", "collector:9470", "ftp://collector", "//x"])
+def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(LinkError, match=r"collector\.url .* must start with http:// or https://"):
+        CollectorClient(CollectorLink(url=url))
+
+
+@pytest.mark.parametrize(
+    "url", ["https://", "http://:80", "http://collector:99999", "http://collector:x", "http://[::1"]
+)
+def test_an_impossible_host_or_port_is_refused_at_once(url: str) -> None:
+    with pytest.raises(LinkError, match=r"collector\.url .* cannot be used: "):
+        CollectorClient(CollectorLink(url=url))
+
+
+def test_a_path_before_the_ingest_is_kept() -> None:
+    client = CollectorClient(CollectorLink(url="https://gateway/railscope/"))
+    assert client.url == "https://gateway/railscope/v1/frames"
+
+
+async def test_a_token_from_a_file_goes_before_one_in_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-the-file\n")
+    async with ScriptedCollector().serving() as collector:
+        answer = await greet(link_to(collector, token_file=str(file)))
+        assert answer.verdict is Verdict.ACKNOWLEDGED
+        assert collector.requests[0].headers["Authorization"] == "Bearer from-the-file"
+
+
+async def test_an_agent_without_a_token_asks_without_one() -> None:
+    async with ScriptedCollector().serving() as collector:
+        assert (await greet(link_to(collector, token=""))).verdict is Verdict.ACKNOWLEDGED
+        assert "Authorization" not in collector.requests[0].headers
+
+
+async def test_a_machine_without_a_boot_id_can_ship() -> None:
+    async with ScriptedCollector().serving() as collector:
+        assert (await greet(link_to(collector), boot_id="")).verdict is Verdict.ACKNOWLEDGED
+
+
+@pytest.mark.parametrize("token", ["se\ncret", "gehe\u0131m", "a\0b"])
+def test_a_token_no_header_can_carry_is_refused_at_once(token: str) -> None:
+    with pytest.raises(LinkError, match=r"collector\.token holds characters"):
+        CollectorClient(CollectorLink(url="http://collector", token=token))
+
+
+def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for content in (None, b"\xff\xfe"):
+        file = tmp_path / "token"
+        if content:
+            file.write_bytes(content)
+        with pytest.raises(LinkError, match=rf"collector\.token_file {file}"):
+            CollectorClient(CollectorLink(url="http://collector", token_file=str(file)))
+
+
+async def test_a_name_that_does_not_resolve_is_named() -> None:
+    answer = await greet(CollectorLink(url="http://collector.invalid:1"))
+    assert answer.verdict is Verdict.LATER
+    assert answer.problem.startswith("http://collector.invalid:1/v1/frames: ")
+    assert len(answer.problem) > len("http://collector.invalid:1/v1/frames: ")
+
+
+async def test_a_server_that_speaks_no_http_is_told_apart() -> None:
+    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        answer = await greet(CollectorLink(url=f"http://127.0.0.1:{port}"))
+    assert answer.verdict is Verdict.LATER
+    assert f":{port}/v1/frames: " in answer.problem
+
+
+async def test_an_endless_answer_is_cut_off() -> None:
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+        try:
+            while True:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+        except ConnectionError:
+            writer.close()
+
+    server = await asyncio.start_server(pour, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        answer = await greet(CollectorLink(url=f"http://127.0.0.1:{port}"))
+    assert "longer than" in answer.problem
+
+
+# TLS ----------------------------------------------------------------------------------------------
+
+
+async def test_a_certificate_that_is_trusted_by_its_file_works(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    tls = server_context(certificate, key)
+    async with ScriptedCollector().serving(tls=tls) as collector:
+        async with shipping(tmp_path / "state", https(collector, ca_file=str(certificate))) as run:
+            await run.flush(2)
+            await run.shipped(2)
+        assert collector.taken == run.sent
+
+
+async def test_a_certificate_that_is_not_trusted_says_what_to_set(tmp_path: Path) -> None:
+    tls = server_context(*self_signed(tmp_path))
+    async with ScriptedCollector().serving(tls=tls) as collector:
+        answer = await greet(https(collector))
+        assert answer.verdict is Verdict.LATER
+        assert "self-signed certificate" in answer.problem
+        assert answer.problem.endswith("set collector.ca_file")
+        assert collector.requests == []
+
+
+async def test_a_certificate_of_another_host_is_not_accepted(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, address="192.0.2.1")
+    tls = server_context(certificate, key)
+    async with ScriptedCollector().serving(tls=tls) as collector:
+        answer = await greet(https(collector, ca_file=str(certificate)))
+        assert "127.0.0.1" in answer.problem
+        assert collector.requests == []
+
+
+async def test_https_to_a_server_without_tls_is_a_clear_problem() -> None:
+    async with ScriptedCollector().serving() as collector:
+        answer = await greet(https(collector))
+        assert answer.verdict is Verdict.LATER
+        assert "SSL" in answer.problem or "TLS" in answer.problem.upper()
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_file_of_certificates_that_cannot_be_used_is_named(
+    tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "ca.pem"
+    if content:
+        file.write_text(content)
+    with pytest.raises(LinkError, match=rf"collector\.ca_file {file} cannot be used"):
+        CollectorClient(CollectorLink(url="https://collector", ca_file=str(file)))
+
+
+async def test_a_tls_server_that_hangs_does_not_hold_the_agent(tmp_path: Path) -> None:
+    """It does not answer the goodbye of TLS either."""
+    certificate, key = self_signed(tmp_path)
+    tls = server_context(certificate, key)
+    async with ScriptedCollector().serving(tls=tls) as collector:
+        collector.script.append(hang)
+        link = https(collector, ca_file=str(certificate), timeout_seconds=0.2)
+        answer = await greet(link)
+        assert "no answer within collector.timeout_seconds" in answer.problem

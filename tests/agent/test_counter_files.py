@@ -1,0 +1,152 @@
+"""Counter files that change, vanish, come back, or hold nonsense."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.machine import DENIED, NO_DEVICE, FakeHost
+from support.reading import ORIGIN, read_once, readings
+
+from agent.host.files import OpenFiles, PlainFiles, RootedFiles
+from agent.host.real import RealHost
+from agent.reader import Reader
+from agent.sources.rdma import Rdma
+from railscope.reading import REASONS, Absent, Reading
+
+PORT = "/sys/class/infiniband/mlx5_0/ports/1"
+SENT = "railscope_rdma_transmit_packets_total", ("mlx5_0", "1")
+
+
+def contents(files: OpenFiles | PlainFiles, count: int) -> list[Reading]:
+    """Read a group into the middle of a row, as a source does."""
+    values, reasons = [7] * (count + 2), bytearray(count + 2)
+    files.read_into(values, reasons, 1)
+    assert values[0] == values[-1] == 7, "a neighbour was touched"
+    pairs = zip(values[1:-1], reasons[1:-1], strict=True)
+    return [REASONS[code] if code else value for value, code in pairs]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "port_xmit_packets"
+    file.write_text("41\n")
+    return file
+
+
+def test_a_kept_file_is_read_anew_each_time(file: Path) -> None:
+    files = OpenFiles([str(file)])
+    assert contents(files, 1) == [41]
+    file.write_text("42\n")
+    assert contents(files, 1) == [42]
+    files.close()
+
+
+def test_a_file_that_goes_away_is_gone_and_comes_back(file: Path) -> None:
+    files = OpenFiles([str(file)])
+    assert contents(files, 1) == [41]
+    file.write_text("")  # a kept descriptor of a removed device answers no more
+    file.unlink()
+    assert contents(files, 1) == [Absent.GONE]
+    assert contents(files, 1) == [Absent.GONE]
+    file.write_text("3\n")
+    assert contents(files, 1) == [3]
+    files.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "reading"),
+    [
+        ("", Absent.UNSUPPORTED),
+        ("N/A (no PMA)\n", Absent.UNSUPPORTED),
+        ("ENODEV", Absent.ERROR),
+        ("18446744073709551615\n", -1),
+    ],
+)
+def test_what_a_file_may_hold(file: Path, text: str, reading: Reading) -> None:
+    file.write_text(text)
+    kept, plain = OpenFiles([str(file)]), PlainFiles(read_bytes, [str(file)])
+    assert contents(plain, 1) == [reading]
+    (found,) = contents(kept, 1)
+    assert found in {reading, 2**64 - 1}, "unsigned before it is stored"
+    file.write_text("5\n")
+    assert contents(kept, 1) == contents(plain, 1) == [5]
+    kept.close()
+
+
+def read_bytes(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def test_one_bad_file_costs_its_own_column_only(tmp_path: Path) -> None:
+    for name, text in {"a": "1", "b": "bad", "d": "4"}.items():
+        (tmp_path / name).write_text(text)
+    files = OpenFiles([str(tmp_path / name) for name in "abcd"])
+    assert contents(files, 4) == [1, Absent.ERROR, Absent.GONE, 4]
+    files.close()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_descriptors_are_given_back(tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) for number in range(20)]
+    for path in paths:
+        path.write_text("1")
+    before = open_files()
+    files = OpenFiles([str(path) for path in paths])
+    contents(files, 20)
+    assert open_files() == before + 20
+    files.close()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(DENIED, Absent.DENIED), (NO_DEVICE, Absent.GONE)],
+    ids=["EACCES", "ENODEV"],
+)
+def test_errors_of_one_file_are_its_reason(error: OSError, reason: Absent) -> None:
+    host = FakeHost()
+    host.files[f"{PORT}/counters/port_xmit_packets"] = error
+    host.files[f"{PORT}/counters/port_rcv_packets"] = "9"
+    found = readings(read_once(Rdma(), host).frame)
+    assert found[SENT] is reason
+    assert found["railscope_rdma_receive_packets_total", ("mlx5_0", "1")] == 9
+
+
+def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
+    """One file with nonsense must not end the agent."""
+    folder = tmp_path / PORT[1:] / "counters"
+    folder.mkdir(parents=True)
+    (folder / "port_xmit_packets").write_text("9" * 40)
+    (folder / "port_rcv_packets").write_text("18446744073709551615")
+    reader = Reader(Rdma(), RealHost(tmp_path), ORIGIN)
+    for _ in range(2):  # a file is opened at the first read and kept at the second
+        outcome = reader.run()
+        found = readings(outcome.frame)
+        assert outcome.broken == list(found.values()).count(Absent.GONE) + 1
+        assert found[SENT] is Absent.ERROR
+        assert found["railscope_rdma_receive_packets_total", ("mlx5_0", "1")] == 2**64 - 1
+
+
+# Paths under a root ------------------------------------------------------------------------------
+
+
+def test_a_link_out_of_the_root_leads_nowhere(tmp_path: Path) -> None:
+    """A neighbour whose name begins like the root's is outside as well."""
+    root, neighbour = tmp_path / "tree", tmp_path / "tree-2"
+    for folder in (root, neighbour):
+        (folder / "sys").mkdir(parents=True)
+    (root / "sys/inside").symlink_to("../sys")
+    (root / "sys/outside").symlink_to("../../tree-2/sys")
+    files = RootedFiles(root)
+    assert files.resolve("/sys/inside") == "/sys"
+    with pytest.raises(FileNotFoundError, match="leads out of the root"):
+        files.resolve("/sys/outside")
+
+
+def test_the_live_root_resolves_as_the_kernel_does() -> None:
+    assert RootedFiles(Path("/")).resolve("/proc/self") == f"/proc/{os.getpid()}"

@@ -1,0 +1,248 @@
+"""GPUs and drivers that do not answer as they should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.gpus import add_gpus, of_gpu
+from support.machine import FakeHost
+from support.reading import ORIGIN, read_once, readings
+from support.sampling import sampling
+
+from agent.host import NvmlError
+from agent.reader import Reader
+from agent.source import Verdict
+from agent.sources.gpu import Gpu
+from agent.sources.gpu_calls import LOAD
+from agent.status import FAILED, OK, PARTIAL, UNSUPPORTED
+from railscope.reading import Absent, Reading
+
+COUNT = "nvml.nvmlDeviceGetCount()"
+POWER = "railscope_gpu_power_watts"
+LOST, NOT_SUPPORTED = NvmlError(15, "GPU is lost"), NvmlError(3, "Not Supported")
+
+
+def gpus(count: int) -> FakeHost:
+    host = FakeHost()
+    add_gpus(host, count)
+    return host
+
+
+# The driver ---------------------------------------------------------------------------------------
+
+
+def test_no_driver_and_no_gpu_is_nothing_missing() -> None:
+    outcome = read_once(Gpu.load(), FakeHost())
+    assert (outcome.frame, outcome.problem) == (None, "")
+    assert [finding.verdict for finding in outcome.findings] == [Verdict.ABSENT]
+
+
+def test_a_gpu_on_the_bus_without_a_driver_is_broken() -> None:
+    host = FakeHost()
+    host.files["/sys/bus/pci/devices/0000:3b:00.0/vendor"] = "0x10de"
+    host.files["/sys/bus/pci/devices/0000:3b:00.0/class"] = "0x030200"
+    (finding,) = read_once(Gpu.load(), host).findings
+    assert finding.verdict is Verdict.BROKEN
+    assert "1 NVIDIA GPUs on the PCI bus" in finding.detail
+    assert finding.remedy == "install the NVIDIA driver on this server"
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "remedy"),
+    [
+        (4, Verdict.DENIED, "/dev/nvidia*"),
+        (9, Verdict.BROKEN, "modprobe nvidia"),
+        (18, Verdict.BROKEN, "reload it, or reboot"),
+        (999, Verdict.BROKEN, "nvidia-smi"),
+    ],
+)
+def test_a_driver_that_refuses_is_a_problem_with_a_remedy(
+    code: int, verdict: Verdict, remedy: str
+) -> None:
+    host = gpus(2)
+    host.calls[COUNT] = NvmlError(code, "refused")
+    outcome = read_once(Gpu.load(), host)
+    (finding,) = outcome.findings
+    assert outcome.frame is None
+    assert finding.verdict is verdict
+    assert remedy in finding.remedy
+    assert outcome.problem == f"NVML error {code}: refused"
+
+
+async def test_a_driver_that_is_loaded_later_is_found_at_the_next_tick() -> None:
+    host = gpus(2)
+    host.calls[COUNT] = NvmlError(9)
+    async with sampling(host, [Gpu.load()]) as run:
+        assert run.sampler.statuses["gpu"].state == FAILED
+        host.calls[COUNT] = 2
+        await run.step()
+        assert run.sampler.statuses["gpu"].state == OK
+        assert len(run.frames) == 1
+
+
+# One GPU ------------------------------------------------------------------------------------------
+
+
+def power(outcome_frame: Any) -> list[Reading]:
+    return [r for (name, _), r in readings(outcome_frame).items() if name == POWER]
+
+
+async def test_a_lost_gpu_keeps_its_columns_and_harms_no_other() -> None:
+    host = gpus(2)
+    async with sampling(host, [Gpu.load()]) as run:
+        healthy = {key: host.calls[key] for key in of_gpu(host, 1)}
+        host.calls |= dict.fromkeys(healthy, LOST)
+        await run.step()
+        await run.step(6)  # probed again meanwhile
+        await run.step(61)
+        for frame in run.frames[1:]:
+            assert frame.schema is run.frames[0].schema
+            assert power(frame) == [500_000, Absent.GONE]
+            lost = {r for (_, key), r in readings(frame).items() if key[0] == "GPU-1"}
+            assert lost == {Absent.GONE}
+        assert run.sampler.statuses["gpu"].state == PARTIAL
+        host.calls |= healthy
+        await run.step()
+        assert power(run.frames[-1]) == [500_000, 500_001]
+        assert run.sampler.statuses["gpu"].state == OK
+
+
+def test_a_gpu_that_was_lost_before_the_agent_came_is_reported() -> None:
+    host = gpus(2)
+    host.calls |= dict.fromkeys(of_gpu(host, 1), LOST)
+    outcome = read_once(Gpu.load(), host)
+    assert power(outcome.frame) == [500_000]
+    (finding,) = outcome.findings
+    assert (finding.verdict, finding.detail) == (Verdict.BROKEN, "1 of 2 GPUs, driver 590.48.01")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (NvmlError(3), Absent.UNSUPPORTED),
+        (NvmlError(4), Absent.DENIED),
+        (NvmlError(10), Absent.TIMEOUT),
+        (NvmlError(15), Absent.GONE),
+        (NvmlError(999), Absent.ERROR),
+        ("nonsense", Absent.ERROR),
+        (None, Absent.ERROR),
+        (FileNotFoundError(2, "not in the capture"), Absent.UNSUPPORTED),
+    ],
+    ids=str,
+)
+def test_an_answer_costs_its_own_column_only(answer: object, reason: Absent) -> None:
+    host = gpus(1)
+    host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = answer
+    found = readings(read_once(Gpu.load(), host).frame)
+    assert found[POWER, ("GPU-0",)] is reason
+    assert [key for key, reading in found.items() if isinstance(reading, Absent)] == [
+        (POWER, ("GPU-0",))
+    ]
+
+
+# What is learned ----------------------------------------------------------------------------------
+
+
+def asked(host: FakeHost, function: str) -> int:
+    return sum(n for key, n in host.asked.items() if key.startswith(f"nvml.{function}("))
+
+
+def test_what_is_not_supported_is_asked_once() -> None:
+    host = gpus(2)
+    host.calls["nvml.nvmlDeviceGetTotalEnergyConsumption(1)"] = NOT_SUPPORTED
+    reader = Reader(Gpu.load(), host, ORIGIN)
+    for _ in range(10):
+        frame = reader.run().frame
+    energy = "railscope_gpu_energy_joules_total"
+    assert readings(frame)[energy, ("GPU-1",)] is Absent.UNSUPPORTED
+    assert host.asked["nvml.nvmlDeviceGetTotalEnergyConsumption(1)"] == 1
+    assert host.asked["nvml.nvmlDeviceGetTotalEnergyConsumption(0)"] == 10
+
+
+def test_what_failed_once_is_asked_again() -> None:
+    host = gpus(1)
+    key = "nvml.nvmlDeviceGetPowerUsage(0)"
+    healthy, host.calls[key] = host.calls[key], NvmlError(999)
+    reader = Reader(Gpu.load(), host, ORIGIN)
+    assert power(reader.run().frame) == [Absent.ERROR]
+    host.calls[key] = healthy
+    assert power(reader.run().frame) == [500_000]
+
+
+def test_an_older_driver_is_asked_by_the_older_name() -> None:
+    host = gpus(1)
+    new, old = "nvml.nvmlDeviceGetTemperatureV(0,0)", "nvml.nvmlDeviceGetTemperature(0,0)"
+    host.calls[new], host.calls[old] = NvmlError(13, "Function Not Found"), 58
+    reader = Reader(Gpu.load(), host, ORIGIN)
+    for _ in range(3):
+        found = readings(reader.run().frame)
+    assert found["railscope_gpu_temperature_celsius", ("GPU-0",)] == 58
+    assert (host.asked[new], host.asked[old]) == (1, 3)
+
+
+async def test_a_change_of_gpus_is_learned_anew() -> None:
+    host = gpus(1)
+    key = "nvml.nvmlDeviceGetTotalEnergyConsumption(0)"
+    host.calls[key] = NOT_SUPPORTED
+    async with sampling(host, [Gpu.load()]) as run:
+        await run.step()
+        assert host.asked[key] == 1
+        host.calls["nvml.nvmlSystemGetDriverVersion()"] = "595.80"
+        host.calls[key] = 77
+        await run.step(60)
+        found = readings(run.frames[-1])
+        assert found["railscope_gpu_energy_joules_total", ("GPU-0",)] == 77
+
+
+def test_a_tick_asks_each_gpu_each_thing_once() -> None:
+    host = gpus(8)
+    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader.run()
+    host.asked = Counter()
+    reader.run()
+    assert host.asked.total() == 8 * len(LOAD)
+    assert set(host.asked.values()) == {1}
+
+
+# Values that are none -----------------------------------------------------------------------------
+
+
+def test_memory_of_the_older_call_has_no_used() -> None:
+    """Version 1 counts what the driver reserves as used: another quantity."""
+    host = gpus(1)
+    host.calls["nvml.nvmlDeviceGetMemoryInfo(0)"] = {"total": 80, "used": 21, "free": 59}
+    found = readings(read_once(Gpu.load(), host).frame)
+    told = {name.split("_")[3]: r for (name, _), r in found.items() if "gpu_memory_" in name}
+    assert told["size"] == 80
+    assert told["free"] == 59
+    assert told["used"] is told["reserved"] is Absent.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("field", "reading"),
+    [([0, 70], 70), ([0, 0], Absent.ERROR), ([0, 255], Absent.ERROR), ([3, 0], Absent.UNSUPPORTED)],
+)
+def test_a_memory_temperature_must_be_believable(field: list[int], reading: Reading) -> None:
+    host = gpus(1)
+    key = next(key for key in host.calls if "FieldValues(0" in key)
+    host.calls[key] = [field, *host.calls[key][1:]]
+    found = readings(read_once(Gpu.load(), host).frame)
+    assert found["railscope_gpu_memory_temperature_celsius", ("GPU-0",)] == reading
+
+
+def test_reasons_to_hold_the_clocks_down_are_told_one_by_one() -> None:
+    host = gpus(1)
+    host.calls["nvml.nvmlDeviceGetCurrentClocksEventReasons(0)"] = 0x48
+    found = readings(read_once(Gpu.load(), host).frame)
+    active = {key[1] for (name, key), r in found.items() if name.endswith("_active") and r == 1}
+    assert active == {"hardware_slowdown", "hardware_thermal"}
+
+
+async def test_a_machine_without_gpus_stays_unsupported() -> None:
+    host = FakeHost()
+    async with sampling(host, [Gpu.load(), Gpu.health()]) as run:
+        await run.step(10)
+        assert {status.state for status in run.sampler.statuses.values()} == {UNSUPPORTED}
+        assert run.frames == []

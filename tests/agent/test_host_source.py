@@ -1,0 +1,145 @@
+"""The server's own numbers: this machine's, and those of a copied /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.machine import DENIED, FakeHost
+from support.reading import ORIGIN, Label, numbers, read_once, readings
+from support.shared import unpacked
+
+from agent.host.real import RealHost
+from agent.reader import Reader
+from agent.sources.host import HostSource
+from railscope.reading import Absent
+
+KIB, SECTOR = 1024, 512
+NODE = ()
+
+
+@pytest.fixture
+def machine() -> Iterator[RealHost]:
+    host = RealHost()
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked("sysfs/procfs/tree.tar.gz", tmp_path_factory.mktemp("proc"), "/proc/[a-z]")
+
+
+def meminfo(proc: Path) -> dict[str, int]:
+    """Bytes by name."""
+    lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * KIB for words in lines}
+
+
+def test_this_machine(machine: RealHost) -> None:
+    found = numbers(read_once(HostSource(), machine).frame)
+    assert found["railscope_memory_size_bytes", NODE] == meminfo(Path("/proc"))["MemTotal"]
+    assert found["railscope_cpus", NODE] == os.sysconf("SC_NPROCESSORS_ONLN")
+    btime = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+    assert btime is not None
+    assert found["railscope_boot_time_seconds", NODE] == pytest.approx(int(btime[1]), abs=1)
+    assert found["railscope_cpu_seconds_total", ("idle",)] > 0
+    assert 0 < found["railscope_memory_available_bytes", NODE] <= found["railscope_memory_size_bytes", NODE]  # fmt: skip
+
+
+def test_counters_of_this_machine_lie_between_two_looks(machine: RealHost) -> None:
+    def interfaces() -> dict[str, list[int]]:
+        lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+        pairs = (line.split(":") for line in lines)
+        return {name.strip(): [int(word) for word in rest.split()] for name, rest in pairs}
+
+    before = interfaces()
+    found = numbers(read_once(HostSource(), machine).frame)
+    after = interfaces()
+    for name in before:
+        received = found["railscope_network_receive_bytes_total", (name,)]
+        assert before[name][0] <= received <= after[name][0]
+        sent = found["railscope_network_transmit_packets_total", (name,)]
+        assert before[name][9] <= sent <= after[name][9]
+
+
+@pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
+def test_a_copied_proc_is_read_to_the_last_digit(copied: Path) -> None:
+    proc = copied / "proc"
+    found = numbers(read_once(HostSource(), RealHost(copied)).frame)
+    memory = meminfo(proc)
+    expected: dict[Label, float] = {
+        ("railscope_memory_size_bytes", NODE): memory["MemTotal"],
+        ("railscope_swap_used_bytes", NODE): memory["SwapTotal"] - memory["SwapFree"],
+        ("railscope_boot_time_seconds", NODE): 1418183276,
+    }
+    for window, load in zip(("1m", "5m", "15m"), (proc / "loadavg").read_text().split(), strict=False):  # fmt: skip
+        expected["railscope_load_average", (window,)] = float(load)
+    ticks = (proc / "stat").read_text().splitlines()[0].split()[1:]
+    for mode, count in zip(("user", "nice", "system", "idle", "iowait"), ticks, strict=False):
+        expected["railscope_cpu_seconds_total", (mode,)] = int(count) / 100
+    for resource in ("cpu", "memory", "io"):
+        for line in (proc / "pressure" / resource).read_text().splitlines():
+            key = (resource, line.split()[0])
+            micros = int(line.rsplit("total=", 1)[1])
+            expected["railscope_pressure_stalled_seconds_total", key] = micros / 1e6
+    for line in (proc / "diskstats").read_text().splitlines():
+        _, _, disk, *counts = line.split()
+        if not re.match(r"(loop|ram|zram|sr|fd)\d", disk) and len(counts) >= 11:
+            expected["railscope_disk_read_bytes_total", (disk,)] = int(counts[2]) * SECTOR
+            expected["railscope_disk_written_bytes_total", (disk,)] = int(counts[6]) * SECTOR
+            expected["railscope_disk_busy_seconds_total", (disk,)] = int(counts[9]) / 1000
+    for line in (proc / "net/dev").read_text().splitlines()[2:]:
+        name, counts_text = line.split(":")
+        counts = counts_text.split()
+        expected["railscope_network_receive_bytes_total", (name.strip(),)] = int(counts[0])
+        expected["railscope_network_transmit_bytes_total", (name.strip(),)] = int(counts[8])
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
+def test_two_machines_in_one_process_are_not_mixed_up(machine: RealHost, copied: Path) -> None:
+    size = "railscope_memory_size_bytes", NODE
+    other = RealHost(copied)
+    here, there = meminfo(Path("/proc"))["MemTotal"], meminfo(copied / "proc")["MemTotal"]
+    for _ in range(2):
+        assert numbers(read_once(HostSource(), machine).frame)[size] == here
+        assert numbers(read_once(HostSource(), other).frame)[size] == there
+
+
+def test_a_tree_without_proc_says_nothing_of_the_machine_it_lies_on(tmp_path: Path) -> None:
+    outcome = read_once(HostSource(), RealHost(tmp_path))
+    assert (outcome.frame, outcome.problem) == (None, "")
+
+
+# What comes and goes ------------------------------------------------------------------------------
+
+
+def test_a_disk_that_vanished_is_gone() -> None:
+    host = FakeHost()
+    counters = {"read_bytes": 1}
+    disks = "psutil.disk_io_counters()"
+    host.calls[disks] = {"nvme0n1": counters, "nvme1n1": counters, "loop0": counters}
+    reader = Reader(HostSource(), host, ORIGIN)
+    reader.run()
+    host.calls[disks] = {"nvme0n1": {"read_bytes": 5}}
+    assert readings(reader.run().frame) == {
+        ("railscope_disk_read_bytes_total", ("nvme0n1",)): 5,
+        ("railscope_disk_read_bytes_total", ("nvme1n1",)): Absent.GONE,
+    }
+
+
+def test_a_function_that_fails_costs_its_own_columns_only() -> None:
+    host = FakeHost()
+    host.calls["psutil.boot_time()"] = 1_418_183_276.0
+    host.calls["psutil.swap_memory()"] = {"used": 0}
+    reader = Reader(HostSource(), host, ORIGIN)
+    reader.run()
+    host.calls["psutil.swap_memory()"] = DENIED
+    assert readings(reader.run().frame) == {
+        ("railscope_boot_time_seconds", ()): 1_418_183_276,
+        ("railscope_swap_used_bytes", ()): Absent.DENIED,
+    }

@@ -1,0 +1,167 @@
+"""The agent's HTTP server and client against peers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agent.http_client import HttpClient, HttpError
+from agent.http_server import MOST_CONNECTIONS, MOST_HEADER_BYTES, HttpServer, Request, Response
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def respond(request: Request) -> Response:
+    return Response.text(f"you asked for {request.path}")
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[int]:
+    server = HttpServer(respond)
+    _, port = await server.start("127.0.0.1:0", None)
+    try:
+        yield port
+    finally:
+        await server.close()
+
+
+async def said(port: int, request: bytes, *, until_closed: bool = True) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await reader.read() if until_closed else await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+GET = b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n"
+
+
+async def test_one_connection_serves_many_requests_and_pipelined_ones():
+    async with serving() as port:
+        answer = await said(port, (GET + b"\r\n") * 2 + GET + b"Connection: close\r\n\r\n")
+        assert answer.count(b"HTTP/1.1 200 OK") == 3
+        assert answer.count(b"you asked for /metrics\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00 this is TLS\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 2 * MOST_HEADER_BYTES + b"\r\n\r\n", b"431"),
+        (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc", b"405"),
+        (b"HEAD /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"200"),
+    ],
+    ids=["no HTTP", "no host", "too large", "a post", "a head"],
+)  # fmt: skip
+async def test_odd_requests_get_a_clear_answer_and_an_end(request_: bytes, status: bytes):
+    async with serving() as port:
+        answer = await said(port, request_)
+        assert answer.startswith(b"HTTP/1.1 " + status), answer
+        if status == b"200":
+            assert answer.endswith(b"\r\n\r\n"), "HEAD has no body"
+        assert b"200 OK" in await said(port, GET + b"Connection: close\r\n\r\n"), (
+            "others are served"
+        )
+
+
+async def test_gzip_only_for_those_who_take_it():
+    async with serving() as port:
+        packed = await said(port, GET + b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n")
+        assert b"content-encoding: gzip" in packed.lower()
+        assert b"\r\n\r\n\x1f\x8b" in packed
+
+
+async def test_connections_are_bounded():
+    async with serving() as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)]
+        for _, writer in held:
+            writer.write(GET + b"\r\n")
+        for reader, _ in held:
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        assert await said(port, b"") == b"", "one too many is closed at once"
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def peer(talk: Talk) -> AsyncIterator[str]:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/frames"
+
+
+async def take(reader: asyncio.StreamReader) -> bytes:
+    """One request with a body of four bytes."""
+    return await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(4)
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+async def test_a_kept_connection_is_used_again_and_replaced_when_the_server_has_closed_it():
+    connections = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        for _ in range(2):
+            await take(reader)
+            writer.write(OK)
+            await writer.drain()
+
+    async with peer(talk) as url:
+        client = HttpClient(url, None, 5)
+        for _ in range(5):
+            assert (await client.post(b"body", {})).body == b"{}"
+        await client.close()
+        assert connections == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"", "ConnectionClosed"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "illegal"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", "without sending complete"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + bytes(2 << 20), "longer than"),
+    ],
+    ids=["nothing", "another protocol", "cut off", "endless"],
+)
+async def test_answers_that_are_none_are_errors(answer: bytes, problem: str):
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await take(reader)
+        writer.write(answer)
+        await writer.drain()
+
+    async with peer(talk) as url:
+        client = HttpClient(url, None, 5)
+        with pytest.raises(HttpError, match=problem):
+            await client.post(b"body", {})
+        await client.close()
+
+
+async def test_a_server_that_never_answers_is_given_up():
+    forever = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await take(reader)
+        await forever.wait()
+
+    async with peer(talk) as url:
+        client = HttpClient(url, None, 0.05)
+        with pytest.raises(TimeoutError):
+            await client.post(b"body", {})
+        forever.set()
+        await client.close()

@@ -1,0 +1,208 @@
+"""Following the kernel log: what is counted, what is lost, and what cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from support.clock import NS
+from support.machine import DENIED, FakeHost
+from support.reading import ORIGIN, read_once, readings
+from support.sampling import sampling
+
+from agent.host.kernel_log import RealKernelLog
+from agent.reader import Reader
+from agent.source import Verdict
+from agent.status import OK, UNSUPPORTED
+from agent.streams.kernel_log import KernelLogStream
+from agent.streams.kernel_messages import understand
+from railscope.frame import Frame
+from railscope.reading import Reading
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+XIDS = "railscope_kernel_xids_total", ()
+RECORDS, LOST = "railscope_kernel_log_records_total", "railscope_kernel_log_lost_records_total"
+
+
+def record(sequence: int, microseconds: int, text: str) -> str:
+    return f"3,{sequence},{microseconds},-;{text}"
+
+
+def counted(frame: Frame | None, name: str) -> Reading:
+    return readings(frame)[name, ()]
+
+
+async def test_a_message_is_counted_at_once_and_has_its_column_a_tick_later() -> None:
+    host = FakeHost()
+    async with sampling(host, [KernelLogStream()]) as run:
+        host.log.waiting = [record(1, 5_000_000, XID)]
+        await run.step()
+        assert counted(run.frames[-1], "railscope_kernel_xids_total") == 1
+        await run.step()
+        found = readings(run.frames[-1])
+        assert found["railscope_gpu_xid_errors_total", ("0000:3b:00.0", "79")] == 1
+        assert [len(frame.events) for frame in run.frames] == [0, 1, 0]
+
+
+async def test_an_event_carries_the_time_of_its_record() -> None:
+    host = FakeHost()
+    async with sampling(host, [KernelLogStream()]) as run:
+        now = run.clock.now()
+        ago_ns = 90 * NS
+        host.log.waiting = [record(1, (now.boot_ns - ago_ns) // 1000, XID)]
+        await run.step()
+        (event,) = run.frames[-1].events
+        assert event.boot_ns == now.boot_ns - ago_ns
+        assert event.wall_ns == now.wall_ns - ago_ns
+        assert event.entity.key == ("0000:3b:00.0", "79")
+        assert event.facts == {
+            "process": "1234", "process_name": "python", "message": "GPU has fallen off the bus.",
+        }  # fmt: skip
+
+
+async def test_records_from_before_the_agent_started_are_told_as_well() -> None:
+    host = FakeHost()
+    host.log.waiting = [record(1, 1_000_000, XID), record(2, 2_000_000, "Linux version 6.8")]
+    async with sampling(host, [KernelLogStream()]) as run:
+        assert [event.boot_ns for event in run.frames[0].events] == [NS]
+        assert counted(run.frames[0], RECORDS) == 2
+
+
+async def test_overwritten_records_are_counted_as_lost() -> None:
+    host = FakeHost()
+    async with sampling(host, [KernelLogStream()]) as run:
+        host.log.waiting = [record(10, 1, "a"), record(11, 2, "b"), record(15, 3, "c")]
+        await run.step()
+        assert (counted(run.frames[-1], RECORDS), counted(run.frames[-1], LOST)) == (3, 3)
+        host.log.waiting = [record(100, 4, "d")]
+        await run.step()
+        assert counted(run.frames[-1], LOST) == 3 + 84
+
+
+def test_lines_below_a_record_belong_to_it() -> None:
+    host = FakeHost()
+    host.log.waiting = [record(1, 1, f"{XID}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0")]
+    reader = Reader(KernelLogStream(), host, ORIGIN)
+    frame = reader.run().frame
+    assert counted(frame, "railscope_kernel_xids_total") == 1
+    assert counted(frame, LOST) == 0
+
+
+async def test_a_log_that_may_not_be_read_is_denied_and_taken_up_when_it_may() -> None:
+    host = FakeHost()
+    host.log.closed = DENIED
+    async with sampling(host, [KernelLogStream()]) as run:
+        status = run.sampler.statuses["kernel"]
+        assert (status.state, run.frames) == (UNSUPPORTED, [])
+        (finding,) = status.findings
+        assert (finding.verdict, finding.detail) == (Verdict.DENIED, "/dev/kmsg: Permission denied")
+        assert "CAP_SYSLOG" in finding.remedy
+        host.log.closed = None
+        host.log.waiting = [record(1, 1, XID)]
+        await run.step(60)
+        assert (status.state, counted(run.frames[-1], "railscope_kernel_xids_total")) == (OK, 1)
+
+
+def test_a_machine_without_a_log_has_none() -> None:
+    host = FakeHost()
+    host.log.closed = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    (finding,) = read_once(KernelLogStream(), host).findings
+    assert finding.verdict is Verdict.ABSENT
+
+
+async def test_a_log_that_is_opened_again_is_not_counted_twice() -> None:
+    """It starts over from the oldest record that is left."""
+    host = FakeHost()
+    old = [record(7, 7, XID), record(8, 8, "b")]
+    host.log.waiting = list(old)
+    async with sampling(host, [KernelLogStream()]) as run:
+        host.log.broken = OSError(errno.EIO, "Input/output error")
+        await run.step()
+        await run.step()
+        host.log.broken = None
+        host.log.waiting = [*old, record(9, 9, XID)]
+        await run.step(60)
+        last = run.frames[-1]
+        assert counted(last, "railscope_kernel_xids_total") == 2
+        assert (counted(last, RECORDS), counted(last, LOST)) == (3, 0)
+        assert sum(len(frame.events) for frame in run.frames) == 2
+
+
+def test_a_flood_of_different_messages_stays_bounded() -> None:
+    host = FakeHost()
+    host.log.waiting = [
+        record(number, number, f"NVRM: Xid (PCI:0000:{number // 256:02x}:{number % 256:02x}): 13")
+        for number in range(1, 3001)
+    ]
+    reader = Reader(KernelLogStream(), host, ORIGIN)
+    frame = reader.run().frame
+    assert frame is not None
+    assert counted(frame, "railscope_kernel_xids_total") == 3000
+    assert len(frame.values) < 1100
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("mlx5_core 0000:3b:00.0 ens1f0np0: Link down", ("ens1f0np0", "down")),
+        ("mlx5_core 0000:3b:00.0 ens1f0np0: Link up", ("ens1f0np0", "up")),
+        ("igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Up 1000 Mbps Full Duplex", ("eno1", "up")),
+        ("bnxt_en 0000:5e:00.0 ens2: NIC Link is Down", ("ens2", "down")),
+        ("IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready", ("eth0", "up")),
+        ("pcieport 0000:00:03.0: AER: Corrected error received: 0000:3b:00.0", ("0000:3b:00.0", "correctable")),
+        ("pcieport 0000:00:03.0: AER: Correctable error message received from 0000:3b:00.0", ("0000:3b:00.0", "correctable")),
+        ("pcieport 0000:00:03.0: AER: Multiple Uncorrectable (Non-Fatal) error message received from 0000:3b:00.0", ("0000:3b:00.0", "nonfatal")),
+        ("pcieport 0000:00:03.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", ("0000:3b:00.0", "fatal")),
+        ("Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB", ()),
+        ("Memory cgroup out of memory: Killed process 1 (a b) total-vm:1kB", ()),
+    ],
+)  # fmt: skip
+def test_messages_of_the_kernel(text: str, key: tuple[str, ...]) -> None:
+    message = understand(text)
+    assert message is not None
+    assert message.entity.key == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  590.48.01",
+        "nvidia-nvswitch3: using MSI",
+        "pci 0000:3b:00.0: 252.048 Gb/s available PCIe bandwidth (32.0 GT/s PCIe x8 link)",
+        "nvme nvme0: Shutdown timeout set to 8 seconds",
+        "AER: aer_layer=Transaction Layer, aer_agent=Receiver ID",
+        "audit: type=1400 link up",
+        "r8169: Uplink: none",
+    ],
+)
+def test_messages_that_mean_nothing_to_us(text: str) -> None:
+    assert understand(text) is None
+
+
+# The log as a file of a copied tree, and the device -------------------------------------------------
+
+
+def test_a_file_of_records_is_read_to_its_last_whole_line(tmp_path: Path) -> None:
+    file = tmp_path / "kmsg"
+    file.write_text("6,1,1,-;one\n6,2,2,-;two\n6,3,")
+    log = RealKernelLog(str(file))
+    assert log.poll() == ["6,1,1,-;one", "6,2,2,-;two"]
+    assert log.poll() == []
+    with file.open("a") as more:
+        more.write("3,-;three\n")
+    assert log.poll() == ["6,3,3,-;three"]
+    log.close()
+
+
+def test_the_device_gives_records_in_order() -> None:
+    if not os.access("/dev/kmsg", os.R_OK):
+        pytest.skip("/dev/kmsg cannot be read here: needs CAP_SYSLOG and the device")
+    log = RealKernelLog("/dev/kmsg")
+    try:
+        sequences = [int(found.split(",")[1]) for found in log.poll()]
+    finally:
+        log.close()
+    assert sequences == sorted(set(sequences))

@@ -1,0 +1,154 @@
+"""The list of a card's statistics changes while the card runs."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+import pytest
+from support.machine import FakeHost
+from support.reading import ORIGIN, read_once, readings
+from support.sampling import sampling
+
+from agent.reader import Reader
+from agent.source import Verdict
+from agent.sources.nic import Nic
+from agent.status import OK, PARTIAL
+from railscope.frame import Frame
+from railscope.reading import Absent, Reading
+
+BYTES, PFC = "railscope_nic_receive_bytes_total", "railscope_nic_receive_pfc_pause_frames_total"
+DISCARDS = "railscope_nic_receive_discarded_packets_total"
+
+
+def tell(host: FakeHost, statistics: Mapping[str, int], card: str = "eth0") -> None:
+    """Let the driver of a card answer with these statistics."""
+    host.files[f"/sys/class/net/{card}/mtu"] = "9000"
+    host.calls[f"ethtool.driver({card})"] = {
+        "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "",
+    }  # fmt: skip
+    host.calls[f"ethtool.statistics({card})"] = {
+        "names": list(statistics), "values": list(statistics.values()),
+    }  # fmt: skip
+
+
+def told(frame: Frame) -> dict[tuple[str, tuple[str, ...]], Reading]:
+    return readings(frame)
+
+
+async def test_what_vanished_is_gone_and_leaves_with_the_next_probe() -> None:
+    host = FakeHost()
+    tell(host, {"rx_discards_phy": 1, "rx_prio3_pause": 2, "rx_bytes_phy": 3})
+    async with sampling(host, [Nic()]) as run:
+        tell(host, {"rx_discards_phy": 10, "rx_bytes_phy": 30})
+        await run.step()
+        assert told(run.frames[-1]) == {
+            (DISCARDS, ("eth0",)): 10, (BYTES, ("eth0",)): 30, (PFC, ("eth0", "3")): Absent.GONE,
+        }  # fmt: skip
+        assert run.sampler.statuses["nic"].state == PARTIAL
+        await run.step(5)
+        assert told(run.frames[-1]) == {(DISCARDS, ("eth0",)): 10, (BYTES, ("eth0",)): 30}
+        assert run.sampler.statuses["nic"].state == OK
+
+
+async def test_what_appeared_gets_its_column_with_the_next_probe() -> None:
+    host = FakeHost()
+    tell(host, {"rx_bytes_phy": 3})
+    async with sampling(host, [Nic()]) as run:
+        tell(host, {"rx_prio3_pause": 7, "rx_bytes_phy": 4})
+        await run.step()
+        assert told(run.frames[-1]) == {(BYTES, ("eth0",)): 4}
+        await run.step(60)
+        assert told(run.frames[-1]) == {(BYTES, ("eth0",)): 4, (PFC, ("eth0", "3")): 7}
+
+
+def test_values_are_never_told_under_the_name_of_a_neighbour() -> None:
+    """Same length, other order: the most dangerous change of all."""
+    host = FakeHost()
+    tell(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
+    reader = Reader(Nic(), host, ORIGIN)
+    reader.run()
+    tell(host, {"rx_discards_phy": 20, "rx_bytes_phy": 10})
+    frame = reader.run().frame
+    assert frame is not None
+    assert told(frame) == {(BYTES, ("eth0",)): 10, (DISCARDS, ("eth0",)): 20}
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_statistics_have_64_bits(moved: bool) -> None:  # noqa: FBT001 - the case
+    host = FakeHost()
+    tell(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
+    reader = Reader(Nic(), host, ORIGIN)
+    reader.run()
+    large = {"rx_bytes_phy": 2**64 - 1, "rx_discards_phy": 2**63}
+    tell(host, dict(reversed(large.items())) if moved else large)
+    frame = reader.run().frame
+    assert frame is not None
+    assert told(frame) == {(BYTES, ("eth0",)): 2**64 - 1, (DISCARDS, ("eth0",)): 2**63}
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EAGAIN, Absent.ERROR),
+        (errno.ENODEV, Absent.GONE),
+        (errno.EPERM, Absent.DENIED),
+    ],
+)
+def test_one_card_in_trouble_harms_no_other(number: int, reason: Absent) -> None:
+    host = FakeHost()
+    for card in ("eth0", "eth1"):
+        tell(host, {"rx_bytes_phy": 1}, card)
+    reader = Reader(Nic(), host, ORIGIN)
+    reader.run()
+    host.calls["ethtool.statistics(eth0)"] = OSError(number, "trouble")
+    frame = reader.run().frame
+    assert frame is not None
+    assert told(frame) == {(BYTES, ("eth0",)): reason, (BYTES, ("eth1",)): 1}
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict", "remedy"),
+    [
+        (errno.EOPNOTSUPP, Verdict.ABSENT, ""),
+        (errno.EPERM, Verdict.DENIED, "SIOCETHTOOL"),
+        (errno.EIO, Verdict.BROKEN, ""),
+    ],
+)
+def test_a_card_that_cannot_be_asked_is_a_finding(
+    number: int, verdict: Verdict, remedy: str
+) -> None:
+    host = FakeHost()
+    tell(host, {"rx_bytes_phy": 1})
+    host.calls["ethtool.driver(eth0)"] = OSError(number, "trouble")
+    (finding,) = read_once(Nic(), host).findings
+    assert finding.verdict is verdict
+    assert remedy in finding.remedy
+
+
+def test_what_is_no_interface_is_no_finding_of_something_broken() -> None:
+    """/sys/class/net holds the file bonding_masters, and interfaces come and go."""
+    host = FakeHost()
+    tell(host, {"rx_bytes_phy": 1})
+    host.files["/sys/class/net/bonding_masters"] = "bond0"
+    host.calls["ethtool.driver(bonding_masters)"] = OSError(errno.ENODEV, "No such device")
+    verdicts = {finding.what: finding.verdict for finding in read_once(Nic(), host).findings}
+    assert Verdict.BROKEN not in verdicts.values()
+    assert verdicts["statistics of eth0"] is Verdict.SUPPORTED
+
+
+def test_a_card_knows_its_rdma_device() -> None:
+    host = FakeHost()
+    tell(host, {"rx_bytes_phy": 1})
+    host.calls["ethtool.driver(eth0)"]["bus"] = "0000:3b:00.0"
+    place = "/sys/devices/pci0000:3a/0000:3b:00.0"
+    host.files[f"{place}/vendor"] = "0x15b3"
+    host.links["/sys/bus/pci/devices/0000:3b:00.0"] = place
+    host.links["/sys/class/infiniband/mlx5_3/device"] = place
+    frame = read_once(Nic(), host).frame
+    assert frame is not None
+    (card,) = frame.schema.entities
+    assert dict(card.facts) == {
+        "driver": "mlx5_core", "firmware": "28.39", "pci_address": "0000:3b:00.0",
+        "rdma_device": "mlx5_3",
+    }  # fmt: skip

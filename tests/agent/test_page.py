@@ -1,0 +1,242 @@
+"""The agent's page: who may read it, in which form, and what is too old to be shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from support.cards import add_card
+from support.clock import ManualClock
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.pages import Sample, sample, samples
+from support.sampling import sampling
+
+from agent.host import NvmlError
+from agent.http_server import HttpServer
+from agent.sinks.prometheus import Page
+from agent.sources.gpu import Gpu
+from agent.sources.rdma import Rdma
+from agent.status import FAILED, OK, STARTING, UNSUPPORTED, Status
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+SHOWN = "let-me-in"
+PACKETS = sample("railscope_rdma_transmit_packets_total", device="mlx5_0", port="1")
+POWER = sample("railscope_gpu_power_watts", gpu="GPU-0")
+
+
+@asynccontextmanager
+async def served(
+    statuses: Iterable[Status], clock: ManualClock, token: str = ""
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with the page of these sources."""
+    listed = list(statuses)
+    page = Page("node-1", lambda: listed, lambda: clock.now().boot_ns, token)
+    server = HttpServer(page.respond)
+    _, port = await server.start("127.0.0.1:0", None)
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as found:
+            yield found
+    finally:
+        await server.close()
+
+
+def host_with_card() -> FakeHost:
+    host = FakeHost()
+    add_card(host)
+    add_gpus(host, 1)
+    return host
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        (OPENMETRICS, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+    ],
+)
+async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content_type: str) -> None:
+    host = host_with_card()
+    async with (
+        sampling(host, [Rdma()]) as run,
+        served(run.sampler.statuses.values(), host.clock) as session,
+        session.get("/metrics", headers={"Accept": accept} if accept else {}) as answer,
+    ):
+        text = await answer.text()
+        assert (answer.status, answer.headers["Content-Type"]) == (200, content_type)
+        assert "Accept" in answer.headers["Vary"]
+        assert text.endswith("# EOF\n") == ("openmetrics" in content_type)
+        assert samples(text)[PACKETS] == 100
+
+
+@pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])
+async def test_the_page_is_compressed_for_those_who_take_it(accept: str) -> None:
+    host = host_with_card()
+    async with (
+        sampling(host, [Rdma(), Gpu.load()]) as run,
+        served(run.sampler.statuses.values(), host.clock) as session,
+    ):
+        bodies: dict[str, str] = {}
+        sizes: dict[str, int] = {}
+        for encoding in ("identity", "gzip", "deflate, gzip;q=1.0, *;q=0.5"):
+            headers = {"Accept": accept, "Accept-Encoding": encoding}
+            async with session.get("/metrics", headers=headers) as answer:
+                packed = answer.headers.get("Content-Encoding") == "gzip"
+                assert packed == ("gzip" in encoding)
+                assert "Accept-Encoding" in answer.headers["Vary"]
+                bodies[encoding] = await answer.text()
+                sizes[encoding] = int(answer.headers["Content-Length"])
+        assert len(set(bodies.values())) == 1
+        assert sizes["gzip"] < sizes["identity"] / 3
+
+
+async def test_a_head_request_has_no_body() -> None:
+    host = host_with_card()
+    async with (
+        sampling(host, [Rdma()]) as run,
+        served(run.sampler.statuses.values(), host.clock) as session,
+        session.head("/metrics", headers={"Accept-Encoding": "identity"}) as answer,
+    ):
+        assert answer.status == 200
+        assert int(answer.headers["Content-Length"]) > 100
+        assert await answer.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("POST", "/metrics", 405), ("GET", "/metrics?x=1", 200)],
+)
+async def test_other_paths_and_methods(method: str, path: str, status: int) -> None:
+    async with (
+        served([], ManualClock()) as session,
+        session.request(method, path) as answer,
+    ):
+        assert answer.status == status
+
+
+async def test_a_token_guards_the_page_and_not_its_health() -> None:
+    async with served([], ManualClock(), SHOWN) as session:
+        for header, status in (
+            (None, 401),
+            ("Bearer wrong", 401),
+            (f"Bearer {SHOWN}-too", 401),
+            ("Bearer l\xe9t", 401),
+            ("Basic bGV0OmluCg==", 401),
+            (f"Bearer {SHOWN}", 200),
+        ):
+            headers = {"Authorization": header} if header else {}
+            for path in ("/metrics", "/"):
+                async with session.get(path, headers=headers) as answer:
+                    assert (answer.status, header) == (status, header)
+                    if status == 401:
+                        assert answer.headers["WWW-Authenticate"] == "Bearer"
+                        assert "page token" in await answer.text()
+        for path in ("/-/healthy", "/-/ready"):
+            async with session.get(path) as answer:
+                assert answer.status == 200
+
+
+async def test_ready_when_every_source_has_reported() -> None:
+    gpu, rdma = Status(Gpu.load()), Status(Rdma())
+    async with served([gpu, rdma], ManualClock()) as session:
+        for states, status, text in (
+            ((STARTING, STARTING), 503, "waiting for gpu, rdma"),
+            ((STARTING, OK), 503, "waiting for gpu"),
+            ((FAILED, UNSUPPORTED), 200, "ready"),
+        ):
+            gpu.state, rdma.state = states
+            async with session.get("/-/ready") as answer:
+                assert (answer.status, (await answer.text()).strip()) == (status, text)
+            async with session.get("/-/healthy") as answer:
+                assert answer.status == 200, "alive, whatever its sources do"
+
+
+async def page_of(session: aiohttp.ClientSession) -> dict[Sample, float]:
+    async with session.get("/metrics", headers={"Accept-Encoding": "identity"}) as answer:
+        return samples(await answer.text())
+
+
+async def test_readings_that_are_too_old_are_left_out() -> None:
+    """Three periods, but never less than five seconds."""
+    host = host_with_card()
+    async with sampling(host, [Rdma(1.0), Gpu.load(4.0)]) as run:
+        statuses = run.sampler.statuses.values()
+    async with served(statuses, host.clock) as session:
+        assert {PACKETS, POWER} <= set(await page_of(session))
+        host.clock.advance(5.0)
+        assert {PACKETS, POWER} <= set(await page_of(session))
+        host.clock.advance(0.1)
+        assert PACKETS not in await page_of(session)
+        assert POWER in await page_of(session)
+        host.clock.advance(6.8)
+        assert POWER in await page_of(session)
+        host.clock.advance(0.2)
+        assert await page_of(session) == {}
+
+
+async def test_a_step_of_the_wall_clock_makes_nothing_old() -> None:
+    host = host_with_card()
+    async with (
+        sampling(host, [Rdma()]) as run,
+        served(run.sampler.statuses.values(), host.clock) as session,
+    ):
+        host.clock.step_wall(-7 * 24 * 3600)
+        assert PACKETS in await page_of(session)
+        host.clock.step_wall(14 * 24 * 3600)
+        assert PACKETS in await page_of(session)
+
+
+async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
+    host = host_with_card()
+    count = "nvml.nvmlDeviceGetCount()"
+    async with (
+        sampling(host, [Rdma(), Gpu.load()]) as run,
+        served(run.sampler.statuses.values(), host.clock) as session,
+    ):
+        assert POWER in await page_of(session)
+        healthy, host.calls[count] = host.calls[count], NvmlError(999)
+        await run.step(60)  # the next probe
+        assert set(await page_of(session)) >= {PACKETS}
+        assert POWER not in await page_of(session)
+        host.calls[count] = healthy
+        await run.step()
+        assert POWER in await page_of(session)
+
+
+async def test_the_landing_page_tells_how_sources_fare_and_escapes_what_they_say() -> None:
+    broken = Status(Gpu.load(), state=FAILED, problem="<script>alert(1)</script>")
+    async with (
+        served([broken, Status(Rdma(), state=OK)], ManualClock()) as session,
+        session.get("/", headers={"Accept-Encoding": "identity"}) as answer,
+    ):
+        text = await answer.text()
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "<td class=failed>failed" in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<script>" not in text
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"nonsense\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET /metrics HTTP/1.0\r\n\r\n", b"HTTP/1.1 200"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 60_000 + b"\r\n\r\n", b"HTTP/1.1 431"),
+    ],
+    ids=["no HTTP", "no host", "HTTP 1.0", "endless header"],
+)
+async def test_requests_of_the_odd_kind(request_: bytes, answer: bytes) -> None:
+    page = Page("node-1", list, lambda: 0, "")
+    server = HttpServer(page.respond)
+    host, port = await server.start("127.0.0.1:0", None)
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(request_)
+    async with asyncio.timeout(5):
+        assert (await reader.readline()).startswith(answer)
+    writer.close()
+    await server.close()

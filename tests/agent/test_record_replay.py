@@ -1,0 +1,289 @@
+"""Recording a server and replaying it: the same frames, and no secrets."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.cards import INFINIBAND
+from support.clock import ManualClock
+from support.gpus import of_gpu
+from support.machine import FakeHost
+from support.pages import samples
+from support.reading import ORIGIN, read_once
+from support.tree import HOSTNAME, TreeHost, make_tree
+
+from agent.cli import agent
+from agent.config import Periods
+from agent.host import Host, NvmlError
+from agent.host.recorded import RecordedHost
+from agent.host.recording import RecordingHost, Redactor
+from agent.reader import Reader
+from agent.service import machine_sources
+from agent.source import Verdict
+from agent.streams.kernel_log import KernelLogStream
+from railscope.capture import About, Capture, read_capture
+from railscope.frame import Frame, Instant
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+TICKS = 6
+Change = Callable[[TreeHost, Path], None]
+
+
+def appended(root: Path, sequence: int, text: str) -> None:
+    with (root / "dev/kmsg").open("a") as log:
+        log.write(f"3,{sequence},{sequence * 1000},-;{text}\n")
+
+
+def counter(root: Path, card: str) -> Path:
+    return root / INFINIBAND[1:] / card / "ports/1/counters/port_xmit_packets"
+
+
+def nothing(host: TreeHost, root: Path) -> None:
+    del host, root
+
+
+def traffic(host: TreeHost, root: Path) -> None:
+    counter(root, "mlx5_0").write_text("12345678901234567890")
+    host.tell_card(2)
+
+
+def loss(host: TreeHost, root: Path) -> None:
+    appended(root, 2, XID)
+    host.drivers.calls |= dict.fromkeys(of_gpu(host.drivers, 1), NvmlError(15))
+
+
+def removal(host: TreeHost, root: Path) -> None:
+    del host
+    counter(root, "mlx5_1").write_text("")
+    counter(root, "mlx5_1").unlink()
+
+
+def refusal(host: TreeHost, root: Path) -> None:
+    counter(root, "mlx5_1").write_text("garbage")
+    host.drivers.calls["ethtool.statistics(eth0)"] = OSError(errno.EPERM, "not permitted")
+
+
+STORY: list[Change] = [nothing, traffic, loss, removal, refusal, nothing]
+
+
+def frames_of(host: Host, clock: ManualClock, change: Callable[[int], None]) -> list[Frame]:
+    """What all sources say at each tick, something changing before each."""
+    readers = [Reader(source, host, ORIGIN) for source in machine_sources(Periods())]
+    found = []
+    for tick in range(TICKS):
+        change(tick)
+        found += [frame for reader in readers if (frame := reader.run().frame)]
+        clock.advance(1)
+    return found
+
+
+def recorded(root: Path, redactor: Redactor | None = None) -> tuple[list[Frame], Capture]:
+    """Live frames of the story, and the capture of it."""
+    clock = ManualClock()
+    host = TreeHost(make_tree(root), clock)
+    recording = RecordingHost(host, redactor)
+    live = frames_of(recording, clock, lambda tick: STORY[tick](host, root))
+    about = About("node-1", "boot-1", 0, 0, TICKS * 10**9, "test")
+    return live, Capture(about, tuple(recording.moments))
+
+
+def replayed(capture: Capture) -> list[Frame]:
+    clock = ManualClock()
+    started = clock.now().boot_ns
+    host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - started)
+    return frames_of(host, clock, lambda _: None)
+
+
+def test_a_replay_says_what_the_machine_said(tmp_path: Path) -> None:
+    live, capture = recorded(tmp_path / "root")
+    capture.write(tmp_path / "capture")
+    again = replayed(read_capture(tmp_path / "capture"))
+    assert len(live) == len(again) > TICKS * 5
+    for before, after in zip(live, again, strict=True):
+        assert after == before
+    assert sum(len(frame.events) for frame in again) == 1
+    assert any(frame.reasons for frame in again)
+
+
+def test_a_replay_starts_over_when_its_time_does(tmp_path: Path) -> None:
+    _, capture = recorded(tmp_path / "root")
+    offset = 0
+    host = RecordedHost(capture, ManualClock(), lambda: offset)
+    path = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
+    log = host.kernel_log()
+    for _ in range(2):
+        offset = 0
+        assert host.read(path) == b"100"
+        assert len(log.poll()) == 1
+        offset = 5 * 10**9
+        assert host.read(path) == b"12345678901234567890"
+        assert len(log.poll()) == 1
+
+
+def test_what_was_never_asked_does_not_exist(tmp_path: Path) -> None:
+    _, capture = recorded(tmp_path / "root")
+    host = RecordedHost(capture, ManualClock(), lambda: 0)
+    for ask in (host.read, host.names, host.resolve):
+        with pytest.raises(FileNotFoundError):
+            ask("/never/asked")
+    with pytest.raises(FileNotFoundError):
+        host.call("nvml", "nvmlNeverAsked", 0)
+
+
+def test_only_what_changed_is_kept(tmp_path: Path) -> None:
+    _, capture = recorded(tmp_path / "root")
+    sizes = [len(moment.to_line()) for moment in capture.moments]
+    assert len(sizes) == TICKS - 1, "nothing happened at the last tick"
+    assert sizes[1] < sizes[0] / 20, "two counters moved"
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"), [(errno.EPERM, Verdict.DENIED), (errno.ENOENT, Verdict.ABSENT)]
+)
+def test_a_log_that_could_not_be_read_cannot_be_replayed(error: int, verdict: Verdict) -> None:
+    """Else the replay would say that there was no Xid, which nobody knows."""
+    live = FakeHost()
+    live.log.closed = OSError(error, "cannot be opened")
+    recording = RecordingHost(live)
+    outcome = read_once(KernelLogStream(), recording)
+    capture = Capture(About("n", "b", 0, 0, 1, "test"), tuple(recording.moments))
+    again = read_once(KernelLogStream(), RecordedHost(capture, ManualClock(), lambda: 0))
+    assert [f.verdict for f in outcome.findings] == [f.verdict for f in again.findings] == [verdict]
+    assert outcome.frame is again.frame is None
+
+
+# Redaction ----------------------------------------------------------------------------------------
+
+UUID = "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+SERIAL = "1650123456789"
+MAC = "a0:88:c2:01:02:03"
+GUID = "a088:c203:0001:0203"
+GID = "fe80:0000:0000:0000:a288:c2ff:fe01:0203"
+SECRETS = (UUID, UUID.removeprefix("GPU-"), SERIAL, MAC, GUID, GID, HOSTNAME)
+
+
+def secretive() -> FakeHost:
+    """A machine that tells all its secrets, some of them twice."""
+    host = FakeHost()
+    host.files = {
+        "/proc/sys/kernel/hostname": HOSTNAME,
+        "/sys/address": MAC,
+        "/sys/ADDRESS": MAC.upper(),
+        "/sys/guids": f"{GUID} {GID}",
+        "/sys/more": f"{UUID} on {HOSTNAME}, {MAC}; counter 4711; 0000:3b:00.0",
+    }
+    host.calls = {"nvml.nvmlDeviceGetUUID(0)": UUID, "nvml.nvmlDeviceGetSerial(0)": SERIAL}
+    host.log.waiting = [f"6,1,1,-;{HOSTNAME} {UUID} {MAC} says hello"]
+    return host
+
+
+def ask_everything(host: Host) -> None:
+    for path in ("/proc/sys/kernel/hostname", "/sys/address", "/sys/ADDRESS", "/sys/guids"):
+        host.read(path)
+    for function in ("nvmlDeviceGetUUID", "nvmlDeviceGetSerial"):
+        host.call("nvml", function, 0)
+    host.read("/sys/more")
+    host.kernel_log().poll()
+
+
+def test_no_secret_is_left_and_each_has_one_stand_in(tmp_path: Path) -> None:
+    recording = RecordingHost(secretive(), Redactor([HOSTNAME]))
+    ask_everything(recording)
+    Capture(About("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
+    text = "".join(file.read_text() for file in tmp_path.iterdir()).lower()
+    assert [secret for secret in SECRETS if secret.lower() in text] == []
+    assert SERIAL not in text
+    (moment,) = recording.moments
+    name, mac = moment.files["/proc/sys/kernel/hostname"], moment.files["/sys/address"]
+    uuid = moment.calls["nvml.nvmlDeviceGetUUID(0)"]
+    assert moment.files["/sys/more"] == f"{uuid} on {name}, {mac}; counter 4711; 0000:3b:00.0"
+    assert moment.log == [f"6,1,1,-;{name} {uuid} {mac} says hello"]
+    assert re.fullmatch(r"GPU-[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}", uuid)
+    assert re.fullmatch(r"[\da-f]{2}(:[\da-f]{2}){5}", mac)
+    assert moment.files["/sys/ADDRESS"].lower() == mac
+
+
+def test_different_things_keep_different_names() -> None:
+    redactor = Redactor()
+    names = {redactor.text(f"GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1{n:02x}") for n in range(100)}
+    assert len(names) == 100
+
+
+class RestlessClock(ManualClock):
+    """Each look at it takes longer than one moment of a capture lasts."""
+
+    def now(self) -> Instant:
+        self.advance(0.05)
+        return super().now()
+
+
+def test_a_serial_number_is_hidden_from_its_first_mention(tmp_path: Path) -> None:
+    host = FakeHost(RestlessClock())
+    host.calls["nvml.nvmlDeviceGetSerial(0)"] = SERIAL
+    recording = RecordingHost(host, Redactor())
+    recording.call("nvml", "nvmlDeviceGetSerial", 0)
+    Capture(About("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
+    assert SERIAL not in (tmp_path / "timeline.jsonl").read_text()
+
+
+def test_a_redacted_capture_replays_the_same_numbers(tmp_path: Path) -> None:
+    live, capture = recorded(tmp_path / "root", Redactor([HOSTNAME]))
+    again = replayed(capture)
+    assert [frame.values for frame in again] == [frame.values for frame in live]
+    assert [frame.reasons for frame in again] == [frame.reasons for frame in live]
+
+
+# The commands -------------------------------------------------------------------------------------
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    outcome = CliRunner().invoke(agent, [str(argument) for argument in arguments])
+    return outcome.exit_code, outcome.output
+
+
+def test_record_and_replay_by_command(tmp_path: Path) -> None:
+    root, folder = make_tree(tmp_path / "root"), tmp_path / "capture"
+    code, said = run("record", "--root", root, "--seconds", "0.1", folder)
+    assert (code, said.count(HOSTNAME)) == (0, 1), said
+    code, live = run("once", "--root", root)
+    code_of_replay, again = run("once", "--replay", folder)
+    assert code == code_of_replay == 0
+
+    def machine(page: str) -> dict[object, float]:
+        own = ("railscope_agent_", "railscope_source_")
+        return {label: v for label, v in samples(page).items() if not label[0].startswith(own)}
+
+    assert machine(again) == machine(live)
+    assert len(machine(live)) > 30
+
+
+def test_a_redacted_recording_tells_no_name(tmp_path: Path) -> None:
+    root, folder = make_tree(tmp_path / "root"), tmp_path / "capture"
+    code, said = run("record", "--root", root, "--seconds", "0", "--redact", folder)
+    assert code == 0
+    written = "".join(file.read_text() for file in folder.iterdir())
+    assert HOSTNAME not in written + said
+    assert "11111111-2222" not in written
+    assert read_capture(folder).about.redacted
+
+
+def test_a_capture_is_not_written_over_another(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("")
+    code, said = run("record", "--seconds", "0", "--root", tmp_path, tmp_path)
+    assert code == 1
+    assert f"{tmp_path} is not empty: choose a new folder" in said
+
+
+@pytest.mark.parametrize("command", ["once", "check", "run"])
+def test_a_damaged_capture_is_one_clear_line(tmp_path: Path, command: str) -> None:
+    Capture(About("n", "b", 0, 0, 1, "t"), ()).write(tmp_path)
+    (tmp_path / "timeline.jsonl").write_text('{"t":0}\n{"t":')
+    code, said = run(command, "--replay", tmp_path)
+    assert code == 1
+    assert said.startswith(f"Error: {tmp_path}/timeline.jsonl: line 2 is damaged: ")
+    assert said.count("\n") == 1

@@ -1,0 +1,200 @@
+"""A disk that is full or broken: envelopes wait in memory, and nothing is lost in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp.web import Request, Response
+from structlog.testing import capture_logs
+from support.collector import ScriptedCollector, take
+from support.reading import ORIGIN
+from support.shipping import SCHEMA, Shipping, link_to, shipping
+
+from agent.config import CollectorLink
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP
+from railscope.entity import Entity
+from railscope.frame import Event, Origin
+from railscope.wire import Envelope, schema_identity
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+async def away() -> tuple[ScriptedCollector, CollectorLink]:
+    """A collector that is not there yet, and the link to it."""
+    collector = ScriptedCollector()
+    async with collector.serving():
+        return collector, link_to(collector)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)]
+    outcome = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if outcome.returncode:
+        pytest.skip(f"no small file system can be mounted here: {outcome.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def publish_large(run: Shipping, size: int) -> None:
+    """Publish a frame that takes so many bytes in an envelope, whatever the compression."""
+    noise = random.Random(len(run.sent))  # noqa: S311 - nothing secret
+    text = "".join(chr(0x4E00 + noise.getrandbits(14)) for _ in range(size // 2))
+    now = run.clock.now()
+    entity = Entity(DROP, ("disk",))
+    run.publish(events=(Event(GAP_EVENT, entity, now.wall_ns, now.boot_ns, {"frames": text}),))
+
+
+async def test_a_full_disk_costs_nothing_that_memory_can_hold(
+    small_disk: Path, away: tuple[ScriptedCollector, CollectorLink]
+) -> None:
+    collector, link = away
+    with capture_logs() as logs:
+        async with shipping(small_disk, link) as run:
+            for _ in range(6):
+                publish_large(run, 40_000)
+                await run.shipper.flush()
+            on_disk = len(list((small_disk / "spool").iterdir()))
+            assert 0 < on_disk < run.stats.spool_envelopes == 6
+            assert run.stats.spool_bytes > 6 * 40_000
+            await run.failed()
+            async with collector.serving():
+                run.retry()
+                await run.shipped(6)
+                assert sorted(collector.taken) == run.sent
+                await run.flush()
+                await run.shipped(7)
+        assert sum(run.stats.dropped_frames.values()) == 0
+    (failed,) = [entry for entry in logs if entry["event"] == "spool_failed"]
+    assert failed["problem"] == "No space left on device"
+    assert "make room" in failed["advice"]
+
+
+async def test_a_disk_that_comes_back_is_used_again(
+    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+) -> None:
+    collector, link = away
+    async with shipping(tmp_path, link) as run:
+        spool = tmp_path / "spool"
+        shutil.rmtree(spool)
+        await run.flush(2)
+        assert (run.stats.spool_envelopes, spool.exists()) == (1, False)
+        spool.mkdir()
+        await run.flush(3)
+        assert len(list(spool.iterdir())) == 1
+        await run.failed()
+        async with collector.serving():
+            run.retry()
+            await run.shipped(5)
+            assert sorted(collector.taken) == run.sent
+            assert collector.duplicates == []
+
+
+async def test_memory_is_bounded_and_what_goes_is_counted(
+    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+) -> None:
+    collector, link = away
+    async with shipping(tmp_path, link) as run:
+        shutil.rmtree(tmp_path / "spool")
+        for _ in range(3):
+            publish_large(run, 6 * MEBIBYTE)
+            await run.shipper.flush()
+        assert run.stats.dropped_frames["disk"] == 1
+        assert [event.entity.key for event in run.events] == [("disk",)]
+        await run.failed()
+        async with collector.serving():
+            run.retry()
+            await run.shipped(2)
+            assert collector.taken == run.sent[1:]
+
+
+async def test_what_is_given_up_while_it_is_sent_takes_nothing_else_along(tmp_path: Path) -> None:
+    """The oldest in memory is under way when a newer one pushes it out."""
+    release = asyncio.Event()
+
+    async def hold(self: ScriptedCollector, request: Request, envelope: Envelope) -> Response:
+        await release.wait()
+        return await take(self, request, envelope)
+
+    async with ScriptedCollector().serving() as collector:
+        async with shipping(tmp_path, link_to(collector)) as run:
+            await run.flush()
+            await run.shipped(1)
+            shutil.rmtree(tmp_path / "spool")
+            collector.script.append(hold)
+            for _ in range(3):
+                publish_large(run, 6 * MEBIBYTE)
+                await run.shipper.flush()
+            assert run.stats.dropped_frames["disk"] == 1
+            release.set()
+            await run.shipped(3)
+            await run.flush()
+            await run.shipped(4)
+        assert collector.taken == run.sent
+        assert collector.duplicates == []
+
+
+async def test_a_schema_that_did_not_fit_on_the_disk_is_kept_when_there_is_room(
+    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+) -> None:
+    collector, link = away
+    with capture_logs() as logs:
+        async with shipping(tmp_path, link) as first:
+            in_the_way = tmp_path / "schemas" / f"{schema_identity(SCHEMA).hex()}.partial"
+            in_the_way.mkdir()
+            await first.flush()
+            await first.flush()
+            in_the_way.rmdir()
+            await first.flush()
+    assert [entry["event"] for entry in logs].count("schema_not_kept") == 1
+    async with collector.serving():
+        async with shipping(tmp_path, link, Origin(ORIGIN.node, "run-2", "boot-1")) as second:
+            await second.shipped(3)
+        assert collector.taken == first.sent
+
+
+async def test_the_bound_of_the_spool_reports_the_gap(
+    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+) -> None:
+    collector, link = away
+    bounded = CollectorLink(url=link.url, spool_bytes=100_000)
+    async with shipping(tmp_path, bounded) as run:
+        for _ in range(4):
+            publish_large(run, 40_000)
+            await run.shipper.flush()
+        assert run.stats.dropped_frames["spool_full"] == 2
+        gaps = [(event.entity.key, event.facts["frames"]) for event in run.events]
+        assert gaps == [(("spool_full",), "1")] * 2
+        await run.failed()
+        async with collector.serving():
+            run.retry()
+            await run.shipped(2)
+            assert collector.taken == run.sent[2:]
+
+
+async def test_a_damaged_envelope_is_reported_and_the_rest_goes_on(
+    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+) -> None:
+    collector, link = away
+    async with shipping(tmp_path, link) as run:
+        await run.flush(2)
+        await run.flush(1)
+        first = min((tmp_path / "spool").iterdir())
+        first.write_bytes(first.read_bytes()[:-2] + b"xx")
+        await run.failed()
+        async with collector.serving():
+            run.retry()
+            await run.shipped(1)
+        assert run.stats.dropped_frames["damaged"] == 2
+        assert collector.taken == run.sent[2:]

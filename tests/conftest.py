@@ -1,0 +1,20 @@
+"""What every test may rely on: a fresh logger, and `support` on the import path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from hypothesis import settings
+
+# A shared machine may be slow for a moment; that is no failure of the code.
+settings.register_profile("railscope", deadline=None)
+settings.load_profile("railscope")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_logger() -> Iterator[None]:
+    """Commands configure the logger of the whole process; no test sees another's."""
+    yield
+    structlog.reset_defaults()

@@ -1,0 +1,25 @@
+"""RDMA cards in good health, as sysfs tells of them."""
+
+from __future__ import annotations
+
+from support.machine import FakeHost
+
+INFINIBAND = "/sys/class/infiniband"
+
+
+def add_card(host: FakeHost, name: str = "mlx5_0", packets: str = "100") -> None:
+    """Give a host an RDMA card with one active port and one counter."""
+    port = f"{INFINIBAND}/{name}/ports/1"
+    host.files |= {
+        f"{INFINIBAND}/{name}/fw_ver": "28.39.1002",
+        f"{port}/state": "4: ACTIVE",
+        f"{port}/phys_state": "5: LinkUp",
+        f"{port}/rate": "400 Gb/sec (4X NDR)",
+        f"{port}/counters/port_xmit_packets": packets,
+    }
+
+
+def remove_card(host: FakeHost, name: str) -> None:
+    """Take a card out."""
+    inside = f"{INFINIBAND}/{name}/"
+    host.files = {path: text for path, text in host.files.items() if not path.startswith(inside)}

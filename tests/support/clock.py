@@ -1,0 +1,52 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from railscope.frame import Instant
+
+NS = 1_000_000_000
+START = Instant(wall_ns=1_790_000_000 * NS, boot_ns=1_000 * NS)
+
+
+class ManualClock:
+    """Wall and boot clock; whoever sleeps on it is woken by `advance`, and by nothing else."""
+
+    def __init__(self, start: Instant = START) -> None:
+        self._now = start
+        self._sleepers: list[tuple[int, asyncio.Future[None]]] = []
+        self._fallen_asleep = asyncio.Event()
+
+    def now(self) -> Instant:
+        return self._now
+
+    async def sleep_until(self, boot_ns: int) -> None:
+        while self._now.boot_ns < boot_ns:
+            wake = asyncio.get_running_loop().create_future()
+            self._sleepers.append((boot_ns, wake))
+            self._fallen_asleep.set()
+            await wake
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass on both clocks and wake whoever is due."""
+        step_ns = round(seconds * NS)
+        now = self._now
+        self._now = Instant(now.wall_ns + step_ns, now.boot_ns + step_ns, now.uncertainty_ns)
+        due = [sleeper for sleeper in self._sleepers if sleeper[0] <= self._now.boot_ns]
+        self._sleepers = [sleeper for sleeper in self._sleepers if sleeper not in due]
+        for _, wake in due:
+            if not wake.done():
+                wake.set_result(None)
+
+    def step_wall(self, seconds: float) -> None:
+        """Set the wall clock forwards or back, as an administrator would."""
+        now = self._now
+        self._now = Instant(now.wall_ns + round(seconds * NS), now.boot_ns, now.uncertainty_ns)
+
+    async def asleep(self, count: int) -> None:
+        """Wait until so many tasks sleep here: what was to do at this instant is done."""
+        async with asyncio.timeout(20):
+            while sum(not wake.done() for _, wake in self._sleepers) < count:
+                self._fallen_asleep.clear()
+                await self._fallen_asleep.wait()

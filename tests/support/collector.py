@@ -1,0 +1,110 @@
+"""A collector that does what a test tells it, and remembers what it took."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from railscope.wire import Envelope, schema_hash, unpack
+
+MOST_BYTES = 1 << 26
+PATIENCE_SECONDS = 20
+
+FrameId = tuple[str, str, str, int]
+Step = Callable[["ScriptedCollector", web.Request, Envelope], Any]
+
+
+@dataclass
+class ScriptedCollector:
+    """Takes every envelope, unless the script has another answer to the next request."""
+
+    script: deque[web.Response | Step] = field(default_factory=deque)
+    taken: list[FrameId] = field(default_factory=list)
+    """Frames acknowledged as new, in the order they came."""
+    duplicates: list[FrameId] = field(default_factory=list)
+    schemas: set[bytes] = field(default_factory=set)
+    requests: list[web.Request] = field(default_factory=list)
+    port: int = 0
+    _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        self.requests.append(request)
+        envelope = unpack(await request.read(), MOST_BYTES)
+        step = self.script.popleft() if self.script else take
+        try:
+            answer = step if isinstance(step, web.Response) else await step(self, request, envelope)
+        finally:
+            async with self._progress:
+                self._progress.notify_all()
+        return answer
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until requests have made something so."""
+        async with asyncio.timeout(PATIENCE_SECONDS), self._progress:
+            await self._progress.wait_for(condition)
+
+    @asynccontextmanager
+    async def serving(
+        self, port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[ScriptedCollector]:
+        """Serve on the loopback; the port is the same when it is served again."""
+        application = web.Application(client_max_size=MOST_BYTES)
+        application.router.add_post("/v1/frames", self.handle)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port or self.port, ssl_context=tls).start()
+        self.port = runner.addresses[0][1]
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+def frames_in(envelope: Envelope) -> list[FrameId]:
+    """The identities of all frames of an envelope."""
+    return [
+        (envelope.node, envelope.run, batch.stream, batch.first_sequence + row)
+        for batch in envelope.batches
+        for row in range(batch.rows)
+    ]
+
+
+async def take(self: ScriptedCollector, _: web.Request, envelope: Envelope) -> web.Response:
+    """As the collector does: ask for schemas it does not know, then count every frame once."""
+    self.schemas |= {schema_hash(schema) for schema in envelope.schemas}
+    unknown = {batch.schema for batch in envelope.batches} - self.schemas
+    if unknown:
+        wanted = [digest.hex() for digest in unknown]
+        return web.json_response({"error": "unknown_schema", "unknown_schemas": wanted}, status=409)
+    known = set(self.taken)
+    found = frames_in(envelope)
+    fresh = [frame for frame in found if frame not in known]
+    self.taken += fresh
+    self.duplicates += [frame for frame in found if frame in known]
+    return web.json_response(
+        {"accepted_frames": len(fresh), "duplicate_frames": len(found) - len(fresh)}
+    )
+
+
+async def take_and_vanish(
+    self: ScriptedCollector, request: web.Request, envelope: Envelope
+) -> web.Response:
+    """Take the frames, and lose the connection before the acknowledgement is out."""
+    answer = await take(self, request, envelope)
+    assert request.transport is not None
+    request.transport.abort()
+    return answer
+
+
+async def hang(_: ScriptedCollector, __: web.Request, ___: Envelope) -> web.Response:
+    """Never answer, until the server is stopped."""
+    await asyncio.Event().wait()
+    return web.Response()

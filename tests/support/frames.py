@@ -1,0 +1,85 @@
+"""Frames of every shape, for property tests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from railscope.catalog import EVENTS, KINDS, METRICS, Kind
+from railscope.catalog.declare import EntityKind, EventClass
+from railscope.entity import Entity
+from railscope.frame import Column, Event, Frame, Instant, Origin, Schema
+from railscope.reading import SIGNED_LIMIT, Absent
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+STORED = st.integers(-SIGNED_LIMIT, SIGNED_LIMIT - 1) | st.integers(0, 100)
+CLOCK = st.integers(0, SIGNED_LIMIT - 1)
+ORIGINS = st.builds(Origin, TEXT, TEXT, TEXT)
+_DECLARED = [metric for metric in METRICS.values() if metric.kind is not Kind.INFO]
+
+
+def entities(kind: EntityKind) -> st.SearchStrategy[Entity]:
+    """Entities of a kind, with any key and any of its facts."""
+    facts = st.dictionaries(st.sampled_from(kind.facts), TEXT) if kind.facts else st.just({})
+    return st.builds(Entity, st.just(kind), st.tuples(*[TEXT] * len(kind.labels)), facts)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> Column:
+    metric = draw(st.sampled_from(_DECLARED))
+    return metric, draw(entities(metric.about))
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Schema:
+    found = draw(st.lists(columns(), max_size=9, unique_by=lambda c: (c[0].name, c[1].key)))
+    ordered = tuple(found[position] for position in Schema.ordered(found))
+    held = {entity for _, entity in ordered}
+    bystanders = draw(st.lists(entities(KINDS["disk"]), max_size=2, unique_by=lambda e: e.key))
+    return Schema(draw(TEXT), ordered, tuple(e for e in bystanders if e not in held))
+
+
+@st.composite
+def events(draw: st.DrawFn) -> Event:
+    event_class: EventClass = draw(st.sampled_from(list(EVENTS.values())))
+    facts = draw(st.dictionaries(TEXT, TEXT, max_size=2))
+    return Event(event_class, draw(entities(event_class.about)), draw(CLOCK), draw(CLOCK), facts)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Frame]:
+    """Frames of one run of an agent: several schemas, gaps in the sequence, values that stay."""
+    origin = draw(ORIGINS)
+    frames: list[Frame] = []
+    for schema in draw(st.lists(schemas(), min_size=1, max_size=3)):
+        frames += draw(_rows(origin, schema, len(frames) + 1))
+    return frames
+
+
+@st.composite
+def _rows(draw: st.DrawFn, origin: Origin, schema: Schema, first: int) -> list[Frame]:
+    width = len(schema.columns)
+    frames = []
+    sequence = first
+    for _ in range(draw(st.integers(1, 5))):
+        kept = frames[-1].values if frames and draw(st.booleans()) else None
+        values = kept or array("q", draw(st.lists(STORED, min_size=width, max_size=width)))
+        instant = Instant(draw(CLOCK), draw(CLOCK))
+        happened = tuple(draw(st.lists(events(), max_size=2)))
+        reasons = draw(_reasons(width))
+        frames.append(Frame(origin, schema, sequence, instant, values, reasons, happened))
+        sequence += draw(st.sampled_from([1, 1, 1, 2, 50]))
+    return frames
+
+
+def _reasons(width: int) -> st.SearchStrategy[bytes]:
+    codes = st.lists(st.sampled_from([0, *Absent]), min_size=width, max_size=width)
+    return st.just(b"") | codes.map(_packed)
+
+
+def _packed(codes: Sequence[int | Absent]) -> bytes:
+    """As the agent packs them: nothing where every column has a value."""
+    packed = bytes(code.value if isinstance(code, Absent) else code for code in codes)
+    return packed if any(packed) else b""

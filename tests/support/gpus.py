@@ -1,0 +1,64 @@
+"""GPUs in good health, as NVML answers for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.machine import FakeHost
+
+GIBIBYTE = 1 << 30
+
+
+def add_gpus(host: FakeHost, count: int) -> None:
+    """Give a host so many GPUs."""
+    host.calls["nvml.nvmlDeviceGetCount()"] = count
+    host.calls["nvml.nvmlSystemGetDriverVersion()"] = "590.48.01"
+    for index in range(count):
+        host.calls |= answers(index)
+
+
+def answers(index: int) -> dict[str, Any]:
+    """Everything the sources ask of one GPU."""
+    told: dict[str, Any] = {
+        "UUID": f"GPU-{index}",
+        "PciInfo": {"busId": f"00000000:{index + 1:02X}:00.0"},
+        "Name": "NVIDIA H100 80GB HBM3",
+        "Serial": f"165{index:010d}",
+        "VbiosVersion": "96.00.A5.00.01",
+        "MinorNumber": index,
+        "Architecture": 9,
+        "UtilizationRates": {"gpu": 40 + index, "memory": 11},
+        "MemoryInfo": {
+            "total": 80 * GIBIBYTE, "reserved": GIBIBYTE, "used": 20 * GIBIBYTE,
+            "free": 59 * GIBIBYTE,
+        },
+        "PowerUsage": 500_000 + index,
+        "TotalEnergyConsumption": 10**12,
+        "CurrentClocksEventReasons": 0x4,
+        "PerformanceState": 0,
+        "EnforcedPowerLimit": 700_000,
+        "EccMode": [1, 1],
+        "RemappedRows": [0, 0, 0, 0],
+        "CurrPcieLinkGeneration": 5,
+        "MaxPcieLinkGeneration": 5,
+        "CurrPcieLinkWidth": 16,
+        "MaxPcieLinkWidth": 16,
+        "PcieReplayCounter": 0,
+    }  # fmt: skip
+    found = {f"nvml.nvmlDeviceGet{name}({index})": answer for name, answer in told.items()}
+    found[f"nvml.nvmlDeviceGetTemperatureV({index},0)"] = 61
+    fields = f"nvml.nvmlDeviceGetFieldValues({index},82,74,75,76,269,270,271)"
+    found[fields] = [[0, 70], *[[0, second * 10**9] for second in range(6)]]
+    for clock in range(4):
+        found[f"nvml.nvmlDeviceGetClockInfo({index},{clock})"] = 1980
+        found[f"nvml.nvmlDeviceGetMaxClockInfo({index},{clock})"] = 1980
+    for kind in range(2):
+        for counter in range(2):
+            found[f"nvml.nvmlDeviceGetTotalEccErrors({index},{kind},{counter})"] = 0
+    return found
+
+
+def of_gpu(host: FakeHost, index: int) -> list[str]:
+    """The keys of all calls about one GPU."""
+    parts = (f"({index})", f"({index},")
+    return [key for key in host.calls if any(part in key for part in parts)]

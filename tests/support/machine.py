@@ -1,0 +1,106 @@
+"""A machine made of dictionaries."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from support.clock import ManualClock
+
+from agent.host import Json, NvmlError
+from agent.host.files import PlainFiles
+from agent.host.recorded import call_key
+
+DENIED = PermissionError(errno.EACCES, "Permission denied")
+NO_DEVICE = OSError(errno.ENODEV, "No such device")
+_UNKNOWN: dict[str, Exception] = {
+    "nvml": NvmlError(3, "Not Supported"),
+    "ethtool": OSError(errno.EOPNOTSUPP, "Operation not supported"),
+    "psutil": FileNotFoundError(errno.ENOENT, "no such file of /proc"),
+}
+
+
+class FakeHost:
+    """A host whose files, links, calls and kernel log are what a test puts there.
+
+    An exception in the place of an answer is raised, a function is called. `asked` counts calls.
+    """
+
+    def __init__(self, clock: ManualClock | None = None, boot_id: str = "boot-1") -> None:
+        self.clock = clock or ManualClock()
+        self.boot_id = boot_id
+        self.files: dict[str, Any] = {}
+        self.links: dict[str, str] = {}
+        self.calls: dict[str, Any] = {"nvml.nvmlDeviceGetCount()": NvmlError(12, "no library")}
+        self.asked: Counter[str] = Counter()
+        self.log = FakeLog()
+
+    def read(self, path: str) -> bytes:
+        content = _answer(self.files.get(self._real(path), _missing(path)))
+        return content.encode() if isinstance(content, str) else bytes(content)
+
+    def names(self, path: str) -> list[str]:
+        folder = self._real(path) + "/"
+        inside = [known[len(folder) :] for known in self._known() if known.startswith(folder)]
+        if not inside:
+            raise _missing(path)
+        return sorted({rest.split("/", 1)[0] for rest in inside})
+
+    def resolve(self, path: str) -> str:
+        real = self._real(path)
+        if not any(known == real or known.startswith(real + "/") for known in self._known()):
+            raise _missing(path)
+        return real
+
+    def keep(self, paths: Sequence[str]) -> PlainFiles:
+        return PlainFiles(self.read, paths)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        key = call_key(seam, function, arguments)
+        self.asked[key] += 1
+        return _answer(self.calls.get(key, _UNKNOWN[seam]))
+
+    def kernel_log(self) -> FakeLog:
+        if self.log.closed is not None:
+            raise self.log.closed
+        return self.log
+
+    def _known(self) -> list[str]:
+        return [*self.files, *self.links]
+
+    def _real(self, path: str) -> str:
+        parts = path.split("/")
+        for length in range(len(parts), 1, -1):
+            head = "/".join(parts[:length])
+            if head in self.links:
+                return self._real("/".join([self.links[head], *parts[length:]]))
+        return path
+
+
+class FakeLog:
+    """A kernel log; records are put in, and come out at the next poll."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+        self.closed: OSError | None = None
+        self.broken: OSError | None = None
+
+    def poll(self) -> list[str]:
+        if self.broken is not None:
+            raise self.broken
+        records, self.waiting = self.waiting, []
+        return records
+
+
+def _answer(stored: Any) -> Any:
+    if callable(stored):
+        return stored()
+    if isinstance(stored, Exception):
+        raise stored
+    return stored
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "No such file or directory", path)

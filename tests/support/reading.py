@@ -1,0 +1,35 @@
+"""What a source says, as a dictionary."""
+
+from __future__ import annotations
+
+from agent.host import Host
+from agent.reader import Outcome, Reader
+from agent.source import Source
+from railscope.exposition import number
+from railscope.frame import Frame, Origin
+from railscope.reading import Absent, Reading
+
+ORIGIN = Origin("node-1", "run-1", "boot-1")
+
+Label = tuple[str, tuple[str, ...]]
+
+
+def readings(frame: Frame | None) -> dict[Label, Reading]:
+    """The readings of a frame by metric name and the key of the entity."""
+    found = frame.readings() if frame else ()
+    return {(metric.name, entity.key): reading for metric, entity, reading in found}
+
+
+def numbers(frame: Frame | None) -> dict[Label, float]:
+    """The present readings of a frame in base units."""
+    found = frame.readings() if frame else ()
+    return {
+        (metric.name, entity.key): float(number(metric, reading))
+        for metric, entity, reading in found
+        if not isinstance(reading, Absent)
+    }
+
+
+def read_once(source: Source, host: Host) -> Outcome:
+    """What comes of probing and reading a source one time."""
+    return Reader(source, host, ORIGIN).run()

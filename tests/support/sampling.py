@@ -1,0 +1,69 @@
+"""A sampler on a manual clock: every step is one period, done when all sources sleep again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from support.clock import ManualClock
+from support.machine import FakeHost
+from support.reading import ORIGIN
+
+from agent.sampler import Limits, Sampler
+from agent.source import Source
+from railscope.frame import Frame
+
+PATIENCE_SECONDS = 20
+
+
+@dataclass
+class Sampling:
+    """A running sampler and what it published."""
+
+    sampler: Sampler
+    clock: ManualClock
+    frames: list[Frame] = field(default_factory=list)
+
+    def of(self, name: str) -> list[Frame]:
+        """Frames of one source."""
+        return [frame for frame in self.frames if frame.schema.stream == name]
+
+    async def step(self, seconds: float = 1.0) -> None:
+        """Let time pass, and wait until all that was due is done."""
+        self.clock.advance(seconds)
+        await self.clock.asleep(
+            families(status.source for status in self.sampler.statuses.values())
+        )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Step on, a second at a time, until something is so."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():
+                await self.step()
+
+
+def families(sources: Iterable[Source]) -> int:
+    """How many device families there are: each sleeps until its next read."""
+    return len({source.family for source in sources})
+
+
+@asynccontextmanager
+async def sampling(
+    host: FakeHost, sources: Sequence[Source], deadline_seconds: float = PATIENCE_SECONDS
+) -> AsyncIterator[Sampling]:
+    """Run a sampler; the first read of every source is done when the block begins."""
+    frames: list[Frame] = []
+    limits = Limits(periods=0, shortest_seconds=deadline_seconds)
+    sampler = Sampler(host, ORIGIN, sources, frames.append, limits)
+    task = asyncio.create_task(sampler.run())
+    try:
+        await host.clock.asleep(families(sources))
+        yield Sampling(sampler, host.clock, frames)
+    finally:
+        task.cancel()
+        await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
+        assert task.done(), "the sampler does not stop"
+        if not task.cancelled():
+            task.result()

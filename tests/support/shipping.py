@@ -1,0 +1,106 @@
+"""A shipper at work, on a manual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from support.clock import ManualClock
+from support.collector import PATIENCE_SECONDS, FrameId, ScriptedCollector
+from support.reading import ORIGIN
+
+from agent.config import CollectorLink
+from agent.sinks.ship import Shipper
+from agent.stats import ShippingStats
+from railscope.catalog import gpu
+from railscope.catalog.entities import GPU
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Instant, Origin, Schema
+
+SCHEMA = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
+FLUSHING, PAUSED = 1, 2
+"""How many tasks sleep on the clock: the regular flush, and a pause after a failure."""
+
+
+def link_to(collector: ScriptedCollector, **changes: object) -> CollectorLink:
+    """A link to a collector on this machine."""
+    given: dict[str, object] = {"url": f"http://127.0.0.1:{collector.port}", "token": "secret"}
+    return CollectorLink(**(given | changes))  # type: ignore[arg-type]  # as in a settings file
+
+
+class WatchedStats(ShippingStats):
+    """Counts that tell when they change."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        super().__init__()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        self.changed.set()
+
+
+@dataclass
+class Shipping:
+    """A running shipper, with frames of one stream to feed it."""
+
+    shipper: Shipper
+    clock: ManualClock
+    stats: WatchedStats
+    events: list[Event]
+    origin: Origin
+    sent: list[FrameId] = field(default_factory=list)
+
+    async def flush(self, count: int = 1, schema: Schema = SCHEMA) -> None:
+        """Publish frames and make an envelope of them."""
+        for _ in range(count):
+            self.publish(schema)
+        await self.shipper.flush()
+
+    def publish(self, schema: Schema = SCHEMA, events: tuple[Event, ...] = ()) -> None:
+        """Publish the next frame."""
+        sequence = len(self.sent) + 1
+        now = self.clock.now()
+        instant = Instant(now.wall_ns, now.boot_ns)
+        values = array("q", [sequence] * len(schema.columns))
+        frame = Frame(self.origin, schema, sequence, instant, values, b"", events)
+        self.shipper.publish(frame)
+        self.sent.append((self.origin.node, self.origin.run, schema.stream, sequence))
+
+    async def shipped(self, count: int) -> None:
+        """Wait until the collector has acknowledged so many frames, and the shipper knows it."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.stats.shipped_frames < count:
+                self.stats.changed.clear()
+                await self.stats.changed.wait()
+
+    async def failed(self) -> None:
+        """Wait until a try has failed and the shipper pauses."""
+        await self.clock.asleep(PAUSED)
+
+    def retry(self) -> None:
+        """Let the pause pass, whatever its length."""
+        self.clock.advance(3600)
+
+
+@asynccontextmanager
+async def shipping(
+    folder: Path, link: CollectorLink, origin: Origin = ORIGIN
+) -> AsyncIterator[Shipping]:
+    """Run a shipper, and stop it as the agent does."""
+    clock, stats, events = ManualClock(), WatchedStats(), list[Event]()
+    shipper = Shipper(link, origin, clock, folder, stats, events)
+    task = asyncio.create_task(shipper.run())
+    await clock.asleep(FLUSHING)
+    try:
+        yield Shipping(shipper, clock, stats, events, origin)
+    finally:
+        task.cancel()
+        await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
+        assert task.done(), "the shipper does not stop"
+        if not task.cancelled():
+            task.result()

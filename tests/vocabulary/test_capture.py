@@ -1,0 +1,140 @@
+"""A capture reads back as it was written; a damaged one says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railscope.capture import (
+    About,
+    Capture,
+    CaptureError,
+    Moment,
+    NvmlError,
+    Timeline,
+    failure,
+    read_capture,
+    result,
+)
+
+ABOUT = About(
+    node='gpu-1 "quoted"\\', boot_id="b", started_wall_ns=5, started_boot_ns=3, duration_ns=2,
+    origin="test", hardware="8 x H100", redacted=True,
+)  # fmt: skip
+MOMENTS = (
+    Moment(0, files={"/proc/stat": "cpu 1\n"}, names={"/sys": ["a", "b"]}, links={"/a": "/b"}),
+    Moment(7, calls={"nvml.nvmlDeviceGetName(0)": {"error": ["nvml", 15]}}, log=["6,1,2,-;x"]),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Capture(ABOUT, MOMENTS).write(tmp_path / "capture")
+    return tmp_path / "capture"
+
+
+def test_a_capture_reads_back_as_it_was_written(folder: Path) -> None:
+    assert read_capture(folder) == Capture(ABOUT, MOMENTS)
+
+
+@given(st.binary())
+def test_bytes_that_are_no_utf8_survive(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("capture")
+    text = content.decode(errors="surrogateescape")
+    Capture(ABOUT, (Moment(0, files={"/f": text}),)).write(folder)
+    kept = read_capture(folder).moments[0].files["/f"]
+    assert kept.encode(errors="surrogateescape") == content
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"t":9,"files":{"/a":"1"',
+        "",
+        "[]",
+        "5",
+        "null",
+        '{"files":{}}',
+        '{"t":"soon"}',
+        '{"t":9,"files":["/a"]}',
+        '{"t":9,"log":"text"}',
+        '{"t":9,"unheard_of":{}}',
+    ],
+    ids=["cut", "empty", "list", "number", "null", "no time", "time", "files", "log", "section"],
+)
+def test_a_damaged_line_is_named(folder: Path, line: str) -> None:
+    timeline = folder / "timeline.jsonl"
+    first, second = timeline.read_text().splitlines()
+    timeline.write_text(f"{first}\n{line}\n{second}\n")
+    with pytest.raises(CaptureError, match=rf"{timeline}: line 2 is damaged"):
+        read_capture(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"format = 2", "not of format 1"),
+        (b"node = 'x'", "format"),
+        (b"format = 1", "missing required field"),
+        (b"format = ", "no capture can be read"),
+        (b"\xff\xfe\0", "no capture can be read"),
+    ],
+)
+def test_a_damaged_head_is_named(folder: Path, content: bytes, problem: str) -> None:
+    (folder / "capture.toml").write_bytes(content)
+    with pytest.raises(CaptureError, match=f"{folder}.*{problem}"):
+        read_capture(folder)
+
+
+def test_a_number_in_the_head_must_be_one(folder: Path) -> None:
+    head = folder / "capture.toml"
+    head.write_text(head.read_text().replace("duration_ns = 2", 'duration_ns = "2"'))
+    with pytest.raises(CaptureError, match="duration_ns"):
+        read_capture(folder)
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / "timeline.jsonl").unlink()
+    with pytest.raises(CaptureError, match=r"timeline\.jsonl"):
+        read_capture(folder)
+    with pytest.raises(CaptureError, match=r"capture\.toml"):
+        read_capture(folder.parent)
+
+
+@pytest.mark.parametrize("error", [NvmlError(15), PermissionError(13, "no"), OSError(19, "gone")])
+def test_failures_come_back_as_failures(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        result(failure(error))
+    assert raised.value.args[0] == error.args[0]
+
+
+STATES = st.lists(st.tuples(st.integers(0, 50), st.sampled_from("ab"), st.integers()), min_size=1)
+
+
+@given(STATES, st.lists(st.integers(-5, 60), min_size=1, max_size=6))
+def test_a_timeline_shows_what_was_last_recorded(
+    changes: list[tuple[int, str, int]], offsets: list[int]
+) -> None:
+    ordered = sorted(changes, key=lambda change: change[0])
+    timeline = Timeline([Moment(at, calls={key: value}) for at, key, value in ordered])
+    for offset in offsets:  # in any order: a recording may start over
+        for key in "ab":
+            said = [value for at, name, value in ordered if name == key and at <= offset]
+            if said:
+                assert timeline.look("calls", key, offset) == said[-1]
+            else:
+                with pytest.raises(KeyError):
+                    timeline.look("calls", key, offset)
+
+
+def test_the_log_of_a_timeline_is_cut_between_instants() -> None:
+    timeline = Timeline([Moment(0, log=["a"]), Moment(5, log=["b", "c"]), Moment(9, log=["d"])])
+    assert timeline.log_between(-1, 0) == ["a"]
+    assert timeline.log_between(0, 5) == ["b", "c"]
+    assert timeline.log_between(0, 4) == []
+    assert timeline.log_between(-1, 99) == ["a", "b", "c", "d"]

@@ -1,0 +1,159 @@
+"""What holds for every declaration, and for everything derived from them."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+
+from railscope.catalog import EVENTS, INFO, KINDS, METRICS, SUBJECTS, rollups
+from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit
+from railscope.catalog.entities import GPU, NODE
+from railscope.catalog.rollup import ON_A_RAIL, SCOPES, part_labels
+
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+RESERVED_LABELS = {"le", "quantile", "job", "instance"}
+RESERVED_ENDINGS = ("_bucket", "_sum", "_count", "_created", "_gsum", "_gcount")
+DECLARED = list(METRICS.values())
+DERIVED = list(rollups().values())
+STATES_AND_FACTS = {Kind.STATE, Kind.INFO}
+NEVER_SUMMED = {Unit.RATIO, Unit.CELSIUS, Unit.HERTZ}
+
+
+def test_metrics_keep_the_naming_rules() -> None:
+    names = [*METRICS, *rollups()]
+    assert [name for name in names if not NAME.fullmatch(name)] == []
+    assert [name for name in names if name.endswith(RESERVED_ENDINGS)] == []
+    assert [m.name for m in DECLARED if (m.kind is Kind.INFO) != m.name.endswith("_info")] == []
+
+
+def test_metrics_are_about_entities_of_the_catalog() -> None:
+    assert [m.name for m in DECLARED if KINDS.get(m.about.name) is not m.about] == []
+
+
+def test_scales_and_widths_are_possible() -> None:
+    assert [m.name for m in DECLARED if m.scale <= 0] == []
+    assert [m.name for m in DECLARED if m.wraps_at_bits not in {4, 8, 16, 32, 64}] == []
+    assert [m.name for m in DECLARED if m.saturates and m.kind is not Kind.COUNTER] == []
+
+
+def test_metrics_say_where_they_come_from_and_counters_when_they_reset() -> None:
+    assert [m.name for m in DECLARED if not m.origin] == []
+    assert [m.name for m in DECLARED if m.kind is Kind.COUNTER and not m.resets] == []
+
+
+def test_what_does_not_add_up_is_not_added_up() -> None:
+    assert [m.name for m in DECLARED if m.kind in STATES_AND_FACTS and m.rollups] == []
+    summed = [m for m in DECLARED if Rollup.SUM in m.rollups and m.kind is Kind.GAUGE]
+    assert [m.name for m in summed if m.unit in NEVER_SUMMED] == []
+
+
+def test_states_have_names_of_their_own_and_a_label_to_stand_in() -> None:
+    for metric in DECLARED:
+        if metric.kind is Kind.STATE:
+            assert len(set(metric.states.values())) == len(metric.states), metric.name
+            assert "state" not in metric.about.labels, metric.name
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_labels_and_facts_of_a_kind_do_not_collide(kind: EntityKind) -> None:
+    words = (*kind.labels, *kind.facts)
+    assert len(set(words)) == len(words), "a fact would overwrite a label"
+    assert all(NAME.fullmatch(word) for word in words)
+    assert not set(words) & RESERVED_LABELS
+
+
+def test_facts_have_an_info_metric_to_live_in() -> None:
+    assert [name for name, kind in KINDS.items() if kind.facts and name not in INFO] == []
+
+
+def test_every_kind_is_found_by_its_name() -> None:
+    assert all(kind.name == name for name, kind in KINDS.items())
+    assert len({id(kind) for kind in KINDS.values()}) == len(KINDS)
+
+
+def test_one_info_metric_a_kind() -> None:
+    info = [metric for metric in DECLARED if metric.kind is Kind.INFO]
+    assert len({metric.about.name for metric in info}) == len(info)
+    assert all(metric.about.facts for metric in info)
+
+
+def test_openmetrics_families_do_not_clash() -> None:
+    """A family is called without `_total` and `_info`; its samples with them."""
+    suffixes = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
+    every = [*DECLARED, *(derived.metric for derived in DERIVED)]
+    families = [metric.name.removesuffix(suffixes.get(metric.kind, "")) for metric in every]
+    names = [*families, *(metric.name for metric in every if metric.kind in suffixes)]
+    assert len(set(names)) == len(names)
+
+
+def test_rollups_are_gauges_of_their_scope() -> None:
+    for name, derived in rollups().items():
+        assert name not in METRICS
+        assert name.startswith(f"railscope_{derived.scope}_{derived.rollup}_")
+        assert derived.metric.kind is Kind.GAUGE
+        assert derived.rollup in derived.source.rollups
+
+
+def test_rollups_keep_the_labels_of_parts() -> None:
+    for derived in DERIVED:
+        scope, parts = SCOPES[derived.scope].labels, part_labels(derived.source.about)
+        assert derived.metric.about.labels == (*scope, *parts), derived.metric.name
+
+
+def test_every_rollup_has_a_name_of_its_own() -> None:
+    on_a_rail = [len(m.rollups) for m in DECLARED if m.about.whole in ON_A_RAIL]
+    elsewhere = [len(m.rollups) for m in DECLARED if m.about.whole not in ON_A_RAIL]
+    assert len(rollups()) == len(SCOPES) * sum(on_a_rail) + sum(elsewhere)
+
+
+def test_event_classes_are_complete() -> None:
+    for event in EVENTS.values():
+        assert event.severity in {"info", "warning", "error"}
+        assert event.help.endswith(".")
+        assert KINDS[event.about.name] is event.about
+        assert len(set(event.facts)) == len(event.facts)
+
+
+def test_every_subject_declares_something() -> None:
+    for name, module in SUBJECTS.items():
+        assert any(isinstance(value, Metric) for value in vars(module).values()), name
+
+
+def declare(name: str, **changes: object) -> Metric:
+    given: dict[str, object] = {"kind": Kind.GAUGE, "about": NODE, "help": "A.", "origin": "test"}
+    return Metric(name, **(given | changes))  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("power_watts", {}, "must start with railscope_"),
+        ("railscope_reads", {"kind": Kind.COUNTER}, "end in _total"),
+        ("railscope_reads_total", {}, "end in _total"),
+        ("railscope_power", {"unit": Unit.WATTS}, "end in its unit watts"),
+        ("railscope_power", {"help": "Power"}, "full stop"),
+        ("railscope_state", {"kind": Kind.STATE}, "name their states"),
+        ("railscope_state", {"states": {0: "down"}}, "name their states"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(
+    name: str, changes: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        declare(name, **changes)
+
+
+def test_a_part_must_begin_with_the_labels_of_its_whole() -> None:
+    with pytest.raises(ValueError, match="must begin with"):
+        EntityKind("gpu_thing", ("thing",), part_of=GPU)
+
+
+def test_the_stem_is_what_is_measured() -> None:
+    def stem(name: str, **changes: object) -> str:
+        return declare(f"railscope_{name}", **changes).stem
+
+    assert stem("gpu_energy_joules_total", kind=Kind.COUNTER, unit=Unit.JOULES) == "gpu_energy"
+    assert stem("rdma_ack_timeouts_total", kind=Kind.COUNTER) == "rdma_ack_timeouts"
+    assert stem("cpus", scale=Fraction(1)) == "cpus"

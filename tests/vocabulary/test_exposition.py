@@ -1,0 +1,213 @@
+"""Pages: the text itself, exact numbers, and what Prometheus' own parsers make of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from array import array
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.frames import STORED, runs
+from support.pages import sample, samples
+
+from railscope.catalog import METRICS, agent, gpu, host, nic, pcie, rdma, rollups
+from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.entities import (
+    GPU,
+    GPU_CLOCK,
+    NIC,
+    NIC_PRIORITY,
+    NODE,
+    PCIE,
+    RDMA_PORT,
+    SOURCE,
+)
+from railscope.entity import Entity
+from railscope.exposition import Exposition, Format, entity_prefix, number, page
+from railscope.frame import Frame, Instant, Origin, Schema
+from railscope.reading import Absent, Reading, from_stored, to_stored
+
+PAGES = Path(__file__).parent / "pages"
+ORIGIN = Origin("node-1", "run-1", "boot-1")
+ODD = 'slot "A"\\1\nmezzanine é'
+SENT = rdma.COUNTER_FILES["port_xmit_data"]
+EVERY_METRIC = st.sampled_from([m for m in METRICS.values() if m.kind is not Kind.INFO])
+FORMATS = pytest.mark.parametrize("text_format", Format, ids=[form.name.lower() for form in Format])
+
+Cell = tuple[Metric, Entity, Reading]
+
+
+def frame_of(*cells: Cell, bystanders: tuple[Entity, ...] = ()) -> Frame:
+    columns = [(metric, entity) for metric, entity, _ in cells]
+    order = Schema.ordered(columns)
+    found = [cells[position][2] for position in order]
+    reasons = bytes(r.value if isinstance(r, Absent) else 0 for r in found)
+    values = array("q", [0 if isinstance(r, Absent) else to_stored(r) for r in found])
+    schema = Schema("test", tuple(columns[position] for position in order), bystanders)
+    return Frame(ORIGIN, schema, 1, Instant(1, 1), values, reasons if any(reasons) else b"")
+
+
+def every_kind() -> list[Frame]:
+    """Each kind of metric, each way to scale it, and texts that need escaping."""
+    card = Entity(GPU, ("GPU-1",), {"index": "0", "model": ODD, "rail": "0"})
+    other = Entity(GPU, ("GPU-2",), {"index": "1", "model": "H100"})
+    port = Entity(RDMA_PORT, ("mlx5_0", "1"), {"firmware": "28.39", "rail": "0"})
+    node = Entity(NODE, (), {"hostname": "node-1"})
+    return [
+        frame_of(
+            (gpu.GPU_UTILIZATION, card, 37),
+            (gpu.GPU_UTILIZATION, other, Absent.UNSUPPORTED),
+            (gpu.GPU_MEMORY_USED, card, 85_520_809_984),
+            (gpu.GPU_MEMORY_FREE, card, Absent.DENIED),
+            (gpu.GPU_POWER, card, 631_950),
+            (gpu.GPU_ENERGY, card, 2**64 - 1),
+            (gpu.GPU_CLOCK_SPEED, card.part(GPU_CLOCK, "sm"), 1_980),
+        ),
+        frame_of((SENT, port, 2**64 - 1), (rdma.RDMA_STATE, port, 4), (rdma.RDMA_UP, port, 1)),
+        frame_of(
+            (pcie.PCIE_SPEED, Entity(PCIE, ("0000:3b:00.0",), {"role": "gpu"}), 32_000),
+            (nic.PFC_RECEIVED_TIME, Entity(NIC_PRIORITY, (ODD, "3")), 1_500_001),
+            (host.LOAD_AVERAGE, Entity(host.LOAD_AVERAGE.about, ("1m",)), 2),
+            (agent.SOURCE_STATE, Entity(SOURCE, ("gpu",)), 4),
+            bystanders=(node, Entity(NIC, ("ens1",), {"driver": "mlx5_core"})),
+        ),
+    ]
+
+
+@FORMATS
+def test_the_page_is_what_it_was(text_format: Format) -> None:
+    expected = (PAGES / f"every_kind.{text_format.name.lower()}").read_text()
+    assert Exposition().render(every_kind(), text_format) == expected
+
+
+@FORMATS
+def test_prometheus_reads_the_page(text_format: Format) -> None:
+    found = samples(Exposition().render(every_kind(), text_format))
+    assert found[sample("railscope_gpu_power_watts", gpu="GPU-1")] == 631.95
+    assert found[sample("railscope_node_info", hostname="node-1", kernel="", agent_version="")] == 1
+    paused = sample("railscope_nic_receive_pfc_pause_seconds_total", interface=ODD, priority="3")
+    assert found[paused] == 1.500001
+    states = {
+        dict(labels)["state"]: value
+        for (name, labels), value in found.items()
+        if name == "railscope_rdma_port_state"
+    }
+    assert [state for state, value in states.items() if value == 1] == ["active"]
+    assert len(states) == len(rdma.PORT_STATES)
+
+
+def test_promtool_accepts_the_page() -> None:
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    text = Exposition().render(every_kind(), Format.PROMETHEUS)
+    outcome = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (outcome.returncode, outcome.stdout + outcome.stderr) == (0, "")
+
+
+@FORMATS
+@given(frames=runs())
+def test_any_frame_makes_a_page_that_parses(text_format: Format, frames: list[Frame]) -> None:
+    last = frames[-1]
+    text = Exposition().render([last], text_format)
+    found = samples(text)
+    present = [
+        (metric, entity)
+        for metric, entity, reading in last.readings()
+        if not isinstance(reading, Absent) and metric.kind is not Kind.STATE
+    ]
+    for metric, entity in present:
+        labels = dict(zip(entity.kind.labels, entity.key, strict=True))
+        assert sample(metric.name, **labels) in found
+    plain = [name for name, _ in found if METRICS[name].kind not in {Kind.STATE, Kind.INFO}]
+    assert len(plain) == len(present)
+
+
+def test_absent_readings_are_left_out() -> None:
+    entity = Entity(GPU, ("GPU-1",))
+    absent = [(gpu.GPU_POWER, Entity(GPU, (reason.word,)), reason) for reason in Absent]
+    text = Exposition().render(
+        [frame_of((gpu.GPU_POWER, entity, 1000), *absent)], Format.PROMETHEUS
+    )
+    assert samples(text) == {sample("railscope_gpu_power_watts", gpu="GPU-1"): 1.0}
+
+
+def test_a_metric_without_any_reading_has_no_header() -> None:
+    entity = Entity(GPU, ("GPU-1",))
+    frame = frame_of((gpu.GPU_POWER, entity, Absent.GONE))
+    assert Exposition().render([frame], Format.PROMETHEUS) == ""
+    assert Exposition().render([frame], Format.OPENMETRICS) == "# EOF\n"
+
+
+@given(EVERY_METRIC, STORED)
+def test_numbers_are_exact(metric: Metric, stored: int) -> None:
+    value = from_stored(stored, counter=metric.kind is Kind.COUNTER) * metric.scale
+    text = number(metric, stored)
+    if metric.scale.denominator == 1:
+        assert text == str(value)
+    else:
+        assert float(text) == float(value), "the nearest float there is"
+
+
+@given(EVERY_METRIC.filter(lambda m: m.kind is not Kind.STATE), st.lists(STORED, min_size=1))
+def test_the_page_prints_the_same_numbers(metric: Metric, stored: list[int]) -> None:
+    """The fast path of a page agrees with the plain one."""
+    width = len(metric.about.labels)
+    entities = [Entity(metric.about, (str(place),) * width) for place in range(len(stored))]
+    if not width:
+        entities, stored = entities[:1], stored[:1]
+    counter = metric.kind is Kind.COUNTER
+    cells: list[Cell] = [
+        (metric, entity, from_stored(value, counter=counter))
+        for entity, value in zip(entities, stored, strict=True)
+    ]
+    lines = Exposition().render([frame_of(*cells)], Format.PROMETHEUS).splitlines()
+    assert [line.rsplit(" ", 1)[1] for line in lines[2:]] == [number(metric, v) for v in stored]
+
+
+def test_a_counter_beyond_a_float_keeps_every_digit() -> None:
+    assert number(SENT, to_stored(2**64 - 1)) == str(4 * (2**64 - 1))
+    assert Fraction(number(gpu.GPU_MEMORY_USED, 2**53 + 1)) == 2**53 + 1
+
+
+def test_facts_of_one_entity_in_two_frames_stand_once() -> None:
+    card = Entity(GPU, ("GPU-1",), {"model": "H100"})
+    frames = [frame_of((gpu.GPU_POWER, card, 1)), frame_of((gpu.GPU_POWER_LIMIT, card, 2))]
+    text = Exposition().render(frames, Format.PROMETHEUS)
+    assert text.count("railscope_gpu_info{") == 1
+
+
+def test_frames_of_two_sources_share_a_block() -> None:
+    """OpenMetrics allows no metric to come back further down the page."""
+    one, two = (frame_of((gpu.GPU_POWER, Entity(GPU, (name,)), 1)) for name in ("a", "b"))
+    text = Exposition().render([one, two], Format.OPENMETRICS)
+    assert text.count("# TYPE railscope_gpu_power_watts") == 1
+    assert len(samples(text)) == 2
+
+
+@FORMATS
+def test_every_metric_and_rollup_has_a_header_that_parses(text_format: Format) -> None:
+    every = [*METRICS.values(), *(derived.metric for derived in rollups().values())]
+    blocks = {}
+    for metric in every:
+        entity = Entity(metric.about, ("x",) * len(metric.about.labels))
+        blocks[metric.name] = entity_prefix(metric, entity) + "1\n"
+    assert len(samples(page(blocks, text_format))) == len(every)
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", Format.PROMETHEUS),
+        ("*/*", Format.PROMETHEUS),
+        ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", Format.PROMETHEUS),
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", Format.OPENMETRICS),
+    ],
+)
+def test_openmetrics_is_given_where_it_is_asked_for(accept: str, expected: Format) -> None:
+    assert Format.accepted(accept) is expected

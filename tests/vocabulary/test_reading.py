@@ -1,0 +1,109 @@
+"""Numbers as the kernel prints them, and as frames hold them."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railscope.reading import (
+    SIGNED_LIMIT,
+    UNSIGNED_RANGE,
+    Absent,
+    from_stored,
+    parse_integer,
+    reason_of,
+    to_stored,
+)
+
+UNSUPPORTED, ERROR = Absent.UNSUPPORTED, Absent.ERROR
+UNSIGNED = st.integers(0, UNSIGNED_RANGE - 1)
+SIGNED = st.integers(-SIGNED_LIMIT, SIGNED_LIMIT - 1)
+BEYOND = st.integers(max_value=-SIGNED_LIMIT - 1) | st.integers(min_value=UNSIGNED_RANGE)
+
+
+@given(UNSIGNED)
+def test_unsigned_numbers_come_back_as_counters(value: int) -> None:
+    assert from_stored(to_stored(value), counter=True) == value
+
+
+@given(SIGNED)
+def test_signed_numbers_come_back_as_gauges(value: int) -> None:
+    assert from_stored(to_stored(value), counter=False) == value
+
+
+@given(UNSIGNED | SIGNED)
+def test_what_is_stored_has_64_bits_and_a_sign(value: int) -> None:
+    assert -SIGNED_LIMIT <= to_stored(value) < SIGNED_LIMIT
+
+
+@given(BEYOND)
+def test_numbers_beyond_64_bits_are_refused(value: int) -> None:
+    with pytest.raises(OverflowError, match="64 bits"):
+        to_stored(value)
+
+
+@given(UNSIGNED)
+def test_the_kernel_prints_unsigned_numbers(value: int) -> None:
+    stored = parse_integer(b"%d\n" % value)
+    assert isinstance(stored, int)
+    assert from_stored(stored, counter=True) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "reading"),
+    [
+        (b"41\n", 41),
+        (b"-1\n", -1),
+        (b"  7", 7),
+        (b"", UNSUPPORTED),
+        (b"\n", UNSUPPORTED),
+        (b"N/A (no PMA)\n", UNSUPPORTED),
+        (b"0x1f\n", ERROR),
+        (b"12.5\n", ERROR),
+        (b"1 2\n", ERROR),
+        (b"garbage", ERROR),
+        (b"\xff\xfe", ERROR),
+        (b"\0\0\0\0", ERROR),
+        (b"18446744073709551615\n", -1),
+        (b"18446744073709551616\n", ERROR),
+        (b"-9223372036854775809", ERROR),
+        (b"9" * 5_000, ERROR),
+    ],
+    ids=str,
+)
+def test_texts_of_counter_files(text: bytes, reading: int | Absent) -> None:
+    assert parse_integer(text) == reading
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_reading(text: bytes) -> None:
+    assert isinstance(parse_integer(text), int | Absent)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EACCES, Absent.DENIED),
+        (errno.EPERM, Absent.DENIED),
+        (errno.ENOENT, Absent.GONE),
+        (errno.ENOTDIR, Absent.GONE),
+        (errno.ENODEV, Absent.GONE),
+        (errno.ENXIO, Absent.GONE),
+        (errno.EOPNOTSUPP, Absent.UNSUPPORTED),
+        (errno.EINVAL, Absent.UNSUPPORTED),
+        (errno.ETIMEDOUT, Absent.TIMEOUT),
+        (errno.EIO, Absent.ERROR),
+    ],
+)
+def test_errors_are_reasons(number: int, reason: Absent) -> None:
+    assert reason_of(OSError(number, "as the kernel says")) is reason
+
+
+def test_reasons_keep_their_codes() -> None:
+    """The codes travel: a receiver of another version knows them by number."""
+    assert {reason.word: reason.value for reason in Absent} == {
+        "unsupported": 1, "denied": 2, "gone": 3, "timeout": 4, "error": 5, "not_due": 6,
+    }  # fmt: skip

@@ -1,0 +1,147 @@
+"""Settings: the later place wins, and a mistake is named where it was made."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from agent.config import PREFIX, AgentSettings
+from railscope.settings import SettingsError, described, fields, load, sample
+
+
+class Inner(msgspec.Struct, frozen=True, kw_only=True):
+    """A section."""
+
+    period: Annotated[float, described("Seconds.", ge=0.1)] = 1.0
+    name: Annotated[str, described("A name.")] = ""
+
+
+class Outer(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a test."""
+
+    port: Annotated[int, described("Port.", ge=1, le=65535)] = 80
+    verbose: Annotated[bool, described('Say "more".')] = False
+    folder: Annotated[str, described("Where.")] = 'C:\\new "folder"'
+    inner: Inner = Inner()
+
+
+def loaded(
+    tmp_path: Path,
+    text: str = "",
+    environment: dict[str, str] | None = None,
+    flags: dict[str, Any] | None = None,
+) -> Outer:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    return load(Outer, file=file, environment=environment or {}, prefix="T_", flags=flags)
+
+
+def test_defaults_without_a_file() -> None:
+    assert load(Outer, file=None, environment={}, prefix="T_") == Outer()
+
+
+def test_the_later_place_wins(tmp_path: Path) -> None:
+    text = "port = 1\n[inner]\nperiod = 2\nname = 'file'\n"
+    assert loaded(tmp_path, text) == Outer(port=1, inner=Inner(period=2.0, name="file"))
+    environment = {"T_PORT": "3", "T_INNER__PERIOD": "4.5", "HOME": "/root"}
+    assert loaded(tmp_path, text, environment) == Outer(
+        port=3, inner=Inner(period=4.5, name="file")
+    )
+    flags = {"port": 5, "inner.period": None, "inner.name": "flag"}
+    assert loaded(tmp_path, text, environment, flags) == Outer(
+        port=5, inner=Inner(period=4.5, name="flag")
+    )
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("false", False), ("1", True)])
+def test_the_environment_has_only_text(tmp_path: Path, word: str, value: bool) -> None:  # noqa: FBT001 - the case
+    assert loaded(tmp_path, environment={"T_VERBOSE": word}).verbose is value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot = 1", "settings.toml: unknown key 'prot'; did you mean 'port'?"),
+        (
+            "[inner]\nperoid = 1",
+            "settings.toml [inner]: unknown key 'peroid'; did you mean 'period'?",
+        ),
+        ("xyz = 1", "settings.toml: unknown key 'xyz'; known are folder, inner, port, verbose"),
+        ("port = 0", "port"),
+        ("port = 'http'", "port"),
+        ("[inner]\nperiod = 0.01", "inner.period"),
+        ("inner = 3", "inner"),
+        ("port = ", "settings.toml: is no TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        loaded(tmp_path, text)
+    assert message in str(raised.value)
+    assert "settings.toml" in str(raised.value)
+
+
+def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="T_PROT is no setting; did you mean 'PORT'"):
+        loaded(tmp_path, environment={"T_PROT": "1"})
+    with pytest.raises(SettingsError, match="environment"):
+        loaded(tmp_path, environment={"T_PORT": "http"})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=f"{tmp_path}/absent.toml: cannot be read: No such file"
+    ):
+        load(Outer, file=tmp_path / "absent.toml", environment={}, prefix="T_")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\0")
+    with pytest.raises(SettingsError, match="is no TOML"):
+        load(Outer, file=binary, environment={}, prefix="T_")
+
+
+@pytest.mark.parametrize("kind", [Outer, AgentSettings])
+def test_the_sample_file_shows_the_defaults(tmp_path: Path, kind: type[msgspec.Struct]) -> None:
+    text = sample(kind, "A title.")
+    file = tmp_path / "sample.toml"
+    file.write_text(text)
+    assert load(kind, file=file, environment={}, prefix="T_") == kind()
+    uncommented = "\n".join(
+        line.removeprefix("# ") if " = " in line else line for line in text.splitlines()
+    )
+    file.write_text(uncommented)
+    tomllib.loads(uncommented)
+    assert load(kind, file=file, environment={}, prefix="T_") == kind()
+
+
+def test_every_setting_of_the_agent_is_described() -> None:
+    assert [
+        key for key, field in fields(AgentSettings) if not field.description.endswith(".")
+    ] == []
+
+
+def test_every_setting_of_the_agent_has_an_environment_variable() -> None:
+    for key, field in fields(AgentSettings):
+        if isinstance(field.default, str):
+            name = PREFIX + key.upper().replace(".", "__")
+            text = "debug" if key == "log_level" else "text"
+            settings: Any = load(AgentSettings, file=None, environment={name: text}, prefix=PREFIX)
+            for part in key.split("."):
+                settings = getattr(settings, part)
+            assert settings == text
+
+
+def test_a_setting_without_a_description_is_a_mistake_of_ours() -> None:
+    class Bare(msgspec.Struct):
+        port: int = 1
+
+    with pytest.raises(TypeError, match="no description"):
+        fields(Bare)
+
+
+def test_a_section_that_is_no_table_is_named_whatever_else_is_set(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="inner"):
+        loaded(tmp_path, "inner = 3", environment={"T_INNER__PERIOD": "2"})

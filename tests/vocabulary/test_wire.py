@@ -1,0 +1,175 @@
+"""What goes into an envelope comes out of it, whatever the numbers and texts."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.frames import CLOCK, runs
+
+from railscope import wire
+from railscope.catalog import gpu, host
+from railscope.catalog.entities import DISK, GPU
+from railscope.entity import Entity
+from railscope.frame import Frame, Instant, Origin, Schema
+from railscope.reading import Absent, from_stored, to_stored
+
+PLENTY = 1 << 24
+UINT64_MAX = (1 << 64) - 1
+ORIGIN = Origin("node-1", "run-1", "boot-1")
+ENERGY = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
+
+Told = tuple[object, ...]
+
+
+def sent(frames: Sequence[Frame]) -> list[Told]:
+    """What the frames say."""
+    return [
+        (
+            frame.schema, frame.sequence, frame.instant, frame.values, frame.reasons,
+            [
+                (e.event_class.name, e.entity, e.wall_ns, e.boot_ns, e.facts)
+                for e in frame.events
+            ],
+        )
+        for frame in frames
+    ]  # fmt: skip
+
+
+def received(frames: Sequence[Frame]) -> list[Told]:
+    """What the frames say to the receiver of the request they were sent in."""
+    schemas = {id(frame.schema): frame.schema for frame in frames}.values()
+    sealed = wire.envelope(
+        frames[0].origin, wire.encode_batches(frames), [wire.to_wire_schema(s) for s in schemas],
+        agent_version="1",
+    )  # fmt: skip
+    opened = wire.unpack(wire.pack(sealed), PLENTY)
+    assert (opened.node, opened.run, opened.boot_id) == (
+        frames[0].origin.node, frames[0].origin.run, frames[0].origin.boot_id,
+    )  # fmt: skip
+    known = {wire.schema_hash(schema): wire.from_wire_schema(schema) for schema in opened.schemas}
+    return [told for batch in opened.batches for told in rows(batch, known[batch.schema])]
+
+
+def rows(batch: wire.Batch, schema: Schema) -> Iterator[Told]:
+    assert batch.stream == schema.stream
+    width = len(schema.columns)
+    for row, values in enumerate(wire.decode_rows(batch, width)):
+        reasons = wire.reasons_of_row(batch, row, width)
+        yield (
+            schema,
+            batch.first_sequence + row,
+            Instant(batch.wall_ns[row], batch.boot_ns[row], batch.uncertainty_ns),
+            values,
+            reasons if any(reasons) else b"",
+            [
+                (e.name, wire.from_wire_entity(e.entity), e.wall_ns, e.boot_ns, e.facts)
+                for e in batch.events
+                if e.row == row
+            ],
+        )
+
+
+def frames_of(schema: Schema, *values: int, first: int = 1) -> list[Frame]:
+    """Frames with one column, a second apart."""
+    return [
+        Frame(ORIGIN, schema, first + place, Instant(place, place), array("q", [to_stored(value)]))
+        for place, value in enumerate(values)
+    ]
+
+
+@given(runs())
+def test_frames_survive_the_wire(frames: list[Frame]) -> None:
+    assert received(frames) == sent(frames)
+
+
+@given(st.lists(st.integers(0, UINT64_MAX), min_size=1, max_size=6))
+def test_counters_keep_all_64_bits(counts: list[int]) -> None:
+    (batch,) = wire.encode_batches(frames_of(ENERGY, *counts))
+    arrived = [from_stored(row[0], counter=True) for row in wire.decode_rows(batch, 1)]
+    assert arrived == counts
+
+
+def test_a_gap_in_the_sequence_starts_a_new_batch() -> None:
+    frames = frames_of(ENERGY, 1, 2) + frames_of(ENERGY, 3, first=4)
+    assert [(b.first_sequence, b.rows) for b in wire.encode_batches(frames)] == [(1, 2), (4, 1)]
+
+
+def test_a_new_schema_starts_a_new_batch() -> None:
+    other = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-2",))),))
+    batches = wire.encode_batches(frames_of(ENERGY, 1, 2) + frames_of(other, 3, first=3))
+    assert [(b.first_sequence, b.rows) for b in batches] == [(1, 2), (3, 1)]
+    assert batches[0].schema != batches[1].schema
+
+
+def test_columns_that_stand_still_cost_one_bit() -> None:
+    disks = tuple((host.DISK_READS, Entity(DISK, (str(number),))) for number in range(100))
+    schema, still = Schema("host", disks), array("q", range(100))
+    frames = [Frame(ORIGIN, schema, n, Instant(n, n), still) for n in range(1, 9)]
+    (batch,) = wire.encode_batches(frames)
+    assert (batch.steps, len(batch.changed), any(batch.changed)) == (b"", 13, False)
+
+
+def test_reasons_that_stay_the_same_travel_once() -> None:
+    denied = bytes([Absent.DENIED.value])
+    frames = [Frame(ORIGIN, ENERGY, n, Instant(n, n), array("q", [0]), denied) for n in range(1, 6)]
+    (batch,) = wire.encode_batches(frames)
+    assert batch.reasons == denied
+
+
+def test_a_fact_makes_another_schema() -> None:
+    plain, told = (
+        Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",), facts)),))
+        for facts in ({}, {"model": "H100"})
+    )
+    assert wire.schema_identity(plain) != wire.schema_identity(told)
+
+
+def test_the_lane_of_a_part_is_the_rail_of_the_whole() -> None:
+    card = Entity(GPU, ("GPU-1",), {"rail": "3"})
+    schema = Schema(
+        "gpu",
+        (
+            (gpu.GPU_ENERGY, card),
+            (gpu.GPU_CLOCK_SPEED, Entity(gpu.GPU_CLOCK_SPEED.about, ("GPU-1", "sm"))),
+            (gpu.GPU_CLOCK_SPEED, Entity(gpu.GPU_CLOCK_SPEED.about, ("GPU-2", "sm"))),
+        ),
+    )
+    assert wire.lanes(wire.to_wire_schema(schema)) == (3, 3, -1)
+
+
+def test_the_layout_forgets_serial_numbers_and_keeps_rails() -> None:
+    def layout(uuid: str, rail: str) -> bytes:
+        entity = Entity(GPU, (uuid,), {"rail": rail, "serial": uuid})
+        return wire.layout_hash(wire.to_wire_schema(Schema("gpu", ((gpu.GPU_ENERGY, entity),))))
+
+    assert layout("GPU-1", "0") == layout("GPU-2", "0") != layout("GPU-1", "1")
+
+
+@given(CLOCK, CLOCK, st.text("0123456789abcdef-", max_size=36))
+def test_the_clocks_of_sending_survive_their_header(wall: int, boot: int, boot_id: str) -> None:
+    clocks = wire.SentAt(wall, boot, boot_id)
+    assert wire.SentAt.from_header(clocks.to_headers()[wire.SENT_HEADER]) == clocks
+
+
+def test_a_machine_without_a_boot_id_sends_none() -> None:
+    """An HTTP header may not end in a space."""
+    clocks = wire.SentAt(1, 2, "")
+    assert clocks.to_headers() == {wire.SENT_HEADER: "1 2"}
+    assert wire.SentAt.from_header("1 2") == clocks
+
+
+@pytest.mark.parametrize("text", ["", "1", "1 ", "a b c", "-1 2 x", "1 2 3 4", "1.5 2 x"])
+def test_a_header_without_clocks_is_refused(text: str) -> None:
+    with pytest.raises(wire.WireError, match="wall clock, boot clock"):
+        wire.SentAt.from_header(text)
+
+
+def test_age_follows_the_boot_clock_of_the_same_boot_and_the_wall_clock_of_another() -> None:
+    clocks = wire.SentAt(wall_ns=1_000, boot_ns=500, boot_id="now")
+    assert clocks.age_ns("now", wall_ns=5_000, boot_ns=200) == 300
+    assert clocks.age_ns("before", wall_ns=400, boot_ns=900) == 600
+    assert clocks.age_ns("before", wall_ns=2_000, boot_ns=0) == 0

@@ -1,0 +1,222 @@
+"""A damaged or hostile body is refused with a WireError, and with nothing else."""
+
+from __future__ import annotations
+
+import tracemalloc
+from array import array
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.frames import runs
+
+from railscope import wire
+from railscope.catalog import gpu
+from railscope.catalog.entities import GPU
+from railscope.entity import Entity
+from railscope.frame import Frame, Instant, Origin, Schema
+from railscope.wire import zstd
+
+MOST = 1 << 20
+MEBIBYTE = 1 << 20
+COLUMNS = 3
+SCHEMA = Schema("gpu", tuple((gpu.GPU_ENERGY, Entity(GPU, (f"GPU-{n}",))) for n in range(COLUMNS)))
+HEAD = {"version": 1, "node": "n", "run": "r", "boot_id": "b"}
+
+
+def make_body() -> bytes:
+    origin = Origin("node-1", "run-1", "boot-1")
+    frames = [
+        Frame(origin, SCHEMA, n, Instant(n, n), array("q", [n, n * n, 7])) for n in range(1, 9)
+    ]
+    batches = wire.encode_batches(frames)
+    schemas = [wire.to_wire_schema(SCHEMA)]
+    return wire.pack(wire.envelope(origin, batches, schemas, agent_version="1"))
+
+
+BODY = make_body()
+
+
+def packed(raw: bytes) -> bytes:
+    return wire.MAGIC + zstd.compress(raw)
+
+
+def open_as_far_as_it_goes(body: bytes) -> None:
+    """Do with a body what a receiver does; only WireError may come of it."""
+    try:
+        sealed = wire.unpack(body, MOST)
+        for schema in sealed.schemas:
+            wire.from_wire_schema(schema)
+        for batch in sealed.batches:
+            wire.decode_rows(batch, COLUMNS)
+    except wire.WireError:
+        return
+
+
+def test_the_whole_body_is_accepted() -> None:
+    assert wire.unpack(BODY, MOST).batches[0].rows == 8
+
+
+def test_a_cut_body_is_refused() -> None:
+    for length in range(len(BODY)):
+        with pytest.raises(wire.WireError):
+            wire.unpack(BODY[:length], MOST)
+
+
+@given(st.integers(0, len(BODY) - 1), st.integers(1, 255))
+def test_a_flipped_byte_never_crashes_the_receiver(place: int, flip: int) -> None:
+    damaged = bytearray(BODY)
+    damaged[place] ^= flip
+    open_as_far_as_it_goes(bytes(damaged))
+
+
+@given(st.data())
+def test_a_flip_under_the_compression_never_crashes_the_receiver(data: st.DataObject) -> None:
+    raw = bytearray(zstd.decompress(BODY[len(wire.MAGIC) :]))
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    open_as_far_as_it_goes(packed(bytes(raw)))
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=9)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abz", max_size=3), inner),
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(wire.Envelope.__struct_fields__), ANYTHING))
+def test_fields_of_any_other_type_are_refused(fields: dict[str, object]) -> None:
+    open_as_far_as_it_goes(packed(msgspec.msgpack.encode({**HEAD, **fields})))
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_messagepack_are_refused(raw: bytes) -> None:
+    with pytest.raises(wire.WireError):
+        wire.unpack(packed(raw), MOST)
+
+
+@pytest.mark.parametrize("body", [b"", b"RSF", b"RSF2" + BODY[4:], b"GET / HTTP/1.1\r\n"])
+def test_another_magic_is_refused(body: bytes) -> None:
+    with pytest.raises(wire.WireError, match="no envelope of frames"):
+        wire.unpack(body, MOST)
+
+
+@pytest.mark.parametrize("tail", [b"\0", BODY[len(wire.MAGIC) :]])
+def test_bytes_behind_the_end_are_refused(tail: bytes) -> None:
+    with pytest.raises(wire.WireError, match="behind its end"):
+        wire.unpack(BODY + tail, MOST)
+
+
+def test_another_version_is_named_even_when_its_shape_is_unknown() -> None:
+    body = packed(msgspec.msgpack.encode({"version": 2, "batches": "another shape"}))
+    with pytest.raises(wire.WireVersionError, match="version 2, this program speaks 1"):
+        wire.unpack(body, MOST)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    body = packed(msgspec.msgpack.encode({**HEAD, "new": [1, {"a": b"b"}]}))
+    assert wire.unpack(body, MOST).node == "n"
+
+
+def test_text_that_is_no_utf8_is_refused() -> None:
+    raw = msgspec.msgpack.encode(HEAD | {"node": "ab"}).replace(b"\xa2ab", b"\xa2\xff\xfe")
+    with pytest.raises(wire.WireError, match="no envelope"):
+        wire.unpack(packed(raw), MOST)
+
+
+def test_endless_nesting_is_refused() -> None:
+    raw = msgspec.msgpack.encode(HEAD | {"new": None}).replace(b"\xc0", b"\x91" * 99_999 + b"\xc0")
+    with pytest.raises(wire.WireError, match="no envelope"):
+        wire.unpack(packed(raw), MOST)
+
+
+def test_a_list_that_claims_billions_of_items_costs_nothing() -> None:
+    raw = msgspec.msgpack.encode(HEAD | {"batches": None}).replace(b"\xc0", b"\xdd" + b"\xff" * 4)
+    assert peak_of_refusing(packed(raw), "no envelope") < MEBIBYTE
+
+
+def test_a_bomb_is_not_decompressed() -> None:
+    compressor = zstd.ZstdCompressor()
+    blocks = [compressor.compress(bytes(MEBIBYTE)) for _ in range(256)]
+    bomb = wire.MAGIC + b"".join(blocks) + compressor.flush()
+    assert len(bomb) < MEBIBYTE
+    assert peak_of_refusing(bomb, f"more than {MOST} bytes") < 8 * MEBIBYTE
+
+
+def peak_of_refusing(body: bytes, match: str) -> int:
+    """Refuse a body and give the most memory that took."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(wire.WireError, match=match):
+            wire.unpack(body, MOST)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_bound_itself_is_allowed() -> None:
+    size = len(zstd.decompress(BODY[len(wire.MAGIC) :]))
+    assert wire.unpack(BODY, size).node == "node-1"
+    with pytest.raises(wire.WireError, match="bytes when decompressed"):
+        wire.unpack(BODY, size - 1)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (wire.WireGroup("railscope_unheard_of", (1, 1), (0,)), "not declared here"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1), (0,)), "not declared here"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (1,)), "entity 1"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (-1,)), "entity -1"),
+    ],
+    ids=["unknown metric", "other scale", "entity beyond the list", "negative entity"],
+)
+def test_a_schema_that_fits_no_catalog_is_refused(group: wire.WireGroup, message: str) -> None:
+    schema = wire.WireSchema("gpu", (group,), (wire.WireEntity("gpu", ("GPU-1",)),))
+    with pytest.raises(wire.WireError, match=message):
+        wire.from_wire_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("entity", "message"),
+    [
+        (wire.WireEntity("spaceship", ()), "unknown entity kind 'spaceship'"),
+        (wire.WireEntity("gpu", ()), "gpu needs"),
+        (wire.WireEntity("gpu", ("a", "b")), "gpu needs"),
+    ],
+)
+def test_an_entity_of_another_shape_is_refused(entity: wire.WireEntity, message: str) -> None:
+    with pytest.raises(wire.WireError, match=message):
+        wire.from_wire_entity(entity)
+
+
+def test_facts_of_a_newer_sender_are_left_out() -> None:
+    entity = wire.WireEntity("gpu", ("GPU-1",), {"model": "H100", "colour": "green"})
+    assert wire.from_wire_entity(entity).facts == {"model": "H100"}
+
+
+@given(runs(), st.data())
+def test_parts_that_contradict_each_other_are_refused(
+    frames: list[Frame], data: st.DataObject
+) -> None:
+    batch = wire.encode_batches(frames)[0]
+    width = len(frames[0].schema.columns)
+    wire.check_shape(batch, width)
+    part = data.draw(st.sampled_from(["base", "changed", "steps", "reasons"]))
+    longer = msgspec.structs.replace(
+        batch, **{part: getattr(batch, part) + bytes(width * batch.rows + 1)}
+    )
+    with pytest.raises(wire.WireError, match="do not fit"):
+        wire.check_shape(longer, width)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"first_sequence": 0}, {"wall_ns": ()}, {"boot_ns": (1,)}, {"changed": b"\x08"}],
+    ids=str,
+)
+def test_a_batch_without_rows_clocks_or_sequence_is_refused(change: dict[str, object]) -> None:
+    batch = wire.unpack(BODY, MOST).batches[0]
+    with pytest.raises(wire.WireError, match="do not fit 3 columns"):
+        wire.check_shape(msgspec.structs.replace(batch, **change), COLUMNS)
