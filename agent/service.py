@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import secrets
@@ -120,6 +121,9 @@ class Agent:
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""
         allow_many_files()
+        # What is there now stays for good: the collector of garbage need not look at it again.
+        gc.collect()
+        gc.freeze()
         self._shipper = self._make_shipper()
         server = HttpServer(self.page.respond)
         try:
