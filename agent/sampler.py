@@ -14,9 +14,9 @@ from typing import Any
 
 from agent.device_thread import DeviceThread
 from agent.host import Clock, Host
-from agent.reader import Outcome, Reader
+from agent.reader import REPROBE_NS, Outcome, Reader
 from agent.source import Source
-from agent.status import Grader, Status
+from agent.status import UNSUPPORTED, Grader, Status
 from railscope.frame import Event, Frame, Origin
 
 NS = 1_000_000_000
@@ -45,15 +45,18 @@ class _Member:
 
     @property
     def period_ns(self) -> int:
-        return round(self.status.source.period_seconds * NS)
+        """The period; what is not on this machine is only looked for now and then."""
+        period_ns = round(self.status.source.period_seconds * NS)
+        return max(period_ns, REPROBE_NS) if self.status.state == UNSUPPORTED else period_ns
 
     def plan(self, now_ns: int) -> None:
         """Set the next instant of the grid; those that have passed meanwhile are missed ticks."""
-        following = (self.due_ns // self.period_ns + 1) * self.period_ns
+        period_ns = self.period_ns
+        following = (self.due_ns // period_ns + 1) * period_ns
         if following <= now_ns:
-            skipped = (now_ns - following) // self.period_ns + 1
+            skipped = (now_ns - following) // period_ns + 1
             self.status.missed_ticks += skipped
-            following += skipped * self.period_ns
+            following += skipped * period_ns
         self.due_ns = following
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from support.machine import FakeHost
@@ -88,9 +89,9 @@ def with_card(driver: str, statistics: dict[str, int]) -> FakeHost:
     return host
 
 
-def expected(statistics: dict[str, int], table: dict[str, tuple[str, float]]) -> dict[Label, float]:
+def expected(statistics: dict[str, int], table: dict[str, tuple[str, float]]) -> dict[Label, Any]:
     """The readings that statistics must become."""
-    found = {
+    found: dict[Label, Any] = {
         (f"railscope_nic_{metric}", (CARD,)): pytest.approx(statistics[name] * scale, rel=1e-12)
         for name, (metric, scale) in table.items()
         if name in statistics

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.reading import numbers, read_once, readings
+from support.reading import Label, numbers, read_once, readings
 from support.shared import unpacked
 
 from agent.host.real import RealHost
@@ -49,9 +49,9 @@ def wanted(root: Path) -> list[Path]:
     return ends + bridges
 
 
-def errors(device: Path) -> dict[tuple[str, tuple[str, ...]], float]:
+def errors(device: Path) -> dict[Label, float]:
     """Error counters by plain splitting."""
-    found = {}
+    found: dict[Label, float] = {}
     for severity in ("correctable", "nonfatal", "fatal"):
         for line in text(device / f"aer_dev_{severity}").splitlines():
             *words, count = line.split()
@@ -61,7 +61,7 @@ def errors(device: Path) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_every_link_and_error_counter_of_the_tree(root: Path) -> None:
-    expected: dict[tuple[str, tuple[str, ...]], float] = {}
+    expected: dict[Label, float] = {}
     for device in wanted(root):
         expected |= errors(device)
         for file, metric in LINKS.items():

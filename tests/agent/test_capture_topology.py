@@ -80,7 +80,8 @@ def devices(element: ET.Element, path: tuple[str, ...]) -> Iterator[tuple[str, s
 def machine(name: str) -> tuple[FakeHost, list[str], dict[str, str]]:
     """A host with the tree of a topology file, its GPUs in bus order and its cards."""
     host = FakeHost()
-    gpus, cards = [], {}
+    gpus: list[str] = []
+    cards: dict[str, str] = {}
     tree = ET.parse(captured(f"topology/{name}"))  # noqa: S314 - a file of ours
     for cpu in tree.getroot().findall("cpu"):
         node = cpu.attrib["numaid"]

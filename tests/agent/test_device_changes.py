@@ -7,6 +7,7 @@ from support.machine import NO_DEVICE, FakeHost
 from support.reading import ORIGIN, readings
 from support.sampling import sampling
 
+from agent.host import Host
 from agent.reader import Reader
 from agent.source import Inventory, Table
 from agent.sources.rdma import Rdma
@@ -114,11 +115,11 @@ class Faulty:
     def __init__(self) -> None:
         self.wrong = True
 
-    def probe(self, host: FakeHost) -> Inventory:
+    def probe(self, host: Host) -> Inventory:
         del host
         return Inventory(((RDMA_UP, Entity(RDMA_PORT, ("mlx5_9", "1"))),))
 
-    def read(self, host: FakeHost, into: Table) -> None:
+    def read(self, host: Host, into: Table) -> None:
         if self.wrong:
             raise KeyError(host.boot_id)
         into.put(0, 1)

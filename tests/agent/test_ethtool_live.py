@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from agent.host.ethtool import Ethtool
 
 NET = Path("/sys/class/net")
-ONE, OTHER = "rsveth0", "rsveth1"
+ONE, OTHER = f"rs{os.getpid()}a", f"rs{os.getpid()}b"
 
 
 @pytest.fixture

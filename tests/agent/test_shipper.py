@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
-from support.collector import ScriptedCollector, hang, take, take_and_vanish
+from support.collector import ScriptedCollector, Step, hang, take, take_and_vanish
 from support.reading import ORIGIN
 from support.shipping import SCHEMA, link_to, shipping
 
@@ -172,7 +172,7 @@ async def test_pauses_grow_and_stay_bounded(tmp_path: Path) -> None:
                 run.clock.advance(pause * 0.79)
                 assert len(collector.requests) == tries
                 run.clock.advance(pause * 0.42)
-                await collector.until(lambda tries=tries: len(collector.requests) == tries + 1)
+                await collector.asked(tries + 1)
             await run.failed()
             run.retry()
             await run.shipped(1)
@@ -190,7 +190,7 @@ async def test_what_is_refused_for_good_is_dropped_counted_and_told(
             collector.script.append(web.json_response(JSON_ERROR, status=status))
             async with shipping(tmp_path, link_to(collector)) as run:
                 await run.flush(3)
-                await collector.until(lambda: len(collector.requests) == 1)
+                await collector.asked(1)
                 await run.flush(2)
                 await run.shipped(2)
             assert collector.taken == run.sent[3:]
@@ -228,7 +228,7 @@ async def test_a_collector_that_hangs_is_given_up_after_the_timeout(tmp_path: Pa
     with capture_logs() as logs:
         async with ScriptedCollector().serving() as collector:
             collector.script.append(hang)
-            async with shipping(tmp_path, link_to(collector, timeout_seconds=0.1)) as run:
+            async with shipping(tmp_path, link_to(collector, timeout_seconds=0.5)) as run:
                 await run.flush()
                 await run.failed()
                 run.retry()
@@ -243,10 +243,11 @@ async def test_a_lost_acknowledgement_sends_again_and_counts_once(tmp_path: Path
             await run.shipped(1)
             collector.script.append(take_and_vanish)
             await run.flush(2)
-            await collector.until(lambda: len(collector.duplicates) == 2)
+            await run.shipped(3)
             await run.flush(1)
             await run.shipped(4)
         assert collector.taken == run.sent
+        assert collector.duplicates == run.sent[1:3]
         assert run.stats.shipped_frames == 4
 
 
@@ -356,7 +357,7 @@ async def test_what_cannot_be_sent_at_the_stop_waits_for_the_next_run(
     tmp_path: Path, answer: str
 ) -> None:
     async with ScriptedCollector().serving() as collector:
-        script = {"refusing": web.json_response(JSON_ERROR, status=503), "hanging": hang}
+        script: dict[str, web.Response | Step] = {"refusing": error(503)(), "hanging": hang}
         collector.script.append(script[answer])
         async with shipping(tmp_path, link_to(collector, timeout_seconds=0.1)) as run:
             run.publish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -114,7 +114,9 @@ def test_it_is_a_bounded_queue(
     ],
     ids=["flipped", "cut", "longer", "no head", "vanished"],
 )
-def test_a_damaged_envelope_is_given_up_and_reported(tmp_path: Path, damage) -> None:
+def test_a_damaged_envelope_is_given_up_and_reported(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     spool = Spool(tmp_path, PLENTY)
     spool.put(b"first", frames=5)
     spool.put(b"second", frames=6)

@@ -46,10 +46,10 @@ class ScriptedCollector:
                 self._progress.notify_all()
         return answer
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until requests have made something so."""
+    async def asked(self, count: int) -> None:
+        """Wait until so many requests have been answered."""
         async with asyncio.timeout(PATIENCE_SECONDS), self._progress:
-            await self._progress.wait_for(condition)
+            await self._progress.wait_for(lambda: len(self.requests) >= count)
 
     @asynccontextmanager
     async def serving(

@@ -61,10 +61,11 @@ def runs(draw: st.DrawFn) -> list[Frame]:
 @st.composite
 def _rows(draw: st.DrawFn, origin: Origin, schema: Schema, first: int) -> list[Frame]:
     width = len(schema.columns)
-    frames = []
+    frames: list[Frame] = []
     sequence = first
     for _ in range(draw(st.integers(1, 5))):
-        kept = frames[-1].values if frames and draw(st.booleans()) else None
+        still: bool = draw(st.booleans())
+        kept = frames[-1].values if frames and still else None
         values = kept or array("q", draw(st.lists(STORED, min_size=width, max_size=width)))
         instant = Instant(draw(CLOCK), draw(CLOCK))
         happened = tuple(draw(st.lists(events(), max_size=2)))

@@ -1,0 +1,65 @@
+"""`agent once`: the same readings in each of its forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.cards import INFINIBAND
+from support.pages import Sample, sample, samples
+from support.tree import HOSTNAME, make_tree
+
+from agent.cli import agent
+from railscope.catalog import METRICS, Kind
+
+NUMBERS = {Kind.COUNTER, Kind.GAUGE}
+OWN = ("railscope_agent_", "railscope_source_")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = make_tree(tmp_path)
+    (root / INFINIBAND[1:] / "mlx5_1/ports/1/counters/port_xmit_packets").write_text("garbage")
+    return root
+
+
+def once(root: Path, *arguments: str) -> str:
+    outcome = CliRunner().invoke(agent, ["once", "--root", str(root), *arguments])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def machine(page: str) -> dict[Sample, float]:
+    """What a page says of the machine, and not of the agent."""
+    return {label: v for label, v in samples(page).items() if not label[0].startswith(OWN)}
+
+
+def test_both_text_formats_say_the_same(root: Path) -> None:
+    plain, openmetrics = once(root), once(root, "--format", "openmetrics")
+    assert machine(openmetrics) == machine(plain)
+    assert openmetrics.endswith("# EOF\n")
+    info = next(dict(labels) for name, labels in machine(plain) if name == "railscope_node_info")
+    assert (info["hostname"], info["kernel"]) == (HOSTNAME, "6.8.0")
+
+
+def test_json_says_the_same_and_why_something_is_absent(root: Path) -> None:
+    entries = json.loads(once(root, "--format", "json"))
+    found = {
+        sample(entry["metric"], **entry["labels"]): entry["value"]
+        for entry in entries
+        if "value" in entry and METRICS[entry["metric"]].kind in NUMBERS
+    }
+    page = machine(once(root))
+    numbers = {label: v for label, v in page.items() if METRICS[label[0]].kind in NUMBERS}
+    assert {label: v for label, v in found.items() if not label[0].startswith(OWN)} == numbers
+    absent = {(e["metric"], *e["labels"].values()): e["absent"] for e in entries if "absent" in e}
+    assert absent["railscope_rdma_transmit_packets_total", "mlx5_1", "1"] == "error"
+
+
+def test_settings_of_the_environment_hold_here_too(root: Path) -> None:
+    environment = {"RAILSCOPE_AGENT_PERIODS__RDMA": "0"}
+    outcome = CliRunner(env=environment).invoke(agent, ["once", "--root", str(root)])
+    assert outcome.exit_code != 0
+    assert "periods.rdma" in str(outcome.exception)
