@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from array import array
 
@@ -16,7 +17,11 @@ from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.entity import Entity
 from railscope.frame import Frame, Instant, Origin, Schema
-from railscope.wire import zstd
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MOST = 1 << 20
 MEBIBYTE = 1 << 20
