@@ -31,11 +31,10 @@ class SchemaStore:
             return
         self._known[digest] = schema
         path = self._path(digest)
-        if not path.exists():
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(msgspec.msgpack.encode(schema))
-            partial.rename(path)
-            self._forget_oldest()
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(msgspec.msgpack.encode(schema))
+        partial.rename(path)
+        self._forget_oldest()
         self._kept.add(digest)
 
     def get(self, digest: bytes) -> WireSchema | None:

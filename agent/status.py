@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from agent.reader import Outcome
-from agent.source import Finding, Source
+from agent.source import Finding, Source, Verdict
 from railscope.catalog import agent as catalog
 from railscope.catalog.entities import SOURCE
 from railscope.entity import Entity
@@ -60,13 +60,13 @@ class Grader:
         status.duration_ns = outcome.duration_ns
         status.finished_boot_ns = now.boot_ns
         columns = len(outcome.frame.values) if outcome.frame else 0
+        problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
         if not columns:
-            state = UNSUPPORTED
+            state, problem = _without_columns(outcome)
         elif outcome.broken == columns:
             state = FAILED
         else:
             state = PARTIAL if outcome.broken else OK
-        problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
         self._grade(status, state, problem, now)
 
     def overdue(self, status: Status, deadline_seconds: float, now: Instant) -> None:
@@ -104,3 +104,11 @@ class Grader:
         )
         if len(self.events) < MOST_EVENTS_KEPT:
             self.events.append(event)
+
+
+def _without_columns(outcome: Outcome) -> tuple[int, str]:
+    """Nothing to read: because there is nothing, or because something is in the way."""
+    for finding in outcome.findings:
+        if finding.verdict in {Verdict.DENIED, Verdict.BROKEN}:
+            return FAILED, finding.detail
+    return UNSUPPORTED, ""

@@ -1,4 +1,4 @@
-"""Batches as numpy arrays. The plain counterpart, without numpy, is railscope.wire.decode_rows."""
+"""Batches as numpy arrays. The plain counterpart, without numpy, is railscope.batch.decode_rows."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
         end = position + _HEAD.size + len(payload)
         try:
             yield end, _decoder.decode(payload)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             stats.damaged_records += 1
         position = end
 

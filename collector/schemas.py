@@ -55,7 +55,7 @@ class Schemas:
         for path in self._folder.glob("*" + _SUFFIX):
             try:
                 wire = msgspec.msgpack.decode(path.read_bytes(), type=WireSchema)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 damaged += 1
                 continue
             self._learn(schema_hash(wire), wire)

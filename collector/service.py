@@ -154,7 +154,7 @@ class Collector:
             checkpoint = msgspec.msgpack.decode(path.read_bytes(), type=Checkpoint)
         except FileNotFoundError:
             return 0
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.error("checkpoint_damaged", file=str(path), problem=str(error),
                       advice="all segments there are will be read instead")  # fmt: skip
             return 0

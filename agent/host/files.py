@@ -11,6 +11,7 @@ from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
 _COUNTER_BYTES = 64
 _TEXT_BYTES = 4096  # what the kernel prints for a sysfs file is a page at most
 _CLOSED = -1
+_OUTSIDE = "/.outside"
 
 
 class RootedFiles:
@@ -21,8 +22,15 @@ class RootedFiles:
         self._root = "" if resolved == "/" else resolved
 
     def real(self, path: str) -> str:
-        """Where a path of the host lies on this machine."""
-        return self._root + path
+        """Where a path of the host lies on this machine.
+
+        A link of a copied tree that leads out of it leads to nothing: what lies there is of the
+        machine the copy is on.
+        """
+        here = self._root + path
+        if self._root and not os.path.realpath(here).startswith(self._root + "/"):
+            return self._root + _OUTSIDE
+        return here
 
     def read(self, path: str) -> bytes:
         """The content of a small file."""
@@ -35,7 +43,7 @@ class RootedFiles:
 
     def resolve(self, path: str) -> str:
         """A path with all links followed; a link out of the root is FileNotFoundError."""
-        target = os.path.realpath(self.real(path), strict=True)
+        target = os.path.realpath(self._root + path, strict=True)
         if not f"{target}/".startswith(f"{self._root}/"):
             message = f"{path} leads out of the root"
             raise FileNotFoundError(message)

@@ -130,6 +130,7 @@ _ADVICE = {
     403: "the token belongs to another node: check node and collector.token_file",
     404: "there is no ingest at this address: check collector.url, it is the base of the collector",
     405: "there is no ingest at this address: check collector.url, it is the base of the collector",
+    413: "something in between, a proxy maybe, refuses bodies of this size: raise its limit",
     426: f"the collector speaks another version than {VERSION}: update the older of the two",
     429: "the collector is busy",
     503: "the collector cannot store frames now",

@@ -23,19 +23,12 @@ from agent.sinks.collector_client import Answer, CollectorClient, Verdict
 from agent.spool import Loss, Spool, Spooled
 from agent.stats import ShippingStats
 from railscope import __version__
+from railscope.batch import encode_batches
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.entity import Entity
 from railscope.frame import Event, Frame, Origin, Schema
-from railscope.wire import (
-    SentAt,
-    WireSchema,
-    encode_batches,
-    envelope,
-    pack,
-    schema_identity,
-    to_wire_schema,
-)  # fmt: skip
+from railscope.wire import SentAt, WireSchema, envelope, pack, schema_identity, to_wire_schema
 
 log = structlog.get_logger(__name__)
 

@@ -19,7 +19,10 @@ from railscope.entity import Entity
 from railscope.reading import Absent, Reading, reason_of
 
 ROOT = "/sys/bus/pci/devices"
-_ROLES = {"0x0300": "gpu", "0x0302": "gpu", "0x0200": "nic", "0x0207": "nic", "0x0108": "nvme"}
+_ROLES = {
+    "0x0300": "gpu", "0x0302": "gpu", "0x0108": "nvme",
+    "0x0200": "nic", "0x0207": "nic", "0x0208": "nic", "0x0c06": "nic",
+}  # fmt: skip
 _BRIDGE = "0x0604"
 _NVSWITCH = ("0x10de", "0x0680")
 _SEVERITIES = ("correctable", "nonfatal", "fatal")

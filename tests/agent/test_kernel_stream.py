@@ -15,7 +15,7 @@ from support.sampling import sampling
 from agent.host.kernel_log import RealKernelLog
 from agent.reader import Reader
 from agent.source import Verdict
-from agent.status import OK, UNSUPPORTED
+from agent.status import FAILED, OK
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.kernel_messages import understand
 from railscope.frame import Frame
@@ -95,7 +95,7 @@ async def test_a_log_that_may_not_be_read_is_denied_and_taken_up_when_it_may() -
     host.log.closed = DENIED
     async with sampling(host, [KernelLogStream()]) as run:
         status = run.sampler.statuses["kernel"]
-        assert (status.state, run.frames) == (UNSUPPORTED, [])
+        assert (status.state, run.frames) == (FAILED, [])
         (finding,) = status.findings
         assert (finding.verdict, finding.detail) == (Verdict.DENIED, "/dev/kmsg: Permission denied")
         assert "CAP_SYSLOG" in finding.remedy

@@ -6,18 +6,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from railscope.batch import encode_batches
 from railscope.catalog import METRICS, gpu
 from railscope.catalog.entities import GPU, RDMA_PORT
 from railscope.entity import Entity
 from railscope.frame import Column, Frame, Instant, Origin, Schema
-from railscope.wire import (
-    Envelope,
-    SentAt,
-    encode_batches,
-    envelope,
-    pack,
-    to_wire_schema,
-)
+from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
 
 SECOND = 1_000_000_000
 START_WALL_NS = 1_790_000_000_000_000_000

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from makers import Sender, gpu_schema
 
 from collector import decode
+from railscope.batch import decode_rows, encode_batch
 from railscope.frame import Frame
-from railscope.wire import Batch, WireError, decode_rows, encode_batch
+from railscope.wire import Batch, WireError
 
 COLUMNS = 6
 numbers = st.integers(-(2**63), 2**63 - 1)

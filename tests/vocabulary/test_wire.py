@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import CLOCK, runs
 
+from railscope import batch as batch_codec
 from railscope import wire
 from railscope.catalog import gpu, host
 from railscope.catalog.entities import DISK, GPU
@@ -43,7 +44,7 @@ def received(frames: Sequence[Frame]) -> list[Told]:
     """What the frames say to the receiver of the request they were sent in."""
     schemas = {id(frame.schema): frame.schema for frame in frames}.values()
     sealed = wire.envelope(
-        frames[0].origin, wire.encode_batches(frames), [wire.to_wire_schema(s) for s in schemas],
+        frames[0].origin, batch_codec.encode_batches(frames), [wire.to_wire_schema(s) for s in schemas],
         agent_version="1",
     )  # fmt: skip
     opened = wire.unpack(wire.pack(sealed), PLENTY)
@@ -57,8 +58,8 @@ def received(frames: Sequence[Frame]) -> list[Told]:
 def rows(batch: wire.Batch, schema: Schema) -> Iterator[Told]:
     assert batch.stream == schema.stream
     width = len(schema.columns)
-    for row, values in enumerate(wire.decode_rows(batch, width)):
-        reasons = wire.reasons_of_row(batch, row, width)
+    for row, values in enumerate(batch_codec.decode_rows(batch, width)):
+        reasons = batch_codec.reasons_of_row(batch, row, width)
         yield (
             schema,
             batch.first_sequence + row,
@@ -88,19 +89,22 @@ def test_frames_survive_the_wire(frames: list[Frame]) -> None:
 
 @given(st.lists(st.integers(0, UINT64_MAX), min_size=1, max_size=6))
 def test_counters_keep_all_64_bits(counts: list[int]) -> None:
-    (batch,) = wire.encode_batches(frames_of(ENERGY, *counts))
-    arrived = [from_stored(row[0], counter=True) for row in wire.decode_rows(batch, 1)]
+    (batch,) = batch_codec.encode_batches(frames_of(ENERGY, *counts))
+    arrived = [from_stored(row[0], counter=True) for row in batch_codec.decode_rows(batch, 1)]
     assert arrived == counts
 
 
 def test_a_gap_in_the_sequence_starts_a_new_batch() -> None:
     frames = frames_of(ENERGY, 1, 2) + frames_of(ENERGY, 3, first=4)
-    assert [(b.first_sequence, b.rows) for b in wire.encode_batches(frames)] == [(1, 2), (4, 1)]
+    assert [(b.first_sequence, b.rows) for b in batch_codec.encode_batches(frames)] == [
+        (1, 2),
+        (4, 1),
+    ]
 
 
 def test_a_new_schema_starts_a_new_batch() -> None:
     other = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-2",))),))
-    batches = wire.encode_batches(frames_of(ENERGY, 1, 2) + frames_of(other, 3, first=3))
+    batches = batch_codec.encode_batches(frames_of(ENERGY, 1, 2) + frames_of(other, 3, first=3))
     assert [(b.first_sequence, b.rows) for b in batches] == [(1, 2), (3, 1)]
     assert batches[0].schema != batches[1].schema
 
@@ -109,14 +113,14 @@ def test_columns_that_stand_still_cost_one_bit() -> None:
     disks = tuple((host.DISK_READS, Entity(DISK, (str(number),))) for number in range(100))
     schema, still = Schema("host", disks), array("q", range(100))
     frames = [Frame(ORIGIN, schema, n, Instant(n, n), still) for n in range(1, 9)]
-    (batch,) = wire.encode_batches(frames)
+    (batch,) = batch_codec.encode_batches(frames)
     assert (batch.steps, len(batch.changed), any(batch.changed)) == (b"", 13, False)
 
 
 def test_reasons_that_stay_the_same_travel_once() -> None:
     denied = bytes([Absent.DENIED.value])
     frames = [Frame(ORIGIN, ENERGY, n, Instant(n, n), array("q", [0]), denied) for n in range(1, 6)]
-    (batch,) = wire.encode_batches(frames)
+    (batch,) = batch_codec.encode_batches(frames)
     assert batch.reasons == denied
 
 

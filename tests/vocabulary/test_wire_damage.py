@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import runs
 
+from railscope import batch as batch_codec
 from railscope import wire
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
@@ -35,7 +36,7 @@ def make_body() -> bytes:
     frames = [
         Frame(origin, SCHEMA, n, Instant(n, n), array("q", [n, n * n, 7])) for n in range(1, 9)
     ]
-    batches = wire.encode_batches(frames)
+    batches = batch_codec.encode_batches(frames)
     schemas = [wire.to_wire_schema(SCHEMA)]
     return wire.pack(wire.envelope(origin, batches, schemas, agent_version="1"))
 
@@ -54,7 +55,7 @@ def open_as_far_as_it_goes(body: bytes) -> None:
         for schema in sealed.schemas:
             wire.from_wire_schema(schema)
         for batch in sealed.batches:
-            wire.decode_rows(batch, COLUMNS)
+            batch_codec.decode_rows(batch, COLUMNS)
     except wire.WireError:
         return
 
@@ -205,15 +206,15 @@ def test_facts_of_a_newer_sender_are_left_out() -> None:
 def test_parts_that_contradict_each_other_are_refused(
     frames: list[Frame], data: st.DataObject
 ) -> None:
-    batch = wire.encode_batches(frames)[0]
+    batch = batch_codec.encode_batches(frames)[0]
     width = len(frames[0].schema.columns)
-    wire.check_shape(batch, width)
+    batch_codec.check_shape(batch, width)
     part = data.draw(st.sampled_from(["base", "changed", "steps", "reasons"]))
     longer = msgspec.structs.replace(
         batch, **{part: getattr(batch, part) + bytes(width * batch.rows + 1)}
     )
     with pytest.raises(wire.WireError, match="do not fit"):
-        wire.check_shape(longer, width)
+        batch_codec.check_shape(longer, width)
 
 
 @pytest.mark.parametrize(
@@ -224,4 +225,4 @@ def test_parts_that_contradict_each_other_are_refused(
 def test_a_batch_without_rows_clocks_or_sequence_is_refused(change: dict[str, object]) -> None:
     batch = wire.unpack(BODY, MOST).batches[0]
     with pytest.raises(wire.WireError, match="do not fit 3 columns"):
-        wire.check_shape(msgspec.structs.replace(batch, **change), COLUMNS)
+        batch_codec.check_shape(msgspec.structs.replace(batch, **change), COLUMNS)
