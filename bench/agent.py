@@ -1,0 +1,143 @@
+"""`python -m bench.agent`: what the agent costs, beside what others cost for the same."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from bench import scrapes, ticks
+from bench.answers import write_answers
+from bench.report import Aim, Report, mebibytes
+from bench.scrapes import Cost, Pace
+from bench.ticks import Plan, TickCost
+from bench.tree import VALUES_A_PORT, write_tree
+
+DEVICES = 8
+VALUES = 3000
+EXTRA_CARDS = 15
+ANSWER_SECONDS = 20
+FOUR_A_SECOND = 0.25
+
+BACK_TO_BACK = Aim("<=", 0.15)
+AT_FOUR_HERTZ = Aim("<=", 0.25)
+SHARE_AT_1_HZ = Aim("<=", 0.2, " %")
+SHARE_AT_10_HZ = Aim("<=", 1.5, " %")
+MEMORY = Aim("<=", 40, " MiB")
+WIRE = Aim("<=", 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long to measure."""
+
+    fast_scrapes: int
+    slow_scrapes: int
+    tick_seconds: float
+    settle_seconds: float
+    push_seconds: float
+    read_seconds: float
+
+
+THOROUGH = Length(300, 20, tick_seconds=30, settle_seconds=6, push_seconds=5, read_seconds=4)
+QUICK = Length(20, 2, tick_seconds=2, settle_seconds=1.5, push_seconds=0.5, read_seconds=1)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+def main(*, quick: bool) -> None:
+    """Measure the agent and print ratios."""
+    length = QUICK if quick else THOROUGH
+    report = Report("Agent")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        scrape_ratios(report, Path(folder), length)
+        tick_ratios(report, Path(folder), length)
+    click.echo(str(report))
+
+
+def scrape_ratios(report: Report, folder: Path, length: Length) -> None:
+    """A live scrape of 8 RDMA devices by three programs."""
+    root = folder / "scraped"
+    write_tree(root, DEVICES)
+    paces = {
+        "back to back": Pace(length.fast_scrapes, None),
+        "4 a second": Pace(length.slow_scrapes, FOUR_A_SECOND),
+        "4 a second, gzip": Pace(length.slow_scrapes, FOUR_A_SECOND, gzip=True),
+    }
+    found: dict[str, dict[str, Cost]] = {"agent": {}}
+    if shutil.which(scrapes.NODE_EXPORTER):
+        with scrapes.node_exporter(root, folder) as server:
+            found["node_exporter"] = {n: scrapes.measure(server, p) for n, p in paces.items()}
+    with scrapes.plain_exporter(root, folder) as server:
+        found["plain exporter"] = {n: scrapes.measure(server, p) for n, p in paces.items()}
+    with scrapes.agent_server(root, folder, FOUR_A_SECOND) as server:
+        for name in ("4 a second", "4 a second, gzip"):
+            found["agent"][name] = scrapes.measure(server, paces[name])
+        unread = replace(scrapes.measure(server, paces["back to back"]), reads_a_scrape=1.0)
+    with scrapes.agent_server(root, folder, scrapes.AT_ONCE) as server:
+        read = scrapes.read_cost(server, length.read_seconds)
+    found["agent"]["back to back"] = replace(unread, cpu_seconds=unread.cpu_seconds + read)
+    for other in ("node_exporter", "plain exporter"):
+        for name, cost in found.get(other, {}).items():
+            aim = BACK_TO_BACK if name == "back to back" else AT_FOUR_HERTZ
+            report.ratio(
+                f"CPU a series, agent / {other}, {name}",
+                found["agent"][name].cpu_a_series / cost.cpu_a_series,
+                aim if other == "node_exporter" else None,
+            )
+    if "node_exporter" not in found:
+        report.figure("node_exporter", f"{scrapes.NODE_EXPORTER} is not installed: left out")
+    for program, costs in found.items():
+        for name, cost in costs.items():
+            report.figure(f"{program}, {name}", str(cost))
+    report.figure(
+        "agent, back to back, its parts",
+        f"{unread.cpu_seconds * 1e3:.3f} ms a page, {read * 1e3:.3f} ms a read of all files",
+    )
+
+
+def tick_ratios(report: Report, folder: Path, length: Length) -> None:
+    """A whole tick of about 3,000 values, from reading to the acknowledgement."""
+    mixed, files = folder / "mixed", folder / "files"
+    answers = folder / "answers.msgpack"
+    moving = write_tree(mixed, DEVICES)
+    write_answers(answers, ANSWER_SECONDS, EXTRA_CARDS)
+    all_files = write_tree(files, VALUES // VALUES_A_PORT)
+
+    def cost(root: Path, moved: list[Path], period: float, kept: Path | None) -> TickCost:
+        return ticks.measure(
+            Plan(
+                root, folder, moved, period, length.tick_seconds, length.settle_seconds,
+                length.push_seconds, kept,
+            )
+        )  # fmt: skip
+
+    slow, fast = cost(mixed, moving, 1.0, answers), cost(mixed, moving, 0.1, answers)
+    real = cost(files, all_files, 1.0, None)
+    report.ratio("share of a core, whole tick, 1 Hz", 100 * slow.share_of_core, SHARE_AT_1_HZ)
+    report.ratio("share of a core, whole tick, 10 Hz", 100 * fast.share_of_core, SHARE_AT_10_HZ)
+    report.ratio("share of a core, every value a file, 1 Hz", 100 * real.share_of_core)
+    report.ratio("wire / gzipped text, bytes a value", slow.wire_to_text, WIRE)
+    report.ratio("agent resident", real.memory.resident / (1 << 20), MEMORY)
+    for name, one in {"1 Hz": slow, "10 Hz": fast, "every value a file, 1 Hz": real}.items():
+        report.figure(name, str(one))
+        memory = one.memory
+        report.figure(
+            f"{name}, memory", f"RSS {mebibytes(memory.resident)},"
+            f" PSS {mebibytes(memory.proportional)}, USS {mebibytes(memory.unique)}",
+        )  # fmt: skip
+        report.figure(
+            f"{name}, bytes a value", f"{one.wire_bytes_a_value:.2f} on the wire,"
+            f" {one.page_bytes_a_value:.2f} as gzipped text",
+        )  # fmt: skip
+    if slow.calls_a_tick is not None and slow.preads_a_tick is not None:
+        report.figure(
+            "host calls a tick", f"{slow.calls_a_tick:.0f}, and {slow.preads_a_tick:.0f} preads",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""A real collector under the load of many nodes: what it costs, holds and how fast it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, Self
+
+from bench import load
+from bench.processes import HOST, BenchError, Server, free_port
+from collector.tokens import digest
+
+CONNECTIONS = 32
+VIEWS_SECONDS = 2.0
+_VIEWS = re.compile(r"^railscope_collector_views_refresh_seconds (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many nodes, and how much of what they send."""
+
+    nodes: int
+    turns: int
+    """Turns sent as fast as they are answered."""
+
+    pace_seconds: float
+    """How long one more turn is spread over; ten seconds are the natural pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCost:
+    """What came of one size."""
+
+    size: Size
+    values: int
+    cpu_seconds: float
+    wall_seconds: float
+    views_seconds: float
+    bytes_a_node: float
+    p50: float
+    p99: float
+    worst: float
+    paced_share: float
+    wire_bytes_a_value: float
+    registration_cpu_a_node: float
+
+    @property
+    def values_a_cpu_second(self) -> float:
+        """Receipt to durable, acknowledged and in the views."""
+        return self.values / self.cpu_seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.values_a_cpu_second / 1e6:.1f} M values a CPU second"
+            f" ({self.cpu_seconds / self.values * 1e9:.1f} ns each),"
+            f" {self.values / self.wall_seconds / 1e6:.1f} M values/s by the wall,"
+            f" {self.wire_bytes_a_value:.2f} bytes a value; at the natural pace"
+            f" {self.paced_share:.1%} of a core, acknowledged in {self.p50 * 1e3:.1f} ms (p50),"
+            f" {self.p99 * 1e3:.1f} (p99), {self.worst * 1e3:.1f} (worst);"
+            f" {self.registration_cpu_a_node * 1e3:.1f} ms CPU to register a node"
+        )
+
+
+class LoadProcess:
+    """The load generator, told what to do line by line."""
+
+    def __init__(self, port: int, nodes: int, schemas: Path) -> None:
+        self._command = [sys.executable, "-m", "bench.loader", str(port), str(nodes), str(schemas)]
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self._process = subprocess.Popen(  # noqa: S603 - the bench starts its own parts
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it by its own pid."""
+        self._process.terminate()
+        self._process.communicate()
+
+    def do(self, *words: object) -> dict[str, Any]:
+        """Give one command and wait for the answer."""
+        if self._process.stdin is None or self._process.stdout is None:
+            message = "the load generator has no pipes"
+            raise BenchError(message)
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            message = "the load generator ended; its reason is above"
+            raise BenchError(message)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def measure(size: Size, schemas: Path, folder: Path) -> FleetCost:
+    """Register nodes, flood, look at the views, then go on at the natural pace."""
+    with (
+        collector(size.nodes, folder) as server,
+        LoadProcess(server.port, size.nodes, schemas) as loader,
+    ):
+        views_of(server)
+        empty = server.memory().resident
+        loader.do("prepare", 0, 1)
+        cpu = server.cpu_seconds()
+        loader.do("post", CONNECTIONS)
+        registration = server.cpu_seconds() - cpu
+        prepared = loader.do("prepare", 1, size.turns)
+        cpu = server.cpu_seconds()
+        flood = loader.do("post", CONNECTIONS)
+        os.sync()
+        cpu = server.cpu_seconds() - cpu
+        views = views_of(server)
+        loader.do("prepare", 1 + size.turns, 1)
+        paced_cpu = server.cpu_seconds()
+        paced = loader.do("pace", CONNECTIONS, size.pace_seconds)
+        paced_cpu = server.cpu_seconds() - paced_cpu
+        held = server.memory().resident
+    a_turn = cpu / size.turns
+    return FleetCost(
+        size, flood["values"], cpu, flood["seconds"], views, (held - empty) / size.nodes,
+        paced["p50"], paced["p99"], paced["worst"], paced_cpu / paced["seconds"],
+        prepared["bytes_a_value"], max(0.0, registration - a_turn) / size.nodes,
+    )  # fmt: skip
+
+
+def collector(nodes: int, folder: Path) -> Server:
+    """`railscope collector run` that knows the tokens of all nodes."""
+    port = free_port()
+    tokens = folder / f"tokens-{nodes}.toml"
+    lines = [f'"{load.name(n)}" = "{digest(load.token(n))}"' for n in range(nodes)]
+    tokens.write_text("\n".join(["[nodes]", *lines, ""]), encoding="ascii")
+    return Server(
+        [sys.executable, "-m", "railscope", "collector", "run", "--listen", f"{HOST}:{port}",
+         "--state-directory", str(folder / f"collector-{nodes}"), "--tokens-file", str(tokens),
+         "--open-reading"],
+        port=port, log=folder / f"collector-{nodes}.log",
+    )  # fmt: skip
+
+
+def views_of(server: Server, looks: int = 3) -> float:
+    """How long the refresh of all views takes: the median of a few refreshes."""
+    found = []
+    for _ in range(looks):
+        time.sleep(VIEWS_SECONDS)
+        connection = HTTPConnection(HOST, server.port, timeout=60)
+        connection.request("GET", "/metrics")
+        match = _VIEWS.search(connection.getresponse().read().decode())
+        connection.close()
+        if match:
+            found.append(float(match[1]))
+    return statistics.median(found) if found else 0.0

@@ -1,0 +1,218 @@
+"""Envelopes of many simulated nodes of one build: real schemas, generated values.
+
+The schemas are those of one agent on a bench host. Every node has GPUs of its own; whatever has no
+serial number in it is the same schema for all. Of the values 60 % are always zero, a quarter are
+counters that grow, the others are gauges and constants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from agent.config import AgentSettings
+from agent.service import Agent
+from bench.answers import write_answers
+from bench.node import BenchHost
+from bench.tree import write_tree
+from railscope import __version__, logs
+from railscope.frame import Origin
+from railscope.wire import (
+    Batch,
+    SentAt,
+    WireEntity,
+    WireSchema,
+    envelope,
+    pack,
+    schema_hash,
+    to_wire_schema,
+)
+
+ROWS = 10
+TICK_NS = 1_000_000_000
+START_WALL_NS = 1_700_000_000 * TICK_NS
+START_BOOT_NS = 1_000 * TICK_NS
+VARIANTS = 8
+DEVICES, EXTRA_CARDS = 8, 15
+_GPU = "GPU-"
+_ZERO, _COUNTER, _GAUGE = 0.6, 0.85, 0.95
+
+Rows = npt.NDArray[np.int64]
+
+
+def schemas_of_a_node(folder: Path) -> list[WireSchema]:
+    """What one agent with about 3,000 values would register."""
+    logs.configure("error")
+    write_tree(folder / "tree", DEVICES)
+    write_answers(folder / "answers", 2, EXTRA_CARDS)
+    one = Agent(AgentSettings(node="bench"), BenchHost(folder / "tree", folder / "answers"))
+    asyncio.run(one.once())
+    frames = [status.frame for status in one.sampler.statuses.values()]
+    return [to_wire_schema(frame.schema) for frame in frames if frame]
+
+
+def of_node(schema: WireSchema, number: int) -> WireSchema:
+    """The schema as another node of the same build has it: other GPUs."""
+
+    def own(entity: WireEntity) -> WireEntity:
+        if not entity.key or not entity.key[0].startswith(_GPU):
+            return entity
+        key = (f"{_GPU}{number:08x}{entity.key[0][12:]}", *entity.key[1:])
+        return WireEntity(entity.kind, key, entity.facts)
+
+    return WireSchema(schema.stream, schema.groups, tuple(own(e) for e in schema.entities))
+
+
+def columns_of(schema: WireSchema) -> int:
+    """How many columns a schema has."""
+    return sum(len(group.entities) for group in schema.groups)
+
+
+def rows_of(columns: int, variant: int, turn: int) -> Rows:
+    """Ten rows of values; the turns of one variant join without a seam."""
+    fixed = np.random.default_rng(variant)
+    kind = fixed.random(columns)
+    start = fixed.integers(10**6, 10**14, columns)
+    speed = np.exp(fixed.uniform(0, 20, columns))
+    moving = np.random.default_rng((variant, turn))
+    steps = moving.poisson(np.minimum(speed, 1e15), (ROWS, columns)).astype(np.int64)
+    counters = start + np.int64(turn * ROWS) * speed.astype(np.int64) + steps.cumsum(axis=0)
+    gauges = start % 100_000 + moving.integers(0, 200, (ROWS, columns))
+    counter, gauge = (kind >= _ZERO) & (kind < _COUNTER), (kind >= _COUNTER) & (kind < _GAUGE)
+    rows = np.where(counter, counters, np.where(gauge, gauges, start))
+    rows[:, kind < _ZERO] = 0
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A batch without its schema's name: what many nodes share."""
+
+    stream: str
+    base: bytes
+    changed: bytes
+    steps: bytes
+
+
+def piece(stream: str, rows: Rows) -> Piece:
+    """Rows as the parts of a batch."""
+    differences = np.diff(rows, axis=0)
+    touched = differences.any(axis=0)
+    return Piece(
+        stream, rows[0].tobytes(), np.packbits(touched, bitorder="little").tobytes(),
+        np.ascontiguousarray(differences[:, touched].T).tobytes(),
+    )  # fmt: skip
+
+
+def instants(turn: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Wall and boot clock of the ten rows of a turn."""
+    first = turn * ROWS
+    return (
+        tuple(START_WALL_NS + (first + row) * TICK_NS for row in range(ROWS)),
+        tuple(START_BOOT_NS + (first + row) * TICK_NS for row in range(ROWS)),
+    )
+
+
+class Nodes:
+    """The nodes of one load, and what each sends in each turn."""
+
+    def __init__(self, schemas: Sequence[WireSchema], count: int) -> None:
+        self._templates = schemas
+        self.count = count
+        self._common = {
+            schema.stream: schema_hash(schema)
+            for schema in schemas
+            if not any(entity.key and entity.key[0].startswith(_GPU) for entity in schema.entities)
+        }
+        self._digests = [self._digests_of(number) for number in range(count)]
+        self.values_a_turn = ROWS * sum(columns_of(schema) for schema in schemas)
+
+    def _digests_of(self, number: int) -> dict[str, bytes]:
+        own = {
+            schema.stream: schema_hash(of_node(schema, number))
+            for schema in self._templates
+            if schema.stream not in self._common
+        }
+        return self._common | own
+
+    def schemas(self, number: int, digests: Sequence[str]) -> bytes:
+        """An envelope with the schemas the collector asks one node for."""
+        own = [of_node(schema, number) for schema in self._templates]
+        wanted = [schema for schema in own if schema_hash(schema).hex() in digests]
+        return pack(envelope(origin(number), [], wanted, agent_version=__version__))
+
+    def bodies(self, turn: int) -> list[bytes]:
+        """What every node sends in a turn."""
+        pieces = [
+            [
+                piece(schema.stream, rows_of(columns_of(schema), variant * 100 + position, turn))
+                for position, schema in enumerate(self._templates)
+            ]
+            for variant in range(min(VARIANTS, self.count))
+        ]
+        wall, boot = instants(turn)
+        return [
+            self._body(number, turn, pieces[number % len(pieces)], wall, boot)
+            for number in range(self.count)
+        ]
+
+    def _body(
+        self,
+        number: int,
+        turn: int,
+        pieces: Sequence[Piece],
+        wall: tuple[int, ...],
+        boot: tuple[int, ...],
+    ) -> bytes:
+        digests = self._digests[number]
+        batches = [
+            Batch(
+                part.stream, digests[part.stream], turn * ROWS + 1, wall, boot, part.base,
+                part.changed, part.steps,
+            )
+            for part in pieces
+        ]  # fmt: skip
+        return pack(envelope(origin(number), batches, (), agent_version=__version__))
+
+
+def name(number: int) -> str:
+    """The name of a node."""
+    return f"bench-{number:05}"
+
+
+def token(number: int) -> str:
+    """The token of a node."""
+    return f"token-of-{name(number)}"
+
+
+def origin(number: int) -> Origin:
+    """Where the frames of a node come from."""
+    return Origin(name(number), f"{number:016x}", f"boot-{number}")
+
+
+def head(number: int, turn: int, path: str, content_type: str, size: int) -> bytes:
+    """The head of a request of one node."""
+    wall, boot = instants(turn)
+    sent = SentAt(wall[-1], boot[-1], origin(number).boot_id).to_headers()
+    lines = {
+        "Host": "bench", "Authorization": f"Bearer {token(number)}", "Content-Type": content_type,
+        "Content-Length": str(size), **sent,
+    }  # fmt: skip
+    text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
+    return f"POST {path} HTTP/1.1\r\n{text}\r\n".encode()
+
+
+def save(schemas: Sequence[WireSchema], path: Path) -> None:
+    """Leave the schemas for the load generator."""
+    path.write_bytes(msgspec.msgpack.encode(schemas))
+
+
+def load(path: Path) -> list[WireSchema]:
+    """The schemas that were left."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=list[WireSchema])

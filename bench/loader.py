@@ -1,0 +1,97 @@
+"""The load generator: a process of its own, told what to do line by line.
+
+Run as `python -m bench.loader PORT NODES SCHEMAS`. Commands on standard input, one answer (JSON)
+each: `prepare FIRST COUNT` makes the requests of some turns, `post CONNECTIONS` sends them as fast
+as they are answered, `pace CONNECTIONS SECONDS` spreads them over time. Schemas that the collector
+asks for are sent, and the frames then again, as an agent does it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench import load
+from bench.processes import BenchError
+from bench.wires import Request, Wire, post_all
+from railscope.wire import CONTENT_TYPE
+
+PATH = "/v1/frames"
+_CONFLICT, _NOT_NOW = 409, 503
+_MOST_TRIES = 50
+_PAUSE_SECONDS = 0.2
+
+
+class Loader:
+    """Prepares and sends."""
+
+    def __init__(self, port: int, nodes: load.Nodes) -> None:
+        self._port = port
+        self._nodes = nodes
+        self._requests: list[Request] = []
+
+    def do(self, command: str, *arguments: str) -> dict[str, Any]:
+        """Obey one command."""
+        if command == "prepare":
+            return self._prepare(int(arguments[0]), int(arguments[1]))
+        over = float(arguments[1]) if command == "pace" else 0.0
+        posted = post_all(
+            self._port, self._requests, int(arguments[0]), over_seconds=over, answer=self._again
+        )
+        ordered = sorted(posted.latencies)
+        return {
+            "seconds": posted.elapsed_seconds,
+            "values": len(self._requests) * self._nodes.values_a_turn,
+            "p50": ordered[len(ordered) // 2],
+            "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
+            "worst": ordered[-1],
+        }
+
+    def _prepare(self, first: int, count: int) -> dict[str, Any]:
+        self._requests = [
+            (load.head(number, turn, PATH, CONTENT_TYPE, len(body)), body)
+            for turn in range(first, first + count)
+            for number, body in enumerate(self._nodes.bodies(turn))
+        ]
+        size = sum(len(body) for _, body in self._requests)
+        values = len(self._requests) * self._nodes.values_a_turn
+        return {"requests": len(self._requests), "bytes_a_value": size / max(values, 1)}
+
+    def _again(self, wire: Wire, position: int, status: int, content: bytes) -> None:
+        """Send the schemas the collector asks for, then the frames again; try later if told so."""
+        number = position % self._nodes.count
+        request = self._requests[position]
+        for _ in range(_MOST_TRIES):
+            if status // 100 == 2:  # noqa: PLR2004 - HTTP's success
+                return
+            if status == _CONFLICT:
+                body = self._nodes.schemas(number, json.loads(content)["unknown_schemas"])
+                head = load.head(number, 0, PATH, CONTENT_TYPE, len(body))
+                status, content = wire.post((head, body))
+                if status == _NOT_NOW:
+                    time.sleep(_PAUSE_SECONDS)
+            elif status == _NOT_NOW:
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                break
+            status, content = wire.post(request)
+        message = f"the collector answered {status}: {content[:200]!r}"
+        raise BenchError(message)
+
+
+def main() -> None:
+    """Obey until standard input ends."""
+    port, count, schemas = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    loader = Loader(port, load.Nodes(load.load(schemas), count))
+    for line in sys.stdin:
+        click.echo(json.dumps(loader.do(*line.split())))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""An agent on a bench host: the real agent, on files of a generated tree and answers kept before.
+
+Counter files are real files. What NVML and the ethtool interface answer comes from a simulated
+node and costs next to nothing, because the driver's time is not the agent's. Also the way to run
+the agent at periods shorter than its settings allow. Run as `python -m bench.node`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import cycle
+from pathlib import Path
+
+import click
+import msgspec
+
+from agent.config import AgentSettings, CollectorLink, Periods
+from agent.host import Clock, Json, KeptFiles, KernelLog
+from agent.host.real import RealHost
+from agent.host.recorded import call_key
+from agent.service import Agent
+from railscope import logs
+from railscope.capture import NvmlError, result
+
+_LIBRARY_NOT_FOUND = 12
+_DRIVERS = {"nvml", "ethtool"}
+_STATISTICS = "ethtool.statistics("
+
+
+class BenchHost:
+    """A tree of files, with canned answers of the drivers, and a count of all host calls."""
+
+    def __init__(self, root: Path, answers: Path | None) -> None:
+        self._real = RealHost(root)
+        self.asked = self.files = self.preads = 0
+        moments = msgspec.msgpack.decode(answers.read_bytes()) if answers else []
+        self.interfaces = _interfaces(moments)
+        self._answers = {key: _turns(key, moments) for key in (moments[0] if moments else ())}
+        self._keys: dict[tuple[int | str, ...], Iterator[Json]] = {}
+
+    @property
+    def clock(self) -> Clock:
+        """The machine's clocks."""
+        return self._real.clock
+
+    @property
+    def boot_id(self) -> str:
+        """That of the tree."""
+        return self._real.boot_id
+
+    def read(self, path: str) -> bytes:
+        """The content of a small file."""
+        self.files += 1
+        return self._real.read(path)
+
+    def names(self, path: str) -> list[str]:
+        """The entries of a folder; the interfaces are those there are answers for."""
+        self.files += 1
+        if path == "/sys/class/net" and self.interfaces:
+            return self.interfaces
+        return self._real.names(path)
+
+    def resolve(self, path: str) -> str:
+        """A path with all links followed."""
+        self.files += 1
+        return self._real.resolve(path)
+
+    def keep(self, paths: Sequence[str]) -> KeptFiles:
+        """A group of files; each file of a read counts."""
+        return _Counted(self, self._real.keep(paths), len(paths))
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """A kept answer; the next one at each call."""
+        self.asked += 1
+        turns = self._keys.get((function, *arguments))
+        if turns is None:
+            if seam not in _DRIVERS:
+                return self._real.call(seam, function, *arguments)
+            turns = self._answers.get(call_key(seam, function, arguments))
+            if turns is None:
+                if seam == "nvml":
+                    raise NvmlError(_LIBRARY_NOT_FOUND)
+                raise OSError(errno.EOPNOTSUPP, function)
+            self._keys[function, *arguments] = turns
+        answer = next(turns)
+        return result(answer) if isinstance(answer, dict) else answer
+
+    def kernel_log(self) -> KernelLog:
+        """That of the tree."""
+        return self._real.kernel_log()
+
+
+class _Counted:
+    def __init__(self, host: BenchHost, files: KeptFiles, count: int) -> None:
+        self._host, self._files, self._count = host, files, count
+
+    def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
+        self._host.preads += self._count
+        self._files.read_into(values, reasons, start)
+
+    def text(self, index: int) -> bytes:
+        self._host.preads += 1
+        return self._files.text(index)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _interfaces(moments: list[dict[str, Json]]) -> list[str]:
+    keys = [key for key in (moments[0] if moments else ()) if key.startswith(_STATISTICS)]
+    return sorted(key.removeprefix(_STATISTICS).rstrip(")") for key in keys)
+
+
+def _turns(key: str, moments: list[dict[str, Json]]) -> Iterator[Json]:
+    """All answers to one call, over and over; of statistics they share one list of names."""
+    answers = [moment[key] for moment in moments]
+    if key.startswith(_STATISTICS):
+        for answer in answers:
+            if "names" in answer:
+                answer["names"] = answers[0]["names"]
+    return cycle(answers)
+
+
+@click.command()
+@click.option("--root", type=click.Path(path_type=Path), required=True)
+@click.option("--answers", type=click.Path(path_type=Path))
+@click.option("--listen", required=True)
+@click.option("--collector", "collector_url", default="")
+@click.option("--state-directory", required=True)
+@click.option("--period", type=float, default=1.0, help="Of every source.")
+@click.option("--rdma-period", type=float, help="Of the RDMA source, if it is another.")
+@click.option("--push-seconds", type=float, default=CollectorLink().push_seconds)
+@click.option("--calls", type=click.Path(path_type=Path), help="Where to leave the call counts.")
+def main(  # noqa: PLR0913 - flags
+    *,
+    root: Path,
+    answers: Path | None,
+    listen: str,
+    collector_url: str,
+    state_directory: str,
+    period: float,
+    rdma_period: float | None,
+    push_seconds: float,
+    calls: Path | None,
+) -> None:
+    """Run the agent on a bench host until stopped."""
+    logs.configure("warning")
+    host = BenchHost(root, answers)
+    periods = Periods(
+        gpu=period, gpu_health=period, rdma=rdma_period or period, nic=period, pcie=period,
+        host=period, kernel=period, agent=period,
+    )  # fmt: skip
+    settings = AgentSettings(
+        node="bench-node", listen=listen, state_directory=state_directory, periods=periods,
+        collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
+    )  # fmt: skip
+    asyncio.run(_run_until_told(Agent(settings, host)))
+    if calls:
+        counts = {"driver": host.asked, "files": host.files, "pread": host.preads}
+        calls.write_bytes(msgspec.json.encode(counts))
+
+
+async def _run_until_told(agent: Agent) -> None:
+    running = asyncio.ensure_future(agent.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+if __name__ == "__main__":
+    main()

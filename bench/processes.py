@@ -1,0 +1,128 @@
+"""Processes under test: started here, stopped by their own pid, and what they cost."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Self
+
+HOST = "127.0.0.1"
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+_CPU_CLOCK_SCHED = 2
+_KIB = 1024
+
+
+class BenchError(RuntimeError):
+    """A process did not do what the bench needs; the message ends with its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident memory in bytes: all of it, with shared pages split up, and what is its own."""
+
+    resident: int
+    proportional: int
+    unique: int
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Server:
+    """A server process: ready once it answers on its port, ended with the `with` block."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        port: int,
+        log: Path,
+        ready_path: str = "/metrics",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command = tuple(command)
+        self.port = port
+        self._log = log
+        self._ready_path = ready_path
+        self._environment = {**os.environ, **(environment or {})}
+
+    def __enter__(self) -> Self:
+        """Start and wait until it answers."""
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - the bench starts what it measures
+                self._command, stdout=log, stderr=log, env=self._environment
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                message = f"{self._command[:4]} did not start:\n{self.last_words()}"
+                raise BenchError(message)
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it by its own pid, and make sure."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+    def _answers(self) -> bool:
+        with suppress(OSError, HTTPException):
+            connection = HTTPConnection(HOST, self.port, timeout=5)
+            connection.request("GET", self._ready_path)
+            ready = connection.getresponse().status < 500  # noqa: PLR2004 - it serves
+            connection.close()
+            return ready
+        return False
+
+    # What it costs -----------------------------------------------------------------------------
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all its threads, to the nanosecond."""
+        # clock_getcpuclockid(3): the kernel's name for the processor-time clock of a process.
+        return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK_SCHED)
+
+    def switches(self) -> int:
+        """Voluntary context switches of all its threads: how often it went to sleep."""
+        return sum(
+            _number(status.read_text(), "voluntary_ctxt_switches")
+            for status in Path(f"/proc/{self.pid}/task").glob("*/status")
+        )
+
+    def memory(self) -> Memory:
+        """What it holds in memory."""
+        text = Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii")
+        unique = _number(text, "Private_Clean") + _number(text, "Private_Dirty")
+        return Memory(_number(text, "Rss") * _KIB, _number(text, "Pss") * _KIB, unique * _KIB)
+
+
+def _number(text: str, key: str) -> int:
+    found = re.search(rf"^{key}:\s*(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else 0

@@ -1,0 +1,63 @@
+"""A collector that only acknowledges: for measuring agents. Its own cost is nobody's concern."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+from bench.processes import HOST
+from railscope.wire import BYTES_PER_VALUE, unpack
+
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class Received:
+    """What has come in."""
+
+    wire_bytes: int = 0
+    values: int = 0
+
+
+class Sink:
+    """Listens on a free port until the `with` block ends, and adds up what came."""
+
+    def __init__(self) -> None:
+        self.received = Received()
+        received = self.received
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                frames = 0
+                for batch in unpack(body, _MOST_BYTES).batches:
+                    frames += batch.rows
+                    received.values += batch.rows * len(batch.base) // BYTES_PER_VALUE
+                received.wire_bytes += len(body)
+                answer = b'{"accepted_frames":%d,"duplicate_frames":0}' % frames
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://{HOST}:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        """Listen."""
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self._server.shutdown()
+        self._server.server_close()

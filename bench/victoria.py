@@ -1,0 +1,194 @@
+"""The same values into VictoriaMetrics, by the fastest way it has: Prometheus' remote write.
+
+It gets every series once before the clock starts, so that making its index does not count. The
+snappy block around each request holds one literal, which is the cheapest there is to unpack.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+
+import numpy as np
+
+from bench import load
+from bench.processes import HOST, BenchError, Server, free_port
+from bench.wires import Request, post_all
+from railscope.catalog import KINDS, METRICS
+from railscope.wire import WireSchema
+
+PROGRAM = "victoria-metrics"
+PATH = "/api/v1/write"
+CONNECTIONS = 4
+_LENGTH_DELIMITED = 2
+_MOST_WAITS, _IDLE_SHARE = 15, 0.03
+_MILLISECOND = 1_000_000
+_LITERAL = b"\xfc"
+"""Snappy's tag of a literal whose length follows in four bytes."""
+
+_SAMPLE = np.dtype(
+    [("tag", "u1"), ("size", "u1"), ("value_tag", "u1"), ("value", "<f8"), ("time_tag", "u1"),
+     ("time", "V6")]
+)  # fmt: skip
+"""TimeSeries.samples: value and a timestamp in milliseconds, which takes six bytes in our time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCost:
+    """What the store cost."""
+
+    values: int
+    cpu_seconds: float
+    wall_seconds: float
+
+    @property
+    def cpu_a_value(self) -> float:
+        """Processor seconds a value."""
+        return self.cpu_seconds / self.values
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cpu_a_value * 1e9:.0f} ns CPU a value,"
+            f" {1 / self.cpu_a_value / 1e6:.2f} M values a CPU second,"
+            f" {self.values / self.wall_seconds / 1e6:.2f} M values/s by the wall"
+            " (remote write, known series)"
+        )
+
+
+def measure(schemas: Sequence[WireSchema], nodes: int, turns: int, folder: Path) -> StoreCost:
+    """Write some turns of some nodes; what it merges afterwards, until it rests, counts too."""
+    port = free_port()
+    command = [PROGRAM, f"-storageDataPath={folder / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
+               "-retentionPeriod=100y", "-loggerLevel=WARN"]  # fmt: skip
+    prefixes = [_prefixes(schemas, number) for number in range(nodes)]
+    with Server(command, port=port, log=folder / "victoria.log", ready_path="/health") as server:
+        post_all(port, _requests(schemas, prefixes, 0), CONNECTIONS)
+        _flush(port)
+        _rest(server)
+        requests = [r for turn in range(1, turns + 1) for r in _requests(schemas, prefixes, turn)]
+        cpu, started = server.cpu_seconds(), time.monotonic()
+        post_all(port, requests, CONNECTIONS)
+        _flush(port)
+        wall = time.monotonic() - started
+        _rest(server)
+        cpu = server.cpu_seconds() - cpu
+        inserted = _inserted(port)
+    values = len(prefixes[0]) * load.ROWS * nodes * turns
+    expected = values + values // turns
+    if inserted < expected:
+        message = f"the store took {inserted} values of {expected}"
+        raise BenchError(message)
+    return StoreCost(values, cpu, wall)
+
+
+def _rest(server: Server) -> None:
+    """Wait until the process has next to nothing to do any more."""
+    for _ in range(_MOST_WAITS):
+        before = server.cpu_seconds()
+        time.sleep(1.0)
+        if server.cpu_seconds() - before < _IDLE_SHARE:
+            return
+
+
+def _flush(port: int) -> None:
+    _get(port, "/internal/force_flush")
+
+
+def _inserted(port: int) -> int:
+    lines = _get(port, "/metrics").splitlines()
+    return sum(
+        int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vm_rows_added_to_storage")
+    )
+
+
+def _get(port: int, path: str) -> str:
+    connection = HTTPConnection(HOST, port, timeout=120)
+    connection.request("GET", path)
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text
+
+
+# prompb.WriteRequest, by hand -------------------------------------------------------------------
+
+
+def _requests(
+    schemas: Sequence[WireSchema], prefixes: Sequence[list[bytes]], turn: int
+) -> list[Request]:
+    variants = [_samples(schemas, variant, turn) for variant in range(load.VARIANTS)]
+    found = []
+    for number, own in enumerate(prefixes):
+        samples = variants[number % len(variants)]
+        body = _snappy(b"".join([p + s for p, s in zip(own, samples, strict=True)]))
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: bench\r\nContent-Encoding: snappy\r\n"
+            "Content-Type: application/x-protobuf\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        found.append((head.encode(), body))
+    return found
+
+
+def _samples(schemas: Sequence[WireSchema], variant: int, turn: int) -> list[bytes]:
+    """The samples of every column."""
+    now_ns = time.time_ns() // load.TICK_NS * load.TICK_NS
+    found = []
+    times = np.frombuffer(
+        b"".join(
+            _varint((now_ns + (turn * load.ROWS + row) * load.TICK_NS) // _MILLISECOND)
+            for row in range(load.ROWS)
+        ),
+        "V6",
+    )
+    for position, schema in enumerate(schemas):
+        rows = load.rows_of(load.columns_of(schema), variant * 100 + position, turn)
+        block = np.zeros((rows.shape[1], load.ROWS), _SAMPLE)
+        block["tag"], block["size"] = 0x12, _SAMPLE.itemsize - 2
+        block["value_tag"], block["time_tag"] = 0x09, 0x10
+        block["value"] = rows.T.astype(np.float64)
+        block["time"] = times
+        data, size = block.tobytes(), block.itemsize * load.ROWS
+        found += [data[i : i + size] for i in range(0, len(data), size)]
+    return found
+
+
+def _prefixes(schemas: Sequence[WireSchema], number: int) -> list[bytes]:
+    """For every column of a node, what comes before its samples: size and labels."""
+    node = _label("instance", load.name(number))
+    found = []
+    for schema in schemas:
+        own = load.of_node(schema, number)
+        entities = [node + b"".join(map(_label, KINDS[e.kind].labels, e.key)) for e in own.entities]
+        for group in own.groups:
+            metric = _label("__name__", METRICS[group.metric].name)
+            for member in group.entities:
+                labels = metric + entities[member]
+                size = len(labels) + _SAMPLE.itemsize * load.ROWS
+                found.append(_field(1, size) + labels)
+    return found
+
+
+def _snappy(data: bytes) -> bytes:
+    return _varint(len(data)) + _LITERAL + (len(data) - 1).to_bytes(4, "little") + data
+
+
+def _label(name: str, value: str) -> bytes:
+    parts = [_field(1, len(name)), name.encode(), _field(2, len(value)), value.encode()]
+    inner = b"".join(parts)
+    return _field(1, len(inner)) + inner
+
+
+def _field(number: int, size: int) -> bytes:
+    return bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(size)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - seven bits a byte
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

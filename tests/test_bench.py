@@ -1,0 +1,38 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(module):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--quick"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(110)
+def test_agent_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.agent")
+    for ratio in (
+        "CPU a series, agent / plain exporter, back to back",
+        "CPU a series, agent / plain exporter, 4 a second",
+        "share of a core, whole tick, 1 Hz",
+        "share of a core, whole tick, 10 Hz",
+        "wire / gzipped text, bytes a value",
+        "agent resident",
+    ):
+        assert ratio in printed
+
+
+@pytest.mark.timeout(110)
+def test_collector_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.collector")
+    for ratio in ("memory a node", "acknowledged, p99", "refresh of all views / its period"):
+        assert ratio in printed
+    assert "victoria-metrics" in printed
