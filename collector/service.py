@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class Collector:
         watchdog = asyncio.create_task(feed_watchdog())
         try:
             await asyncio.to_thread(self.restore)
+            calm_garbage_collection()
             await self._serve()
         finally:
             watchdog.cancel()
@@ -174,3 +176,14 @@ class Collector:
         except OSError as error:
             log.error("checkpoint_failed", file=str(self.folder / CHECKPOINT), problem=str(error),
                       advice="no segment is deleted until one succeeds")  # fmt: skip
+
+
+def calm_garbage_collection() -> None:
+    """Keep the garbage collector from walking the whole fleet again and again.
+
+    What a restart has read stays for good. A full collection over the state of thousands of nodes
+    would hold all acknowledgements up for a fifth of a second; the state holds no cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)

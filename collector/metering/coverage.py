@@ -34,6 +34,12 @@ class Coverage(msgspec.Struct):
 
     def add(self, first_ns: int, last_ns: int, boot_id: str) -> None:
         """Add a stretch, joining it with those of the same boot that are near enough."""
+        if self.stretches:
+            newest = self.stretches[-1]
+            if newest.boot_id == boot_id and newest.first_ns <= first_ns <= newest.last_ns + GAP_NS:
+                if last_ns > newest.last_ns:
+                    self.stretches[-1] = Stretch(newest.first_ns, last_ns, boot_id)
+                return
         # Boots do not overlap in time but their edges may, by clock noise: look a gap to each side.
         low = bisect_left(self.stretches, first_ns - GAP_NS, key=lambda s: s.last_ns)
         high = low

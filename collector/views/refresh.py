@@ -67,12 +67,13 @@ class Refresher:
             await asyncio.sleep(0)
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in SCOPES}
         account = await self._account(claims, now_ns)
+        nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
         self.views = Views(
             now_ns,
             View("cluster", now_ns, (*tables["cluster"], *self._cluster(fresh_from_ns))),
             View("rail", now_ns, tuple(tables["rail"])),
             View("tenant", now_ns, (*tables["tenant"], *_tenant_time(account))),
-            View("node", now_ns, self._nodes(now_ns, fresh_from_ns)),
+            View("node", now_ns, tuple(nodes)),
             account,
             time.perf_counter_ns() - started,
         )
@@ -118,16 +119,12 @@ class Refresher:
             Cell(catalog.CLUSTER_GPUS, (), gpus),
         )
 
-    def _nodes(self, now_ns: int, fresh_from_ns: int) -> tuple[Cell, ...]:
-        cells = []
-        for name, node in self.core.fleet.nodes.items():
-            cells += [
-                Cell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns)),
-                Cell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS),
-            ]
+    def _nodes(self, now_ns: int, fresh_from_ns: int) -> Iterator[Cell]:
+        for name, node in list(self.core.fleet.nodes.items()):
+            yield Cell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
+            yield Cell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS)
             if node.instant_ns:
-                cells.append(Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS))
-        return tuple(cells)
+                yield Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS)
 
 
 async def _sliced(cells: Iterator[Cell]) -> list[Cell]:
