@@ -9,7 +9,6 @@ import resource
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 
@@ -33,11 +32,9 @@ from agent.streams.kernel_log import KernelLogStream
 from railscope import __version__, listen
 from railscope.frame import Event, Frame, Origin
 from railscope.settings import SettingsError
-from railscope.systemd import feed_watchdog, notify
+from railscope.systemd import feed_watchdog, notify, state_directory
 
 log = structlog.get_logger(__name__)
-
-DEFAULT_STATE_DIRECTORY = AgentSettings().state_directory
 
 
 def machine_sources(periods: Periods) -> list[Source]:
@@ -62,14 +59,6 @@ def node_name(settings: AgentSettings, host: Host) -> str:
         return host.read("/proc/sys/kernel/hostname").decode().strip()
     except OSError:
         return os.uname().nodename
-
-
-def state_directory(settings: AgentSettings) -> Path:
-    """The configured folder, else the one systemd gave, else the default."""
-    given = os.environ.get("STATE_DIRECTORY", "")
-    if settings.state_directory == DEFAULT_STATE_DIRECTORY and given:
-        return Path(given)
-    return Path(settings.state_directory)
 
 
 @dataclass
@@ -143,7 +132,7 @@ class Agent:
     def _make_shipper(self) -> Shipper | None:
         if not self.settings.collector.url:
             return None
-        folder = state_directory(self.settings)
+        folder = state_directory(self.settings.state_directory, AgentSettings().state_directory)
         try:
             return Shipper(
                 self.settings.collector, self.origin, self.host.clock, folder, self.stats,

@@ -27,22 +27,13 @@ from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from railscope import __version__, listen
 from railscope.settings import SettingsError
-from railscope.systemd import feed_watchdog, notify
+from railscope.systemd import feed_watchdog, notify, state_directory
 from railscope.wire import WireError, unpack
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_STATE_DIRECTORY = CollectorSettings().state_directory
 CHECKPOINT = "checkpoint"
 _DAY_NS = 86_400_000_000_000
-
-
-def state_directory(settings: CollectorSettings) -> Path:
-    """The configured folder, else the one systemd gave, else the default."""
-    given = os.environ.get("STATE_DIRECTORY", "")
-    if settings.state_directory == DEFAULT_STATE_DIRECTORY and given:
-        return Path(given)
-    return Path(settings.state_directory)
 
 
 @dataclass
@@ -54,7 +45,9 @@ class Collector:
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
-        self.folder = state_directory(self.settings)
+        self.folder = state_directory(
+            self.settings.state_directory, CollectorSettings().state_directory
+        )
         self.tokens = tokens.load(Path(self.settings.tokens_file))
         self.core = Core(Schemas(self.folder / "schemas"))
         log_settings = self.settings.frame_log

@@ -1,6 +1,7 @@
-"""Talking to systemd: READY, WATCHDOG, STOPPING and RELOADING over its notification socket.
+"""Living under systemd: its notification socket, its watchdog, its state directory.
 
-Protocol: sd_notify(3). Outside systemd every call does nothing.
+READY, WATCHDOG, STOPPING and RELOADING go by the protocol of sd_notify(3). Outside systemd every
+call does nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import os
 import socket
 import time
+from pathlib import Path
 
 _US_PER_SECOND = 1_000_000
 
@@ -40,3 +42,9 @@ async def feed_watchdog() -> None:
     while True:
         notify("WATCHDOG=1")
         await asyncio.sleep(interval_us / _US_PER_SECOND / 2)
+
+
+def state_directory(configured: str, default: str) -> Path:
+    """The configured folder, else the one systemd gave, else the default."""
+    given = os.environ.get("STATE_DIRECTORY", "")
+    return Path(given if configured == default and given else configured)
