@@ -13,6 +13,11 @@ want promtool prometheus
 want prometheus-node-exporter prometheus-node-exporter
 want victoria-metrics victoria-metrics
 want systemd-analyze systemd
+want cc gcc
+want ip iproute2
+if [ ! -e /usr/include/stdlib.h ]; then
+    missing="$missing libc6-dev"
+fi
 
 if [ -z "$missing" ]; then
     exit 0

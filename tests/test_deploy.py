@@ -253,7 +253,8 @@ def test_every_target_of_the_makefile_has_its_tools():
     """Nothing is taken from outside .venv."""
     for target in ("demo", "check", "test", "bench", "boards", "docs"):
         outcome = subprocess.run(
-            ["make", "-n", "-B", target, "SECONDS=1"],
+            ["make", "--no-print-directory", "-n", "-B", target, "SECONDS=1"],
+            env={name: value for name, value in os.environ.items() if "MAKE" not in name},
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
         for line in outcome.stdout.splitlines():
