@@ -19,7 +19,6 @@ _MARKS = {
     Verdict.DENIED: "DENIED ",
     Verdict.BROKEN: "BROKEN ",
 }
-_HARMLESS = {Absent.UNSUPPORTED, Absent.NOT_DUE}
 
 
 async def check(agent: Agent, say: Callable[[str], None]) -> bool:
@@ -54,10 +53,10 @@ def _readings(status: Status) -> list[Finding]:
             for (metric, _), given in zip(frame.schema.columns, frame.reasons, strict=True)
             if given == code
         })  # fmt: skip
-        if not names:
+        if not names or reason is Absent.NOT_DUE:
             continue
         detail = f"{frame.reasons.count(code)} readings {reason.word}: {', '.join(names)}"
-        verdict = Verdict.ABSENT if reason in _HARMLESS else Verdict.BROKEN
+        verdict = Verdict.ABSENT if reason is Absent.UNSUPPORTED else Verdict.BROKEN
         verdict = Verdict.DENIED if reason is Absent.DENIED else verdict
         found.append(Finding(status.source.name, verdict, detail))
     return found
