@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from railscope.catalog import KINDS, METRICS
 from railscope.catalog.declare import Kind, Metric
-from railscope.wire import WireError, WireSchema, lanes
+from railscope.wire import WireError, WireSchema, lanes, part_of_key
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 Part: TypeAlias = tuple[str, ...]
@@ -89,7 +89,7 @@ def make_layout(schema: WireSchema) -> Layout:
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004
             if metric and metric.rollups and entity.kind == metric.about.name:
-                part = entity.key[len(metric.about.whole.labels) :]
+                part = part_of_key(entity)
                 cells.append((len(metrics), part, entity_lanes[member], column))
         if metric:
             metrics.append(metric)

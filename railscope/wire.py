@@ -33,6 +33,8 @@ MAGIC = b"RSF1"
 CONTENT_TYPE = "application/vnd.railscope.frames"
 SENT_HEADER = "Railscope-Sent"
 HASH_BYTES = 16
+RAIL_DIGITS = 3
+"""A rail beyond 999 is no rail: views keep a place for every rail up to the highest."""
 BYTES_PER_VALUE = 8
 LEVEL = 3
 
@@ -212,7 +214,7 @@ def lanes(wire: WireSchema) -> tuple[int, ...]:
     found: dict[tuple[str, tuple[str, ...]], int] = {}
     for entity in wire.entities:
         rail = entity.facts.get("rail", "")
-        if rail.isdecimal():
+        if rail.isdecimal() and len(rail) <= RAIL_DIGITS:
             found[entity.kind, entity.key] = int(rail)
 
     def lane(entity: WireEntity) -> int:
@@ -225,14 +227,16 @@ def lanes(wire: WireSchema) -> tuple[int, ...]:
     return tuple(lane(entity) for entity in wire.entities)
 
 
+def part_of_key(entity: WireEntity) -> tuple[str, ...]:
+    """What tells an entity from the other parts of the same whole: its priority, its clock."""
+    kind = KINDS.get(entity.kind)
+    return entity.key[len(kind.whole.labels) :] if kind else ()
+
+
 def layout_hash(wire: WireSchema) -> bytes:
     """The name of a schema's shape: alike for nodes of one build, whatever their serial numbers."""
-    shape = (
-        wire.stream,
-        wire.groups,
-        tuple(entity.kind for entity in wire.entities),
-        lanes(wire),
-    )
+    parts = tuple((entity.kind, part_of_key(entity)) for entity in wire.entities)
+    shape = (wire.stream, wire.groups, parts, lanes(wire))
     return hashlib.blake2b(_encoder.encode(shape), digest_size=HASH_BYTES).digest()
 
 

@@ -21,7 +21,7 @@ from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.entity import Entity
 from railscope.frame import Schema
 from railscope.reading import to_stored
-from railscope.wire import schema_hash, to_wire_schema
+from railscope.wire import WireSchema, layout_hash, schema_hash, to_wire_schema
 
 SECOND = 1_000_000_000
 GPUS = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i)} if i < 2 else {}) for i in range(3)]
@@ -198,3 +198,16 @@ def test_a_node_that_changes_its_build_leaves_its_row_to_others():
     fleet.apply(update("late", LAYOUT, make_row(1, 1), make_row(1, 1)))
     assert sum(block.layout is LAYOUT for block in fleet.blocks()) == 1
     assert fleet.nodes["n0"].rows["test"].block.layout is other
+
+
+def test_nodes_share_a_layout_only_if_their_parts_are_the_same():
+    def wire(card: str, priority: str, rail: str) -> WireSchema:
+        whole = Entity(NIC, (card,), {"rail": rail})
+        column = (nic.PFC_RECEIVED_TIME, whole.part(NIC_PRIORITY, priority))
+        return to_wire_schema(Schema("nic", (column,), (whole,)))
+
+    one = layout_hash(wire("ens1", "3", "0"))
+    assert layout_hash(wire("ens2", "3", "0")) == one, "the same card by another name"
+    assert layout_hash(wire("ens1", "4", "0")) != one
+    assert layout_hash(wire("ens1", "3", "1")) != one
+    assert make_layout(wire("ens1", "3", "9" * 12)).lanes == 0, "no such rail"
