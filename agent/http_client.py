@@ -113,11 +113,11 @@ class HttpClient:
         return self._reader, self._writer
 
     async def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Drop the connection, if there is one, without waiting for what is not sent yet."""
         writer, self._reader, self._writer = self._writer, None, None
         if writer is None:
             return
-        writer.close()
+        writer.transport.abort()
         try:
             await writer.wait_closed()
         except OSError:

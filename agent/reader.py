@@ -54,6 +54,7 @@ class Reader:
         try:
             if self._inventory is None or started.boot_ns >= self._probe_due_ns:
                 self._probe(started.boot_ns)
+            instant = self._host.clock.now()
             table = self._read()
         except (OSError, NvmlError) as error:
             self._inventory = None
@@ -63,7 +64,7 @@ class Reader:
             problem = f"fault in the source: {type(error).__name__}: {error}"
             finding = Finding(self.source.name, Verdict.BROKEN, problem, "report this as a bug")
             return Outcome(None, (finding,), self._since(started), problem)
-        frame = self._frame(table, started)
+        frame = self._frame(table, instant)
         broken = sum(frame.reasons.count(code) for code in _BROKEN) if frame else 0
         if table.grown:
             self._probe_due_ns = 0

@@ -8,6 +8,7 @@ comes back after its deadline is thrown away, because no one knows what instant 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,12 +67,19 @@ class _Reads:
     def __init__(self, members: Sequence[_Member]) -> None:
         self.members = members
         self.outcomes: list[Outcome] = []
+        self.running_since = time.monotonic()
         self.taken = 0
         """How many outcomes have been used; what comes after them comes too late."""
 
     def run(self) -> None:
         for member in self.members:
+            self.running_since = time.monotonic()
             self.outcomes.append(member.reader.run())
+
+    @property
+    def running(self) -> _Member:
+        """The member that is read now, or was read last."""
+        return self.members[min(len(self.outcomes), len(self.members) - 1)]
 
     def take_back_the_late(self) -> None:
         late = zip(self.members[self.taken :], self.outcomes[self.taken :], strict=True)
@@ -166,9 +174,8 @@ class Sampler:
             future.result()
             reads.take_back_the_late()
             family.pending = None
-        deadline = max(self.limits.deadline_seconds(member.status.source) for member in due)
         reads = _Reads(due)
-        future = await self._read(family.thread, reads, deadline)
+        future = await self._read(family.thread, reads)
         now = self.clock.now()
         for member, outcome in zip(due, tuple(reads.outcomes), strict=False):
             reads.taken += 1
@@ -179,20 +186,27 @@ class Sampler:
             future.result()
         else:
             family.pending = future, reads
-        for member in due[reads.taken :]:
-            self._grader.overdue(member.status, deadline, now)
+            late, *held_up = due[reads.taken :]
+            self._grader.overdue(late.status, self._deadline_seconds(late), now)
+            for member in held_up:
+                self._grader.held_up(member.status, now)
 
-    async def _read(
-        self, thread: DeviceThread, reads: _Reads, deadline_seconds: float
-    ) -> asyncio.Future[None]:
-        """Have the reads done, and wait for them until the deadline.
+    def _deadline_seconds(self, member: _Member) -> float:
+        return self.limits.deadline_seconds(member.status.source)
+
+    async def _read(self, thread: DeviceThread, reads: _Reads) -> asyncio.Future[None]:
+        """Have the reads done, and wait for each of them until its own deadline.
 
         Threads that read at once fight over the interpreter at every system call; so they take
         turns, but no one waits long for a source that is slow.
         """
         async with self._turn:
             future = thread.submit(reads.run)
-            done, _ = await asyncio.wait({future}, timeout=TURN_SECONDS)
-        if not done:
-            await asyncio.wait({future}, timeout=deadline_seconds - TURN_SECONDS)
+            await asyncio.wait({future}, timeout=TURN_SECONDS)
+        while not future.done():
+            spent = time.monotonic() - reads.running_since
+            left = self._deadline_seconds(reads.running) - spent
+            if left <= 0:
+                break
+            await asyncio.wait({future}, timeout=left)
         return future

@@ -12,6 +12,10 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 _SUFFIX = ".envelope"
 _PARTIAL = ".partial"
 _HEAD_BYTES = 8
@@ -79,6 +83,7 @@ class Spool:
         """The envelope to send next; a damaged one is given up and reported instead.
 
         What the bound made it give up for an envelope that then could not be kept is reported here.
+        Raises OSError where the disk cannot be read now; the envelope stays.
         """
         if self._untold:
             return self._untold.pop(0)
@@ -87,7 +92,7 @@ class Spool:
         spooled = self._waiting[0]
         try:
             content = self._path(spooled).read_bytes()
-        except OSError:
+        except FileNotFoundError:
             content = b""
         body = content[_HEAD_BYTES:]
         if zlib.crc32(body).to_bytes(4, "little") != content[4:_HEAD_BYTES]:
@@ -101,7 +106,11 @@ class Spool:
             return
         self._waiting.remove(spooled)
         self.size -= spooled.size
-        self._path(spooled).unlink(missing_ok=True)
+        try:
+            self._path(spooled).unlink(missing_ok=True)
+        except OSError as error:
+            # It is forgotten all the same: after a restart it is sent again, and counts once.
+            log.warning("envelope_not_removed", file=str(self._path(spooled)), problem=str(error))
 
     def _make_room(self, wanted: int) -> Loss | None:
         envelopes = frames = 0

@@ -90,6 +90,7 @@ def _plain(value: Any) -> Json:
 
 
 # Which member of nvmlValue_t holds the value: nvmlValueType_t of nvml.h.
+_UNSIGNED_WHATEVER_THEY_SAY = {82}  # MEMORY_TEMP: some drivers mislabel its type
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
@@ -97,7 +98,11 @@ def _fields(values: Any) -> Json:
     """Field values as [return code, value] each."""
     answers: list[Json] = []
     for entry in values:
-        known = 0 <= entry.valueType < len(_MEMBERS)
-        value = getattr(entry.value, _MEMBERS[entry.valueType]) if known else 0
+        if entry.fieldId in _UNSIGNED_WHATEVER_THEY_SAY:
+            value = entry.value.uiVal
+        elif 0 <= entry.valueType < len(_MEMBERS):
+            value = getattr(entry.value, _MEMBERS[entry.valueType])
+        else:
+            value = 0
         answers.append([int(entry.nvmlReturn), value])
     return answers

@@ -84,17 +84,17 @@ class Shipper:
                      waiting_envelopes=self.stats.spool_envelopes)  # fmt: skip
 
     async def _last_words(self) -> None:
-        await self.flush()
         client = CollectorClient(self.link)
         try:
             async with asyncio.timeout(LAST_WORDS_SECONDS), client:
+                await self.flush()
                 while (found := await self._oldest()) is not None:
                     answer = await self._offer(client, found[1])
                     if answer.verdict is not Verdict.ACKNOWLEDGED:
                         break
                     await self._acknowledged(*found)
         except TimeoutError:
-            log.debug("collector_too_slow_to_say_goodbye", url=self._client.url)
+            log.warning("stopped_in_a_hurry", url=self._client.url, folder=str(self.folder))
 
     # Frames to envelopes -----------------------------------------------------------------------
 
@@ -183,9 +183,14 @@ class Shipper:
 
     async def _oldest(self) -> tuple[Spooled | None, bytes] | None:
         """The next envelope: from the spool, then from memory."""
-        while isinstance(found := await self._disk.submit(self._spool.oldest), Loss):
-            self._lost(found)
-            self._show()
+        try:
+            while isinstance(found := await self._disk.submit(self._spool.oldest), Loss):
+                self._lost(found)
+                self._show()
+        except OSError as error:
+            self._unreachable(Answer(Verdict.LATER, f"{self.folder}: {error.strerror or error}"))
+            await self._pause(self.link.most_retry_seconds)
+            return await self._oldest()
         if found is not None:
             return found
         return (None, self._memory[0][0]) if self._memory else None

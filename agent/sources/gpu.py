@@ -1,7 +1,6 @@
 """GPUs, through NVML.
 
-What a GPU does not support is learned and not asked again until the driver or the set of GPUs
-changes. A GPU that is lost keeps its columns, without values: it is not absent, it is lost.
+What a GPU does not support is learned and not asked again until the next probe. A GPU that is lost keeps its columns, without values: it is not absent, it is lost.
 """
 
 from __future__ import annotations
@@ -60,10 +59,11 @@ class Gpu:
         except FileNotFoundError:
             return Inventory((), (), (_no_library(host),))
         driver = _text(host, "nvmlSystemGetDriverVersion")
-        found = {index: self._identify(host, index, driver) for index in range(count)}
+        addresses = gpu_addresses(host)
+        found = {index: self._identify(host, index, driver, addresses) for index in range(count)}
         gpus = {index: gpu for index, gpu in found.items() if gpu}
-        if gpus != self._gpus:
-            self._unsupported.clear()
+        # Another driver or another MIG mode supports other things: learn anew, once a minute.
+        self._unsupported.clear()
         self._gpus = gpus
         columns = Columns()
         for gpu in gpus.values():
@@ -113,7 +113,9 @@ class Gpu:
                 self._unsupported.add(key)
         raise NvmlError(_NOT_SUPPORTED)
 
-    def _identify(self, host: Host, index: int, driver: str) -> Entity | None:
+    def _identify(
+        self, host: Host, index: int, driver: str, addresses: Sequence[str]
+    ) -> Entity | None:
         try:
             uuid = host.call("nvml", "nvmlDeviceGetUUID", index)
             bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
@@ -129,14 +131,13 @@ class Gpu:
             architecture=_ARCHITECTURES.get(int(architecture or 0), architecture),
             vbios=_text(host, "nvmlDeviceGetVbiosVersion", index),
             driver=driver,
-            rail=str(_rail(host, bus, index)),
+            rail=str(_rail(addresses, bus, index)),
         )
         return Entity(GPU, (uuid,), facts)
 
 
-def _rail(host: Host, bus: str, index: int) -> int:
+def _rail(addresses: Sequence[str], bus: str, index: int) -> int:
     """The GPU's place in bus order; its NVML index where the PCI tree cannot be seen."""
-    addresses = gpu_addresses(host)
     return addresses.index(bus) if bus in addresses else index
 
 

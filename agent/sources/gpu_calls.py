@@ -41,6 +41,7 @@ THROTTLE_FIELDS = {
 }
 MEMORY_TEMPERATURE_FIELD = 82
 FIELDS = (MEMORY_TEMPERATURE_FIELD, *THROTTLE_FIELDS)
+SLOWEST_PERFORMANCE_STATE = 15  # 32 stands for unknown
 HOTTEST_BELIEVABLE_CELSIUS = 200  # DCGM rejects higher ones too
 
 
@@ -97,6 +98,10 @@ def _memory_temperature(result: Json) -> Reading:
 def _used(result: Json) -> Reading:
     # Version 1 of the call counts what the driver reserves as used: another quantity.
     return int(result["used"]) if "reserved" in result else Absent.UNSUPPORTED
+
+
+def _performance_state(result: Json) -> Reading:
+    return int(result) if int(result) <= SLOWEST_PERFORMANCE_STATE else Absent.UNSUPPORTED
 
 
 def _simple(function: str, metric: Metric) -> Call:
@@ -156,7 +161,10 @@ LOAD: tuple[Call, ...] = (
 )
 
 HEALTH: tuple[Call, ...] = (
-    _simple("nvmlDeviceGetPerformanceState", c.GPU_PERFORMANCE_STATE),
+    Call(
+        ("nvmlDeviceGetPerformanceState",),
+        (Target(c.GPU_PERFORMANCE_STATE, _performance_state),),
+    ),
     _simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
     *(
         Call(

@@ -44,7 +44,7 @@ class HostSource:
     """Processors, memory, pressure, disks, network interfaces and load of the server."""
 
     name = "host"
-    family = "agent"
+    family = "host"
 
     def __init__(self, period_seconds: float = 5.0) -> None:
         self.period_seconds = period_seconds
