@@ -18,6 +18,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     unpacked_bytes: Annotated[int, described("Largest body when decompressed.", ge=1024)] = 64 << 20
     columns: Annotated[int, described("Most columns and entities of one schema.", ge=1)] = 20_000
     rows: Annotated[int, described("Most frames in one batch.", ge=1)] = 10_000
+    batches: Annotated[int, described("Most batches in one envelope.", ge=1)] = 1000
+    events: Annotated[int, described("Most events in one envelope.", ge=1)] = 10_000
+    gaps: Annotated[
+        int, described("Most holes in the sequence of one stream of a running agent.", ge=1)
+    ] = 1000
     schemas_per_node: Annotated[
         int, described("Most different schemas a node may register between two restarts.", ge=1)
     ] = 200

@@ -7,32 +7,50 @@ same arguments, so that a restart leaves the state as it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+import structlog
 
 from collector import decode
 from collector.fleet import Fleet, Update
 from collector.framelog import Record
 from collector.metering.coverage import GAP_NS, Coverage
-from collector.schemas import Known, Schemas
+from collector.schemas import Gpu, Known, Schemas
 from collector.sequences import Received
 from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope, WireEvent
 
+log = structlog.get_logger(__name__)
+
 MOST_EVENTS = 10_000
+MOST_CONFLICTS = 1000
 EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
 
 
+class NodeMemory(msgspec.Struct):
+    """What is kept of a node that may never report again: that it was there, and with which GPUs."""
+
+    agent_version: str
+    clock_offset_ns: int
+    instant_ns: int
+    gpus: dict[int, str]
+
+
 class Checkpoint(msgspec.Struct):
-    """What must survive the deletion of old segments; everything else is in the later ones."""
+    """What older segments said and later ones do not: it survives their deletion.
+
+    The present readings of nodes are not in it: they are in the later segments, or too old to show.
+    """
 
     first_segment: int
     received: Received
     coverages: dict[str, Coverage]
+    nodes: dict[str, NodeMemory]
+    events: list[tuple[str, str, WireEvent]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +58,14 @@ class SeenEvent:
     """An event with the node it happened on."""
 
     node: str
+    boot_id: str
     event: WireEvent
+
+    @property
+    def key(self) -> EventKey:
+        """What makes it the same event when it comes again."""
+        event = self.event
+        return self.node, self.boot_id, event.name, event.entity.key, event.boot_ns
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -75,6 +100,7 @@ class Core:
     """For each node, the UUID of the GPU on each rail."""
     events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     _event_keys: dict[EventKey, None] = field(default_factory=dict)
+    _conflicts: set[tuple[str, str]] = field(default_factory=set)
     counts: Counts = field(default_factory=Counts)
 
     def fresh_frames(self, envelope: Envelope) -> int:
@@ -89,8 +115,24 @@ class Core:
         ranges = self.received.ranges(envelope.node, envelope.run, batch.stream)
         return ranges.missing_in(batch.first_sequence, batch.first_sequence + batch.rows - 1)
 
+    def gaps(self, envelope: Envelope, batch: Batch) -> int:
+        """Into how many ranges the received sequences of a batch's stream have fallen apart."""
+        return len(self.received.ranges(envelope.node, envelope.run, batch.stream).starts)
+
     def accept(self, record: Record, envelope: Envelope) -> None:
-        """Take a durable envelope into the state. Frames that were here before change nothing."""
+        """Take a durable envelope into the state. Frames that were here before change nothing.
+
+        A fault here is said and counted, and costs this envelope only: it is in the frame log, and
+        must not end the collector at every start.
+        """
+        try:
+            self._accept(record, envelope)
+        except Exception as fault:  # noqa: BLE001 - see above
+            self.counts.reject("fault")
+            log.error("envelope_not_taken", node=envelope.node,
+                      problem=f"{type(fault).__name__}: {fault}")  # fmt: skip
+
+    def _accept(self, record: Record, envelope: Envelope) -> None:
         node = self.fleet.node(envelope.node)
         node.agent_version = envelope.agent_version
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
@@ -115,38 +157,35 @@ class Core:
 
     def _take(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
         columns = known.layout.columns
-
-        def instant_ns(row: int) -> int:
-            """When a frame was made, on the collector's clock."""
-            age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[row], batch.boot_ns[row])
-            return record.received_wall_ns - age_ns
-
-        self.fleet.apply(
+        age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+        newest_ns = record.received_wall_ns - age_ns
+        applied = self.fleet.apply(
             Update(
                 envelope.node, envelope.run, envelope.boot_id, batch.schema, known.layout,
-                decode.first_row(batch), batch.boot_ns[0], decode.last_row(batch, columns),
-                batch.boot_ns[-1], decode.last_reasons(batch, columns), instant_ns(-1),
+                decode.first_row(batch), decode.reasons_of(batch, 0, columns), batch.boot_ns[0],
+                decode.last_row(batch, columns), batch.boot_ns[-1],
+                decode.reasons_of(batch, batch.rows - 1, columns), newest_ns,
             )
         )  # fmt: skip
         if known.gpus:
-            self._observe(envelope, batch, known, instant_ns)
+            if applied:
+                self.gpus_of[envelope.node] = _by_lane(known.gpus)
+            self._observe(envelope, batch, known, newest_ns)
         for event in batch.events:
-            self._see(envelope, event)
+            self._see(SeenEvent(envelope.node, envelope.boot_id, event))
 
-    def _see(self, envelope: Envelope, event: WireEvent) -> None:
+    def _see(self, seen: SeenEvent) -> None:
         """Keep an event once: an agent that starts anew reads the kernel log from its beginning."""
-        key = (envelope.node, envelope.boot_id, event.name, event.entity.key, event.boot_ns)
-        if key in self._event_keys:
+        if seen.key in self._event_keys:
             return
-        self._event_keys[key] = None
+        self._event_keys[seen.key] = None
         if len(self._event_keys) > 2 * MOST_EVENTS:
             del self._event_keys[next(iter(self._event_keys))]
-        self.events.append(SeenEvent(envelope.node, event))
+        self.events.append(seen)
 
-    def _observe(
-        self, envelope: Envelope, batch: Batch, known: Known, instant_ns: Callable[[int], int]
-    ) -> None:
-        self.gpus_of[envelope.node] = {gpu.lane: gpu.uuid for gpu in known.gpus}
+    def _observe(self, envelope: Envelope, batch: Batch, known: Known, newest_ns: int) -> None:
+        """Note when each GPU was seen. Within a batch only the boot clock counts."""
+        since_boot_ns = newest_ns - batch.boot_ns[-1]
         codes = decode.reasons(batch, known.layout.columns) if batch.reasons else None
         everywhere = list(_stretches(range(batch.rows), batch.boot_ns))
         for gpu in known.gpus:
@@ -155,13 +194,52 @@ class Core:
                 rows = np.flatnonzero((codes[:, gpu.columns] == PRESENT).any(axis=1))
                 stretches = list(_stretches(rows.tolist(), batch.boot_ns))
             for first, last in stretches:
-                coverage = self.coverages.setdefault(gpu.uuid, Coverage(envelope.node))
-                coverage.node = envelope.node
-                coverage.add(instant_ns(first), instant_ns(last), envelope.boot_id)
+                coverage = self.coverages.setdefault(gpu.uuid, Coverage())
+                start_ns = since_boot_ns + batch.boot_ns[first]
+                end_ns = since_boot_ns + batch.boot_ns[last]
+                if not coverage.add(envelope.node, envelope.boot_id, start_ns, end_ns):
+                    self._conflict(gpu.uuid, envelope.node)
+
+    def _conflict(self, uuid: str, node: str) -> None:
+        if (uuid, node) not in self._conflicts and len(self._conflicts) < MOST_CONFLICTS:
+            self._conflicts.add((uuid, node))
+            log.error("gpu_seen_twice", gpu=uuid, node=node,
+                      advice="another node has this GPU at the same time: its evidence stands")  # fmt: skip
+
+    def checkpoint(self, first_segment: int) -> Checkpoint:
+        """What must survive the deletion of the segments before one."""
+        nodes = {
+            name: NodeMemory(
+                node.agent_version, node.clock_offset_ns, node.instant_ns, self.holders_of(name)
+            )
+            for name, node in self.fleet.nodes.items()
+        }
+        events = [(seen.node, seen.boot_id, seen.event) for seen in self.events]
+        return Checkpoint(first_segment, self.received, self.coverages, nodes, events)
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Start from a checkpoint."""
+        self.received, self.coverages = checkpoint.received, checkpoint.coverages
+        for name, kept in checkpoint.nodes.items():
+            node = self.fleet.node(name)
+            node.agent_version, node.clock_offset_ns = kept.agent_version, kept.clock_offset_ns
+            node.instant_ns = kept.instant_ns
+            self.gpus_of[name] = kept.gpus
+        for node_name, boot_id, event in checkpoint.events:
+            self._see(SeenEvent(node_name, boot_id, event))
 
     def holders_of(self, node: str) -> dict[int, str]:
         """The GPU on each rail of a node."""
         return self.gpus_of.get(node, {})
+
+
+def _by_lane(gpus: Sequence[Gpu]) -> dict[int, str]:
+    """GPUs by rail; those without one, or with one that is taken, get a place of no rail."""
+    found: dict[int, str] = {}
+    for position, gpu in enumerate(gpus):
+        taken = gpu.lane < 0 or gpu.lane in found
+        found[-1 - position if taken else gpu.lane] = gpu.uuid
+    return found
 
 
 def _stretches(rows: Iterable[int], boot_ns: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -75,8 +75,9 @@ def reasons(batch: Batch, columns: int) -> Codes:
     return np.broadcast_to(codes.reshape(-1, columns), (batch.rows, columns))
 
 
-def last_reasons(batch: Batch, columns: int) -> Codes:
-    """Reason codes of the last row."""
+def reasons_of(batch: Batch, row: int, columns: int) -> Codes:
+    """Reason codes of one row."""
     if not batch.reasons:
         return np.zeros(columns, np.uint8)
-    return np.frombuffer(batch.reasons, np.uint8)[-columns:]
+    codes = np.frombuffer(batch.reasons, np.uint8)
+    return codes if len(codes) == columns else codes[row * columns : (row + 1) * columns]

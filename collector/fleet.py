@@ -69,6 +69,7 @@ class Update:
     schema: bytes
     layout: Layout
     first: Integers
+    first_reasons: Codes
     first_boot_ns: int
     last: Integers
     last_boot_ns: int
@@ -94,12 +95,13 @@ class Fleet:
         """A node; made known if it was not."""
         return self.nodes.setdefault(name, Node(name))
 
-    def apply(self, update: Update) -> None:
-        """Make a frame the present state of its node, unless a newer one already is."""
+    def apply(self, update: Update) -> bool:
+        """Make a frame the present state of its node; false if a newer one already is."""
         node = self.node(update.node)
+        present = node.rows.get(update.layout.stream)
+        if present and _is_older(update, present):
+            return False
         row = self._row(node, update)
-        if row.instant_ns and update.instant_ns < row.instant_ns:
-            return
         block, index = row.block, row.index
         self._rate(row, update)
         block.values[index] = update.last
@@ -107,7 +109,8 @@ class Fleet:
         block.instants_ns[index] = update.instant_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, update.last_boot_ns
         row.instant_ns = update.instant_ns
-        node.instant_ns = max(node.instant_ns, update.instant_ns)
+        node.instant_ns = max(row.instant_ns for row in node.rows.values())
+        return True
 
     def _row(self, node: Node, update: Update) -> Row:
         stream = update.layout.stream
@@ -159,8 +162,16 @@ class Fleet:
             block.rates[index] = steps * (_NS / elapsed_ns)
         if update.reasons.any():
             block.rates[index, update.reasons.take(counters) != PRESENT] = np.nan
-        if known and block.reasons[index].any():
-            block.rates[index, block.reasons[index].take(counters) != PRESENT] = np.nan
+        base_reasons = block.reasons[index] if known else update.first_reasons
+        if base_reasons.any():
+            block.rates[index, base_reasons.take(counters) != PRESENT] = np.nan
+
+
+def _is_older(update: Update, present: Row) -> bool:
+    """Whether a frame is older than the present one: by the boot clock, which knows best."""
+    if present.boot_ns and update.boot_id == present.boot_id:
+        return update.last_boot_ns < present.boot_ns
+    return update.instant_ns < present.instant_ns
 
 
 def increase(

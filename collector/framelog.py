@@ -1,13 +1,16 @@
 """The frame log: what was received, append-only, durable before it is acknowledged.
 
-Segments `frames-<number>.log` hold records: magic, length, CRC-32, payload. A torn tail (a crash
-while writing) is cut off when the log is opened; a damaged record inside is reported and skipped
-by looking for the next magic. Records that arrive together are written and synchronised together.
+Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker is 16
+random bytes, another in each segment. A torn tail (a crash while writing) is cut off when the log is
+opened; a damaged record inside is reported and skipped by looking for the next marker. Senders do
+not know the marker, so no payload can pass for a record. Records that arrive together are written
+and synchronised together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import struct
@@ -18,11 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from railscope.wire import SentAt
 
-MAGIC = b"RSL1"
-_HEAD = struct.Struct("<4sII")
+MARKER_BYTES = 16
+_HEAD = struct.Struct("<16sII")
 MOST_WAITING_BYTES = 64 << 20
 MOST_GROUP_BYTES = 16 << 20
 TAKEN_AT_ONCE = 8
@@ -51,25 +55,35 @@ class LogStats:
     damaged_records: int = 0
 
 
+log = structlog.get_logger(__name__)
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Where a segment lies."""
-    return folder / f"frames-{number:010d}.log"
+    """Where a segment lies. Raises FileNotFoundError."""
+    for path in folder.glob(f"frames-{number:010d}-*.log"):
+        return path
+    raise FileNotFoundError(errno.ENOENT, f"there is no segment {number} in {folder}")
 
 
 def segments(folder: Path) -> list[int]:
     """Numbers of the segments there are, oldest first."""
-    return sorted(int(path.stem.removeprefix("frames-")) for path in folder.glob("frames-*.log"))
+    return sorted(int(path.stem.split("-")[1]) for path in folder.glob("frames-*-*.log"))
+
+
+def marker_of(path: Path) -> bytes:
+    """The marker before each record of a segment."""
+    return bytes.fromhex(path.stem.split("-")[2])
 
 
 def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
     """Records of a segment with the offset behind each; damaged ones are counted and skipped."""
     content = path.read_bytes()
+    marker = marker_of(path)
     position = 0
-    while (position := content.find(MAGIC, position)) >= 0:
+    while (position := content.find(marker, position)) >= 0:
         payload = _payload(content, position)
         if payload is None:
             stats.damaged_records += 1
@@ -127,6 +141,7 @@ class FrameLog:
     _descriptor: int = -1
     _offset: int = 0
     _number: int = 0
+    _marker: bytes = b""
     _stopped: bool = False
     size: int = 0
 
@@ -135,14 +150,15 @@ class FrameLog:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = segments(self.folder)
         self._number = numbers[-1] if numbers else 1
-        path = segment_path(self.folder, self._number)
-        offset = 0
         if numbers:
+            path = segment_path(self.folder, self._number)
             for end, _ in read_segment(path, LogStats()):
-                offset = end
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._descriptor, offset)
-        self._offset = offset
+                self._offset = end
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            os.ftruncate(self._descriptor, self._offset)
+            self._marker = marker_of(path)
+        else:
+            self._descriptor, self._marker = _start_segment(self.folder, self._number)
         _sync_folder(self.folder)
         self.size = sum(segment_path(self.folder, n).stat().st_size for n in segments(self.folder))
 
@@ -165,9 +181,8 @@ class FrameLog:
         if self._waiting_bytes + len(payload) > MOST_WAITING_BYTES:
             message = "more is waiting to be stored than the disk keeps up with"
             raise LogError(message)
-        head = _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Entry(head + payload, then, future))
+        self._waiting.append(_Entry(payload, then, future))
         self._waiting_bytes += len(payload)
         self._wake.set()
         await future
@@ -194,15 +209,38 @@ class FrameLog:
             size += len(group[-1].data)
         self._waiting_bytes = sum(len(entry.data) for entry in self._waiting)
         number = self._number
-        try:
-            await asyncio.shield(asyncio.to_thread(self._write, [entry.data for entry in group]))
-        except OSError as problem:
+        problem, cancelled = await self._written(group)
+        if problem:
             for entry in group:
                 entry.fail(LogError(f"{self.folder}: {problem.strerror or problem}"))
-            return
-        await self._take_in(group)
+        elif cancelled:
+            for entry in group:
+                entry.then()
+                entry.succeed()
+        else:
+            await self._take_in(group)
+        if cancelled:
+            raise asyncio.CancelledError
         if self._number != number and self.on_rotate:
             await self.on_rotate(self._number)
+
+    async def _written(self, group: list[_Entry]) -> tuple[OSError | None, bool]:
+        """Write a group off the loop. Says what went wrong, and whether it is time to stop.
+
+        Stopping waits for a write under way: what it made durable is taken in and acknowledged, and
+        no one else may write the file before it has ended.
+        """
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, [e.data for e in group]))
+        cancelled = False
+        while not writing.done():
+            try:
+                await asyncio.wait({writing})
+            except asyncio.CancelledError:
+                cancelled = True
+        problem = writing.exception()
+        if problem is None or isinstance(problem, OSError):
+            return problem, cancelled
+        raise problem
 
     async def _take_in(self, group: list[_Entry]) -> None:
         """Take what is durable into the state, a few records at a time, and say so."""
@@ -221,7 +259,9 @@ class FrameLog:
     def _write(self, pieces: list[bytes]) -> None:
         """Write a group and make it durable, or leave the file as it was. Runs off the loop."""
         started = time.perf_counter_ns()
-        data = b"".join(pieces)
+        data = b"".join(
+            _HEAD.pack(self._marker, len(piece), zlib.crc32(piece)) + piece for piece in pieces
+        )
         try:
             written = 0
             while written < len(data):
@@ -238,12 +278,17 @@ class FrameLog:
             self._rotate()
 
     def _rotate(self) -> None:
+        """Go on in a new segment; where none can be made, the old one grows on."""
         number = self._number + 1
-        path = segment_path(self.folder, number)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _sync_folder(self.folder)
+        try:
+            descriptor, marker = _start_segment(self.folder, number)
+            _sync_folder(self.folder)
+        except OSError as error:
+            log.error("segment_not_started", folder=str(self.folder), problem=str(error))
+            return
         os.close(self._descriptor)
-        self._descriptor, self._offset, self._number = descriptor, 0, number
+        self._descriptor, self._marker = descriptor, marker
+        self._offset, self._number = 0, number
 
     def delete_before(self, number: int) -> None:
         """Delete oldest segments beyond the size bound, but none from `number` on."""
@@ -259,6 +304,13 @@ class FrameLog:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _start_segment(folder: Path, number: int) -> tuple[int, bytes]:
+    """A new segment file, and its marker."""
+    marker = secrets.token_bytes(MARKER_BYTES)
+    path = folder / f"frames-{number:010d}-{marker.hex()}.log"
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker
 
 
 def _sync_folder(folder: Path) -> None:

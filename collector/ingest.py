@@ -95,8 +95,8 @@ class Ingest:
             raise Refusal(HTTPStatus.UNAUTHORIZED, "token", text)
         sender = self._senders.setdefault(node, _Sender())
         self._check_rate(sender, node)
-        body = await self._body(request)
         async with sender.lock:
+            body = await self._body(request)
             return await self._take(request, node, sender, body)
 
     async def _body(self, request: web.Request) -> bytes:
@@ -126,6 +126,7 @@ class Ingest:
     ) -> dict[str, int]:
         envelope, sent = await self._decode(request, node, body)
         await self._keep_schemas(envelope, sender)
+        self._check_bounds(envelope)
         self._check_batches(envelope)
         fresh = self.core.fresh_frames(envelope)
         total = sum(batch.rows for batch in envelope.batches)
@@ -176,6 +177,19 @@ class Ingest:
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "schema", str(error)) from error
         except OSError as error:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+
+    def _check_bounds(self, envelope: Envelope) -> None:
+        limits = self.limits
+        gaps = max((self.core.gaps(envelope, batch) for batch in envelope.batches), default=0)
+        problems = (
+            (len(envelope.batches), limits.batches, "batches"),
+            (sum(len(batch.events) for batch in envelope.batches), limits.events, "events"),
+            (gaps, limits.gaps, "holes in a stream"),
+        )
+        for count, most, what in problems:
+            if count > most:
+                text = f"{count} {what}, more than {most}"
+                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "bounds", text)
 
     def _check_batches(self, envelope: Envelope) -> None:
         unknown = []

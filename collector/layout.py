@@ -17,6 +17,8 @@ from railscope.catalog import KINDS, METRICS
 from railscope.catalog.declare import Kind, Metric
 from railscope.wire import WireError, WireSchema, lanes, part_of_key
 
+MOST_GPUS = 256
+GPU_KIND = "gpu"
 Positions: TypeAlias = npt.NDArray[np.intp]
 Part: TypeAlias = tuple[str, ...]
 Key: TypeAlias = tuple[Metric, Part]
@@ -54,12 +56,21 @@ def check_schema(schema: WireSchema, most: int) -> None:
     if columns > most or len(schema.entities) > most or len(schema.groups) > most:
         message = f"schema of stream {schema.stream!r} has more than {most} columns or entities"
         raise WireError(message)
+    if sum(entity.kind == GPU_KIND for entity in schema.entities) > MOST_GPUS:
+        message = f"schema of stream {schema.stream!r} has more than {MOST_GPUS} GPUs"
+        raise WireError(message)
+    if any(not word.isprintable() for entity in schema.entities for word in entity.key):
+        message = f"schema of stream {schema.stream!r}: an entity's key has control characters"
+        raise WireError(message)
     count = len(schema.entities)
     for group in schema.groups:
         if not all(0 <= member < count for member in group.entities):
             message = f"schema of stream {schema.stream!r}: a column of no entity"
             raise WireError(message)
         metric = METRICS.get(group.metric)
+        if group.scale[1] <= 0:
+            message = f"metric {group.metric}: a scale of {group.scale} is none"
+            raise WireError(message)
         if metric and metric.scale.as_integer_ratio() != tuple(group.scale):
             message = (
                 f"metric {group.metric} has another scale here than at the sender:"

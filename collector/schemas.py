@@ -6,7 +6,7 @@ schemas of one shape, so that a thousand servers of one build cost one layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from collector.framelog import PARTIAL, write_durably
 from collector.layout import Layout, Positions, make_layout
-from railscope.wire import WireSchema, layout_hash, schema_hash
+from railscope.wire import WireSchema, lanes, layout_hash, schema_hash
 
 GPU_STREAM = "gpu"
 _SUFFIX = ".schema"
@@ -35,6 +35,7 @@ class Known:
     """What ingest needs of a schema."""
 
     digest: bytes
+    shape: bytes
     layout: Layout
     gpus: tuple[Gpu, ...]
 
@@ -57,10 +58,9 @@ class Schemas:
         for path in self._folder.glob("*" + _SUFFIX):
             try:
                 wire = msgspec.msgpack.decode(path.read_bytes(), type=WireSchema)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                self._learn(self._understand(wire))
+            except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
                 damaged += 1
-                continue
-            self._learn(schema_hash(wire), wire)
         return damaged
 
     def get(self, digest: bytes) -> Known | None:
@@ -69,11 +69,11 @@ class Schemas:
 
     def put(self, wire: WireSchema) -> Known:
         """Keep a schema, durable on return. Blocking; raises OSError."""
-        digest = schema_hash(wire)
-        if digest not in self._known:
-            write_durably(self._path(digest), msgspec.msgpack.encode(wire))
-            self._learn(digest, wire)
-        return self._known[digest]
+        known = self._understand(wire)
+        if known.digest not in self._known:
+            write_durably(self._path(known.digest), msgspec.msgpack.encode(wire))
+            self._learn(known)
+        return self._known[known.digest]
 
     def _read(self, digest: bytes) -> WireSchema:
         return msgspec.msgpack.decode(self._path(digest).read_bytes(), type=WireSchema)
@@ -81,21 +81,26 @@ class Schemas:
     def _path(self, digest: bytes) -> Path:
         return self._folder / (digest.hex() + _SUFFIX)
 
-    def _learn(self, digest: bytes, wire: WireSchema) -> None:
+    def _understand(self, wire: WireSchema) -> Known:
         shape = layout_hash(wire)
-        if shape not in self._layouts:
-            self._layouts[shape] = make_layout(wire)
-        self._known[digest] = Known(digest, self._layouts[shape], _gpus(wire))
+        layout = self._layouts.get(shape) or make_layout(wire)
+        return Known(schema_hash(wire), shape, layout, _gpus(wire))
+
+    def _learn(self, known: Known) -> None:
+        # Of two that were made at once, one layout stays and is shared.
+        layout = self._layouts.setdefault(known.shape, known.layout)
+        self._known[known.digest] = replace(known, layout=layout)
 
 
 def _gpus(wire: WireSchema) -> tuple[Gpu, ...]:
     if wire.stream != GPU_STREAM:
         return ()
-    members = [member for group in wire.groups for member in group.entities]
-    found = []
-    for position, entity in enumerate(wire.entities):
-        if entity.kind == GPU_STREAM:
-            columns = np.flatnonzero(np.array(members) == position)
-            rail = entity.facts.get("rail", "")
-            found.append(Gpu(entity.key[0], int(rail) if rail.isdecimal() else -1, columns))
-    return tuple(found)
+    columns: dict[int, list[int]] = {}
+    members = (member for group in wire.groups for member in group.entities)
+    for column, member in enumerate(members):
+        columns.setdefault(member, []).append(column)
+    return tuple(
+        Gpu(entity.key[0], lane, np.array(columns.get(position, ()), np.intp))
+        for position, (entity, lane) in enumerate(zip(wire.entities, lanes(wire), strict=True))
+        if entity.kind == GPU_STREAM
+    )

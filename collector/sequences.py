@@ -8,7 +8,6 @@ which order frames come.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 
 import msgspec
 
@@ -61,6 +60,7 @@ class Received(msgspec.Struct):
     """Everything received, by node and run."""
 
     nodes: dict[str, dict[str, Run]] = {}
+    missing: int = 0
 
     def ranges(self, node: str, run: str, stream: str) -> Ranges:
         """What has been received of one stream of one run."""
@@ -71,21 +71,20 @@ class Received(msgspec.Struct):
         """Remember first .. last of a stream."""
         entry = self.nodes.setdefault(node, {}).setdefault(run, Run())
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
-        entry.streams.setdefault(stream, Ranges()).add(first, last)
+        ranges = entry.streams.setdefault(stream, Ranges())
+        before = ranges.holes
+        ranges.add(first, last)
+        self.missing += ranges.holes - before
 
     def forget_before(self, ns: int) -> None:
         """Forget runs that were heard of last before an instant; their frames are too old by now."""
         for node, runs in list(self.nodes.items()):
             for run in [run for run, entry in runs.items() if entry.last_received_ns < ns]:
+                self.missing -= sum(ranges.holes for ranges in runs[run].streams.values())
                 del runs[run]
             if not runs:
                 del self.nodes[node]
 
     def holes(self) -> int:
         """Missing frames of all runs."""
-        return sum(ranges.holes for ranges in self._all())
-
-    def _all(self) -> Iterator[Ranges]:
-        for runs in self.nodes.values():
-            for run in runs.values():
-                yield from run.streams.values()
+        return self.missing

@@ -33,6 +33,8 @@ from railscope.wire import WireError, unpack
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
+MOST_REPLAYED_BYTES = 1 << 30
+"""What was accepted once is read again, even if the limits have become narrower since."""
 _DAY_NS = 86_400_000_000_000
 
 
@@ -124,6 +126,7 @@ class Collector:
 
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
+        self.claims.refresh()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
@@ -136,10 +139,9 @@ class Collector:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
 
     def _replay(self, path: Path) -> None:
-        most = self.settings.limits.unpacked_bytes
         for _, record in read_segment(path, self.log.stats):
             try:
-                self.core.accept(record, unpack(record.body, most))
+                self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
             except WireError as error:
                 log.error("record_unreadable", segment=path.name, problem=str(error))
 
@@ -153,7 +155,7 @@ class Collector:
             log.error("checkpoint_damaged", file=str(path), problem=str(error),
                       advice="all segments there are will be read instead")  # fmt: skip
             return 0
-        self.core.received, self.core.coverages = checkpoint.received, checkpoint.coverages
+        self.core.resume(checkpoint)
         return checkpoint.first_segment
 
     async def _checkpoint(self, first_segment: int) -> None:
@@ -161,8 +163,7 @@ class Collector:
         newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
         self.core.received.forget_before(horizon)
-        checkpoint = Checkpoint(first_segment, self.core.received, self.core.coverages)
-        content = msgspec.msgpack.encode(checkpoint)
+        content = msgspec.msgpack.encode(self.core.checkpoint(first_segment))
         try:
             await asyncio.to_thread(write_durably, self.folder / CHECKPOINT, content)
             await asyncio.to_thread(self.log.delete_before, first_segment)

@@ -26,7 +26,7 @@ _TOKEN_BYTES = 32
 
 def digest(token: str) -> str:
     """A token as the tokens file holds it."""
-    return _PREFIX + hashlib.sha256(token.encode()).hexdigest()
+    return _PREFIX + hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 def new_token() -> str:

@@ -13,6 +13,7 @@ not know, and keep the body as it came.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
@@ -22,6 +23,7 @@ import msgspec
 from railscope.catalog import KINDS, METRICS
 from railscope.entity import Entity
 from railscope.frame import NO_LANE, Instant, Origin, Schema
+from railscope.reading import SIGNED_LIMIT
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -32,6 +34,7 @@ VERSION = 1
 MAGIC = b"RSF1"
 CONTENT_TYPE = "application/vnd.railscope.frames"
 SENT_HEADER = "Railscope-Sent"
+_SENT = re.compile(r"([0-9]{1,19}) ([0-9]{1,19})(?: ([!-~]{0,64}))?")
 HASH_BYTES = 16
 RAIL_DIGITS = 3
 """A rail beyond 999 is no rail: views keep a place for every rail up to the highest."""
@@ -147,12 +150,11 @@ class SentAt(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def from_header(cls, text: str) -> SentAt:
         """From a request header. Raises WireError."""
-        wall, _, rest = text.partition(" ")
-        boot, _, boot_id = rest.partition(" ")
-        if not (wall.isdecimal() and boot.isdecimal()) or " " in boot_id:
+        match = _SENT.fullmatch(text)
+        if not match or max(int(match[1]), int(match[2])) >= SIGNED_LIMIT:
             message = f"the header {SENT_HEADER} must give wall clock, boot clock and boot id"
             raise WireError(message)
-        return cls(int(wall), int(boot), boot_id)
+        return cls(int(match[1]), int(match[2]), match[3] or "")
 
     def age_ns(self, boot_id: str, wall_ns: int, boot_ns: int) -> int:
         """How old a frame was when it was sent; never negative."""

@@ -9,7 +9,8 @@ All integers, nanoseconds. For each GPU the states add up to the time since its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collector.claims import Claims
@@ -61,20 +62,21 @@ def account(coverages: Mapping[str, Coverage], claims: Claims, until_ns: int) ->
 
 
 def add_gpu(total: Account, gpu: str, coverage: Coverage, claims: Claims) -> None:
-    """Add one GPU to an account."""
+    """Add one GPU to an account. A claim on a node counts while the GPU is in that node."""
     since, until = coverage.since_ns, total.until_ns
     observed = coverage.observed_until(until)
     held_ns = held_observed_ns = 0
-    for holding in claims.holdings(gpu, coverage.node):
-        start, end = max(holding.start_ns, since), min(holding.end_ns, until)
-        if start >= end:
-            continue
-        seen = overlap_ns(observed, start, end)
-        tenant = total.tenants.setdefault(holding.tenant, TenantTime())
-        tenant.observed_ns += seen
-        tenant.unknown_ns += end - start - seen
-        held_ns += end - start
-        held_observed_ns += seen
+    for begins, ends, node in coverage.stays_until(until):
+        for holding in claims.holdings(gpu, node):
+            start, end = max(holding.start_ns, begins), min(holding.end_ns, ends)
+            if start >= end:
+                continue
+            seen = overlap_ns(observed, start, end)
+            tenant = total.tenants.setdefault(holding.tenant, TenantTime())
+            tenant.observed_ns += seen
+            tenant.unknown_ns += end - start - seen
+            held_ns += end - start
+            held_observed_ns += seen
     observed_ns = sum(end - start for start, end in observed)
     total.gpus += 1
     total.capacity_ns += until - since
@@ -82,6 +84,11 @@ def add_gpu(total: Account, gpu: str, coverage: Coverage, claims: Claims) -> Non
     total.unknown_ns += (until - since) - held_ns - (observed_ns - held_observed_ns)
 
 
-def overlap_ns(intervals: Iterable[tuple[int, int]], start: int, end: int) -> int:
-    """How much of [start, end) lies in disjoint intervals."""
-    return sum(max(0, min(e, end) - max(s, start)) for s, e in intervals)
+def overlap_ns(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
+    """How much of [start, end) lies in disjoint intervals that are in order."""
+    total = 0
+    at = bisect_right(intervals, start, key=lambda interval: interval[1])
+    while at < len(intervals) and intervals[at][0] < end:
+        total += min(intervals[at][1], end) - max(intervals[at][0], start)
+        at += 1
+    return total

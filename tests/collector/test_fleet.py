@@ -47,6 +47,7 @@ node = st.tuples(row, row, codes, st.sampled_from(["", "t1", "t2"]), st.booleans
 def update(name: str, layout: Layout, first: list[int], last: list[int], **more: object) -> Update:
     given_: dict[str, object] = {
         "run": "r", "boot_id": "b", "first_boot_ns": SECOND, "last_boot_ns": 3 * SECOND,
+        "first_reasons": np.zeros(len(last), np.uint8),
         "reasons": np.zeros(len(last), np.uint8), "instant_ns": 100 * SECOND,
     }  # fmt: skip
     return Update(
@@ -183,7 +184,11 @@ def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
 def test_an_older_frame_does_not_replace_a_newer_one():
     fleet = Fleet()
     fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1)))
-    fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(3, 1), instant_ns=99 * SECOND))
+    late = update("n", LAYOUT, make_row(1, 1), make_row(3, 1), last_boot_ns=2 * SECOND,
+                  instant_ns=200 * SECOND)  # fmt: skip
+    assert not fleet.apply(late), "the boot clock knows better than the time of arrival"
+    other = make_layout(to_wire_schema(Schema("test", SCHEMA.columns[:3])))
+    assert not fleet.apply(update("n", other, [1] * 3, [1] * 3, last_boot_ns=2 * SECOND))
     place = fleet.nodes["n"].rows["test"]
     power = next(i for i, (metric, _) in enumerate(SCHEMA.columns) if metric is gpu.GPU_POWER)
     assert place.block.values[place.index, power] == 7
@@ -211,3 +216,10 @@ def test_nodes_share_a_layout_only_if_their_parts_are_the_same():
     assert layout_hash(wire("ens1", "4", "0")) != one
     assert layout_hash(wire("ens1", "3", "1")) != one
     assert make_layout(wire("ens1", "3", "9" * 12)).lanes == 0, "no such rail"
+
+
+def test_no_rate_from_a_value_that_was_not_there():
+    fleet = Fleet()
+    absent = np.full(WIDTH, 4, np.uint8)
+    fleet.apply(update("n", LAYOUT, make_row(1, 0), make_row(1, 10**15), first_reasons=absent))
+    assert math.isnan(energy_rate(fleet))

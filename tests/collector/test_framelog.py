@@ -169,3 +169,17 @@ async def test_what_waits_when_the_collector_stops_is_not_acknowledged(tmp_path:
     with pytest.raises(LogError, match="stopping"):
         await log.append(record(2), taken)
     log.close()
+
+
+async def test_a_record_inside_a_record_is_not_taken_for_one(tmp_path: Path):
+    """Not even when the record around it is torn: what senders write cannot know the marker."""
+    other = tmp_path / "other"
+    async with running(FrameLog(other, 1 << 20, 1 << 30)) as log:
+        await log.append(record(66), taken)
+    forged = segment_path(other, 1).read_bytes()
+    honest = Record("n1", 1, SentAt(1, 2, "b"), forged + bytes(500))
+    async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
+        await log.append(honest, taken)
+    path = segment_path(tmp_path, 1)
+    os.truncate(path, path.stat().st_size - 100)
+    assert content(tmp_path) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,20 @@ REFUSALS = {
             WireGroup("railscope_gpu_power_watts", (1, 1000), (5,)),
         ), (WireEntity("gpu", ("G",)),)),))), 422, "a column of no entity",
     ),
+    "too many GPUs": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (), tuple(
+            WireEntity("gpu", (f"G{n}",)) for n in range(300)
+        )),))), 422, "more than 50 columns or entities",
+    ),
+    "a line break in a name": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (), (WireEntity("gpu", ("G\nx",)),)),))),
+        422, "control characters",
+    ),
+    "a scale of nothing": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
+            WireGroup("railscope_unknown", (1, 0), (0,)),
+        ), (WireEntity("gpu", ("G",)),)),))), 422, "is none",
+    ),
     "another catalog": (
         pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
             WireGroup("railscope_gpu_power_watts", (1, 1), (0,)),
@@ -279,6 +294,45 @@ async def test_clocks_that_cannot_be_are_refused(tmp_path: Path):
         body = sender.body(some(sender))
         status, reply = await one.post(body, headers={SENT_HEADER: "yesterday"})
         assert (status, "must give wall clock" in reply["error"]) == (400, True)
+
+
+async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
+    limits = Limits(batches=3, events=2, gaps=2)
+    sender = Sender()
+    async with running(settings_in(tmp_path, limits=limits)) as one:
+        frames = [frame for n in range(8) for frame in some(sender, at=2 * n, rows=1)]
+        status, reply = await one.post(sender.body(frames[::2], schemas=True))
+        assert (status, "4 batches" in reply["error"]) == (422, True)
+        for frame in frames[:6:2]:
+            assert (await one.post(sender.body([frame], schemas=True)))[0] == 200
+        status, reply = await one.post(sender.body(frames[6:7]))
+        assert (status, "3 holes" in reply["error"]) == (422, True)
+
+
+@pytest.mark.parametrize("header", ["9" * 400 + " 5 b", "1 " + "9" * 19 + " b", "-1 5 b"])
+async def test_clocks_beyond_all_bounds_are_refused(tmp_path: Path, header: str):
+    async with running(settings_in(tmp_path)) as one:
+        status, _ = await one.post(Sender().body([]), headers={SENT_HEADER: header})
+        assert status == 400
+        await one.collector.refresher.refresh()
+
+
+async def test_a_silent_node_and_its_events_outlive_the_segments_that_told_of_them(tmp_path: Path):
+    settings = settings_in(tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16))
+    rng = random.Random(1)  # noqa: S311 - repeatable on purpose
+    async with running(settings) as one:
+        await one.post(Sender("n2").body(some(Sender("n2")), schemas=True), node="n2")
+        sender = Sender()
+        while one.collector.log.number < 3:
+            rows = [[rng.randrange(1 << 40) for _ in range(6)] for _ in range(90)]
+            last = 100_000
+            body = sender.body(
+                sender.frames(gpu_schema("n1"), rows, at=90 * len(sender.run)), schemas=True
+            )
+            assert (await one.post(body, at=last))[0] == 200
+    async with running(settings) as one:
+        assert set(one.collector.core.fleet.nodes) == {"n1", "n2"}
+        assert one.collector.core.gpus_of["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}
 
 
 async def test_tokens_decide_who_speaks_and_who_reads(tmp_path: Path):
