@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 from aiohttp import web
 
 from collector.core import Core
-from collector.fleet import Node
+from collector.fleet import Node, Row
 from collector.metering.account import Account
 from collector.metrics import Own, render
 from collector.tokens import Tokens
@@ -22,8 +24,9 @@ from railscope.catalog import METRICS
 from railscope.catalog.declare import Kind
 from railscope.catalog.rollup import part_labels
 from railscope.exposition import Format
-from railscope.reading import PRESENT, REASONS, from_stored
+from railscope.reading import PRESENT, REASONS, Absent, from_stored
 
+NS = 1_000_000_000
 MOST_EVENTS = 1000
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN_PATHS = {"/-/healthy", "/-/ready", "/"}
@@ -39,6 +42,8 @@ class Api:
     views: Callable[[], Views]
     tokens: Callable[[], Tokens]
     open_reading: bool
+    stale_seconds: float = 30.0
+    wall_ns: Callable[[], int] = time.time_ns
 
     def add_to(self, application: web.Application) -> None:
         """Add the routes."""
@@ -102,18 +107,19 @@ class Api:
             return _json(
                 {"error": f"no node {request.match_info['node']!r} has ever reported"}, 404
             )
-        streams = {stream: self._readings(stream, node.name) for stream in sorted(node.rows)}
+        now_ns = self.wall_ns()
+        streams = {stream: self._readings(row, now_ns) for stream, row in sorted(node.rows.items())}
         content = {
             "node": node.name,
             "agent_version": node.agent_version,
-            "rollups": _rollups(node),
+            "instant_ns": now_ns,
+            "rollups": _rollups(node, now_ns - round(self.stale_seconds * NS)),
             "streams": streams,
         }
         return _json(content)
 
-    def _readings(self, stream: str, name: str) -> dict[str, Any]:
+    def _readings(self, row: Row, now_ns: int) -> dict[str, Any]:
         """The latest frame of a stream, reading by reading, with units already applied."""
-        row = self.core.fleet.nodes[name].rows[stream]
         schema = self.core.schemas.read(row.schema)
         values = row.block.values[row.index].tolist()
         codes = np.asarray(row.block.reasons[row.index]).tolist()
@@ -126,17 +132,26 @@ class Api:
                 entity = schema.entities[member]
                 entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
                 if codes[column] != PRESENT:
-                    entry["absent"] = REASONS[codes[column]].word
+                    entry["absent"] = REASONS.get(codes[column], Absent.ERROR).word
+                elif not denominator:
+                    entry["absent"] = Absent.ERROR.word
                 else:
                     counter = metric is not None and metric.kind is Kind.COUNTER
                     value = from_stored(values[column], counter=counter) * numerator
                     entry["value"] = value if denominator == 1 else value / denominator
                 readings.append(entry)
                 column += 1
-        return {"instant_ns": row.instant_ns, "readings": readings}
+        age_seconds = (now_ns - row.instant_ns) / NS if row.instant_ns else None
+        return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
 
     async def _account(self, _: web.Request) -> web.Response:
-        return _json(account_json(self.views().account))
+        views = self.views()
+        if views.account is None:
+            text = "the account has not been computed yet"
+            if views.instant_ns:
+                text = "no one knows who holds what: the claims file has never been valid"
+            return _json({"error": text}, 503)
+        return _json(account_json(views.account))
 
     async def _events(self, request: web.Request) -> web.Response:
         wanted = request.query.get("node")
@@ -155,9 +170,13 @@ class Api:
         return web.Response(text=_LANDING.format(version=__version__), content_type="text/html")
 
 
-def _rollups(node: Node) -> list[dict[str, Any]]:
-    """What the catalog says of the node as a whole: sums, means, extremes; counters as rates."""
-    reduced = (reduce_rows(row.block, np.array([row.index])) for row in node.rows.values())
+def _rollups(node: Node, fresh_from_ns: int) -> list[dict[str, Any]]:
+    """What the catalog says of the node as a whole: sums, means, extremes; counters as rates.
+
+    A stream that has fallen silent does not count, as in the views.
+    """
+    fresh = [row for row in node.rows.values() if row.instant_ns >= max(fresh_from_ns, 1)]
+    reduced = (reduce_rows(row.block, np.array([row.index])) for row in fresh)
     return [
         {
             "metric": metric.name,
@@ -167,6 +186,7 @@ def _rollups(node: Node) -> list[dict[str, Any]]:
             "value": value,
         }
         for metric, part, rollup, value in node_rollups(filter(None, reduced))
+        if math.isfinite(value)
     ]
 
 
@@ -194,6 +214,7 @@ def account_json(account: Account) -> dict[str, Any]:
 def _json(
     content: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
+    """An answer. JSON knows no NaN and no infinity: msgspec writes null for them."""
     return web.Response(
         status=status, body=msgspec.json.encode(content), content_type="application/json",
         headers=headers,

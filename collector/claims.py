@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import csv
 import hashlib
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 import structlog
@@ -23,6 +26,9 @@ HEADER = ["tenant", "holds", "from", "to"]
 FOREVER_NS = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WATCH_SECONDS = 1.0
+_MOST_OVERLAPS = 10
+_MOST_QUOTED = 200
+_START = attrgetter("start_ns")
 
 
 class ClaimsError(ValueError):
@@ -50,9 +56,12 @@ class Holding:
 
 @dataclass(frozen=True)
 class Claims:
-    """All claims, by what they hold."""
+    """All claims, by what they hold. Never changed once made, so holdings are worked out once."""
 
     by_target: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
+    _holdings: dict[tuple[str, str], tuple[Holding, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, claims: Iterable[Claim]) -> Claims:
@@ -62,8 +71,15 @@ class Claims:
             grouped.setdefault(claim.holds, []).append(claim)
         return cls({target: tuple(sorted(found)) for target, found in grouped.items()})
 
-    def holdings(self, gpu: str, node: str) -> list[Holding]:
+    def holdings(self, gpu: str, node: str) -> tuple[Holding, ...]:
         """Who holds a GPU of a node, over all time: disjoint, in order."""
+        key = (gpu, node)
+        found = self._holdings.get(key)
+        if found is None:
+            found = self._holdings[key] = tuple(self._disjoint(gpu, node))
+        return found
+
+    def _disjoint(self, gpu: str, node: str) -> list[Holding]:
         claims = sorted((*self.by_target.get(gpu, ()), *self.by_target.get(node, ())))
         held: list[Holding] = []
         for claim in claims:
@@ -76,9 +92,10 @@ class Claims:
 
     def holder(self, gpu: str, node: str, instant_ns: int) -> str:
         """Who holds a GPU at an instant; empty for no one."""
-        for holding in self.holdings(gpu, node):
-            if holding.start_ns <= instant_ns < holding.end_ns:
-                return holding.tenant
+        holdings = self.holdings(gpu, node)
+        begun = bisect_right(holdings, instant_ns, key=_START)
+        if begun and instant_ns < holdings[begun - 1].end_ns:
+            return holdings[begun - 1].tenant
         return ""
 
     def in_force(self, instant_ns: int) -> int:
@@ -86,25 +103,53 @@ class Claims:
         every = (claim for claims in self.by_target.values() for claim in claims)
         return sum(claim.start_ns <= instant_ns < claim.end_ns for claim in every)
 
+    def overlaps(self) -> Iterator[tuple[Claim, Claim]]:
+        """Claims of two tenants on one GPU or one node at one time, the earlier first.
+
+        A claim on a GPU within a claim on its node is no mistake but an exception to it, and the
+        file does not say which GPU is in which node.
+        """
+        for claims in self.by_target.values():
+            longest: dict[str, Claim] = {}
+            for claim in claims:
+                for other in longest.values():
+                    if other.tenant != claim.tenant and other.end_ns > claim.start_ns:
+                        yield other, claim
+                before = longest.get(claim.tenant)
+                if before is None or before.end_ns < claim.end_ns:
+                    longest[claim.tenant] = claim
+
 
 def parse(text: str) -> Claims:
     """Claims from the text of a file. Raises ClaimsError that names the line."""
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    rows = csv.reader(lines)
-    header = next(rows, None)
-    if header is None or [cell.strip() for cell in header] != HEADER:
-        message = f"line 1: the header must be {','.join(HEADER)}"
+    rows = _rows(text)
+    number, header = next(rows, (1, []))
+    if header != HEADER:
+        message = f"line {number}: the header must be {','.join(HEADER)}"
         raise ClaimsError(message)
-    claims = []
-    for number, row in enumerate(rows, start=2):
+    return Claims.of(_claim(row, number) for number, row in rows)
+
+
+def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows with the number of the line each begins on. Comments count as empty lines."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    reader = csv.reader(("" if line.startswith("#") else line for line in lines), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            message = f"line {number}: {error}"
+            raise ClaimsError(message) from error
+        if row is None:
+            return
         if row:
-            claims.append(_claim([cell.strip() for cell in row], number))
-    return Claims.of(claims)
+            yield number, [cell.strip() for cell in row]
 
 
 def _claim(row: list[str], number: int) -> Claim:
     if len(row) != len(HEADER) or not row[0] or not row[1]:
-        message = f"line {number}: needs {','.join(HEADER)}, got {','.join(row)}"
+        message = f"line {number}: needs {','.join(HEADER)}, got {','.join(row)[:_MOST_QUOTED]}"
         raise ClaimsError(message)
     tenant, holds, start, end = row
     start_ns = _instant_ns(start, number)
@@ -119,7 +164,7 @@ def _instant_ns(text: str, number: int) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        message = f"line {number}: {text!r} is no time like 2026-01-31T08:00:00Z"
+        message = f"line {number}: {text[:_MOST_QUOTED]!r} is no time like 2026-01-31T08:00:00Z"
         raise ClaimsError(message) from error
     if moment.tzinfo is None:
         message = f"line {number}: {text!r} has no offset; write Z for UTC"
@@ -136,6 +181,15 @@ class ClaimsFile:
     claims: Claims = field(default_factory=Claims)
     valid: bool = True
     _digest: bytes = b""
+    _ever_valid: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known of who holds what: no file says that no one holds anything.
+
+        A file that could never be read says nothing, and no claims are not its meaning.
+        """
+        return self.path is None or self._ever_valid
 
     async def watch(self) -> None:
         """Read the file whenever it changes, until cancelled."""
@@ -153,12 +207,18 @@ class ClaimsFile:
             if digest == self._digest:
                 return
             self._digest = digest
-            self.claims, self.valid = parse(content.decode()), True
+            self.claims = parse(content.decode())
+            self.valid = self._ever_valid = True
         except (OSError, ClaimsError, UnicodeDecodeError) as error:
             if self.valid or not isinstance(error, OSError):
                 log.error("claims_refused", file=str(self.path), problem=str(error),
                           advice="the last good claims stay in force")  # fmt: skip
             self.valid = False
+            if isinstance(error, OSError):
+                self._digest = b""
             return
         targets = len(self.claims.by_target)
         log.info("claims_read", file=str(self.path), targets=targets)
+        for earlier, later in islice(self.claims.overlaps(), _MOST_OVERLAPS):
+            log.warning("claims_overlap", holds=later.holds, earlier=earlier.tenant,
+                        later=later.tenant, advice="the earlier ends where the later begins")  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Protocol
 from collector.claims import ClaimsFile
 from collector.core import Core
 from collector.framelog import FrameLog
+from collector.metering.account import Account
 from collector.views.refresh import Views
 from collector.views.table import Cell
 from railscope.catalog import collector as c
@@ -35,9 +36,8 @@ class Own:
 
     def cells(self, views: Views) -> list[Cell]:
         """The collector's own state and the GPU-time account, in base units."""
-        counts, account = self.core.counts, views.account
+        counts = self.core.counts
         plain = [
-            (c.GPU_CAPACITY, account.capacity_ns / NS),
             (c.ENVELOPES, counts.envelopes),
             (c.FRAMES, counts.frames),
             (c.DUPLICATES, counts.duplicates),
@@ -53,12 +53,21 @@ class Own:
             (c.SINK_WRITTEN, self.sink.written),
             (c.SINK_DROPPED, self.sink.dropped),
         ]
-        states = {"held": account.held_ns, "idle": account.idle_ns, "unknown": account.unknown_ns}
         return [
             *(Cell(metric, (), value) for metric, value in plain),
-            *(Cell(c.GPU_TIME, (state,), ns / NS) for state, ns in states.items()),
+            *_gpu_time(views.account),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]
+
+
+def _gpu_time(account: Account | None) -> list[Cell]:
+    if account is None:
+        return []
+    states = {"held": account.held_ns, "idle": account.idle_ns, "unknown": account.unknown_ns}
+    return [
+        Cell(c.GPU_CAPACITY, (), account.capacity_ns / NS),
+        *(Cell(c.GPU_TIME, (state,), ns / NS) for state, ns in states.items()),
+    ]
 
 
 def render(cells: Iterable[Cell], text_format: Format) -> str:

@@ -62,6 +62,7 @@ class Collector:
         self.refresher = Refresher(
             self.core, lambda: self.claims.claims, self.settings.stale_seconds,
             self.settings.views_seconds,
+            claims_known=lambda: self.claims.known,
         )  # fmt: skip
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
@@ -84,8 +85,10 @@ class Collector:
     async def _serve(self) -> None:
         ingest = Ingest(self.core, self.log, lambda: self.tokens, self.settings.limits)
         own = Own(self.core, self.log, self.claims, self.sink)
-        api = Api(self.core, own, lambda: self.refresher.views, lambda: self.tokens,
-                  self.settings.open_reading)  # fmt: skip
+        api = Api(
+            self.core, own, lambda: self.refresher.views, lambda: self.tokens,
+            self.settings.open_reading, self.settings.stale_seconds,
+        )  # fmt: skip
         application = Application(
             client_max_size=self.settings.limits.body_bytes, middlewares=[api.authorise]
         )

@@ -2,12 +2,15 @@
 
 The library's point objects cost far more than the lines they become, so lines are made here and
 handed to it as bytes. While the server is away, lines wait in memory up to a bound; then the oldest
-go, and are counted.
+go, and are counted. Lines that the server refuses for what they are would be refused for ever: they
+go at once, and are counted too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -25,21 +28,45 @@ log = structlog.get_logger(__name__)
 
 LINES_PER_WRITE = 5000
 _TIMEOUT_MS = 10_000
-_TAG_ESCAPES = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ "})
+_NEVER_ACCEPTED = {400, 413, 422}
+_TAG_ESCAPES = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ ", "\n": "\\ ", "\r": "\\ "})
+_AMBIGUOUS_BACKSLASHES = re.compile(r"\\+(?=[,= \r\n]|\Z)")
 
 
 def lines(view: View) -> list[str]:
-    """A view as lines: one measurement a metric, its labels as tags, the field `value`."""
-    return [_line(cell, view.instant_ns) for cell in view.cells]
+    """A view as lines: one measurement a metric, its labels as tags, the field `value`.
+
+    The protocol has no way to write a number that is not finite.
+    """
+    return [_line(cell, view.instant_ns) for cell in view.cells if math.isfinite(cell.value)]
 
 
 def _line(cell: Cell, instant_ns: int) -> str:
     tags = "".join(
-        f",{label}={value.translate(_TAG_ESCAPES)}"
+        f",{label}={_tag(value)}"
         for label, value in zip(cell.metric.about.labels, cell.labels, strict=True)
         if value
     )
     return f"{cell.metric.name}{tags} value={float(cell.value)!r} {instant_ns}"
+
+
+def _tag(value: str) -> str:
+    """A tag's value, escaped; a line has no way to hold a line break, so that becomes a space.
+
+    A backslash before something special is doubled, lest it count as its escape. VictoriaMetrics
+    reads that as one backslash. InfluxDB looks at the last character only and would take a last
+    backslash, doubled or not, as the escape of the space behind the tags: so a space follows it,
+    as in influxdb-client's own points.
+    """
+    if "\\" in value:
+        value = _AMBIGUOUS_BACKSLASHES.sub(lambda found: found[0] * 2, value)
+        if value.endswith("\\"):
+            value += " "
+    return value.translate(_TAG_ESCAPES)
+
+
+class RefusedError(Exception):
+    """The server will never accept these lines."""
 
 
 @dataclass(slots=True)
@@ -82,7 +109,11 @@ class InfluxSink:
     async def _write_all(self, client: Any) -> None:
         while self._waiting:
             batch = [self._waiting[i] for i in range(min(LINES_PER_WRITE, len(self._waiting)))]
-            problem = await asyncio.to_thread(_write, client, self.settings, batch)
+            refused = problem = ""
+            try:
+                problem = await asyncio.to_thread(_write, client, self.settings, batch)
+            except RefusedError as error:
+                refused = str(error)
             if problem:
                 if problem != self._problem:
                     log.warning("influx_unreachable", url=self.settings.url, problem=problem)
@@ -90,7 +121,12 @@ class InfluxSink:
                 return
             for _ in batch:
                 self._waiting.popleft()
-            self.written += len(batch)
+            if refused:
+                self.dropped += len(batch)
+                log.warning("influx_refused", url=self.settings.url, problem=refused,
+                            dropped=len(batch))  # fmt: skip
+            else:
+                self.written += len(batch)
             if self._problem:
                 log.info("influx_reached", url=self.settings.url)
             self._problem = None
@@ -116,7 +152,11 @@ def _client(settings: Influx, secret: str) -> Any:
 
 
 def _write(client: Any, settings: Influx, batch: Iterable[str]) -> str:
-    """Write lines and say what went wrong; empty where nothing did. Runs off the loop."""
+    """Write lines and say what went wrong; empty where nothing did. Runs off the loop.
+
+    Raises RefusedError where another try would be in vain. A wrong token or a missing bucket is
+    not that: someone may put it right while the lines wait.
+    """
     from influxdb_client.client.exceptions import InfluxDBError  # noqa: PLC0415 - as above
     from influxdb_client.client.write_api import SYNCHRONOUS  # noqa: PLC0415 - as above
     from influxdb_client.rest import ApiException  # noqa: PLC0415 - as above
@@ -126,6 +166,21 @@ def _write(client: Any, settings: Influx, batch: Iterable[str]) -> str:
     try:
         with client.write_api(write_options=SYNCHRONOUS) as api:
             api.write(bucket=settings.bucket, org=settings.organisation, record=body)
-    except (ApiException, InfluxDBError, HTTPError, OSError) as error:
-        return str(error).splitlines()[0]
+    except ApiException as error:
+        if error.status in _NEVER_ACCEPTED:
+            raise RefusedError(_answer(error)) from error
+        return _answer(error)
+    except (InfluxDBError, HTTPError, OSError) as error:
+        return _first_line(str(error)) or type(error).__name__
     return ""
+
+
+def _answer(error: Any) -> str:
+    """What the server said, in one line: its status, and its own words where it had any."""
+    words = error.message if error.body else error.reason
+    text = words.decode(errors="replace") if isinstance(words, bytes) else str(words or "")
+    return f"{error.status} {_first_line(text)}".strip()
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")

@@ -12,13 +12,13 @@ from itertools import islice
 from collector.claims import Claims
 from collector.core import Core
 from collector.metering.account import Account, add_gpu
-from collector.views.rollup import NO_TENANT, Rollups, reduce_block
+from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_block
 from collector.views.table import Cell, View
 from railscope.catalog import collector as catalog
 from railscope.catalog.rollup import SCOPES
 
 NS = 1_000_000_000
-GPUS_PER_SLICE = 200
+SLICE_SECONDS = 0.002
 CELLS_PER_SLICE = 300
 
 
@@ -31,7 +31,8 @@ class Views:
     rail: View = field(default_factory=lambda: View("rail", 0))
     tenant: View = field(default_factory=lambda: View("tenant", 0))
     node: View = field(default_factory=lambda: View("node", 0))
-    account: Account = field(default_factory=lambda: Account(0))
+    account: Account | None = None
+    """None while no one knows who holds what."""
     duration_ns: int = 0
 
 
@@ -45,6 +46,8 @@ class Refresher:
     period_seconds: float
     wall_ns: Callable[[], int] = time.time_ns
     views: Views = field(default_factory=Views)
+    claims_known: Callable[[], bool] = lambda: True
+    """Without claims nothing is said of tenants: held time would pass for idle time."""
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -56,17 +59,19 @@ class Refresher:
         """Compute all views, one block of the fleet at a time."""
         started = time.perf_counter_ns()
         now_ns = self.wall_ns()
+        known = self.claims_known()  # asked first: what is known by now is in the claims below
         claims = self.claims()
         fresh_from_ns = now_ns - round(self.stale_seconds * NS)
         names: list[str] = []
-        rollups = Rollups(self._tenants_of(claims, now_ns, names), names)
+        held = known and bool(claims.by_target)
+        rollups = Rollups(self._tenants_of(claims, now_ns, names) if held else None, names)
         for block in self.core.fleet.blocks():
             reduced = reduce_block(block, fresh_from_ns)
             if reduced:
                 rollups.add(reduced)
             await asyncio.sleep(0)
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in SCOPES}
-        account = await self._account(claims, now_ns)
+        account = await self._account(claims, now_ns) if known else None
         nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
         self.views = Views(
             now_ns,
@@ -79,9 +84,7 @@ class Refresher:
         )
         return self.views
 
-    def _tenants_of(
-        self, claims: Claims, now_ns: int, names: list[str]
-    ) -> Callable[[str, int], list[int]]:
+    def _tenants_of(self, claims: Claims, now_ns: int, names: list[str]) -> TenantsOf:
         numbers: dict[str, int] = {}
 
         def number(tenant: str) -> int:
@@ -101,12 +104,15 @@ class Refresher:
         return tenants_of
 
     async def _account(self, claims: Claims, now_ns: int) -> Account:
+        """The account. Others go first by the clock: GPUs differ in how much there is to add."""
         account = Account(now_ns)
-        for number, (gpu, coverage) in enumerate(list(self.core.coverages.items())):
+        slice_ends = time.perf_counter() + SLICE_SECONDS
+        for gpu, coverage in list(self.core.coverages.items()):
             if coverage.since_ns < now_ns:
                 add_gpu(account, gpu, coverage, claims)
-            if number % GPUS_PER_SLICE == 0:
+            if time.perf_counter() >= slice_ends:
                 await asyncio.sleep(0)
+                slice_ends = time.perf_counter() + SLICE_SECONDS
         return account
 
     def _cluster(self, fresh_from_ns: int) -> tuple[Cell, ...]:
@@ -136,9 +142,9 @@ async def _sliced(cells: Iterator[Cell]) -> list[Cell]:
     return found
 
 
-def _tenant_time(account: Account) -> tuple[Cell, ...]:
-    cells = []
-    for tenant, time_ in sorted(account.tenants.items()):
+def _tenant_time(account: Account | None) -> tuple[Cell, ...]:
+    cells: list[Cell] = []
+    for tenant, time_ in sorted(account.tenants.items()) if account else ():
         cells += [
             Cell(catalog.TENANT_GPU_TIME, (tenant, "observed"), time_.observed_ns / NS),
             Cell(catalog.TENANT_GPU_TIME, (tenant, "unknown"), time_.unknown_ns / NS),

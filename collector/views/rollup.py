@@ -128,15 +128,17 @@ class Total:
 class Rollups:
     """Adds reduced blocks up: over everyone, and over each tenant."""
 
-    tenants_of: TenantsOf
+    tenants_of: TenantsOf | None
+    """None where no one holds anything: then no time goes into asking for each lane."""
     tenant_names: list[str]
     _sums: dict[tuple[str, int], _Sums] = field(default_factory=dict)
 
     def add(self, reduced: Reduced) -> None:
         """Add a block."""
         self._of(EVERYONE, reduced.block.layout).add(reduced, None)
-        for tenant, held in self._tenants(reduced):
-            self._of(self.tenant_names[tenant], reduced.block.layout).add(reduced, held)
+        if self.tenants_of:
+            for tenant, held in self._tenants(reduced, self.tenants_of):
+                self._of(self.tenant_names[tenant], reduced.block.layout).add(reduced, held)
 
     def _of(self, who: str, layout: Layout) -> _Sums:
         key = (who, id(layout))
@@ -144,10 +146,10 @@ class Rollups:
             self._sums[key] = _Sums(layout)
         return self._sums[key]
 
-    def _tenants(self, reduced: Reduced) -> Iterator[tuple[int, Mask]]:
+    def _tenants(self, reduced: Reduced, tenants_of: TenantsOf) -> Iterator[tuple[int, Mask]]:
         lanes = reduced.block.layout.lanes
         holders = np.array(
-            [self.tenants_of(reduced.block.nodes[row] or "", lanes) for row in reduced.rows]
+            [tenants_of(reduced.block.nodes[row] or "", lanes) for row in reduced.rows]
         )
         # The last entry stands for the whole node, and -1 is the lane of what has none.
         by_cell = holders[:, reduced.block.layout.cell_lanes]

@@ -1,9 +1,12 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from collector.claims import FOREVER_NS, Claim, ClaimsError, ClaimsFile, parse
+from collector.claims import FOREVER_NS, Claim, Claims, ClaimsError, ClaimsFile, parse
 
 GOOD = "tenant,holds,from,to\nvision,gpu-node-1,2026-01-01T00:00:00Z,2026-01-01T01:00:00+00:00\n"
 
@@ -26,6 +29,11 @@ def test_a_file_of_claims():
         ("tenant,holds,from,to\na,b,yesterday,\n", "line 2: 'yesterday' is no time"),
         ("tenant,holds,from,to\na,b,2026-01-01T00:00:00,\n", "has no offset; write Z"),
         ("tenant,holds,from,to\na,b,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z\n", "ends before"),
+        ("# one\ntenant,holds,from,to\n\n# two\na,b,yesterday,\n", "line 5: 'yesterday'"),
+        ("# one\r\ntenant,holds,from,to\r\na,b,yesterday,\r\n", "line 3: 'yesterday'"),
+        ("# one\nwho,what\n", "line 2: the header"),
+        ('tenant,holds,from,to\na,"b,2026-01-01T00:00:00Z,\n', "line 2: unexpected end"),
+        ('tenant,holds,from,to\n#\na,"' + "b" * 140_000 + "\n", "line 3: field larger than"),
     ],
 )
 def test_a_wrong_line_is_named(text: str, problem: str):
@@ -54,3 +62,70 @@ def test_a_broken_file_leaves_the_last_good_claims_in_force(tmp_path: Path):
     path.unlink()
     watched.refresh()
     assert not watched.valid
+    path.write_text(GOOD.replace("vision", "speech"))
+    watched.refresh()
+    assert watched.valid, "the same words as before it went away"
+
+
+def test_a_file_that_was_never_valid_tells_nothing(tmp_path: Path):
+    assert ClaimsFile(None).known, "no file: no one holds anything"
+    path = tmp_path / "claims.csv"
+    watched = ClaimsFile(path)
+    watched.refresh()
+    assert not watched.known
+    path.write_text("broken\n")
+    watched.refresh()
+    assert not watched.known
+    path.write_text("tenant,holds,from,to\n")
+    watched.refresh()
+    assert watched.known, "no claims, and that for sure"
+    path.write_text("broken\n")
+    watched.refresh()
+    assert (watched.known, watched.valid) == (True, False)
+
+
+instant = st.integers(0, 20)
+claim = st.builds(
+    lambda start, length, tenant, holds: Claim(start, start + length, tenant, holds),
+    instant, st.integers(1, 9), st.sampled_from("abc"), st.sampled_from(["GPU-1", "n1", "n2"]),
+)  # fmt: skip
+
+
+@given(st.lists(claim, max_size=8), instant)
+def test_the_holder_is_whose_claim_began_last(found: list[Claim], now: int):
+    claims = Claims.of(found)
+    begun = [c for c in found if c.holds in {"GPU-1", "n1"} and c.start_ns <= now]
+    latest = max(begun, default=None)
+    expected = latest.tenant if latest and now < latest.end_ns else ""
+    assert claims.holder("GPU-1", "n1", now) == expected
+    holdings = claims.holdings("GPU-1", "n1")
+    assert claims.holdings("GPU-1", "n1") is holdings, "worked out once"
+    assert all(a.end_ns <= b.start_ns for a, b in pairwise(holdings))
+
+
+@given(st.lists(claim, max_size=8))
+def test_tenants_that_overlap_are_found(found: list[Claim]):
+    pairs = {
+        (one.holds, *sorted((one.tenant, other.tenant)))
+        for one in found
+        for other in found
+        if one.holds == other.holds
+        and one.tenant != other.tenant
+        and max(one.start_ns, other.start_ns) < min(one.end_ns, other.end_ns)
+    }
+    named = {(b.holds, *sorted((a.tenant, b.tenant))) for a, b in Claims.of(found).overlaps()}
+    assert named == pairs
+
+
+def test_tenants_that_overlap_are_named_when_a_file_is_read(tmp_path: Path):
+    path = tmp_path / "claims.csv"
+    rows = [f"{tenant},n{i},2026-01-01T00:00:00Z,\n" for i in range(20) for tenant in ("a", "b")]
+    path.write_text("tenant,holds,from,to\n" + "".join(rows))
+    watched = ClaimsFile(path)
+    with capture_logs() as logs:
+        watched.refresh()
+        watched.refresh()
+    said = [line for line in logs if line["event"] == "claims_overlap"]
+    assert [(line["holds"], line["earlier"], line["later"]) for line in said] == [
+        (f"n{i}", "a", "b") for i in range(10)
+    ]

@@ -421,6 +421,18 @@ async def test_views_over_the_api(tmp_path: Path):
         assert parts == int(account["capacity_ns"]) > 0
 
 
+async def test_no_account_before_it_is_known_who_holds_what(tmp_path: Path):
+    claims = tmp_path / "claims.csv"
+    claims.write_text("who,knows\n")
+    async with running(settings_in(tmp_path, claims_file=str(claims))) as one:
+        await one.collector.refresher.refresh()
+        assert (await one.get("/api/v1/account"))[0] == 503
+        claims.write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
+        await asyncio.to_thread(one.collector.claims.refresh)
+        await one.collector.refresher.refresh()
+        assert (await one.get("/api/v1/account"))[0] == 200
+
+
 async def test_a_silent_node_is_counted_as_silent_and_its_values_do_not_count(tmp_path: Path):
     sender = Sender()
     async with running(settings_in(tmp_path)) as one:

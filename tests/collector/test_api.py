@@ -1,0 +1,211 @@
+"""What readers see: the node page, the account and the tenants, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+from aiohttp import web
+from makers import Sender, gpu_schema
+from test_ingest import Running, running, settings_in
+
+from collector.api import Api
+from collector.claims import ClaimsFile
+from collector.metrics import Own
+from collector.views.refresh import Refresher, Views
+from collector.views.rollup import Rollups, reduce_block
+from collector.views.table import Cell, View
+from railscope.catalog import collector as catalog
+
+CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
+
+
+@contextlib.asynccontextmanager
+async def filled(folder: Path, **more: Any) -> AsyncIterator[Running]:
+    """A collector that has taken three frames of n1, the last of them just now."""
+    sender = Sender()
+    async with running(settings_in(folder, **more)) as one:
+        rows = [[50, 60, 1000, 2000, 10 + r, 20 + r] for r in range(3)]
+        frames = sender.frames(gpu_schema("n1"), rows, at=0)
+        status, reply = await one.post(sender.body(frames, schemas=True), at=2)
+        assert status == 200, reply
+        yield one
+
+
+async def seen(one: Running, path: str, wanted: Callable[[int, Any], bool]) -> Any:
+    """What a page says once it says what is wanted."""
+    async with asyncio.timeout(20):
+        while True:
+            status, text = await one.get(path)
+            content = msgspec.json.decode(text)
+            if wanted(status, content):
+                return content
+            await asyncio.sleep(0.05)
+
+
+async def test_a_node_page_tells_the_age_of_each_stream(tmp_path: Path):
+    async with filled(tmp_path) as one:
+        page = await one.json("/api/v1/nodes/n1")
+    stream = page["streams"]["gpu"]
+    assert 0 <= stream["age_seconds"] < 20
+    assert stream["age_seconds"] == pytest.approx((page["instant_ns"] - stream["instant_ns"]) / 1e9)
+    rolled = {(r["metric"], r["rollup"]): r["value"] for r in page["rollups"]}
+    assert rolled["railscope_gpu_power_watts", "sum"] == 3.0
+
+
+async def test_a_reading_that_cannot_be_told_is_absent(tmp_path: Path):
+    async with filled(tmp_path) as one:
+        core = one.collector.core
+        row = core.fleet.nodes["n1"].rows["gpu"]
+        row.block.reasons[row.index][0] = 77
+        whole = core.schemas.read(row.schema)
+        broken = msgspec.structs.replace(whole.groups[-1], scale=(1, 0))
+        schema = msgspec.structs.replace(whole, groups=(*whole.groups[:-1], broken))
+        core.schemas.read = lambda _: schema  # type: ignore[assignment,method-assign]
+        page = await one.json("/api/v1/nodes/n1")
+    readings = page["streams"]["gpu"]["readings"]
+    assert [r.get("absent") for r in readings] == ["error", None, None, None, "error", "error"]
+    assert all(("value" in r) != ("absent" in r) for r in readings)
+
+
+@contextlib.asynccontextmanager
+async def served(api: Api) -> AsyncIterator[str]:
+    application = web.Application(middlewares=[api.authorise])
+    api.add_to(application)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def fetch(api: Api, path: str) -> tuple[int, str]:
+    async with (
+        served(api) as url,
+        aiohttp.ClientSession() as session,
+        session.get(url + path) as response,
+    ):
+        return response.status, await response.text()
+
+
+def api_of(one: Running, views: Callable[[], Views], **more: Any) -> Api:
+    collector = one.collector
+    own = Own(collector.core, collector.log, collector.claims, collector.sink)
+    return Api(collector.core, own, views, lambda: collector.tokens, open_reading=True, **more)
+
+
+async def test_a_silent_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: Path):
+    async with filled(tmp_path) as one:
+        now_ns = one.collector.core.fleet.nodes["n1"].instant_ns + 31_000_000_000
+        for stale_seconds, counts in ((40.0, True), (30.0, False)):
+            api = api_of(one, Views, stale_seconds=stale_seconds, wall_ns=lambda: now_ns)
+            status, text = await fetch(api, "/api/v1/nodes/n1")
+            page = msgspec.json.decode(text)
+            assert status == 200
+            assert bool(page["rollups"]) is counts
+            assert page["streams"]["gpu"]["age_seconds"] == 31.0
+            assert page["streams"]["gpu"]["readings"]
+
+
+async def test_no_answer_holds_a_number_json_does_not_know(tmp_path: Path):
+    cells = tuple(Cell(catalog.NODE_UP, (str(v),), v) for v in (nan, inf, -inf, 1.0))
+    views = Views(1, cluster=View("cluster", 1, cells), node=View("node", 1, cells))
+    async with filled(tmp_path) as one:
+        row = one.collector.core.fleet.nodes["n1"].rows["gpu"]
+        row.block.rates[row.index] = np.inf
+        api = api_of(one, lambda: views)
+        for path in ("/api/v1/cluster", "/api/v1/nodes", "/api/v1/nodes/n1"):
+            status, text = await fetch(api, path)
+            assert status == 200
+            assert msgspec.json.decode(text)
+            assert "NaN" not in text
+            assert "Infinity" not in text
+
+
+async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_path: Path):
+    path = tmp_path / "claims.csv"
+    path.write_text("broken\n")
+    async with filled(tmp_path, claims_file=str(path)) as one:
+        claims = ClaimsFile(path)
+        claims.refresh()
+        core = one.collector.core
+        refresher = Refresher(
+            core, lambda: claims.claims, 30.0, 1.0, claims_known=lambda: claims.known
+        )
+        api = api_of(one, lambda: refresher.views)
+        status, text = await fetch(api, "/api/v1/account")
+        assert (status, "not been computed" in text) == (503, True)
+
+        await refresher.refresh()
+        status, text = await fetch(api, "/api/v1/account")
+        assert (status, "claims file has never been valid" in text) == (503, True)
+        _, text = await fetch(api, "/api/v1/tenants")
+        assert msgspec.json.decode(text)["rows"] == []
+        _, text = await fetch(api, "/metrics")
+        assert "railscope_cluster_sum_gpu_power_watts" in text
+        assert catalog.GPU_CAPACITY.name not in text
+        assert catalog.GPU_TIME.name not in text
+
+        path.write_text(CLAIMS)
+        claims.refresh()
+        await refresher.refresh()
+        status, text = await fetch(api, "/api/v1/account")
+        assert status == 200
+        account = msgspec.json.decode(text)
+        assert account["balances"]
+        assert account["tenants"].keys() == {"vision"}
+        _, text = await fetch(api, "/metrics")
+        assert catalog.GPU_CAPACITY.name in text
+
+        path.write_text("broken\n")
+        claims.refresh()
+        assert (await refresher.refresh()).account, "the last good claims stay in force"
+
+
+async def test_without_claims_no_lane_is_asked_for_its_tenant(tmp_path: Path):
+    async with filled(tmp_path) as one:
+        rollups = Rollups(None, [])
+        for block in one.collector.core.fleet.blocks():
+            reduced = reduce_block(block, 0)
+            if reduced:
+                rollups.add(reduced)
+        assert list(rollups.cells("cluster"))
+        assert not list(rollups.cells("tenant"))
+        views = await seen(one, "/api/v1/tenants", lambda _, content: content["instant_ns"] > 0)
+        assert views["rows"] == []
+        account = await seen(one, "/api/v1/account", lambda status, _: status == 200)
+        assert account["balances"]
+
+
+async def test_a_long_account_lets_others_go_first(tmp_path: Path):
+    async with filled(tmp_path) as one:
+        core = one.collector.core
+        coverage = next(iter(core.coverages.values()))
+        many = replace(core, coverages={f"GPU-{i}": coverage for i in range(20_000)})
+        claims = ClaimsFile(None)
+        refresher = Refresher(many, lambda: claims.claims, 30.0, 1.0)
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        views = await refresher.refresh()
+        task.cancel()
+        assert views.account
+        assert views.account.gpus == 20_000
+        assert turns > 5

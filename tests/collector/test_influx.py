@@ -1,0 +1,147 @@
+"""Views as line protocol: the lines, and what becomes of them when a server does not take them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from math import inf, nan
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from collector.config import Influx
+from collector.sinks.influx import LINES_PER_WRITE, InfluxSink, lines
+from collector.views.refresh import Views
+from collector.views.table import Cell, View
+from railscope.catalog import collector as catalog
+
+
+def up(name: str, value: float = 1.0) -> Cell:
+    return Cell(catalog.NODE_UP, (name,), value)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("n1", "n1"),
+        ("a,b=c d", r"a\,b\=c\ d"),
+        ("a\nb\rc", r"a\ b\ c"),
+        (r"a\b", r"a\b"),
+        (r"a\,b", r"a\\\,b"),
+        ("a\\", "a\\\\\\ "),
+    ],
+)
+def test_a_tag_is_escaped(value: str, written: str):
+    line = lines(View("node", 7, (up(value),)))[0]
+    assert line == f"{catalog.NODE_UP.name},node={written} value=1.0 7"
+
+
+def test_numbers_that_are_not_finite_are_not_written():
+    view = View("node", 7, (up("a", nan), up("b", inf), up("c", -inf), up("d", 2.0)))
+    assert lines(view) == [f"{catalog.NODE_UP.name},node=d value=2.0 7"]
+
+
+@dataclass
+class Server:
+    """Answers writes as it was told to, then with 204; keeps what it took."""
+
+    answers: list[web.Response]
+    url: str = ""
+    taken: list[str] = field(default_factory=list)
+
+    async def write(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        if self.answers:
+            return self.answers.pop(0)
+        self.taken += text.splitlines()
+        return web.Response(status=204)
+
+
+@contextlib.asynccontextmanager
+async def serving(*answers: web.Response) -> AsyncIterator[Server]:
+    server = Server(list(answers))
+    application = web.Application(client_max_size=1 << 26)
+    application.router.add_post("/api/v2/write", server.write)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = site.name.replace(":0", f":{runner.addresses[0][1]}")
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def writing(server: Server, cells: int) -> AsyncIterator[InfluxSink]:
+    """A sink that writes one view of some cells, once."""
+    full = Views(node=View("node", 7, tuple(up(f"n{i}") for i in range(cells))))
+    views = iter([full])
+    settings = Influx(url=server.url, interval_seconds=0.1)
+    sink = InfluxSink(settings, lambda: next(views, Views()))
+    task = asyncio.create_task(sink.run())
+    try:
+        yield sink
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if true():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def counted(sink: InfluxSink, lines_: int) -> None:
+    await until(lambda: sink.written + sink.dropped >= lines_)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_lines_that_will_never_be_accepted_make_way(status: int):
+    said = '{"code": "invalid", "message": "unable to parse\\nline 1"}'
+    cells = LINES_PER_WRITE + 3
+    with capture_logs() as logs:
+        async with (
+            serving(web.Response(status=status, text=said)) as server,
+            writing(server, cells) as sink,
+        ):
+            await counted(sink, cells)
+    assert (sink.dropped, sink.written) == (LINES_PER_WRITE, 3)
+    assert len(server.taken) == 3
+    refused = [line for line in logs if line["event"] == "influx_refused"]
+    assert [line["problem"] for line in refused] == [f"{status} unable to parse"]
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 500, 503])
+async def test_lines_wait_for_a_server_that_may_take_them_later(status: int):
+    with capture_logs() as logs:
+        async with (
+            serving(
+                web.Response(status=status, text="not now"), web.Response(status=status)
+            ) as server,
+            writing(server, 3) as sink,
+        ):
+            await counted(sink, 3)
+    assert (sink.dropped, sink.written, len(server.taken)) == (0, 3, 3)
+    events = [line["event"] for line in logs if line["event"].startswith("influx")]
+    assert events[0] == "influx_unreachable"
+    assert events[-1] == "influx_reached"
+    assert logs[0]["problem"] == f"{status} not now"
+
+
+async def test_lines_wait_for_a_server_that_is_away():
+    async with serving() as server:
+        pass
+    with capture_logs() as logs:
+        async with writing(server, 3) as sink:
+            await until(lambda: bool(logs))
+            assert logs[0]["event"] == "influx_unreachable"
+            assert logs[0]["problem"]
+            assert (sink.dropped, sink.written) == (0, 0)
