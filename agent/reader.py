@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -79,6 +80,12 @@ class Reader:
         if outcome.frame is not None:
             self._sequence -= 1
             self._kept_events += outcome.frame.events
+
+    def close(self) -> None:
+        """Give back what the source holds; the next run would probe again."""
+        self._inventory = None
+        with suppress(OSError):  # a device that is gone closes its files all the same
+            self.source.close()
 
     def _since(self, started: Instant) -> int:
         return self._host.clock.now().boot_ns - started.boot_ns

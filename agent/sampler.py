@@ -22,6 +22,7 @@ from railscope.frame import Event, Frame, Origin
 
 NS = 1_000_000_000
 TURN_SECONDS = 0.05
+END_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,23 @@ class _Family:
     members: list[_Member]
     pending: tuple[asyncio.Future[None], _Reads] | None = None
 
+    def close(self) -> None:
+        """Give back what the sources hold; on their thread, where a read may still be under way."""
+        for member in self.members:
+            member.reader.close()
+
+
+async def _end(families: Sequence[_Family]) -> None:
+    """Have all sources give back what they hold, so that whoever samples next may use them.
+
+    A thread that is stuck is not waited for: it does so if it ever comes back.
+    """
+    closing = [family.thread.submit(family.close) for family in families]
+    for family in families:
+        family.thread.stop()
+    if closing:
+        await asyncio.wait(closing, timeout=END_SECONDS)
+
 
 @dataclass(slots=True)
 class Sampler:
@@ -139,8 +157,7 @@ class Sampler:
                 for family in families:
                     group.create_task(work(family))
         finally:
-            for family in families:
-                family.thread.stop()
+            await _end(families)
 
     def _families(self) -> list[_Family]:
         now_ns = self.clock.now().boot_ns

@@ -1,8 +1,9 @@
 """What a source is, and the table it fills.
 
 A source has no timer, no logger and no configuration beyond its constructor. `probe` says what
-exists and may be called again at any time; `read` fills the columns of the last probe. Both run on
-the thread of the source's device family, never twice at once.
+exists and may be called again at any time; `read` fills the columns of the last probe;
+`close` gives back what they opened. All run on the thread of the source's device family, never two
+at once.
 """
 
 from __future__ import annotations
@@ -91,6 +92,17 @@ class Source(Protocol):
     def read(self, host: Host, into: Table) -> None:
         """Fill the columns of the last probe. Raises OSError or NvmlError if nothing can be read."""
         ...
+
+    def close(self) -> None:
+        """Give back what is held of the machine. A later probe takes it up again."""
+        ...
+
+
+class HoldsNothing:
+    """What a source without open files builds on: it has nothing to give back."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
 
 @dataclass(slots=True)

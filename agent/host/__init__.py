@@ -54,6 +54,10 @@ class KernelLog(Protocol):
         """Records that came since the last call, as /dev/kmsg prints them. Raises OSError."""
         ...
 
+    def close(self) -> None:
+        """Give the log back."""
+        ...
+
 
 class Host(Protocol):
     """A machine. Paths are absolute and lie under the host's root."""

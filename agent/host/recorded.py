@@ -95,3 +95,6 @@ class RecordedKernelLog:
         records = self._timeline.log_between(self._seen_until, now)
         self._seen_until = now
         return records
+
+    def close(self) -> None:
+        """Nothing is held open."""

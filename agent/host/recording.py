@@ -5,34 +5,48 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog
 from agent.host.files import PlainFiles
 from agent.host.recorded import KERNEL_LOG, call_key
-from railscope.capture import Moment, failure
+from railscope.capture import SECTIONS, Moment, failure
 
 Answer = TypeVar("Answer")
 
 SAME_MOMENT_NS = 20_000_000
+_SHORTEST_WORD = 4
+"""A serial number of "0" names nothing, and would be found everywhere."""
 _IDENTIFIERS = re.compile(
     r"(?P<uuid>(?:GPU-|MIG-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
     r"|(?P<guid>\b(?:[0-9a-f]{4}:){3,7}[0-9a-f]{4}\b)"
-    r"|(?P<mac>\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b)",
+    r"|(?P<mac>\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b)"
+    r"|(?P<interface>\benx[0-9a-f]{12})",
     re.IGNORECASE,
 )
+_KIND = re.compile("GPU-|MIG-|enx|", re.IGNORECASE)
 
 
 class Redactor:
-    """Replaces names and serial numbers, each by the same made-up one wherever it stands."""
+    """Replaces names and serial numbers, each by the same made-up one wherever it stands.
 
-    def __init__(self, words: Sequence[str] = ()) -> None:
-        self._words = [re.compile(re.escape(word)) for word in words if word]
+    A name is replaced as a whole word, in any case: a server called `node1` is not in `node12`.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._words = [
+            re.compile(rf"(?<![0-9a-z]){re.escape(name)}(?![0-9a-z])", re.IGNORECASE)
+            for name in names
+            if name
+        ]
+        self._learned: set[str] = set()
 
     def learn(self, word: str) -> None:
-        """From now on, replace this word too: a serial number, say."""
-        if word:
+        """From now on, replace this too, even inside of a word: a serial number, say."""
+        if len(word) >= _SHORTEST_WORD and word not in self._learned:
+            self._learned.add(word)
             self._words.append(re.compile(re.escape(word)))
 
     def text(self, text: str) -> str:
@@ -41,14 +55,19 @@ class Redactor:
             text = word.sub(lambda match: "x" + _digest(match[0])[:7], text)
         return _IDENTIFIERS.sub(lambda match: _same_form(match[0]), text)
 
+    def moment(self, moment: Moment) -> Moment:
+        """A moment without the secrets in its answers and in what was asked."""
+        sections = {section: self.json(getattr(moment, section)) for section in SECTIONS}
+        return Moment(moment.offset_ns, **sections, log=self.json(moment.log))
+
     def json(self, value: Json) -> Json:
-        """The same for every string in a JSON value."""
+        """The same for every string in a JSON value, keys included."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
             return [self.json(item) for item in value]
         if isinstance(value, dict):
-            return {key: self.json(item) for key, item in value.items()}
+            return {self.text(key): self.json(item) for key, item in value.items()}
         return value
 
 
@@ -57,13 +76,19 @@ def _digest(word: str) -> str:
 
 
 def _same_form(identifier: str) -> str:
-    kept = identifier[:4] if identifier.startswith(("GPU-", "MIG-")) else ""
-    fresh = iter(_digest(identifier))
-    return kept + "".join(c if c in "-:" else next(fresh) for c in identifier[len(kept) :])
+    kind = _KIND.match(identifier)
+    kept = kind[0] if kind else ""
+    own = identifier[len(kept) :]
+    fresh = iter(_digest(own.replace(":", "")))
+    return kept + "".join(c if c in "-:" else next(fresh) for c in own)
 
 
 class RecordingHost:
-    """Passes every question on to a host and keeps the answers as moments of a capture."""
+    """Passes every question on to a host and keeps the answers as moments of a capture.
+
+    Secrets are replaced when the moments are asked for: one that is learned late has stood in
+    earlier answers.
+    """
 
     def __init__(self, host: Host, redactor: Redactor | None = None) -> None:
         self._host = host
@@ -71,7 +96,16 @@ class RecordingHost:
         self._started_ns = host.clock.now().boot_ns
         self._last: dict[tuple[str, str], Json] = {}
         self._lock = threading.Lock()
-        self.moments: list[Moment] = []
+        self._moments: list[Moment] = []
+        self._log_kept: Counter[str] = Counter()
+
+    @property
+    def moments(self) -> list[Moment]:
+        """All that was answered so far, redacted by all that is known by now."""
+        with self._lock:
+            if self._redactor is None:
+                return list(self._moments)
+            return [self._redactor.moment(moment) for moment in self._moments]
 
     @property
     def clock(self) -> Clock:
@@ -136,35 +170,43 @@ class RecordingHost:
         return answer
 
     def _keep(self, section: str, key: str, answer: Json) -> None:
-        kept = self._redactor.json(answer) if self._redactor else answer
         with self._lock:
-            if self._last.get((section, key), self) == kept:
+            if self._last.get((section, key), self) == answer:
                 return
-            self._last[section, key] = kept
-            getattr(self._moment(), section)[key] = kept
+            self._last[section, key] = answer
+            getattr(self._moment(), section)[key] = answer
 
-    def keep_log(self, records: list[str]) -> None:
-        """Keep records of the kernel log."""
-        if records:
-            kept = [self._redactor.text(r) for r in records] if self._redactor else records
-            with self._lock:
-                self._moment().log.extend(kept)
+    def keep_log(self, records: list[str], given: Counter[str]) -> None:
+        """Keep records of the kernel log, but for those an earlier opening of it gave as well.
+
+        `given` counts what this opening gave: each begins again at the oldest record.
+        """
+        with self._lock:
+            for record in records:
+                given[record] += 1
+                if given[record] > self._log_kept[record]:
+                    self._log_kept[record] += 1
+                    self._moment().log.append(record)
 
     def _moment(self) -> Moment:
         offset_ns = self._host.clock.now().boot_ns - self._started_ns
-        if not self.moments:
-            self.moments.append(Moment(0))
-        if offset_ns - self.moments[-1].offset_ns > SAME_MOMENT_NS:
-            self.moments.append(Moment(offset_ns))
-        return self.moments[-1]
+        if not self._moments:
+            self._moments.append(Moment(0))
+        if offset_ns - self._moments[-1].offset_ns > SAME_MOMENT_NS:
+            self._moments.append(Moment(offset_ns))
+        return self._moments[-1]
 
 
 class _RecordingKernelLog:
     def __init__(self, host: RecordingHost, log: KernelLog) -> None:
         self._host = host
         self._log = log
+        self._given: Counter[str] = Counter()
 
     def poll(self) -> list[str]:
         records = self._log.poll()
-        self._host.keep_log(records)
+        self._host.keep_log(records, self._given)
         return records
+
+    def close(self) -> None:
+        self._log.close()

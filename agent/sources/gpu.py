@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from agent.facts import known
 from agent.host import Host, Json, NvmlError
-from agent.source import Columns, Finding, Inventory, Table, Verdict, nvml_reason
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, nvml_reason
 from agent.sources.gpu_calls import HEALTH, LOAD, Call
 from agent.topology import gpu_addresses, pci_address
 from railscope.catalog.entities import GPU
@@ -26,7 +26,7 @@ _ARCHITECTURES = {
 }  # fmt: skip
 
 
-class Gpu:
+class Gpu(HoldsNothing):
     """A set of NVML calls for every GPU, at one period."""
 
     family = "nvml"

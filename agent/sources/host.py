@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from agent.facts import known, text
 from agent.host import Host, Json
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from railscope import __version__
 from railscope.catalog import host as c
 from railscope.catalog.declare import Metric
@@ -40,7 +40,7 @@ _NETWORK = (
 _NO_DISK = re.compile(r"(loop|ram|zram|sr|fd)\d+")
 
 
-class HostSource:
+class HostSource(HoldsNothing):
     """Processors, memory, pressure, disks, network interfaces and load of the server."""
 
     name = "host"

@@ -56,8 +56,7 @@ class Link:
                     columns.add(metric, Entity(NIC, (interface,)))
                     paths.append(path)
                     self._parsers.append(parse)
-        if self._kept:
-            self._kept.close()
+        self.close()
         self._kept = host.keep(paths)
         verdict = Verdict.SUPPORTED if columns.columns else Verdict.ABSENT
         finding = Finding("network links", verdict, f"{len(interfaces)} interfaces")
@@ -72,3 +71,9 @@ class Link:
                 into.put(column, parse(self._kept.text(column)))
             except OSError as error:
                 into.put(column, reason_of(error))
+
+    def close(self) -> None:
+        """Close the kept files."""
+        if self._kept:
+            self._kept.close()
+        self._kept = None

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from agent.facts import known
 from agent.host import Host, Json
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import DRIVERS, typed
 from agent.topology import rails_by_address, rdma_cards
 from railscope.catalog.declare import Metric
@@ -33,7 +33,7 @@ class _Card:
     start: int
 
 
-class Nic:
+class Nic(HoldsNothing):
     """PFC, ECN, discards, PCIe stall, PHY and FEC of every card whose driver we know."""
 
     name = "nic"

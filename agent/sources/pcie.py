@@ -73,8 +73,7 @@ class Pcie:
                 if positions:
                     self._errors.append((len(paths), positions))
                     paths.append(path)
-        if self._kept:
-            self._kept.close()
+        self.close()
         self._kept = host.keep(paths)
         return Inventory(tuple(columns.columns), (), (_finding(devices, bool(self._errors)),))
 
@@ -93,6 +92,12 @@ class Pcie:
                 continue
             for name, column in positions.items():
                 into.put(column, counts.get(name, Absent.GONE))
+
+    def close(self) -> None:
+        """Close the kept files."""
+        if self._kept:
+            self._kept.close()
+        self._kept = None
 
 
 def parse_aer(text: bytes) -> dict[str, int]:

@@ -61,9 +61,7 @@ class Rdma:
         for _, entity in ports:
             for metric in _STATES:
                 columns.add(metric, entity)
-        for kept in (self._counters, self._states):
-            if kept:
-                kept.close()
+        self.close()
         self._counters = host.keep(paths)
         self._states = host.keep([f"{folder}/{file}" for folder, _ in ports for file in _FILES])
         return Inventory(tuple(columns.columns), (), (_finding(devices, len(ports), len(paths)),))
@@ -81,6 +79,13 @@ class Rdma:
             into.put(column + 1, _number(self._states, file + 1))
             into.put(column + 2, state if isinstance(state, Absent) else int(state == _ACTIVE))
             into.put(column + 3, _rate(self._states, file + 2))
+
+    def close(self) -> None:
+        """Close the kept files."""
+        for kept in (self._counters, self._states):
+            if kept:
+                kept.close()
+        self._counters = self._states = None
 
 
 _FILES = ("state", "phys_state", "rate")
@@ -101,7 +106,7 @@ def _counter_files(host: Host, folder: str, port: Entity) -> list[tuple[str, Met
             metric = catalog.COUNTER_FILES.get(file)
             generic = metric is None or (metric, port) in found
             about = port.part(RDMA_COUNTER, file) if generic else port
-            key = (catalog.RDMA_OTHER if generic or metric is None else metric, about)
+            key = (catalog.other(file) if generic or metric is None else metric, about)
             found.setdefault(key, f"{folder}/{set_}/{file}")
     return [(path, metric, about) for (metric, about), path in found.items()]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from agent.host import Host
-from agent.source import Columns, Inventory, Table
+from agent.source import Columns, HoldsNothing, Inventory, Table
 from agent.stats import ShippingStats
 from railscope.catalog import agent as c
 from railscope.catalog.entities import ABSENCE, DROP, NODE, SOURCE
@@ -34,7 +34,7 @@ class SourceStatus(Protocol):
     frame: Frame | None
 
 
-class SelfMetrics:
+class SelfMetrics(HoldsNothing):
     """The agent's own state as columns."""
 
     name = "agent"

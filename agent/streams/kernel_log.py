@@ -24,6 +24,8 @@ _RECORD = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
 )
 _NS_PER_US = 1000
+_LEVEL_BITS = 3
+"""A priority is a level and, above it, a facility; that of the kernel itself is 0."""
 _MOST_ENTITIES = 1000
 _BY_ENTITY: dict[str, Metric] = {
     c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
@@ -35,7 +37,10 @@ _BY_NODE: dict[str, Metric] = {
     c.XID_EVENT.name: c.XIDS,
     c.SXID_EVENT.name: c.SXIDS,
     c.OOM_EVENT.name: c.OOM_KILLS,
+    c.GPU_LOST_EVENT.name: c.GPU_FAILURES,
+    c.GPU_INIT_FAILED_EVENT.name: c.GPU_FAILURES,
 }
+_NODE_METRICS = tuple(dict.fromkeys(_BY_NODE.values()))
 
 
 class KernelLogStream:
@@ -48,7 +53,7 @@ class KernelLogStream:
         self.period_seconds = period_seconds
         self._log: KernelLog | None = None
         self._counts: Counter[tuple[str, Entity]] = Counter()
-        self._node_counts: Counter[str] = Counter()
+        self._node_counts: Counter[Metric] = Counter()
         self._records = 0
         self._lost = 0
         self._next_sequence: int | None = None
@@ -64,11 +69,11 @@ class KernelLogStream:
                 self._known_below = self._next_sequence or 0  # it starts over from the oldest
             self._follow(host, self._log)
         except OSError as error:
-            self._log = None
+            self.close()
             return Inventory((), (), (_trouble(error),))
         columns = Columns()
         node = Entity(NODE)
-        for metric in (*_BY_NODE.values(), c.LOG_RECORDS, c.LOG_LOST):
+        for metric in (*_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST):
             columns.add(metric, node)
         self._columns = list(self._counts)
         for name, entity in self._columns:
@@ -83,12 +88,19 @@ class KernelLogStream:
         if self._log is None:
             return
         self._follow(host, self._log)
-        fixed = [self._node_counts[name] for name in _BY_NODE] + [self._records, self._lost]
+        fixed = [self._node_counts[metric] for metric in _NODE_METRICS]
+        fixed += [self._records, self._lost]
         into.put_all(0, fixed)
         for position, key in enumerate(self._columns, len(fixed)):
             into.put(position, self._counts[key])
         into.events, self._events = self._events, []
         into.grown = len(self._counts) > len(self._columns)
+
+    def close(self) -> None:
+        """Close the log; what was counted stays counted."""
+        if self._log:
+            self._log.close()
+        self._log = None
 
     def _follow(self, host: Host, log: KernelLog) -> None:
         now = host.clock.now()
@@ -122,12 +134,15 @@ class KernelLogStream:
         if self._next_sequence is not None and sequence > self._next_sequence:
             self._lost += sequence - self._next_sequence
         self._next_sequence = sequence + 1
-        return int(match["time"]) * _NS_PER_US, match["text"].split("\n", 1)[0]
+        # Whoever may write to /dev/kmsg can say anything there, but not in the kernel's name.
+        by_kernel = int(match["priority"]) >> _LEVEL_BITS == 0
+        text = match["text"].split("\n", 1)[0] if by_kernel else ""
+        return int(match["time"]) * _NS_PER_US, text
 
     def _count(self, message: Message) -> None:
         name = message.event_class.name
         if name in _BY_NODE:
-            self._node_counts[name] += 1
+            self._node_counts[_BY_NODE[name]] += 1
         key = (name, message.entity)
         if name in _BY_ENTITY and (key in self._counts or len(self._counts) < _MOST_ENTITIES):
             self._counts[key] += 1

@@ -1,4 +1,4 @@
-"""What messages of the kernel log mean: Xid, SXid, link changes, PCIe errors, out of memory.
+"""What messages of the kernel log mean: errors of GPUs and switches, links, PCIe, out of memory.
 
 Forms and their sources: NVIDIA's Xid catalogue and open-gpu-kernel-modules, Fabric Manager User
 Guide (SXid), torvalds/linux drivers/pci/pcie/aer.c, mm/oom_kill.c and the drivers' link messages.
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from railscope.catalog import kernel as c
 from railscope.catalog.declare import EventClass
-from railscope.catalog.entities import AER_MESSAGE, LINK_CHANGE, NODE, SXID, XID
+from railscope.catalog.entities import AER_MESSAGE, GPU_ADDRESS, LINK_CHANGE, NODE, SXID, XID
 from railscope.entity import Entity
 
-_PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
+_DOMAIN = r"[0-9a-fA-F]{4,8}"
+_PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
 _XID = re.compile(
     rf"NVRM: Xid \((?:PCI:)?(?P<pci>{_PCI})(?:\.[0-7])?"
     r"(?: GPU-I:(?P<gi>\d+))?(?: GPU-CI:(?P<ci>\d+))?\): (?P<xid>\d+)"
@@ -29,16 +30,28 @@ _SXID_NOTE = re.compile(
     r"nvidia-(?P<switch>nvswitch\d+): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<sxid>\d+), "
     r"(?P<message>(?!Severity \d|Data \{|Fatal|Non-fatal).+)"
 )
+_GPU_EVENTS = {
+    "GPU has fallen off the bus": c.GPU_LOST_EVENT,
+    "RmInitAdapter failed": c.GPU_INIT_FAILED_EVENT,
+}
+_GPU = re.compile(
+    rf"NVRM: GPU (?P<pci>{_PCI})(?:\.[0-7])?: "
+    rf"(?P<message>(?P<failure>{'|'.join(_GPU_EVENTS)}).*)"
+)
+# "link becomes ready" is left out: it follows the driver's own message of the same link.
 _LINK = re.compile(
-    r"(?:^|[ :])(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC )?| NIC )"
-    r"(?:[Ll]ink (?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b|link becomes ready)"
+    r"(?:^|[ :])(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC )?| NIC )"
+    r"[Ll]ink (?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b"
 )
 _AER = re.compile(
+    rf"(?:(?P<domain>{_DOMAIN}):[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}\.[0-7]: )?"
     r"AER: (?:Multiple )?(?P<severity>Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-Fatal|Fatal)\))?|Fatal)"
-    r" error(?: message)? received(?: from|: id=|:)? ?(?P<pci>[0-9a-fA-F:.]*)"
+    r" error(?: message)? received"
+    r"(?:: id=(?P<requester>[0-9a-fA-F]{4})\b|(?: from|:)? ?(?P<pci>[0-9a-fA-F:.]*))"
 )
 _OOM = re.compile(
-    r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
+    r"(?:Out of memory|Memory cgroup out of memory)(?: \(oom_kill_allocating_task\))?"
+    r": Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
 )
 _UNKNOWN = "unknown"
 
@@ -76,6 +89,14 @@ def _xid(text: str) -> Message | None:
     return _message(c.XID_EVENT, Entity(XID, (_address(match["pci"]), match["xid"])), facts)
 
 
+def _gpu(text: str) -> Message | None:
+    match = _GPU.search(text)
+    if not match:
+        return None
+    entity = Entity(GPU_ADDRESS, (_address(match["pci"]),))
+    return _message(_GPU_EVENTS[match["failure"]], entity, {"message": match["message"]})
+
+
 def _sxid(text: str) -> Message | None:
     match = _SXID.search(text)
     if match:
@@ -100,10 +121,8 @@ def _link(text: str) -> Message | None:
     match = _LINK.search(text)
     if not match:
         return None
-    state = (match["state"] or "up").lower()
-    return _message(
-        c.LINK_EVENT, Entity(LINK_CHANGE, (match["interface"], state)), {"message": text}
-    )
+    entity = Entity(LINK_CHANGE, (match["interface"], match["state"].lower()))
+    return _message(c.LINK_EVENT, entity, {"message": text})
 
 
 def _aer(text: str) -> Message | None:
@@ -115,8 +134,19 @@ def _aer(text: str) -> Message | None:
         severity = "correctable"
     else:
         severity = "nonfatal" if "non-fatal" in word else "fatal"
-    entity = Entity(AER_MESSAGE, (match["pci"].lower() or _UNKNOWN, severity))
+    entity = Entity(AER_MESSAGE, (_aer_address(match), severity))
     return _message(c.AER_EVENT, entity, {"message": text})
+
+
+def _aer_address(match: re.Match[str]) -> str:
+    """Which device reported. Older kernels give its requester id, in the domain of the port."""
+    if not match["requester"]:
+        return (match["pci"] or "").lower() or _UNKNOWN
+    if not match["domain"]:
+        return _UNKNOWN
+    requester = int(match["requester"], 16)
+    bus, device, function = requester >> 8, requester >> 3 & 0x1F, requester & 7
+    return f"{match['domain'].lower()}:{bus:02x}:{device:02x}.{function}"
 
 
 def _oom(text: str) -> Message | None:
@@ -129,6 +159,7 @@ def _oom(text: str) -> Message | None:
 
 _PARSERS = (
     ("NVRM: Xid", _xid),
+    ("NVRM: GPU", _gpu),
     ("SXid", _sxid),
     ("AER:", _aer),
     ("ut of memory", _oom),

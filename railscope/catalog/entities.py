@@ -48,6 +48,7 @@ PCIE_AER = EntityKind("pcie_aer", ("pci_address", "severity", "error"), part_of=
 
 XID = EntityKind("xid", ("pci_address", "xid"))
 SXID = EntityKind("sxid", ("nvswitch", "sxid", "severity"))
+GPU_ADDRESS = EntityKind("gpu_address", ("pci_address",))
 LINK_CHANGE = EntityKind("link_change", ("interface", "state"))
 AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 

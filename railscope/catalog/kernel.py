@@ -1,7 +1,7 @@
 """What the kernel log tells: counters of messages, and the events themselves."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit
-from railscope.catalog.entities import AER_MESSAGE, LINK_CHANGE, NODE, SXID, XID
+from railscope.catalog.entities import AER_MESSAGE, GPU_ADDRESS, LINK_CHANGE, NODE, SXID, XID
 
 LOG = "Counts from the start of the kernel log the agent could read."
 
@@ -57,6 +57,15 @@ OOM_KILLS = Metric(
     help="Processes the kernel killed because memory ran out.",
     origin="kernel log, Out of memory: Killed process",
 )
+GPU_FAILURES = Metric(
+    "railscope_kernel_gpu_failures_total",
+    Kind.COUNTER,
+    NODE,
+    rollups=(Rollup.SUM,),
+    resets=LOG,
+    help="Messages of the NVIDIA driver that a GPU was lost or could not be started.",
+    origin="kernel log, NVRM: GPU ...: GPU has fallen off the bus / RmInitAdapter failed",
+)
 LOG_RECORDS = Metric(
     "railscope_kernel_log_records_total",
     Kind.COUNTER,
@@ -90,6 +99,22 @@ SXID_EVENT = EventClass(
     help="The NVSwitch driver reported an error of a switch.",
     origin="kernel log, nvidia-nvswitchN: SXid (...)",
     facts=("pci_address", "link", "message"),
+)
+GPU_LOST_EVENT = EventClass(
+    "gpu_lost",
+    GPU_ADDRESS,
+    "error",
+    help="A GPU no longer answers on the PCIe bus.",
+    origin="kernel log, NVRM: GPU ...: GPU has fallen off the bus",
+    facts=("message",),
+)
+GPU_INIT_FAILED_EVENT = EventClass(
+    "gpu_init_failed",
+    GPU_ADDRESS,
+    "error",
+    help="The NVIDIA driver could not start a GPU.",
+    origin="kernel log, NVRM: GPU ...: RmInitAdapter failed",
+    facts=("message",),
 )
 LINK_EVENT = EventClass(
     "link_change",

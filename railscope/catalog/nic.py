@@ -11,12 +11,13 @@ MICROSECOND = per(10**6)
 SUM_AND_MAX = (Rollup.SUM, Rollup.MAX)
 
 
-def _counter(
+def _counter(  # noqa: PLR0913 - what is special about some of the counters below
     stem: str,
     help_: str,
     *,
     about: EntityKind = NIC,
     unit: Unit = Unit.NONE,
+    bits: int = 64,
     origin: str,
 ) -> Metric:
     return Metric(
@@ -27,6 +28,7 @@ def _counter(
         scale=MICROSECOND if unit is Unit.SECONDS else per(1),
         rollups=SUM_AND_MAX if unit is Unit.SECONDS else (Rollup.SUM,),
         resets=DRIVER_LOAD,
+        wraps_at_bits=bits,
         help=help_,
         origin=f"ethtool statistics: {origin}",
     )
@@ -182,13 +184,13 @@ RECEIVED = _counter(
     "receive_bytes",
     "Bytes the port received, RDMA included.",
     unit=Unit.BYTES,
-    origin="mlx5 rx_bytes_phy; bnxt rx_total_bytes; ice rx_bytes.nic; i40e port.rx_bytes",
+    origin="mlx5 rx_bytes_phy; bnxt rx_bytes; ice rx_bytes.nic; i40e port.rx_bytes",
 )
 SENT = _counter(
     "transmit_bytes",
     "Bytes the port sent, RDMA included.",
     unit=Unit.BYTES,
-    origin="mlx5 tx_bytes_phy; bnxt tx_total_bytes; ice tx_bytes.nic; i40e port.tx_bytes",
+    origin="mlx5 tx_bytes_phy; bnxt tx_bytes; ice tx_bytes.nic; i40e port.tx_bytes",
 )
 RECEIVED_PACKETS = _counter(
     "receive_packets",
@@ -230,6 +232,7 @@ OUT_OF_BUFFER = _counter(
     "receive_out_of_buffer_packets",
     "Ethernet packets dropped because receive queues were empty.",
     unit=Unit.PACKETS,
+    bits=32,
     origin="mlx5 rx_out_of_buffer; ena rx_drops",
 )
 BUFFER_ALMOST_FULL = _counter(

@@ -1,7 +1,7 @@
 """Metrics of RDMA ports: the files of `counters/` and `hw_counters/`, with one meaning per metric.
 
 `COUNTER_FILES` maps a file name, of whatever vendor, to its metric. A file that is not in it still
-comes through, under `RDMA_OTHER` with its own name as a label.
+comes through, as `other` says, with its own name as a label.
 """
 
 from fractions import Fraction
@@ -98,6 +98,22 @@ RDMA_OTHER = Metric(
     help="A counter of the RDMA driver that has no metric of its own, under the driver's own name.",
     origin="/sys/class/infiniband/*/ports/*/{counters,hw_counters}/*",
 )
+RDMA_OTHER_VALUE = Metric(
+    "railscope_rdma_vendor_value",
+    Kind.GAUGE,
+    RDMA_COUNTER,
+    help="A present value the RDMA driver tells that has no metric of its own, "
+    "under the driver's own name.",
+    origin="/sys/class/infiniband/*/ports/*/hw_counters/{active_*,watermark_*,db_fifo_register}",
+)
+_VALUES = ("active_", "watermark_")
+_VALUE = "db_fifo_register"
+
+
+def other(file: str) -> Metric:
+    """What a file without a metric of its own is: drivers put present values among their counters."""
+    return RDMA_OTHER_VALUE if file.startswith(_VALUES) or file == _VALUE else RDMA_OTHER
+
 
 # One row a metric: name, meaning, the files that tell it (all vendors), and what is special.
 _TABLE: tuple[tuple[str, str, str, dict[str, object]], ...] = (

@@ -17,7 +17,8 @@ from railscope.frame import Event, Frame
 
 # Plain patterns, made from the lines and not from our parser.
 XID = re.compile(r"Xid \(PCI:[^)]*\): (\d+)")
-READY = re.compile(r"ADDRCONF\(NETDEV_CHANGE\): (\S+): link becomes ready")
+# What IPv6 says of a link once its driver has said that it is up: no message of its own.
+READY = re.compile(r"ADDRCONF\(NETDEV_CHANGE\): \S+: link becomes ready")
 FOLLOW_UPS = ("Severity ", "Data {")
 LOGS = [
     "azure-1dev_6flap_syslog",
@@ -99,17 +100,15 @@ def test_a_log_gives_what_a_plain_search_finds(name: str) -> None:
     frame, events = followed(lines)
     found = numbers(frame)
     xids = Counter(match[1] for line in lines if (match := XID.search(line)))
-    ready = Counter(match[1] for line in lines if (match := READY.search(line)))
     assert found["railscope_kernel_log_records_total", ()] == len(lines)
     assert found["railscope_kernel_xids_total", ()] == xids.total()
     counted: Counter[str] = Counter()
     for (metric, key), value in found.items():
         if metric == "railscope_gpu_xid_errors_total":
             counted[key[1]] += int(value)
-        if metric == "railscope_kernel_link_changes_total":
-            assert (key[1], ready[key[0]]) == ("up", value)
+        assert metric != "railscope_kernel_link_changes_total"
     assert counted == xids
-    assert len(events) == xids.total() + ready.total()
+    assert len(events) == xids.total()
 
 
 def test_the_logs_have_what_these_tests_are_about() -> None:
@@ -129,7 +128,9 @@ def test_words_of_the_network_service_are_not_words_of_the_kernel() -> None:
 
 
 def test_records_of_the_device_carry_their_own_time() -> None:
-    records = [line for line in lines_of("kmsg_kmsg.1.log") if READY.search(line)]
+    heads = [line.split(";", 1)[0] for line in lines_of("kmsg_kmsg.1.log")]
+    xid = next(row["line"] for row in quoted() if row["kind"] == "Xid")
+    records = [f"{head};{xid}" for head in heads]
     _, events = followed(records)
     assert [event.boot_ns for event in events] == [
         int(record.split(",")[2]) * 1000 for record in records

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
+from support.clock import ManualClock
 from support.machine import DENIED, NO_DEVICE, FakeHost
 from support.reading import ORIGIN, read_once, readings
+from support.sampling import PATIENCE_SECONDS, sampling
+from support.tree import TreeHost, make_tree
 
+from agent.config import Periods
 from agent.host.files import OpenFiles, PlainFiles, RootedFiles
 from agent.host.real import RealHost
 from agent.reader import Reader
+from agent.sampler import Sampler
+from agent.service import machine_sources
 from agent.sources.rdma import Rdma
 from railscope.reading import REASONS, Absent, Reading
 
@@ -150,3 +157,28 @@ def test_a_link_out_of_the_root_leads_nowhere(tmp_path: Path) -> None:
 
 def test_the_live_root_resolves_as_the_kernel_does() -> None:
     assert RootedFiles(Path("/")).resolve("/proc/self") == f"/proc/{os.getpid()}"
+
+
+async def test_a_sampler_that_ends_leaves_no_file_open(tmp_path: Path) -> None:
+    """A reload ends one sampler and starts another, in the same process, any number of times."""
+    host = TreeHost(make_tree(tmp_path), ManualClock())
+    before, others = open_files(), set(threading.enumerate())
+    for _ in range(3):
+        async with sampling(host, machine_sources(Periods())) as run:
+            await run.step()
+            assert open_files() > before
+    await Sampler(host, ORIGIN, machine_sources(Periods()), lambda _: None).once()
+    for thread in set(threading.enumerate()) - others:  # each closes what its family opened
+        thread.join(PATIENCE_SECONDS)
+    assert open_files() <= before
+
+
+def test_present_values_of_a_driver_are_no_counters() -> None:
+    host = FakeHost()
+    files = ["active_qps", "watermark_qps", "db_fifo_register", "resize_cq_cnt"]
+    host.files = {f"{PORT}/hw_counters/{file}": "7" for file in files}
+    found = readings(read_once(Rdma(), host).frame)
+    *values, counter = [("mlx5_0", "1", file) for file in files]
+    assert [found["railscope_rdma_vendor_value", key] for key in values] == [7, 7, 7]
+    assert found["railscope_rdma_vendor_counter_total", counter] == 7
+    assert sum(name.startswith("railscope_rdma_vendor") for name, _ in found) == len(files)

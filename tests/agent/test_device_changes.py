@@ -9,7 +9,7 @@ from support.sampling import sampling
 
 from agent.host import Host
 from agent.reader import Reader
-from agent.source import Inventory, Table
+from agent.source import HoldsNothing, Inventory, Table
 from agent.sources.rdma import Rdma
 from agent.status import FAILED, OK, PARTIAL, UNSUPPORTED
 from railscope.catalog.entities import RDMA_PORT
@@ -105,7 +105,7 @@ async def test_a_card_in_reset_comes_back_without_a_new_schema() -> None:
         assert len({id(frame.schema) for frame in run.frames}) == 1
 
 
-class Faulty:
+class Faulty(HoldsNothing):
     """A source with a mistake in it."""
 
     name = "faulty"

@@ -128,6 +128,7 @@ async def test_a_log_that_is_opened_again_is_not_counted_twice() -> None:
         assert counted(last, "railscope_kernel_xids_total") == 2
         assert (counted(last, RECORDS), counted(last, LOST)) == (3, 0)
         assert sum(len(frame.events) for frame in run.frames) == 2
+        assert host.log.times_closed == 1
 
 
 def test_a_flood_of_different_messages_stays_bounded() -> None:
@@ -150,11 +151,17 @@ def test_a_flood_of_different_messages_stays_bounded() -> None:
         ("mlx5_core 0000:3b:00.0 ens1f0np0: Link up", ("ens1f0np0", "up")),
         ("igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Up 1000 Mbps Full Duplex", ("eno1", "up")),
         ("bnxt_en 0000:5e:00.0 ens2: NIC Link is Down", ("ens2", "down")),
-        ("IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready", ("eth0", "up")),
         ("pcieport 0000:00:03.0: AER: Corrected error received: 0000:3b:00.0", ("0000:3b:00.0", "correctable")),
         ("pcieport 0000:00:03.0: AER: Correctable error message received from 0000:3b:00.0", ("0000:3b:00.0", "correctable")),
         ("pcieport 0000:00:03.0: AER: Multiple Uncorrectable (Non-Fatal) error message received from 0000:3b:00.0", ("0000:3b:00.0", "nonfatal")),
         ("pcieport 0000:00:03.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", ("0000:3b:00.0", "fatal")),
+        ("pcieport 0000:00:03.0: AER: Corrected error received: id=0018", ("0000:00:03.0", "correctable")),
+        ("pcieport 10001:00:03.0: AER: Multiple Corrected error received: id=3b0a", ("10001:3b:01.2", "correctable")),
+        ("pcieport 0000:00:03.0: AER: Uncorrected (Non-Fatal) error received: id=0018", ("0000:00:03.0", "nonfatal")),
+        ("AER: Corrected error received: id=0018", ("unknown", "correctable")),
+        ("Out of memory (oom_kill_allocating_task): Killed process 4711 (python3) total-vm:1kB", ()),
+        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", ("0000:3b:00.0",)),
+        ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2477)", ("0000:3b:00.0",)),
         ("Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB", ()),
         ("Memory cgroup out of memory: Killed process 1 (a b) total-vm:1kB", ()),
     ],
@@ -176,10 +183,43 @@ def test_messages_of_the_kernel(text: str, key: tuple[str, ...]) -> None:
         "AER: aer_layer=Transaction Layer, aer_agent=Receiver ID",
         "audit: type=1400 link up",
         "r8169: Uplink: none",
+        "IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready",
+        "nvidia-nvswitch0: Link down",
+        "nvidia-nvlink: Link is Up",
+        "NVRM: GPU 0000:3b:00.0: rm_init_adapter failed, device minor number 0",
     ],
 )
 def test_messages_that_mean_nothing_to_us(text: str) -> None:
     assert understand(text) is None
+
+
+def test_lost_gpus_and_those_that_do_not_start_are_events_and_one_count() -> None:
+    host = FakeHost()
+    host.log.waiting = [
+        record(1, 1, "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."),
+        record(2, 2, "NVRM: GPU 0000:5e:00.0: RmInitAdapter failed! (0x62:0x40:2477)"),
+    ]
+    frame = Reader(KernelLogStream(), host, ORIGIN).run().frame
+    assert frame is not None
+    assert [(event.event_class.name, event.entity.key, event.facts) for event in frame.events] == [
+        ("gpu_lost", ("0000:3b:00.0",), {"message": "GPU has fallen off the bus."}),
+        (
+            "gpu_init_failed", ("0000:5e:00.0",),
+            {"message": "RmInitAdapter failed! (0x62:0x40:2477)"},
+        ),
+    ]  # fmt: skip
+    assert counted(frame, "railscope_kernel_gpu_failures_total") == 2
+
+
+@pytest.mark.parametrize(("priority", "xids"), [(3, 1), (7, 1), (11, 0), (14, 0), (187, 0)])
+def test_only_the_kernel_speaks_for_the_kernel(priority: int, xids: int) -> None:
+    """Whoever may write to /dev/kmsg does so as another facility."""
+    host = FakeHost()
+    host.log.waiting = [f"{priority},1,1,-;{XID}"]
+    frame = Reader(KernelLogStream(), host, ORIGIN).run().frame
+    assert frame is not None
+    assert (counted(frame, XIDS[0]), len(frame.events)) == (xids, xids)
+    assert counted(frame, RECORDS) == 1
 
 
 # The log as a file of a copied tree, and the device -------------------------------------------------

@@ -231,6 +231,70 @@ def test_a_serial_number_is_hidden_from_its_first_mention(tmp_path: Path) -> Non
     assert SERIAL not in (tmp_path / "timeline.jsonl").read_text()
 
 
+def test_what_is_learned_late_is_hidden_in_what_was_told_early(tmp_path: Path) -> None:
+    host = FakeHost(RestlessClock())
+    host.calls["nvml.nvmlDeviceGetSerial(0)"] = SERIAL
+    host.log.waiting = [f"6,1,1,-;NVRM: board {SERIAL} is up"]
+    recording = RecordingHost(host, Redactor())
+    recording.kernel_log().poll()
+    recording.call("nvml", "nvmlDeviceGetSerial", 0)
+    Capture(About("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
+    assert len(recording.moments) > 1
+    assert SERIAL not in (tmp_path / "timeline.jsonl").read_text()
+
+
+def test_what_was_asked_is_redacted_as_what_was_answered() -> None:
+    """An interface without a name of its own is called by its MAC address."""
+    enx, net = f"enx{MAC.replace(':', '')}", "/sys/class/net"
+    host = FakeHost()
+    host.files = {f"{net}/{enx}/address": MAC, f"{net}/{enx}/{HOSTNAME}": ""}
+    host.calls = {f"ethtool.driver({enx})": {"driver": "r8152", enx: 1}}
+    recording = RecordingHost(host, Redactor([HOSTNAME]))
+    for path in host.files:
+        recording.read(path)
+    recording.names(net)
+    recording.resolve(f"{net}/{enx}")
+    recording.call("ethtool", "driver", enx)
+    (moment,) = recording.moments
+    assert [secret for secret in (enx[3:], MAC, HOSTNAME) if secret in moment.to_line()] == []
+    (other,) = moment.names[net]
+    assert re.fullmatch(r"enx[\da-f]{12}", other)
+    assert moment.files[f"{net}/{other}/address"].replace(":", "") == other[3:]
+    assert moment.links == {f"{net}/{other}": f"{net}/{other}"}
+    assert moment.calls == {f"ethtool.driver({other})": {"driver": "r8152", other: 1}}
+
+
+def test_a_name_is_hidden_as_a_whole_word_only() -> None:
+    redactor = Redactor(["node1"])
+    hidden = redactor.text("node1")
+    assert hidden != "node1"
+    said = redactor.text("node1: NODE1.local node1_a node12 anode1 node-1")
+    assert said == f"{hidden}: {hidden}.local {hidden}_a node12 anode1 node-1"
+
+
+def test_a_serial_number_of_nothing_hides_nothing() -> None:
+    redactor = Redactor()
+    redactor.learn("0")
+    assert redactor.text("100 200") == "100 200"
+
+
+@pytest.mark.parametrize("record", ["6,7,8,-;hello", "hello"])
+def test_a_log_that_is_opened_again_is_kept_once(record: str) -> None:
+    """Each opening gives it from its oldest record."""
+    host = FakeHost()
+    recording = RecordingHost(host)
+    for _ in range(2):
+        host.log.waiting = [record, record]
+        log = recording.kernel_log()
+        assert log.poll() == [record, record]
+        log.close()
+    host.log.waiting = [record]
+    log.poll()
+    (moment,) = recording.moments
+    assert moment.log == [record] * 3
+    assert host.log.times_closed == 2
+
+
 def test_a_redacted_capture_replays_the_same_numbers(tmp_path: Path) -> None:
     live, capture = recorded(tmp_path / "root", Redactor([HOSTNAME]))
     again = replayed(capture)

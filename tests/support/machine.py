@@ -86,12 +86,16 @@ class FakeLog:
         self.waiting: list[str] = []
         self.closed: OSError | None = None
         self.broken: OSError | None = None
+        self.times_closed = 0
 
     def poll(self) -> list[str]:
         if self.broken is not None:
             raise self.broken
         records, self.waiting = self.waiting, []
         return records
+
+    def close(self) -> None:
+        self.times_closed += 1
 
 
 def _answer(stored: Any) -> Any:
