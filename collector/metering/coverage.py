@@ -23,6 +23,12 @@ class Presence(msgspec.Struct):
 
     def add(self, first_ns: int, last_ns: int) -> None:
         """Add a stretch, joining it with those that are near enough."""
+        if self.stretches:
+            newest_first, newest_last = self.stretches[-1]
+            if newest_first <= first_ns <= newest_last + GAP_NS:
+                if last_ns > newest_last:
+                    self.stretches[-1] = (newest_first, last_ns)
+                return
         low = bisect_left(self.stretches, first_ns - GAP_NS, key=lambda stretch: stretch[1])
         high = low
         while high < len(self.stretches) and self.stretches[high][0] <= last_ns + GAP_NS:

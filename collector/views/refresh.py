@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 
 from collector.claims import Claims
 from collector.core import Core
@@ -18,8 +17,7 @@ from railscope.catalog import collector as catalog
 from railscope.catalog.rollup import SCOPES
 
 NS = 1_000_000_000
-SLICE_SECONDS = 0.002
-CELLS_PER_SLICE = 300
+SLICE_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,12 @@ class Refresher:
         names: list[str] = []
         held = known and bool(claims.by_target)
         rollups = Rollups(self._tenants_of(claims, now_ns, names) if held else None, names)
+        turns = _Turns()
         for block in self.core.fleet.blocks():
             reduced = reduce_block(block, fresh_from_ns)
             if reduced:
                 rollups.add(reduced)
-            await asyncio.sleep(0)
+            await turns.offer()
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in SCOPES}
         account = await self._account(claims, now_ns) if known else None
         nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
@@ -106,13 +105,11 @@ class Refresher:
     async def _account(self, claims: Claims, now_ns: int) -> Account:
         """The account. Others go first by the clock: GPUs differ in how much there is to add."""
         account = Account(now_ns)
-        slice_ends = time.perf_counter() + SLICE_SECONDS
+        turns = _Turns()
         for gpu, coverage in list(self.core.coverages.items()):
             if coverage.since_ns < now_ns:
                 add_gpu(account, gpu, coverage, claims)
-            if time.perf_counter() >= slice_ends:
-                await asyncio.sleep(0)
-                slice_ends = time.perf_counter() + SLICE_SECONDS
+            await turns.offer()
         return account
 
     def _cluster(self, fresh_from_ns: int) -> tuple[Cell, ...]:
@@ -133,12 +130,32 @@ class Refresher:
                 yield Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS)
 
 
-async def _sliced(cells: Iterator[Cell]) -> list[Cell]:
+class _Turns:
+    """Lets others go first: after each slice of work, for as long as the slice took.
+
+    A request passes the loop a dozen times until it is acknowledged. If every pass met a slice of
+    ours, it would wait for a dozen of them.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    async def offer(self) -> None:
+        """Pause, if a slice has been used up."""
+        spent = time.perf_counter() - self._since
+        if spent >= SLICE_SECONDS:
+            await asyncio.sleep(spent)
+            self._since = time.perf_counter()
+
+
+async def _sliced(cells: Iterator[Cell | None]) -> list[Cell]:
     """All cells, letting others go first now and then."""
+    turns = _Turns()
     found: list[Cell] = []
-    while taken := list(islice(cells, CELLS_PER_SLICE)):
-        found += taken
-        await asyncio.sleep(0)
+    for cell in cells:
+        if cell is not None:
+            found.append(cell)
+        await turns.offer()
     return found
 
 

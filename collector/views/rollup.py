@@ -157,13 +157,14 @@ class Rollups:
             if tenant != NO_TENANT:
                 yield int(tenant), by_cell == tenant
 
-    def cells(self, scope: str) -> Iterator[Cell]:
-        """The table of one scope, cell by cell."""
+    def cells(self, scope: str) -> Iterator[Cell | None]:
+        """The table of one scope, cell by cell; None stands where there is nothing to show yet."""
         totals: dict[tuple[str, Key], Total] = {}
         for (who, _), sums in self._sums.items():
             if (who == EVERYONE) == (scope != "tenant"):
                 for where, key, amounts in _amounts(sums, scope, who):
                     totals.setdefault((where, key), Total()).add(*amounts)
+                    yield None
         for (where, (metric, part)), total in totals.items():
             labels = (where, *part) if where else part
             for rollup in metric.rollups:
