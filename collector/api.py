@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -73,7 +74,8 @@ class Api:
         views = self.views()
         cells = [*views.cluster.cells, *views.rail.cells, *views.tenant.cells, *views.node.cells]
         text_format = Format.accepted(request.headers.get("Accept", ""))
-        text = render([*cells, *self.own.cells(views)], text_format)
+        own = self.own.cells(views)
+        text = await asyncio.to_thread(render, [*cells, *own], text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             response.enable_compression(web.ContentCoding.gzip)
