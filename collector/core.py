@@ -17,9 +17,9 @@ import structlog
 
 from collector import decode
 from collector.fleet import Fleet, Update
-from collector.framelog import Record
 from collector.metering.coverage import GAP_NS, Coverage
 from collector.schemas import Gpu, Known, Schemas
+from collector.segments import Record
 from collector.sequences import Received
 from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope, WireEvent

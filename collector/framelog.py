@@ -1,108 +1,43 @@
 """The frame log: what was received, append-only, durable before it is acknowledged.
 
-Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker is 16
-random bytes, another in each segment. A torn tail (a crash while writing) is cut off when the log is
-opened; a damaged record inside is reported and skipped by looking for the next marker. Senders do
-not know the marker, so no payload can pass for a record. Records that arrive together are written
-and synchronised together.
+Records that arrive together are written and synchronised together, then taken into the state, then
+acknowledged. How they lie on disk stands in `segments`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import secrets
-import struct
 import time
-import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import structlog
 
-from railscope.wire import SentAt
+from collector.segments import (
+    LogStats,
+    Record,
+    encode_record,
+    framed,
+    marker_of,
+    read_segment,
+    segment_path,
+    segments,
+    start_segment,
+    sync_folder,
+)  # fmt: skip
 
-MARKER_BYTES = 16
-_HEAD = struct.Struct("<16sII")
 MOST_WAITING_BYTES = 64 << 20
 MOST_GROUP_BYTES = 16 << 20
 TAKEN_AT_ONCE = 8
-PARTIAL = ".partial"
-
-
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """One accepted envelope as it came, who sent it and when."""
-
-    node: str
-    received_wall_ns: int
-    sent: SentAt
-    body: bytes
 
 
 class LogError(OSError):
     """The frame log cannot store now; the message says why."""
 
 
-@dataclass(slots=True)
-class LogStats:
-    """What the log has done since it was opened."""
-
-    commits: int = 0
-    commit_ns: int = 0
-    damaged_records: int = 0
-
-
 log = structlog.get_logger(__name__)
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Record)
-
-
-def segment_path(folder: Path, number: int) -> Path:
-    """Where a segment lies. Raises FileNotFoundError."""
-    for path in folder.glob(f"frames-{number:010d}-*.log"):
-        return path
-    raise FileNotFoundError(errno.ENOENT, f"there is no segment {number} in {folder}")
-
-
-def segments(folder: Path) -> list[int]:
-    """Numbers of the segments there are, oldest first."""
-    return sorted(int(path.stem.split("-")[1]) for path in folder.glob("frames-*-*.log"))
-
-
-def marker_of(path: Path) -> bytes:
-    """The marker before each record of a segment."""
-    return bytes.fromhex(path.stem.split("-")[2])
-
-
-def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
-    """Records of a segment with the offset behind each; damaged ones are counted and skipped."""
-    content = path.read_bytes()
-    marker = marker_of(path)
-    position = 0
-    while (position := content.find(marker, position)) >= 0:
-        payload = _payload(content, position)
-        if payload is None:
-            stats.damaged_records += 1
-            position += 1
-            continue
-        end = position + _HEAD.size + len(payload)
-        try:
-            yield end, _decoder.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            stats.damaged_records += 1
-        position = end
-
-
-def _payload(content: bytes, position: int) -> bytes | None:
-    if len(content) - position < _HEAD.size:
-        return None
-    _, length, checksum = _HEAD.unpack_from(content, position)
-    payload = content[position + _HEAD.size : position + _HEAD.size + length]
-    return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +93,8 @@ class FrameLog:
             os.ftruncate(self._descriptor, self._offset)
             self._marker = marker_of(path)
         else:
-            self._descriptor, self._marker = _start_segment(self.folder, self._number)
-        _sync_folder(self.folder)
+            self._descriptor, self._marker = start_segment(self.folder, self._number)
+        sync_folder(self.folder)
         self.size = sum(segment_path(self.folder, n).stat().st_size for n in segments(self.folder))
 
     @property
@@ -177,7 +112,7 @@ class FrameLog:
         if self._stopped:
             message = "the collector is stopping"
             raise LogError(message)
-        payload = _encoder.encode(record)
+        payload = encode_record(record)
         if self._waiting_bytes + len(payload) > MOST_WAITING_BYTES:
             message = "more is waiting to be stored than the disk keeps up with"
             raise LogError(message)
@@ -259,9 +194,7 @@ class FrameLog:
     def _write(self, pieces: list[bytes]) -> None:
         """Write a group and make it durable, or leave the file as it was. Runs off the loop."""
         started = time.perf_counter_ns()
-        data = b"".join(
-            _HEAD.pack(self._marker, len(piece), zlib.crc32(piece)) + piece for piece in pieces
-        )
+        data = b"".join(framed(self._marker, piece) for piece in pieces)
         try:
             written = 0
             while written < len(data):
@@ -281,8 +214,8 @@ class FrameLog:
         """Go on in a new segment; where none can be made, the old one grows on."""
         number = self._number + 1
         try:
-            descriptor, marker = _start_segment(self.folder, number)
-            _sync_folder(self.folder)
+            descriptor, marker = start_segment(self.folder, number)
+            sync_folder(self.folder)
         except OSError as error:
             log.error("segment_not_started", folder=str(self.folder), problem=str(error))
             return
@@ -304,30 +237,3 @@ class FrameLog:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _start_segment(folder: Path, number: int) -> tuple[int, bytes]:
-    """A new segment file, and its marker."""
-    marker = secrets.token_bytes(MARKER_BYTES)
-    path = folder / f"frames-{number:010d}-{marker.hex()}.log"
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, durable on return. Raises OSError."""
-    # A name of its own: two may write the same file at once, and both are right.
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    _sync_folder(path.parent)

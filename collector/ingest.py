@@ -23,8 +23,9 @@ from aiohttp import web
 from collector import decode
 from collector.config import Limits
 from collector.core import Core
-from collector.framelog import FrameLog, Record
+from collector.framelog import FrameLog
 from collector.layout import check_schema
+from collector.segments import Record
 from collector.tokens import Tokens
 from railscope.wire import (
     SENT_HEADER,

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collector.framelog import PARTIAL, write_durably
 from collector.layout import Layout, Positions, make_layout
+from collector.segments import PARTIAL, write_durably
 from railscope.wire import WireSchema, lanes, layout_hash, schema_hash
 
 GPU_STREAM = "gpu"

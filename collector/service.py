@@ -19,10 +19,11 @@ from collector.api import INGEST_PATH, Api
 from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core
-from collector.framelog import FrameLog, read_segment, segment_path, segments, write_durably
+from collector.framelog import FrameLog
 from collector.ingest import Ingest
 from collector.metrics import Own
 from collector.schemas import Schemas
+from collector.segments import read_segment, segment_path, segments, write_durably
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from railscope import __version__, listen

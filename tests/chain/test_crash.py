@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chain_support import Site, until
 
-from collector.framelog import LogStats, read_segment, segment_path, segments
+from collector.segments import LogStats, read_segment, segment_path, segments
 from railscope.wire import unpack
 
 MOST = 64 << 20

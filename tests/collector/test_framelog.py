@@ -13,15 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.framelog import (
-    FrameLog,
-    LogError,
-    LogStats,
-    Record,
-    read_segment,
-    segment_path,
-    segments,
-)
+from collector.framelog import FrameLog, LogError
+from collector.segments import LogStats, Record, read_segment, segment_path, segments
 from railscope.wire import SentAt
 
 

@@ -16,7 +16,7 @@ from makers import SECOND, Sender, gpu_schema, rdma_schema
 
 from collector import tokens
 from collector.config import CollectorSettings, FrameLogSettings, Limits
-from collector.framelog import LogStats, read_segment, segment_path, segments
+from collector.segments import LogStats, read_segment, segment_path, segments
 from collector.service import Collector
 from railscope.catalog import gpu
 from railscope.entity import Entity

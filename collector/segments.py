@@ -1,0 +1,130 @@
+"""Segments of the frame log: how records lie on disk, and how they are found again.
+
+Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker is 16
+random bytes, another in each segment. A torn tail (a crash while writing) is cut off when the log is
+opened; a damaged record inside is reported and skipped by looking for the next marker. Senders do
+not know the marker, so no payload can pass for a record.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from railscope.wire import SentAt
+
+MARKER_BYTES = 16
+PARTIAL = ".partial"
+HEAD = struct.Struct("<16sII")
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One accepted envelope as it came, who sent it and when."""
+
+    node: str
+    received_wall_ns: int
+    sent: SentAt
+    body: bytes
+
+
+@dataclass(slots=True)
+class LogStats:
+    """What the log has done since it was opened."""
+
+    commits: int = 0
+    commit_ns: int = 0
+    damaged_records: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode_record(record: Record) -> bytes:
+    """A record as the payload of a segment."""
+    return _encoder.encode(record)
+
+
+def framed(marker: bytes, payload: bytes) -> bytes:
+    """A payload as it lies in a segment."""
+    return HEAD.pack(marker, len(payload), zlib.crc32(payload)) + payload
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    """Where a segment lies. Raises FileNotFoundError."""
+    for path in folder.glob(f"frames-{number:010d}-*.log"):
+        return path
+    raise FileNotFoundError(errno.ENOENT, f"there is no segment {number} in {folder}")
+
+
+def segments(folder: Path) -> list[int]:
+    """Numbers of the segments there are, oldest first."""
+    return sorted(int(path.stem.split("-")[1]) for path in folder.glob("frames-*-*.log"))
+
+
+def marker_of(path: Path) -> bytes:
+    """The marker before each record of a segment."""
+    return bytes.fromhex(path.stem.split("-")[2])
+
+
+def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
+    """Records of a segment with the offset behind each; damaged ones are counted and skipped."""
+    content = path.read_bytes()
+    marker = marker_of(path)
+    position = 0
+    while (position := content.find(marker, position)) >= 0:
+        payload = _payload(content, position)
+        if payload is None:
+            stats.damaged_records += 1
+            position += 1
+            continue
+        end = position + HEAD.size + len(payload)
+        try:
+            yield end, _decoder.decode(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            stats.damaged_records += 1
+        position = end
+
+
+def _payload(content: bytes, position: int) -> bytes | None:
+    if len(content) - position < HEAD.size:
+        return None
+    _, length, checksum = HEAD.unpack_from(content, position)
+    payload = content[position + HEAD.size : position + HEAD.size + length]
+    return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
+
+
+def start_segment(folder: Path, number: int) -> tuple[int, bytes]:
+    """A new segment file, and its marker."""
+    marker = secrets.token_bytes(MARKER_BYTES)
+    path = folder / f"frames-{number:010d}-{marker.hex()}.log"
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable: new files, renames, deletions."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, durable on return. Raises OSError."""
+    # A name of its own: two may write the same file at once, and both are right.
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    sync_folder(path.parent)
