@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from support.clock import NS
 from support.gpus import add_gpus, of_gpu
 from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
@@ -246,3 +247,34 @@ async def test_a_machine_without_gpus_stays_unsupported() -> None:
         await run.step(10)
         assert {status.state for status in run.sampler.statuses.values()} == {UNSUPPORTED}
         assert run.frames == []
+
+
+def test_what_was_not_supported_is_tried_again_at_the_next_probe() -> None:
+    """A driver may be exchanged, or MIG switched off, under a running agent."""
+    host = gpus(1)
+    asked = "nvml.nvmlDeviceGetPowerUsage(0)"
+    healthy, host.calls[asked] = host.calls[asked], NOT_SUPPORTED
+    reader = Reader(Gpu.load(), host, ORIGIN)
+    power = (POWER, ("GPU-0",))
+    assert readings(reader.run().frame)[power] is Absent.UNSUPPORTED
+    host.calls[asked] = healthy
+    host.clock.advance(59)
+    assert readings(reader.run().frame)[power] is Absent.UNSUPPORTED
+    host.clock.advance(1)
+    assert readings(reader.run().frame)[power] == healthy
+
+
+def test_a_frame_is_of_the_moment_after_a_slow_probe() -> None:
+    host = gpus(1)
+    count = host.calls[COUNT]
+
+    def slowly() -> int:
+        host.clock.advance(4)
+        return int(count)
+
+    host.calls[COUNT] = slowly
+    before = host.clock.now().boot_ns
+    outcome = read_once(Gpu.load(), host)
+    assert outcome.frame is not None
+    assert outcome.frame.instant.boot_ns == before + 4 * NS
+    assert outcome.duration_ns == 4 * NS

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from agent.schema_store import SchemaStore
 from agent.spool import Loss, Spool, Spooled
@@ -142,6 +143,34 @@ def test_what_was_half_written_is_swept_and_strangers_are_left_alone(tmp_path: P
     spool = Spool(tmp_path, PLENTY)
     assert len(spool) == 0
     assert {file.name for file in tmp_path.iterdir()} == {"notes.txt", "x.envelope"}
+
+
+def test_an_envelope_that_cannot_be_read_now_stays(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, PLENTY)
+    spool.put(b"a", frames=3)
+    (file,) = files(tmp_path)
+    file.rename(tmp_path / "aside")
+    file.mkdir()
+    with pytest.raises(IsADirectoryError):
+        spool.oldest()
+    assert len(spool) == 1
+    file.rmdir()
+    (tmp_path / "aside").rename(file)
+    assert next_body(spool) == b"a"
+
+
+def test_an_envelope_that_cannot_be_removed_is_forgotten_and_told(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, PLENTY)
+    spool.put(b"a", frames=3)
+    (file,) = files(tmp_path)
+    file.unlink()
+    file.mkdir()
+    with capture_logs() as logs:
+        spool.remove(Spooled(1, HEAD + 1, 3))
+    assert [(entry["event"], entry["file"]) for entry in logs] == [
+        ("envelope_not_removed", str(file))
+    ]
+    assert (len(spool), spool.size) == (0, 0)
 
 
 # A disk that is full ------------------------------------------------------------------------------
