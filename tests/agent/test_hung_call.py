@@ -117,6 +117,17 @@ async def test_all_sources_of_the_driver_wait_and_recover_together(
         await run.until(lambda: states["gpu"].state == states["gpu_health"].state == OK)
 
 
+async def test_each_read_has_its_own_deadline(host: FakeHost, stuck: Stuck) -> None:
+    """A source that may take long, due at the same tick, lends the hung one no time."""
+    host.calls[POWER] = stuck
+    patient = Gpu.health(period_seconds=100_000 * SHORT)
+    async with sampling(host, [Gpu.load(), patient], SHORT, deadline_periods=SHORT) as run:
+        gpu, health = run.sampler.statuses["gpu"], run.sampler.statuses["gpu_health"]
+        assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT} s")
+        held_up = "the driver has not come back from an earlier call"
+        assert (health.state, health.problem) == (FAILED, held_up)
+
+
 async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: Stuck) -> None:
     count = "nvml.nvmlDeviceGetCount()"
     healthy, host.calls[count] = host.calls[count], stuck

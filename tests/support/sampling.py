@@ -51,11 +51,14 @@ def families(sources: Iterable[Source]) -> int:
 
 @asynccontextmanager
 async def sampling(
-    host: FakeHost, sources: Sequence[Source], deadline_seconds: float = PATIENCE_SECONDS
+    host: FakeHost,
+    sources: Sequence[Source],
+    deadline_seconds: float = PATIENCE_SECONDS,
+    deadline_periods: float = 0,
 ) -> AsyncIterator[Sampling]:
     """Run a sampler; the first read of every source is done when the block begins."""
     frames: list[Frame] = []
-    limits = Limits(periods=0, shortest_seconds=deadline_seconds)
+    limits = Limits(deadline_periods, deadline_seconds)
     sampler = Sampler(host, ORIGIN, sources, frames.append, limits)
     task = asyncio.create_task(sampler.run())
     try:
