@@ -2,7 +2,8 @@
 
 An envelope is in the spool before it is sent and leaves it only when the collector has said that
 it is durable, or that it will never take it. Sending again is harmless: the collector knows every
-frame by its identity. Where the disk is full, envelopes wait in memory, fewer of them.
+frame by its identity. Where the disk is full, envelopes wait in memory, fewer of them. What waits,
+on disk or in memory, is touched by the spool's thread only.
 """
 
 from __future__ import annotations
@@ -110,7 +111,6 @@ class Shipper:
         frames, self._pending = self._pending, []
         if frames:
             await self._disk.submit(lambda: self._keep(frames))
-            self._show()
             self._fresh.set()
 
     def _keep(self, frames: list[Frame]) -> None:
@@ -123,9 +123,10 @@ class Shipper:
             loss = self._spool.put(body, len(frames))
         except OSError as error:
             self._keep_in_memory(body, len(frames), error)
-            return
-        if loss:
-            self._lost(loss)
+        else:
+            if loss:
+                self._lost(loss)
+        self._show()
 
     def _sealed(self, frames: list[Frame], schemas: tuple[WireSchema, ...]) -> bytes:
         return pack(
@@ -183,17 +184,25 @@ class Shipper:
 
     async def _oldest(self) -> tuple[Spooled | None, bytes] | None:
         """The next envelope: from the spool, then from memory."""
-        try:
-            while isinstance(found := await self._disk.submit(self._spool.oldest), Loss):
-                self._lost(found)
-                self._show()
-        except OSError as error:
-            self._unreachable(Answer(Verdict.LATER, f"{self.folder}: {error.strerror or error}"))
-            await self._pause(self.link.most_retry_seconds)
-            return await self._oldest()
-        if found is not None:
-            return found
-        return (None, self._memory[0][0]) if self._memory else None
+        while True:
+            try:
+                found = await self._disk.submit(self._next)
+            except OSError as error:
+                problem = f"{self.folder}: {error.strerror or error}"
+                self._unreachable(Answer(Verdict.LATER, problem))
+                await self._pause(self.link.most_retry_seconds)
+                continue
+            if not isinstance(found, Loss):
+                return found
+            self._lost(found)
+
+    def _next(self) -> tuple[Spooled | None, bytes] | Loss | None:
+        """Look at the next envelope, or say what was lost; runs on the spool's thread."""
+        found = self._spool.oldest()
+        self._show()
+        if found is None and self._memory:
+            return None, self._memory[0][0]
+        return found
 
     async def _offer(self, client: CollectorClient, body: bytes) -> Answer:
         """Send a body, and before it the schemas that the collector asks for."""
@@ -221,14 +230,18 @@ class Shipper:
         self._lost(Loss("rejected", 1, frames))
 
     async def _forget(self, spooled: Spooled | None, body: bytes) -> int:
-        """Let go of an envelope that was answered; says how many frames it held.
+        """Let go of an envelope that was answered; says how many frames it held."""
+        return await self._disk.submit(lambda: self._release(spooled, body))
 
-        One that was given up meanwhile, for lack of room, is counted as lost and not here.
+    def _release(self, spooled: Spooled | None, body: bytes) -> int:
+        """Drop an envelope from where it waits; runs on the spool's thread.
+
+        One of memory that was given up meanwhile, for lack of room, is counted as lost, not here.
         """
         frames = 0
         if spooled is not None:
             frames = spooled.frames
-            await self._disk.submit(lambda: self._spool.remove(spooled))
+            self._spool.remove(spooled)
         elif self._memory and self._memory[0][0] is body:
             frames = self._memory.popleft()[1]
         self._show()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from aiohttp.web import Request, Response
 from structlog.testing import capture_logs
 from support.collector import ScriptedCollector, take
+from support.disk import small_file_system
 from support.reading import ORIGIN
 from support.shipping import SCHEMA, Shipping, link_to, shipping
 
@@ -37,14 +38,8 @@ async def away() -> tuple[ScriptedCollector, CollectorLink]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 128 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)]
-    outcome = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if outcome.returncode:
-        pytest.skip(f"no small file system can be mounted here: {outcome.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_file_system(tmp_path / "disk", 128) as folder:
+        yield folder
 
 
 def publish_large(run: Shipping, size: int) -> None:
@@ -198,3 +193,24 @@ async def test_a_damaged_envelope_is_reported_and_the_rest_goes_on(
             await run.shipped(1)
         assert run.stats.dropped_frames["damaged"] == 2
         assert collector.taken == run.sent[2:]
+
+
+async def test_a_disk_may_be_unreadable_for_as_long_as_it_likes(
+    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+) -> None:
+    collector, link = away
+    async with shipping(tmp_path, link) as run:
+        await run.flush()
+        (envelope,) = (tmp_path / "spool").iterdir()
+        envelope.rename(tmp_path / "aside")
+        envelope.mkdir()
+        for _ in range(sys.getrecursionlimit()):
+            await run.failed()
+            run.clock.advance(60)
+        await run.failed()
+        envelope.rmdir()
+        (tmp_path / "aside").rename(envelope)
+        async with collector.serving():
+            run.retry()
+            await run.shipped(1)
+        assert sorted(collector.taken) == run.sent

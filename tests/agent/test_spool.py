@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
+from support.disk import small_file_system
 
 from agent.schema_store import SchemaStore
 from agent.spool import Loss, Spool, Spooled
@@ -179,14 +179,8 @@ def test_an_envelope_that_cannot_be_removed_is_forgotten_and_told(tmp_path: Path
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    outcome = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if outcome.returncode:
-        pytest.skip(f"no small file system can be mounted here: {outcome.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_file_system(tmp_path / "disk", 64) as folder:
+        yield folder
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_rubbish(small_disk: Path) -> None:

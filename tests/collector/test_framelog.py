@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.disk import small_file_system
 
 from collector.framelog import FrameLog, LogError
 from collector.segments import LogStats, Record, read_segment, segment_path, segments
@@ -128,17 +128,8 @@ def test_a_flipped_bit_costs_only_its_record_and_is_counted(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.decode()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with small_file_system(tmp_path / "disk", 64) as folder:
+        yield folder
 
 
 async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path):

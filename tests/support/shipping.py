@@ -33,15 +33,17 @@ def link_to(collector: ScriptedCollector, **changes: object) -> CollectorLink:
 
 
 class WatchedStats(ShippingStats):
-    """Counts that tell when they change."""
+    """Counts that tell when they change, on whatever thread."""
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
         super().__init__()
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        self.changed.set()
+        if name not in {"changed", "loop"}:
+            self.loop.call_soon_threadsafe(self.changed.set)
 
 
 @dataclass

@@ -1,0 +1,24 @@
+"""A file system small enough to be full."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_file_system(folder: Path, kibibytes: int) -> Iterator[Path]:
+    """Mount one at a folder that is made for it; the test is skipped where that is not allowed."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)]
+    outcome = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if outcome.returncode:
+        pytest.skip(f"no small file system can be mounted here: {outcome.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
