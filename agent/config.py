@@ -17,9 +17,23 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Annotated[
         float, described("Load, memory, clocks, power, temperature of GPUs.", ge=0.02)
     ] = 1.0
+    gpu_activity: Annotated[
+        float, described("SMs, pipes and links of GPUs and MIG devices (GPM).", ge=0.12)
+    ] = 1.0
+    gpu_event: Annotated[float, described("Events of the NVIDIA driver.", ge=0.02)] = 1.0
+    gpu_process: Annotated[float, described("Processes on GPUs, virtual GPUs.", ge=0.1)] = 5.0
+    mig: Annotated[float, described("Memory and state of MIG devices.", ge=0.1)] = 5.0
     gpu_health: Annotated[
-        float, described("ECC, remapped rows, limits and PCIe of GPUs.", ge=0.1)
+        float, described("ECC, remapped rows, PCIe, fabric and recovery of GPUs.", ge=0.1)
     ] = 10.0
+    gpu_device: Annotated[float, described("Who has the GPUs on the PCI bus.", ge=0.1)] = 10.0
+    nvlink: Annotated[float, described("State, bytes and errors of NVLinks.", ge=0.1)] = 10.0
+    gpu_settings: Annotated[
+        float, described("Limits, thresholds, modes, errors by place of GPUs.", ge=0.1)
+    ] = 60.0
+    nvlink_signal: Annotated[
+        float, described("Error ratios and corrected codewords of NVLinks.", ge=0.1)
+    ] = 60.0
     rdma: Annotated[float, described("Counters and state of RDMA ports.", ge=0.02)] = 1.0
     nic: Annotated[float, described("Driver statistics of network cards.", ge=0.1)] = 1.0
     link: Annotated[float, described("Speed and carrier of interfaces.", ge=0.1)] = 5.0

@@ -7,47 +7,70 @@ import gc
 import os
 import resource
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from agent.config import AgentSettings, Periods
-from agent.host import Host
+from agent.host import Clock, Host
 from agent.http_server import HttpServer
 from agent.sampler import Limits, Sampler
 from agent.sinks.collector_client import LinkError
 from agent.sinks.prometheus import Page
 from agent.sinks.ship import Shipper
 from agent.source import Source
-from agent.sources.gpu import Gpu
 from agent.sources.host import HostSource
 from agent.sources.link import Link
 from agent.sources.nic import Nic
+from agent.sources.nvidia.activity import Activity
+from agent.sources.nvidia.devices import GpuDevices
+from agent.sources.nvidia.events import NvmlEvents
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.inventory import Gpus
+from agent.sources.nvidia.mig import Mig
+from agent.sources.nvidia.nvlink import NvLink
+from agent.sources.nvidia.processes import Processes
 from agent.sources.pcie import Pcie
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
 from agent.stats import ShippingStats
 from agent.streams.kernel_log import KernelLogStream
+from agent.streams.xid_book import XidBook
 from railscope import __version__, listen
 from railscope.frame import Event, Frame, Origin
+from railscope.reading import Absent
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
 
 log = structlog.get_logger(__name__)
 
+SECOND_LOOK_NS = 150_000_000
+"""Longer than the 100 ms that two samples of a GPU's counters must be apart (nvml.h, GPM)."""
+LOOK_AT_OTHERS = (SelfMetrics.name,)
+"""Sources that read what the others have read, in the order in which they may do so."""
+
 
 def machine_sources(periods: Periods) -> list[Source]:
     """Every source that reads the machine."""
+    gpus, book = Gpus(), XidBook()
     return [
-        Gpu.load(periods.gpu),
-        Gpu.health(periods.gpu_health),
+        Gpu.load(periods.gpu, gpus),
+        Activity(periods.gpu_activity, gpus),
+        NvmlEvents(book, periods.gpu_event, gpus),
+        Processes(periods.gpu_process, gpus),
+        Mig(periods.mig, gpus),
+        Gpu.health(periods.gpu_health, gpus),
+        GpuDevices(periods.gpu_device, gpus),
+        NvLink.traffic(periods.nvlink, gpus),
+        Gpu.settings(periods.gpu_settings, gpus),
+        NvLink.signal(periods.nvlink_signal, gpus),
         Rdma(periods.rdma),
         Nic(periods.nic),
         Link(periods.link),
         Pcie(periods.pcie),
         HostSource(periods.host),
-        KernelLogStream(periods.kernel),
+        KernelLogStream(periods.kernel, book),
     ]
 
 
@@ -145,13 +168,33 @@ class Agent:
             raise SettingsError(str(error)) from error
 
     async def once(self) -> None:
-        """Read every source one time, the agent itself last."""
-        own = self.sampler.sources
-        machine = tuple(source for source in own if source.name != SelfMetrics.name)
-        for sources in (machine, tuple(source for source in own if source not in machine)):
-            self.sampler.sources = sources
-            await self.sampler.once()
+        """Read every source one time, those that look at the others last.
+
+        What compares two looks has nothing to tell at the first: it is read again after a pause.
+        """
+        own = tuple(self.sampler.sources)
+        machine = [source for source in own if source.name not in LOOK_AT_OTHERS]
+        await self._read_once(machine)
+        if again := [source for source in machine if self._waits(source)]:
+            await self.clock.sleep_until(self.clock.now().boot_ns + SECOND_LOOK_NS)
+            await self._read_once(again)
+        for name in LOOK_AT_OTHERS:
+            await self._read_once([source for source in own if source.name == name])
         self.sampler.sources = own
+
+    async def _read_once(self, sources: Sequence[Source]) -> None:
+        self.sampler.sources = sources
+        await self.sampler.once()
+
+    def _waits(self, source: Source) -> bool:
+        """Whether a source has readings that are not due before a second look."""
+        frame = self.sampler.statuses[source.name].frame
+        return frame is not None and Absent.NOT_DUE.value in frame.reasons
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the host."""
+        return self.host.clock
 
 
 def allow_many_files() -> None:

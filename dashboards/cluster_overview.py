@@ -34,6 +34,7 @@ from railscope.catalog import (
     agent,
     collector,
     gpu,
+    gpu_health,
     host,
     kernel,
     nic,
@@ -163,7 +164,7 @@ def _gpus() -> Iterator[Panel]:
         "Xids in the kernel logs",
         "What each GPU's driver has reported since the start of the log that the agent could read.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
-        Column("Messages", now(gpu.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid")),
+        Column("Messages", now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid")),
         span=8,
     )
 

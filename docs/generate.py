@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from inspect import cleandoc
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +24,7 @@ from click.testing import CliRunner
 import agent.config
 import collector.config
 from railscope import settings
-from railscope.catalog import reference
+from railscope.catalog import reference, xids
 from railscope.cli import root as railscope
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -214,6 +215,37 @@ def _panel(panel: dict[str, Any]) -> tuple[str, ...]:
     return str(panel["id"]), panel["title"], panel["description"].partition("\n")[0]
 
 
+# Errors of GPUs and switches -------------------------------------------------------------------
+
+
+def errors() -> str:
+    """Every Xid and SXid, and what to do about it."""
+    lines = [
+        "# Xids and SXids",
+        "",
+        MADE,
+        "",
+        "What the drivers of GPUs and NVSwitches report, from `railscope/catalog/xids.toml`. `immediate`",
+        "and `investigate` are NVIDIA's words, `actions` ours, for a person or a scheduler. From mildest",
+        f"to hardest: {', '.join(xids.ACTION_ORDER)}. For 94, 95, 144 to 150 and 154",
+        "the text of the message decides too.",
+        "",
+    ]
+    tables: Mapping[str, Mapping[int, Any]] = {
+        "Xids": xids.xids(),
+        "SXids": xids.sxids(),
+        "Recovery actions": xids.RECOVERY_ACTIONS,
+    }
+    for title, table in tables.items():
+        rows = [{"number": number} | asdict(entry) for number, entry in table.items()]
+        lines += [f"## {title}", "", *_table(rows[0], (map(_cell, row.values()) for row in rows))]
+    return _page(lines)
+
+
+def _cell(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
 # Pages -----------------------------------------------------------------------------------------
 
 
@@ -237,6 +269,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/cli.md": command_line,
     "docs/alerts.md": alerts,
     "docs/boards.md": boards,
+    "docs/xids.md": errors,
     "deploy/agent.toml": _sample("agent"),
     "deploy/collector.toml": _sample("collector"),
 }

@@ -15,9 +15,36 @@ KERNEL_LOG = "kernel_log.open()"
 """Where a capture keeps whether the log could be read; one that says nothing had one."""
 
 
+BATCHES = frozenset({"nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"})
+"""Calls whose arguments, but for the first, are questions of their own.
+
+A capture keeps an answer for each, so that it can answer any batch of them.
+"""
+_NOT_ASKED = [3, 0]
+
+
 def call_key(seam: str, function: str, arguments: Sequence[int | str]) -> str:
     """The name under which a capture keeps the result of a call."""
     return f"{seam}.{function}({','.join(map(str, arguments))})"
+
+
+def batch(answer: Callable[[int | str], Json], entries: Sequence[int | str]) -> Json:
+    """The answer to a batch, made of the answers to its entries: their values, and their codes.
+
+    An entry that nobody asked while recording is not supported; where that is all of them, neither
+    is the call. A failure of the call as a whole stands for every entry, and is raised.
+    """
+    answers: list[Json] = []
+    missing: FileNotFoundError | None = None
+    for entry in entries:
+        try:
+            answers.append(answer(entry))
+        except FileNotFoundError as error:
+            answers.append(_NOT_ASKED)
+            missing = error
+    if missing and all(pair is _NOT_ASKED for pair in answers):
+        raise missing
+    return [[value for _, value in answers], [code for code, _ in answers]]
 
 
 class RecordedHost:
@@ -64,6 +91,12 @@ class RecordedHost:
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """What a call returned at the present offset."""
+        if function in BATCHES:
+            device, *entries = arguments
+            return batch(lambda entry: self._answer(seam, function, (device, entry)), entries)
+        return self._answer(seam, function, arguments)
+
+    def _answer(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
         return self._look("calls", call_key(seam, function, arguments))
 
     def kernel_log(self) -> RecordedKernelLog:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog
 from agent.host.files import PlainFiles
-from agent.host.recorded import KERNEL_LOG, call_key
+from agent.host.recorded import BATCHES, KERNEL_LOG, call_key
 from railscope.capture import SECTIONS, Moment, failure
 
 Answer = TypeVar("Answer")
@@ -140,6 +140,8 @@ class RecordingHost:
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Ask NVML, ethtool or psutil."""
+        if function in BATCHES:
+            return self._batch(seam, function, arguments)
         key = call_key(seam, function, arguments)
 
         def ask() -> Json:
@@ -149,6 +151,20 @@ class RecordingHost:
             return answer
 
         return self._asked("calls", key, ask)
+
+    def _batch(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
+        """Keep the answer to each entry of a batch, or one failure for them all."""
+        device, *entries = arguments
+        keys = [call_key(seam, function, (device, entry)) for entry in entries]
+        try:
+            answer = self._host.call(seam, function, *arguments)
+        except Exception as error:
+            for key in keys:
+                self._keep("calls", key, failure(error))
+            raise
+        for key, value, code in zip(keys, *answer, strict=True):
+            self._keep("calls", key, [code, value])
+        return answer
 
     def kernel_log(self) -> KernelLog:
         """Follow the kernel log."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from agent.facts import known
 from agent.host import Host, KernelLog
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.streams.kernel_messages import Message, understand
-from railscope.catalog import gpu as gpu_catalog
+from agent.streams.xid_book import XidBook
+from railscope.catalog import gpu_health as gpu_catalog
 from railscope.catalog import kernel as c
 from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NODE
+from railscope.catalog.entities import GPU_ADDRESS, NODE, XID
+from railscope.catalog.xids import judge, xid
 from railscope.entity import Entity
 from railscope.frame import Event
-from railscope.reading import Absent, reason_of
+from railscope.reading import Absent, Reading, reason_of
 
 _RECORD = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
@@ -27,6 +30,7 @@ _NS_PER_US = 1000
 _LEVEL_BITS = 3
 """A priority is a level and, above it, a facility; that of the kernel itself is 0."""
 _MOST_ENTITIES = 1000
+_MOST_GPUS = 64
 _BY_ENTITY: dict[str, Metric] = {
     c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
     c.SXID_EVENT.name: c.SXID_ERRORS,
@@ -40,7 +44,7 @@ _BY_NODE: dict[str, Metric] = {
     c.GPU_LOST_EVENT.name: c.GPU_FAILURES,
     c.GPU_INIT_FAILED_EVENT.name: c.GPU_FAILURES,
 }
-_NODE_METRICS = tuple(dict.fromkeys(_BY_NODE.values()))
+_NODE_METRICS = tuple(metric for metric in dict.fromkeys(_BY_NODE.values()) if metric is not c.XIDS)
 
 
 class KernelLogStream:
@@ -49,8 +53,11 @@ class KernelLogStream:
     name = "kernel"
     family = "agent"
 
-    def __init__(self, period_seconds: float = 1.0) -> None:
+    def __init__(self, period_seconds: float = 1.0, xids: XidBook | None = None) -> None:
         self.period_seconds = period_seconds
+        self._xids = xids or XidBook()
+        self._last_xid: dict[tuple[str, ...], int] = {}
+        self._trouble: Absent | None = None
         self._log: KernelLog | None = None
         self._counts: Counter[tuple[str, Entity]] = Counter()
         self._node_counts: Counter[Metric] = Counter()
@@ -60,9 +67,29 @@ class KernelLogStream:
         self._known_below = 0
         self._events: list[Event] = []
         self._columns: list[tuple[str, Entity]] = []
+        self._last: list[tuple[str, ...]] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Open the log if need be, take what is new, and make a column for all that was met."""
+        """Open the log if need be, take what is new, and make a column for all that was met.
+
+        Xids come from NVML, too: where the log cannot be read, those are told.
+        """
+        finding = self._open(host)
+        self._take_unlogged(host)
+        columns = Columns()
+        node = Entity(NODE)
+        if self._log or self._counts:
+            for metric in (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST):
+                columns.add(metric, node)
+        self._columns = list(self._counts)
+        for name, entity in self._columns:
+            columns.add(_BY_ENTITY[name], entity)
+        self._last = list(self._last_xid)
+        for key in self._last:
+            columns.add(gpu_catalog.GPU_LAST_XID, Entity(GPU_ADDRESS, key))
+        return Inventory(tuple(columns.columns), (), (finding,))
+
+    def _open(self, host: Host) -> Finding:
         try:
             if self._log is None:
                 self._log = host.kernel_log()
@@ -70,31 +97,32 @@ class KernelLogStream:
             self._follow(host, self._log)
         except OSError as error:
             self.close()
-            return Inventory((), (), (_trouble(error),))
-        columns = Columns()
-        node = Entity(NODE)
-        for metric in (*_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST):
-            columns.add(metric, node)
-        self._columns = list(self._counts)
-        for name, entity in self._columns:
-            columns.add(_BY_ENTITY[name], entity)
-        detail = f"{self._records} records read"
-        return Inventory(
-            tuple(columns.columns), (), (Finding("kernel log", Verdict.SUPPORTED, detail),)
-        )
+            self._trouble = reason_of(error)
+            return _trouble(error)
+        self._trouble = None
+        return Finding("kernel log", Verdict.SUPPORTED, f"{self._records} records read")
 
     def read(self, host: Host, into: Table) -> None:
         """Take what is new. A first message of its kind gets its column with the next probe."""
-        if self._log is None:
-            return
-        self._follow(host, self._log)
-        fixed = [self._node_counts[metric] for metric in _NODE_METRICS]
-        fixed += [self._records, self._lost]
-        into.put_all(0, fixed)
-        for position, key in enumerate(self._columns, len(fixed)):
-            into.put(position, self._counts[key])
+        if self._log:
+            self._follow(host, self._log)
+        self._take_unlogged(host)
         into.events, self._events = self._events, []
-        into.grown = len(self._counts) > len(self._columns)
+        into.grown = (len(self._counts), len(self._last_xid)) != (
+            len(self._columns), len(self._last)
+        )  # fmt: skip
+        if not into.reasons:
+            return
+        of_log: list[Reading] = [self._node_counts[metric] for metric in _NODE_METRICS]
+        of_log += [self._records, self._lost]
+        into.put(0, self._node_counts[c.XIDS])
+        for position, reading in enumerate(of_log, 1):
+            into.put(position, self._trouble or reading)
+        first = 1 + len(of_log)
+        for position, counted in enumerate(self._columns, first):
+            into.put(position, self._counts[counted])
+        for position, gpu in enumerate(self._last, first + len(self._columns)):
+            into.put(position, self._last_xid[gpu])
 
     def close(self) -> None:
         """Close the log; what was counted stays counted."""
@@ -112,10 +140,36 @@ class KernelLogStream:
             message = understand(text)
             if message:
                 wall_ns = now.wall_ns - (now.boot_ns - boot_ns)
-                self._count(message)
-                self._events.append(
-                    Event(message.event_class, message.entity, wall_ns, boot_ns, message.facts)
-                )
+                if message.event_class is c.XID_EVENT:
+                    address, number = message.entity.key
+                    self._xids.logged(address, int(number), boot_ns)
+                self._happened(message, wall_ns, boot_ns)
+
+    def _take_unlogged(self, host: Host) -> None:
+        """Tell of the Xids that only NVML told."""
+        for told in self._xids.unlogged(host.clock.now().boot_ns):
+            entity = Entity(XID, (told.pci_address, str(told.xid)))
+            facts = known(
+                gpu_instance=told.gpu_instance,
+                compute_instance=told.compute_instance,
+                told_by="nvml",
+            )
+            self._happened(Message(c.XID_EVENT, entity, facts), told.wall_ns, told.boot_ns)
+
+    def _happened(self, message: Message, wall_ns: int, boot_ns: int) -> None:
+        facts = message.facts
+        if message.event_class is c.XID_EVENT:
+            address, number = message.entity.key
+            gpu = Entity(GPU_ADDRESS, (address,))
+            if gpu.key in self._last_xid or len(self._last_xid) < _MOST_GPUS:
+                self._last_xid[gpu.key] = int(number)
+            judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
+            facts = known(
+                **facts, name=entry.name, meaning=entry.meaning, severity=judged.severity,
+                action=" ".join(judged.actions), nvidia_action=judged.nvidia,
+            )  # fmt: skip
+        self._count(message)
+        self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
 
     def _known(self, record: str) -> bool:
         """Whether a record was counted before the log had to be opened again."""

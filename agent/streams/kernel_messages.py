@@ -16,20 +16,23 @@ from railscope.entity import Entity
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
 _PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
+# As the driver prints it in src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older drivers did. A name
+# ends at the first comma with a space: where it has one itself, the rest is in the message.
 _XID = re.compile(
     rf"NVRM: Xid \((?:PCI:)?(?P<pci>{_PCI})(?:\.[0-7])?"
-    r"(?: GPU-I:(?P<gi>\d+))?(?: GPU-CI:(?P<ci>\d+))?\): (?P<xid>\d+)"
-    r"(?:, pid=(?P<pid>'?<?\w+>?'?)|(?:, | )pid=(?P<pid2>\d+))?"
-    r"(?:, name=(?P<name>.*?))?(?:[, ]\s*(?P<message>.*))?$"
+    r"(?: GPU-I:(?P<gi>[0-9]{1,9}))?(?: GPU-CI:(?P<ci>[0-9]{1,9}))?\): (?P<xid>[0-9]{1,10})\b"
+    r"(?:,? pid='?<?(?:(?P<pid>[0-9]{1,10})|unknown)>?'?(?=[, ]|$))?"
+    r"(?:, name=(?P<name>.*?)(?=, |,?$))?"
+    r"(?:[, ]\s*(?P<message>.*))?"
 )
+# As the driver prints it, see src/common/nvswitch/kernel/inc/error_nvswitch.h.
 _SXID = re.compile(
-    r"nvidia-(?P<switch>nvswitch\d+): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<sxid>\d+), "
-    r"(?P<severity>Fatal|Non-fatal)(?:, (?:Link (?P<link>\d+) )?(?P<message>.*)| (?P<error>error))?"
+    r"nvidia-(?P<switch>nvswitch[0-9]{1,9}): "
+    rf"SXid \(PCI:(?P<pci>{_PCI})(?:\.(?P<function>[0-7]))?\): (?P<sxid>[0-9]{{1,10}}), "
+    r"(?:(?P<severity>Fatal|Non-fatal|Correctable)(?:, ?| |$)"
+    r"(?:Link (?P<link>[0-9]{1,9})(?: |$))?)?(?P<message>.*)"
 )
-_SXID_NOTE = re.compile(
-    r"nvidia-(?P<switch>nvswitch\d+): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<sxid>\d+), "
-    r"(?P<message>(?!Severity \d|Data \{|Fatal|Non-fatal).+)"
-)
+_SXID_FOLLOW_UP = re.compile(r"Severity [0-9]|Data \{|$")
 _GPU_EVENTS = {
     "GPU has fallen off the bus": c.GPU_LOST_EVENT,
     "RmInitAdapter failed": c.GPU_INIT_FAILED_EVENT,
@@ -54,6 +57,7 @@ _OOM = re.compile(
     r": Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
 )
 _UNKNOWN = "unknown"
+_NAMELESS = ("<unknown>", "'<unknown>'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +83,16 @@ def _xid(text: str) -> Message | None:
     match = _XID.search(text)
     if not match:
         return None
+    name = match["name"] or ""
     facts = {
-        "process": (match["pid"] or match["pid2"] or "").strip("'<>").replace(_UNKNOWN, ""),
-        "process_name": (match["name"] or "").strip("<>").replace(_UNKNOWN, ""),
-        "gpu_instance": match["gi"] or "",
-        "compute_instance": match["ci"] or "",
+        "process": match["pid"] or "",
+        "process_name": "" if name in _NAMELESS else name,
+        "gpu_instance": _number(match["gi"]),
+        "compute_instance": _number(match["ci"]),
         "message": match["message"] or "",
     }
-    return _message(c.XID_EVENT, Entity(XID, (_address(match["pci"]), match["xid"])), facts)
+    entity = Entity(XID, (_address(match["pci"]), _number(match["xid"])))
+    return _message(c.XID_EVENT, entity, facts)
 
 
 def _gpu(text: str) -> Message | None:
@@ -99,21 +105,18 @@ def _gpu(text: str) -> Message | None:
 
 def _sxid(text: str) -> Message | None:
     match = _SXID.search(text)
-    if match:
-        severity = match["severity"].lower().replace("-", "_")
-        facts = {
-            "pci_address": match["pci"].lower(),
-            "link": match["link"] or "",
-            "message": match["message"] or "",
-        }
-        entity = Entity(SXID, (match["switch"], str(int(match["sxid"])), severity))
-        return _message(c.SXID_EVENT, entity, facts)
-    # A line without a severity word that is no follow-up (Severity ..., Data {...}) of another.
-    note = _SXID_NOTE.search(text)
-    if not note:
+    if not match:
         return None
-    facts = {"pci_address": note["pci"].lower(), "message": note["message"]}
-    entity = Entity(SXID, (note["switch"], str(int(note["sxid"])), "unstated"))
+    # One error takes several lines: Severity ... and Data {...} follow the line of the error.
+    if not match["severity"] and _SXID_FOLLOW_UP.match(match["message"]):
+        return None
+    severity = (match["severity"] or "unstated").lower().replace("-", "_")
+    facts = {
+        "pci_address": _address(match["pci"], match["function"] or "0"),
+        "link": _number(match["link"]),
+        "message": match["message"],
+    }
+    entity = Entity(SXID, (match["switch"], _number(match["sxid"]), severity))
     return _message(c.SXID_EVENT, entity, facts)
 
 
@@ -171,7 +174,12 @@ def _message(event_class: EventClass, entity: Entity, facts: dict[str, str]) -> 
     return Message(event_class, entity, {name: value for name, value in facts.items() if value})
 
 
-def _address(text: str) -> str:
-    """A PCI address without function, as all of our labels write it, with function 0."""
+def _address(text: str, function: str = "0") -> str:
+    """A PCI address without function, as all of our labels write it, with its function."""
     domain, rest = text.lower().split(":", 1)
-    return f"{int(domain, 16):04x}:{rest}.0"
+    return f"{int(domain, 16):04x}:{rest}.{function}"
+
+
+def _number(digits: str | None) -> str:
+    """A number as other places write it: the driver fills up with zeros."""
+    return str(int(digits)) if digits else ""

@@ -10,12 +10,30 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
-from railscope.catalog import agent, collector, entities, gpu, host, kernel, nic, pcie, rdma
+from railscope.catalog import (
+    agent,
+    collector,
+    entities,
+    gpu,
+    gpu_activity,
+    gpu_health,
+    gpu_sharing,
+    host,
+    kernel,
+    nic,
+    nvlink,
+    pcie,
+    rdma,
+)
 from railscope.catalog.declare import EntityKind, EventClass, Kind, Metric, Rollup, Unit
 from railscope.catalog.rollup import Derived, derive
 
 SUBJECTS: dict[str, ModuleType] = {
     "gpu": gpu,
+    "gpu_activity": gpu_activity,
+    "gpu_health": gpu_health,
+    "gpu_sharing": gpu_sharing,
+    "nvlink": nvlink,
     "rdma": rdma,
     "nic": nic,
     "pcie": pcie,

@@ -35,6 +35,8 @@ class Unit(StrEnum):
     HERTZ = "hertz"
     TRANSFERS_PER_SECOND = "transfers_per_second"
     LANES = "lanes"
+    CYCLES = "cycles"
+    REVOLUTIONS_PER_MINUTE = "rpm"
     PACKETS = "packets"
     FRAMES = "frames"
     ERRORS = "errors"
@@ -90,7 +92,8 @@ class Metric:
 
     `wraps_at_bits` is the width of a counter in hardware: 64 where a wrap cannot be met in
     practice, 32 for the Q counters of mlx5. `saturates` marks narrow counters that stick at their
-    maximum instead. `states` names the integers of a STATE metric.
+    maximum instead. `states` names the integers of a STATE metric. `since` names the generation of
+    hardware, or the driver, that first has it; empty where all have it.
     """
 
     name: str
@@ -102,6 +105,7 @@ class Metric:
     scale: Fraction = Fraction(1)
     rollups: tuple[Rollup, ...] = ()
     resets: str = ""
+    since: str = ""
     wraps_at_bits: int = 64
     saturates: bool = False
     states: Mapping[int, str] = field(default_factory=dict)

@@ -18,15 +18,65 @@ GPU = EntityKind(
         "serial",
         "minor",
         "architecture",
+        "compute_capability",
         "vbios",
+        "inforom",
+        "gsp_firmware",
+        "part_number",
         "driver",
+        "cuda",
+        "module",
+        "chassis",
+        "slot",
+        "tray",
+        "fabric_cluster",
+        "fabric_clique",
+        "virtualization",
         "rail",
     ),
 )
 GPU_CLOCK = EntityKind("gpu_clock", ("gpu", "clock"), part_of=GPU)
+GPU_ENGINE = EntityKind("gpu_engine", ("gpu", "engine"), part_of=GPU)
+GPU_PIPE = EntityKind("gpu_pipe", ("gpu", "pipe"), part_of=GPU)
+GPU_CYCLE = EntityKind("gpu_cycle", ("gpu", "cycle"), part_of=GPU)
+GPU_FAN = EntityKind("gpu_fan", ("gpu", "fan"), part_of=GPU)
+GPU_THRESHOLD = EntityKind("gpu_threshold", ("gpu", "threshold"), part_of=GPU)
+GPU_POWER_BOUND = EntityKind("gpu_power_bound", ("gpu", "bound"), part_of=GPU)
 GPU_THROTTLE = EntityKind("gpu_throttle", ("gpu", "reason"), part_of=GPU)
 GPU_ECC = EntityKind("gpu_ecc", ("gpu", "error", "lifetime"), part_of=GPU)
+GPU_ECC_LOCATION = EntityKind(
+    "gpu_ecc_location", ("gpu", "error", "lifetime", "location"), part_of=GPU
+)
+GPU_SRAM = EntityKind("gpu_sram", ("gpu", "lifetime", "protection"), part_of=GPU)
 GPU_REMAP = EntityKind("gpu_remap", ("gpu", "cause"), part_of=GPU)
+GPU_BANK = EntityKind("gpu_bank", ("gpu", "spares"), part_of=GPU)
+GPU_PCIE_ERROR = EntityKind("gpu_pcie_error", ("gpu", "error"), part_of=GPU)
+GPU_CONDITION = EntityKind("gpu_condition", ("gpu", "condition"), part_of=GPU)
+GPU_C2C = EntityKind("gpu_c2c", ("gpu", "error"), part_of=GPU)
+GPU_REASON = EntityKind("gpu_reason", ("gpu", "reason"), part_of=GPU)
+GPU_PROCESS = EntityKind(
+    "gpu_process",
+    ("gpu", "pid"),
+    ("process_name", "context", "gpu_instance", "compute_instance"),
+    part_of=GPU,
+)
+
+NVLINK = EntityKind(
+    "nvlink", ("gpu", "link"), ("version", "remote_type", "remote_pci_address"), part_of=GPU
+)
+NVLINK_ERROR = EntityKind("nvlink_error", ("gpu", "link", "error"), part_of=GPU)
+NVLINK_RECOVERY = EntityKind("nvlink_recovery", ("gpu", "link", "outcome"), part_of=GPU)
+NVLINK_BER = EntityKind("nvlink_ber", ("gpu", "link", "stage"), part_of=GPU)
+NVLINK_FEC = EntityKind("nvlink_fec", ("gpu", "link", "corrected_symbols"), part_of=GPU)
+
+MIG = EntityKind(
+    "mig",
+    ("gpu", "mig"),
+    ("profile", "gpu_instance", "compute_instance", "mig_index"),
+    part_of=GPU,
+)
+MIG_PIPE = EntityKind("mig_pipe", ("gpu", "mig", "pipe"), part_of=GPU)
+VGPU = EntityKind("vgpu", ("gpu", "vgpu"), ("vgpu_type", "virtual_machine"), part_of=GPU)
 
 NIC = EntityKind(
     "nic",
@@ -49,6 +99,7 @@ PCIE_AER = EntityKind("pcie_aer", ("pci_address", "severity", "error"), part_of=
 XID = EntityKind("xid", ("pci_address", "xid"))
 SXID = EntityKind("sxid", ("nvswitch", "sxid", "severity"))
 GPU_ADDRESS = EntityKind("gpu_address", ("pci_address",))
+GPU_EVENT = EntityKind("gpu_event", ("pci_address", "event"))
 LINK_CHANGE = EntityKind("link_change", ("interface", "state"))
 AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 

@@ -1,9 +1,20 @@
-"""Metrics of a GPU, as NVML tells them."""
+"""Metrics of a GPU, as NVML tells them: activity, memory, clocks, power, heat, modes.
+
+What is wrong with it stands in `gpu_health`, what its SMs do in `gpu_activity`.
+"""
 
 from fractions import Fraction
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import GPU, GPU_CLOCK, GPU_ECC, GPU_REMAP, GPU_THROTTLE, XID
+from railscope.catalog.entities import (
+    GPU,
+    GPU_CLOCK,
+    GPU_ENGINE,
+    GPU_FAN,
+    GPU_POWER_BOUND,
+    GPU_THRESHOLD,
+    GPU_THROTTLE,
+)
 
 DRIVER_LOAD = "Counts from driver load; falls back to zero at a driver reload or GPU reset."
 
@@ -176,102 +187,150 @@ GPU_THROTTLE_TIME = Metric(
     origin="nvmlDeviceGetFieldValues 74, 75, 76, 269, 270, 271 (ns)",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_POWER_VIOLATION, DCGM_FI_DEV_THERMAL_VIOLATION"},
 )
-GPU_ECC_MODE = Metric(
-    "railscope_gpu_ecc_enabled",
+GPU_ENGINE_UTILIZATION = Metric(
+    "railscope_gpu_engine_utilization_ratio",
+    Kind.GAUGE,
+    GPU_ENGINE,
+    unit=Unit.RATIO,
+    scale=per(100),
+    rollups=(Rollup.MEAN,),
+    help="Share of the last sample period in which a media engine worked.",
+    origin="nvmlDeviceGetEncoderUtilization, ...Decoder..., ...Jpg..., ...Ofa... (percent)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_ENC_UTIL, DCGM_FI_DEV_DEC_UTIL"},
+)
+GPU_BAR1_SIZE = Metric(
+    "railscope_gpu_bar1_size_bytes",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.BYTES,
+    help="Address space through which processors and network cards reach GPU memory.",
+    origin="nvmlDeviceGetBAR1MemoryInfo (bytes)",
+)
+GPU_BAR1_USED = Metric(
+    "railscope_gpu_bar1_used_bytes",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.BYTES,
+    rollups=(Rollup.SUM,),
+    help="BAR1 address space that is mapped, by GPUDirect RDMA among others.",
+    origin="nvmlDeviceGetBAR1MemoryInfo (bytes)",
+)
+GPU_POWER_AVERAGE = Metric(
+    "railscope_gpu_power_average_watts",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.WATTS,
+    scale=per(1000),
+    since="Ampere (except GA100)",
+    help="Power of the GPU, averaged over one second.",
+    origin="nvmlDeviceGetFieldValues 185 POWER_AVERAGE, scope 0 (mW)",
+)
+GPU_POWER_INSTANT = Metric(
+    "railscope_gpu_power_instant_watts",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.WATTS,
+    scale=per(1000),
+    rollups=(
+        Rollup.SUM,
+        Rollup.MAX,
+    ),
+    help="Power of the GPU at this instant.",
+    origin="nvmlDeviceGetFieldValues 186 POWER_INSTANT, scope 0 (mW)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_POWER_USAGE_INSTANT"},
+)
+GPU_MODULE_POWER = Metric(
+    "railscope_gpu_module_power_watts",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.WATTS,
+    scale=per(1000),
+    rollups=(Rollup.SUM,),
+    since="Grace Hopper",
+    help="Power of the module at this instant: GPU and Grace processor together.",
+    origin="nvmlDeviceGetFieldValues 186 POWER_INSTANT, scope 1 (mW)",
+)
+GPU_POWER_BOUNDS = Metric(
+    "railscope_gpu_power_limit_bound_watts",
+    Kind.GAUGE,
+    GPU_POWER_BOUND,
+    unit=Unit.WATTS,
+    scale=per(1000),
+    help="Lowest, highest, default and requested power limit of the GPU.",
+    origin="nvmlDeviceGetFieldValues 187 MIN, 188 MAX, 189 DEFAULT, 192 REQUESTED (mW)",
+)
+GPU_TEMPERATURE_MARGIN = Metric(
+    "railscope_gpu_temperature_margin_celsius",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.CELSIUS,
+    rollups=(Rollup.MIN,),
+    since="Hopper",
+    help="Degrees left until the nearest slowdown threshold; negative beyond it.",
+    origin="nvmlDeviceGetMarginTemperature (degrees Celsius)",
+)
+GPU_TEMPERATURE_THRESHOLD = Metric(
+    "railscope_gpu_temperature_threshold_celsius",
+    Kind.GAUGE,
+    GPU_THRESHOLD,
+    unit=Unit.CELSIUS,
+    help="Temperature at which the GPU slows down or shuts down.",
+    origin="nvmlDeviceGetTemperatureThreshold (degrees Celsius); up to Ampere",
+)
+GPU_TEMPERATURE_THRESHOLD_MARGIN = Metric(
+    "railscope_gpu_temperature_threshold_margin_celsius",
+    Kind.GAUGE,
+    GPU_THRESHOLD,
+    unit=Unit.CELSIUS,
+    since="Ada",
+    help="Margin at which the GPU slows down or shuts down, on the scale of the temperature margin.",
+    origin="nvmlDeviceGetFieldValues 193 SHUTDOWN_TLIMIT, 194 SLOWDOWN, 195 MEM_MAX, 196 GPU_MAX (degrees Celsius)",
+)
+GPU_FAN_SPEED = Metric(
+    "railscope_gpu_fan_speed_ratio",
+    Kind.GAUGE,
+    GPU_FAN,
+    unit=Unit.RATIO,
+    scale=per(100),
+    help="Speed a fan is told to run at, as a share of its highest; boards without fans have none.",
+    origin="nvmlDeviceGetFanSpeed_v2 (percent)",
+)
+GPU_FAN_ROTATION = Metric(
+    "railscope_gpu_fan_rotation_rpm",
+    Kind.GAUGE,
+    GPU_FAN,
+    unit=Unit.REVOLUTIONS_PER_MINUTE,
+    help="Speed a fan is told to run at.",
+    origin="nvmlDeviceGetFanSpeedRPM (revolutions per minute)",
+)
+GPU_PERSISTENCE = Metric(
+    "railscope_gpu_persistence_enabled",
     Kind.GAUGE,
     GPU,
     rollups=(Rollup.MIN,),
-    help="Whether error correction of GPU memory is on (1) or off (0).",
-    origin="nvmlDeviceGetEccMode current",
+    help="Whether the driver keeps the GPU initialised while nobody uses it (1) or not (0).",
+    origin="nvmlDeviceGetPersistenceMode",
 )
-GPU_ECC_ERRORS = Metric(
-    "railscope_gpu_ecc_errors_total",
-    Kind.COUNTER,
-    GPU_ECC,
-    unit=Unit.ERRORS,
-    rollups=(Rollup.SUM,),
-    resets="Volatile counts from driver load; aggregate counts for the life of the board.",
-    help="Memory errors that error correction met, by whether it could correct them.",
-    origin="nvmlDeviceGetTotalEccErrors",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"},
+GPU_COMPUTE_MODE = Metric(
+    "railscope_gpu_compute_mode",
+    Kind.STATE,
+    GPU,
+    states={0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"},
+    help="How many processes may use the GPU at once.",
+    origin="nvmlDeviceGetComputeMode",
 )
-GPU_REMAPPED_ROWS = Metric(
-    "railscope_gpu_remapped_rows",
-    Kind.GAUGE,
-    GPU_REMAP,
-    rollups=(Rollup.SUM,),
-    help="Memory rows replaced by spare ones, by the kind of error that caused it.",
-    origin="nvmlDeviceGetRemappedRows",
-    other_names={
-        "dcgm-exporter": "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS, DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
-    },
-)
-GPU_ROW_REMAP_PENDING = Metric(
-    "railscope_gpu_row_remap_pending",
+GPU_ACCOUNTING = Metric(
+    "railscope_gpu_accounting_enabled",
     Kind.GAUGE,
     GPU,
-    rollups=(Rollup.SUM,),
-    help="Whether a row remap waits for a GPU reset (1) or not (0).",
-    origin="nvmlDeviceGetRemappedRows pending",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_ROW_REMAP_PENDING"},
+    help="Whether the driver keeps accounts of processes (1) or not (0).",
+    origin="nvmlDeviceGetAccountingMode",
 )
-GPU_ROW_REMAP_FAILURE = Metric(
-    "railscope_gpu_row_remap_failure",
+GPU_CONFIDENTIAL = Metric(
+    "railscope_gpu_confidential_compute_enabled",
     Kind.GAUGE,
     GPU,
-    rollups=(Rollup.SUM,),
-    help="Whether a row could not be remapped (1) or not (0).",
-    origin="nvmlDeviceGetRemappedRows failure",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_ROW_REMAP_FAILURE"},
-)
-GPU_PCIE_GENERATION = Metric(
-    "railscope_gpu_pcie_link_generation",
-    Kind.GAUGE,
-    GPU,
-    rollups=(Rollup.MIN,),
-    help="PCIe generation the GPU's link runs at now; idle GPUs may run slower to save power.",
-    origin="nvmlDeviceGetCurrPcieLinkGeneration",
-)
-GPU_PCIE_GENERATION_LIMIT = Metric(
-    "railscope_gpu_pcie_link_generation_limit",
-    Kind.GAUGE,
-    GPU,
-    help="Highest PCIe generation that GPU and slot can reach together.",
-    origin="nvmlDeviceGetMaxPcieLinkGeneration",
-)
-GPU_PCIE_WIDTH = Metric(
-    "railscope_gpu_pcie_link_width_lanes",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.LANES,
-    rollups=(Rollup.MIN,),
-    help="Lanes the GPU's PCIe link uses now.",
-    origin="nvmlDeviceGetCurrPcieLinkWidth",
-)
-GPU_PCIE_WIDTH_LIMIT = Metric(
-    "railscope_gpu_pcie_link_width_limit_lanes",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.LANES,
-    help="Most lanes that GPU and slot can use together.",
-    origin="nvmlDeviceGetMaxPcieLinkWidth",
-)
-GPU_PCIE_REPLAYS = Metric(
-    "railscope_gpu_pcie_replays_total",
-    Kind.COUNTER,
-    GPU,
-    rollups=(Rollup.SUM,),
-    resets=DRIVER_LOAD,
-    help="PCIe packets the GPU had to send again.",
-    origin="nvmlDeviceGetPcieReplayCounter",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"},
-)
-GPU_XID_ERRORS = Metric(
-    "railscope_gpu_xid_errors_total",
-    Kind.COUNTER,
-    XID,
-    unit=Unit.ERRORS,
-    resets="Counts from the start of the kernel log the agent could read.",
-    help="Xid messages of the NVIDIA driver, by PCI address of the GPU and Xid number.",
-    origin="kernel log, NVRM: Xid (...)",
+    since="Hopper",
+    help="Whether the server runs its GPUs in confidential-compute mode (1) or not (0).",
+    origin="nvmlSystemGetConfComputeState ccFeature",
 )

@@ -12,7 +12,7 @@ XIDS = Metric(
     rollups=(Rollup.SUM,),
     resets=LOG,
     help="Xid messages of the NVIDIA driver on this server.",
-    origin="kernel log, NVRM: Xid (...)",
+    origin="kernel log, NVRM: Xid (...), and NVML events; one that both tell counts once",
 )
 SXIDS = Metric(
     "railscope_kernel_sxids_total",
@@ -90,7 +90,19 @@ XID_EVENT = EventClass(
     "error",
     help="The NVIDIA driver reported an error of a GPU.",
     origin="kernel log, NVRM: Xid (...)",
-    facts=("process", "process_name", "gpu_instance", "compute_instance", "message"),
+    facts=(
+        "process",
+        "process_name",
+        "gpu_instance",
+        "compute_instance",
+        "message",
+        "name",
+        "meaning",
+        "severity",
+        "action",
+        "nvidia_action",
+        "told_by",
+    ),
 )
 SXID_EVENT = EventClass(
     "sxid",

@@ -31,6 +31,7 @@ def _row(metric: Metric) -> dict[str, Any]:
         "scale": str(metric.scale),
         "rollups": [str(rollup) for rollup in metric.rollups],
         "resets": metric.resets,
+        "since": metric.since,
         "wraps_at_bits": metric.wraps_at_bits,
         "saturates": metric.saturates,
         "states": {str(code): state for code, state in metric.states.items()},
@@ -96,8 +97,8 @@ def _markdown() -> str:
         if SUBJECT_OF[metric.name] != subject:
             subject = SUBJECT_OF[metric.name]
             lines += ["", f"## {subject}", "",
-                      "| metric | kind | labels | meaning | origin | roll-up | notes |",
-                      "|---|---|---|---|---|---|---|"]  # fmt: skip
+                      "| metric | kind | unit | labels | meaning | origin | since | roll-up | notes |",
+                      "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
         lines.append(_markdown_row(metric))
     lines += [
         "",
@@ -128,7 +129,8 @@ def _markdown_row(metric: Metric) -> str:
         notes.append("States: " + ", ".join(metric.states.values()) + ".")
     notes += [f"{tool}: {names}." for tool, names in metric.other_names.items()]
     cells = [
-        f"`{metric.name}`", str(metric.kind), ", ".join(metric.about.labels), metric.help,
-        metric.origin, ", ".join(map(str, metric.rollups)), " ".join(notes),
+        f"`{metric.name}`", str(metric.kind), str(metric.unit), ", ".join(metric.about.labels),
+        metric.help, metric.origin, metric.since, ", ".join(map(str, metric.rollups)),
+        " ".join(notes),
     ]  # fmt: skip
     return "| " + " | ".join(map(_cell, cells)) + " |"

@@ -75,11 +75,12 @@ async def test_an_empty_server_lacks_things_and_is_well() -> None:
 
 async def test_readings_that_no_gpu_supports_are_no_problem() -> None:
     host = healthy()
-    host.calls["nvml.nvmlDeviceGetTotalEnergyConsumption(0)"] = NvmlError(3)
+    _, before = await checked(host)
+    host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)
     well, said = await checked(host)
     assert well
-    told = line(said, "absent  gpu:")
-    assert told == "absent  gpu: 1 readings unsupported: railscope_gpu_energy_joules_total"
+    assert "railscope_gpu_power_watts" not in line(before, "absent  gpu:")
+    assert "railscope_gpu_power_watts" in line(said, "absent  gpu:")
 
 
 async def test_what_is_denied_is_said_with_its_remedy() -> None:

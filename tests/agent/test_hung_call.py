@@ -17,7 +17,7 @@ from support.sampling import Sampling, sampling
 
 from agent.reader import Reader
 from agent.sinks.prometheus import Page
-from agent.sources.gpu import Gpu
+from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
 from agent.stats import ShippingStats

@@ -59,6 +59,8 @@ async def test_an_event_carries_the_time_of_its_record() -> None:
         assert event.entity.key == ("0000:3b:00.0", "79")
         assert event.facts == {
             "process": "1234", "process_name": "python", "message": "GPU has fallen off the bus.",
+            "name": "GPU_HAS_FALLEN_OFF_THE_BUS", "meaning": "The GPU cannot be reached over PCIe.",
+            "severity": "fatal", "action": "drain reboot", "nvidia_action": "RESTART_BM",
         }  # fmt: skip
 
 

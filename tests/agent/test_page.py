@@ -18,7 +18,7 @@ from support.sampling import sampling
 from agent.host import NvmlError
 from agent.http_server import HttpServer
 from agent.sinks.prometheus import Page
-from agent.sources.gpu import Gpu
+from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
 from agent.status import FAILED, OK, STARTING, UNSUPPORTED, Status
 

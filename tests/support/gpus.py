@@ -7,6 +7,7 @@ from typing import Any
 from support.machine import FakeHost
 
 GIBIBYTE = 1 << 30
+THROTTLE_FIELDS = (74, 75, 76, 269, 270, 271)
 
 
 def add_gpus(host: FakeHost, count: int) -> None:
@@ -39,6 +40,13 @@ def answers(index: int) -> dict[str, Any]:
         "EnforcedPowerLimit": 700_000,
         "EccMode": [1, 1],
         "RemappedRows": [0, 0, 0, 0],
+        "MarginTemperature": 26,
+        "MigMode": [0, 0],
+        "EncoderUtilization": [0, 167_000],
+        "DecoderUtilization": [0, 167_000],
+        "JpgUtilization": [0, 167_000],
+        "OfaUtilization": [0, 167_000],
+        "ComputeRunningProcesses": [],
         "CurrPcieLinkGeneration": 5,
         "MaxPcieLinkGeneration": 5,
         "CurrPcieLinkWidth": 16,
@@ -47,8 +55,14 @@ def answers(index: int) -> dict[str, Any]:
     }  # fmt: skip
     found = {f"nvml.nvmlDeviceGet{name}({index})": answer for name, answer in told.items()}
     found[f"nvml.nvmlDeviceGetTemperatureV({index},0)"] = 61
-    fields = f"nvml.nvmlDeviceGetFieldValues({index},82,74,75,76,269,270,271)"
-    found[fields] = [[0, 70], *[[0, second * 10**9] for second in range(6)]]
+    fields = {82: 70, 83: 10**12, 185: 500_000, 186: 501_000, 91: 0, 230: 0, 94: 0}
+    fields |= {field: second * 10**9 for second, field in enumerate(THROTTLE_FIELDS)}
+    fields |= dict.fromkeys((3, 4, 5, 6), 0)
+    fields |= {197: 10**9, 198: 2 * 10**9}
+    for field, value in fields.items():
+        found[f"nvml.nvmlDeviceGetFieldValues({index},{field})"] = [0, value]
+    for metric in (1, 2, 3, 5, 10):
+        found[f"nvml.nvmlGpmMetricsGet({index},{metric})"] = [0, 10.0 * metric]
     for clock in range(4):
         found[f"nvml.nvmlDeviceGetClockInfo({index},{clock})"] = 1980
         found[f"nvml.nvmlDeviceGetMaxClockInfo({index},{clock})"] = 1980

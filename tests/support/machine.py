@@ -11,7 +11,7 @@ from support.clock import ManualClock
 
 from agent.host import Json, NvmlError
 from agent.host.files import PlainFiles
-from agent.host.recorded import call_key
+from agent.host.recorded import BATCHES, batch, call_key
 
 DENIED = PermissionError(errno.EACCES, "Permission denied")
 NO_DEVICE = OSError(errno.ENODEV, "No such device")
@@ -58,9 +58,24 @@ class FakeHost:
         return PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        if function not in BATCHES:
+            return self._one(seam, function, arguments)
+        device, *entries = arguments
+        return batch(lambda entry: self._entry(seam, function, (device, entry)), entries)
+
+    def _one(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
         key = call_key(seam, function, arguments)
         self.asked[key] += 1
         return _answer(self.calls.get(key, _UNKNOWN[seam]))
+
+    def _entry(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
+        """One entry of a batch: a value, or a pair of code and value."""
+        key = call_key(seam, function, arguments)
+        self.asked[key] += 1
+        if key not in self.calls:
+            raise FileNotFoundError(errno.ENOENT, key)
+        answer = _answer(self.calls[key])
+        return answer if isinstance(answer, list) else [0, answer]
 
     def kernel_log(self) -> FakeLog:
         if self.log.closed is not None:

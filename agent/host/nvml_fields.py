@@ -1,0 +1,92 @@
+"""Many field values of a GPU by one call, read out of the driver's array without a loop of ctypes.
+
+nvml.h, nvmlFieldValue_t: field and scope (4 bytes each), time stamp and latency (8 each), value
+type and return code (4 each), the value (8).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from railscope.capture import Json
+
+_WORDS = 5
+_HEAD, _VALUE = 3, 4
+_TYPE_BITS = 32
+_TYPE_MASK = (1 << _TYPE_BITS) - 1
+
+
+def _double(word: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<Q", word))[0])
+
+
+def _signed(bits: int) -> Callable[[int], int]:
+    half, whole = 1 << bits - 1, 1 << bits
+
+    def decode(word: int) -> int:
+        low = word & whole - 1
+        return low - whole if low >= half else low
+
+    return decode
+
+
+# nvmlValueType_t: which member of the union holds the value. What is missing here is a whole word.
+_DECODERS: dict[int, Callable[[int], int | float]] = {
+    0: _double,
+    1: lambda word: word & 0xFFFF_FFFF,
+    4: _signed(64),
+    5: _signed(32),
+    6: lambda word: word & 0xFFFF,
+}
+_UNSIGNED, _WHATEVER_THEY_SAY = 1, {82}
+"""MEMORY_TEMP: some drivers mislabel its type (NVIDIA/DCGM)."""
+
+
+class FieldBatch:
+    """A fixed list of fields, each a number or "number:scope", and the array they are read into."""
+
+    def __init__(self, module: ModuleType, entries: tuple[int | str, ...]) -> None:
+        self._module = module
+        self._array = (module.c_nvmlFieldValue_t * len(entries))()
+        fields = []
+        for slot, entry in zip(self._array, entries, strict=True):
+            field, _, scope = str(entry).partition(":")
+            slot.fieldId, slot.scopeId = int(field), int(scope or 0)
+            fields.append(int(field))
+        self._reference = ctypes.byref(self._array)
+        self._words = memoryview(self._array).cast("B").cast("Q")
+        self._forced = [i for i, field in enumerate(fields) if field in _WHATEVER_THEY_SAY]
+        self._heads: list[int] = []
+        self._codes: list[int] = []
+        self._decoders: list[tuple[int, Callable[[int], int | float]]] = []
+
+    def get(self, handle: Any) -> Json:
+        """Two lists: a value for each field, and its return code. Raises NVMLError for the call."""
+        function = self._module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")  # noqa: SLF001 - pynvml's own call would make the array anew
+        code = function(handle, len(self._array), self._reference)
+        if code:
+            raise self._module.NVMLError(code)
+        heads = self._words[_HEAD::_WORDS].tolist()
+        if heads != self._heads:
+            self._understand(heads)
+        words: list[int] = self._words[_VALUE::_WORDS].tolist()
+        values: list[int | float] = [*words]
+        for position, decode in self._decoders:
+            values[position] = decode(words[position])
+        return [values, self._codes]
+
+    def _understand(self, heads: list[int]) -> None:
+        """Keep what type and code each value has: both are the same from tick to tick."""
+        self._heads = heads
+        self._codes = [head >> _TYPE_BITS for head in heads]
+        types = [head & _TYPE_MASK for head in heads]
+        for position in self._forced:
+            types[position] = _UNSIGNED
+        self._decoders = [(i, _DECODERS[kind]) for i, kind in enumerate(types) if kind in _DECODERS]
+        for position, code in enumerate(self._codes):
+            if code:
+                self._decoders.append((position, lambda _: 0))

@@ -1,0 +1,85 @@
+"""Activity of SMs, pipes and links from two samples of the hardware's counters (GPM, Hopper+).
+
+nvml.h, nvmlGpmMetricsGet: the samples must be more than 100 ms apart. One sample is taken at each
+read and compared with the one before.
+"""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType
+from typing import Any
+
+from railscope.capture import Json
+
+SHORTEST_NS = 110_000_000
+LONGEST_NS = 30_000_000_000
+"""A sample older than this is of another time: an average over it would not be about now."""
+
+_NOT_SUPPORTED, _NOT_READY = 3, 27
+_HEADER_WORDS, _METRIC_WORDS = 3, 5
+_CODE_BITS = 32
+
+
+class Monitor:
+    """Two samples of one GPU or of one GPU instance, and the space for what they give.
+
+    Raises NVMLError NOT_SUPPORTED where the GPU has no GPM.
+    """
+
+    def __init__(self, module: ModuleType, gpu: Any, instance: int | None) -> None:
+        self._module = module
+        self._gpu = gpu
+        self._instance = instance
+        if not module.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+            raise module.NVMLError(_NOT_SUPPORTED)
+        self._spare = module.nvmlGpmSampleAlloc()
+        self._latest = module.nvmlGpmSampleAlloc()
+        self._taken_ns: int | None = None
+        self._request = module.c_nvmlGpmMetricsGet_t(version=module.NVML_GPM_METRICS_GET_VERSION)
+        view = memoryview(self._request).cast("B")
+        self._words, self._doubles = view.cast("Q"), view.cast("d")
+
+    def close(self) -> None:
+        """Give the samples back. Raises NVMLError."""
+        for sample in (self._spare, self._latest):
+            self._module.nvmlGpmSampleFree(sample)
+
+    def read(self, metrics: tuple[int, ...]) -> Json:
+        """Two lists: a value for each metric, and its return code.
+
+        Raises NVMLError NOT_READY where there is no sample yet that is old enough to compare with,
+        and what the driver says, NO_PERMISSION among others, where it gives none.
+        """
+        now_ns = time.monotonic_ns()
+        before_ns, module = self._taken_ns, self._module
+        if before_ns is not None and now_ns - before_ns < SHORTEST_NS:
+            raise module.NVMLError(_NOT_READY)
+        self._taken_ns = None
+        self._sample(self._spare)
+        self._spare, self._latest = self._latest, self._spare
+        self._taken_ns = now_ns
+        if before_ns is None or now_ns - before_ns > LONGEST_NS:
+            raise module.NVMLError(_NOT_READY)
+        return self._compare(metrics)
+
+    def _sample(self, into: Any) -> None:
+        if self._instance is None:
+            self._module.nvmlGpmSampleGet(self._gpu, into)
+        else:
+            self._module.nvmlGpmMigSampleGet(self._gpu, self._instance, into)
+
+    def _compare(self, metrics: tuple[int, ...]) -> Json:
+        request = self._request
+        request.numMetrics = len(metrics)
+        request.sample1, request.sample2 = self._spare, self._latest
+        end = _HEADER_WORDS + len(metrics) * _METRIC_WORDS
+        for place, metric in zip(range(_HEADER_WORDS, end, _METRIC_WORDS), metrics, strict=True):
+            self._words[place] = metric
+        self._module.nvmlGpmMetricsGet(request)
+        heads: list[int] = self._words[_HEADER_WORDS:end:_METRIC_WORDS].tolist()
+        values: Any = self._doubles[_HEADER_WORDS + 1 : end : _METRIC_WORDS].tolist()
+        codes = [head >> _CODE_BITS for head in heads]
+        if any(codes):
+            values = [0.0 if code else value for value, code in zip(values, codes, strict=True)]
+        return [values, codes]

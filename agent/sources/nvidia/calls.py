@@ -1,0 +1,104 @@
+"""The words that the tables of NVML calls are made of.
+
+Sources: nvml.h; units are those of the catalog's declarations. What a driver does not know yet, or a
+GPU does not have, may name older calls to fall back on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.host import Json
+from railscope.catalog.declare import EntityKind, Metric
+from railscope.entity import Entity
+from railscope.reading import Absent, Reading
+
+Pick = Callable[[Json], Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A column that a call fills: about the device, a part of it, or a certain entity."""
+
+    metric: Metric
+    pick: Pick
+    kind: EntityKind | None = None
+    part: tuple[str, ...] = ()
+    entity: Entity | None = None
+
+    def about(self, device: Entity) -> Entity:
+        """The entity of the column, for one device."""
+        if self.entity:
+            return self.entity
+        return device.part(self.kind, *self.part) if self.kind else device
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An NVML call and the columns that its result fills; the first function the driver has."""
+
+    functions: tuple[str, ...]
+    targets: tuple[Target, ...]
+    arguments: tuple[int, ...] = ()
+    of_device: bool = True
+    """Whether the device is the first argument; a call about the system takes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column that one entry of a batch fills: a field, "field:scope", or a GPM metric.
+
+    The first entry that the GPU has is used, else the call. The call's first target is the column.
+    """
+
+    entries: tuple[int | str, ...]
+    target: Target
+    otherwise: Call | None = None
+
+
+FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """All that is asked of a device at one period; `batch` is the call that takes the fields."""
+
+    calls: tuple[Call, ...] = ()
+    fields: tuple[Field, ...] = ()
+    batch: str = FIELD_VALUES
+
+
+def whole(result: Json) -> Reading:
+    """The answer itself."""
+    return int(result)
+
+
+def key(name: str) -> Pick:
+    """One member of a structure; a member that this version of it lacks is not supported."""
+    return lambda result: int(result[name]) if name in result else Absent.UNSUPPORTED
+
+
+def item(index: int) -> Pick:
+    """One item of a list."""
+    return lambda result: int(result[index])
+
+
+def bit(mask: int) -> Pick:
+    """Whether a bit of a mask is set."""
+    return lambda result: int(bool(int(result) & mask))
+
+
+def count(result: Json) -> Reading:
+    """How many there are."""
+    return len(result)
+
+
+def simple(function: str, metric: Metric, *older: str) -> Call:
+    """A call whose answer is the reading."""
+    return Call((function, *older), (Target(metric, whole),))
+
+
+def field(number: int | str, metric: Metric, kind: EntityKind | None = None, *part: str) -> Field:
+    """A field whose value is the reading."""
+    return Field((number,), Target(metric, whole, kind, part))

@@ -1,0 +1,124 @@
+"""What the driver reports by itself: Xids for the book, MIG changes, memory and power events.
+
+Events of NVML come without text and without their time, and none come from a GPU whose bus or
+firmware is dead: the kernel log is followed as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from agent.facts import known
+from agent.host import Host, NvmlError
+from agent.source import Columns, HoldsNothing, Inventory, Table
+from agent.sources.nvidia.inventory import Gpus
+from agent.streams.xid_book import Sighting, XidBook
+from railscope.catalog import gpu_health as h
+from railscope.catalog.entities import GPU_EVENT, NODE
+from railscope.entity import Entity
+from railscope.frame import Event, Instant
+
+XID, MIG_CHANGE = 0x8, 0x100
+# nvml.h, nvmlEventType*; those of the performance state and the clock are not asked for.
+KINDS = {
+    0x1: "single_bit_ecc",
+    0x2: "double_bit_ecc",
+    0x80: "power_source_change",
+    MIG_CHANGE: "mig_config_change",
+    0x200: "single_bit_ecc_storm",
+    0x400: "dram_retirement",
+    0x800: "dram_retirement_failure",
+    0x1000: "nonfatal_poison",
+    0x2000: "fatal_poison",
+    0x4000: "gpu_unavailable",
+    0x8000: "gpu_recovery_action",
+}
+_NO_INSTANCE = 0xFFFF_FFFF
+_HAS_NONE = {3, 13, 12, 28}  # NOT_SUPPORTED, FUNCTION_ and LIBRARY_NOT_FOUND, GPU_NOT_FOUND
+
+
+class NvmlEvents(HoldsNothing):
+    """Takes the driver's events as they come and counts those that are no Xid."""
+
+    name = "gpu_event"
+    family = "nvml"
+
+    def __init__(
+        self, book: XidBook, period_seconds: float = 1.0, gpus: Gpus | None = None
+    ) -> None:
+        self.period_seconds = period_seconds
+        self._book = book
+        self._gpus = gpus or Gpus()
+        self._taken = 0
+        self._lost = 0
+        self._waiting: list[Event] = []
+        self._counts: Counter[Entity] = Counter()
+        self._columns: list[Entity] = []
+
+    def probe(self, host: Host) -> Inventory:
+        """Register for events, and make a column for each kind that was met.
+
+        A driver that has no events leaves the source without columns.
+        """
+        try:
+            self._waiting += self._take(host)
+        except NvmlError as error:
+            if error.code not in _HAS_NONE:
+                raise
+            return Inventory()
+        except FileNotFoundError:  # a recording of a machine that was not asked
+            return Inventory()
+        columns = Columns()
+        columns.add(h.GPU_EVENTS_LOST, Entity(NODE))
+        self._columns = list(self._counts)
+        for entity in self._columns:
+            columns.add(h.GPU_EVENTS, entity)
+        return Inventory(tuple(columns.columns))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Take what is new."""
+        if not into.reasons:
+            return
+        into.events = [*self._waiting, *self._take(host)]
+        self._waiting.clear()
+        into.put(0, self._lost)
+        for position, entity in enumerate(self._columns, 1):
+            into.put(position, self._counts[entity])
+        into.grown = len(self._counts) > len(self._columns)
+
+    def _take(self, host: Host) -> list[Event]:
+        now = host.clock.now()
+        told = host.call("nvml", "nvmlEventSetWait")
+        numbers = [number for number, *_ in told]
+        if max(numbers, default=0) < self._taken:
+            self._taken = 0  # a recording that has started over
+        elif numbers:
+            self._lost += max(min(numbers) - self._taken - 1, 0)
+        found = []
+        for number, index, kind, data, gpu_instance, compute_instance in told:
+            if number <= self._taken:
+                continue
+            gpu = self._gpus.found.get(index)
+            address = gpu.pci_address if gpu else "unknown"
+            instances = (_instance(gpu_instance), _instance(compute_instance))
+            if kind == XID:
+                self._book.seen(Sighting(address, data, now.wall_ns, now.boot_ns, *instances))
+                continue
+            if kind == MIG_CHANGE:
+                self._gpus.changed()
+            found.append(self._event(address, kind, data, instances, now))
+        self._taken = max(numbers, default=0)
+        return found
+
+    def _event(
+        self, address: str, kind: int, data: int, instances: tuple[str, str], now: Instant
+    ) -> Event:
+        entity = Entity(GPU_EVENT, (address, KINDS.get(kind, hex(kind))))
+        self._counts[entity] += 1
+        gpu, compute = instances
+        facts = known(gpu_instance=gpu, compute_instance=compute, data=str(data) if data else "")
+        return Event(h.GPU_DRIVER_EVENT, entity, now.wall_ns, now.boot_ns, facts)
+
+
+def _instance(number: int) -> str:
+    return "" if number == _NO_INSTANCE else str(number)

@@ -1,0 +1,177 @@
+"""What is or may go wrong: memory errors and repairs, PCIe, the fabric, what the driver asks for."""
+
+from __future__ import annotations
+
+from agent.host import Json
+from agent.sources.nvidia.calls import (
+    Call,
+    Field,
+    Pick,
+    Questions,
+    Target,
+    field,
+    item,
+    key,
+    simple,
+    whole,
+)
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_sharing as s
+from railscope.catalog.entities import (
+    GPU_CONDITION,
+    GPU_ECC,
+    GPU_PCIE_ERROR,
+    GPU_REMAP,
+    GPU_SRAM,
+)
+from railscope.reading import Absent, Reading
+
+SLOWEST_PERFORMANCE_STATE = 15  # 32 stands for unknown
+COMPLETED = 3
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 is true. A GPU without a partition, or
+# without its fabric manager, is at fault as well: there it is the 2 that counts.
+CONDITIONS = {
+    "degraded_bandwidth": (0, 1),
+    "route_recovery": (2, 1),
+    "route_unhealthy": (4, 1),
+    "access_timeout_recovery": (6, 1),
+    "partition_missing": (12, 2),
+    "fabric_manager_disconnected": (14, 2),
+}
+_TWO_BITS, _FOUR_BITS = 0b11, 0b1111
+_CONFIGURATION_SHIFT, _CONFIGURATION_RIGHT = 8, 1
+PCIE_ERRORS = {
+    173: "correctable",
+    174: "nak_received",
+    175: "receiver",
+    176: "bad_tlp",
+    177: "nak_sent",
+    178: "bad_dllp",
+    179: "nonfatal",
+    180: "fatal",
+    181: "unsupported_request",
+    182: "lcrc",
+    183: "lane",
+}
+_ECC_FIELDS = {
+    ("corrected", "volatile"): (3, (0, 0)),
+    ("uncorrected", "volatile"): (4, (1, 0)),
+    ("corrected", "aggregate"): (5, (0, 1)),
+    ("uncorrected", "aggregate"): (6, (1, 1)),
+}
+
+
+def _performance_state(result: Json) -> Reading:
+    return int(result) if int(result) <= SLOWEST_PERFORMANCE_STATE else Absent.UNSUPPORTED
+
+
+def _status(result: Json) -> Reading:
+    return int(result["status"]) if result["state"] == COMPLETED else Absent.UNSUPPORTED
+
+
+def _condition(shift: int, at_fault: int) -> Pick:
+    def pick(result: Json) -> Reading:
+        told = int(result["healthMask"]) >> shift & _TWO_BITS
+        return int(told == at_fault) if told else Absent.UNSUPPORTED
+
+    return pick
+
+
+def _misconfigured(result: Json) -> Reading:
+    told = int(result["healthMask"]) >> _CONFIGURATION_SHIFT & _FOUR_BITS
+    return int(told != _CONFIGURATION_RIGHT) if told else Absent.UNSUPPORTED
+
+
+def _total_ecc(kind: tuple[str, ...], arguments: tuple[int, int]) -> Call:
+    target = Target(h.GPU_ECC_ERRORS, whole, GPU_ECC, kind)
+    return Call(("nvmlDeviceGetTotalEccErrors",), (target,), arguments)
+
+
+_CALLS: tuple[Call, ...] = (
+    Call(
+        ("nvmlDeviceGetPerformanceState",),
+        (Target(c.GPU_PERFORMANCE_STATE, _performance_state),),
+    ),
+    simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
+    simple("nvmlDeviceGetMarginTemperature", c.GPU_TEMPERATURE_MARGIN),
+    Call(
+        ("nvmlDeviceGetEccMode",),
+        (Target(h.GPU_ECC_MODE, item(0)), Target(h.GPU_ECC_PENDING, item(1))),
+    ),
+    Call(
+        ("nvmlDeviceGetMigMode",),
+        (Target(s.GPU_MIG_MODE, item(0)), Target(s.GPU_MIG_PENDING, item(1))),
+    ),
+    Call(
+        ("nvmlDeviceGetRemappedRows",),
+        (
+            Target(h.GPU_REMAPPED_ROWS, item(0), GPU_REMAP, ("correctable",)),
+            Target(h.GPU_REMAPPED_ROWS, item(1), GPU_REMAP, ("uncorrectable",)),
+            Target(h.GPU_ROW_REMAP_PENDING, item(2)),
+            Target(h.GPU_ROW_REMAP_FAILURE, item(3)),
+        ),
+    ),
+    simple("nvmlDeviceGetRetiredPagesPendingStatus", h.GPU_RETIRED_PENDING),
+    Call(
+        ("nvmlDeviceGetRepairStatus",),
+        (
+            Target(h.GPU_REPAIR_PENDING, item(0), GPU_CONDITION, ("memory_channel",)),
+            Target(h.GPU_REPAIR_PENDING, item(1), GPU_CONDITION, ("tpc",)),
+        ),
+    ),
+    simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", h.GPU_UNREPAIRABLE),
+    Call(
+        ("nvmlDeviceGetSramEccErrorStatus",),
+        (
+            *(
+                Target(h.GPU_SRAM_ERRORS, key(lifetime + member), GPU_SRAM, (lifetime, protection))
+                for lifetime in ("volatile", "aggregate")
+                for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))
+            ),
+            Target(h.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
+        ),
+    ),
+    simple("nvmlDeviceGetCurrPcieLinkGeneration", h.GPU_PCIE_GENERATION),
+    simple("nvmlDeviceGetMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_LIMIT),
+    simple("nvmlDeviceGetCurrPcieLinkWidth", h.GPU_PCIE_WIDTH),
+    simple("nvmlDeviceGetMaxPcieLinkWidth", h.GPU_PCIE_WIDTH_LIMIT),
+    Call(
+        ("nvmlDeviceGetGpuFabricInfoV",),
+        (
+            Target(h.GPU_FABRIC_STATE, key("state")),
+            Target(h.GPU_FABRIC_STATUS, _status),
+            Target(h.GPU_FABRIC_HEALTH, key("healthSummary")),
+            *(
+                Target(h.GPU_FABRIC_CONDITION, _condition(*where), GPU_CONDITION, (name,))
+                for name, where in CONDITIONS.items()
+            ),
+            Target(h.GPU_FABRIC_CONDITION, _misconfigured, GPU_CONDITION, ("misconfigured",)),
+        ),
+    ),
+)
+
+_FIELDS: tuple[Field, ...] = (
+    *(
+        Field(
+            (number,),
+            Target(h.GPU_ECC_ERRORS, whole, GPU_ECC, kind),
+            _total_ecc(kind, arguments),
+        )
+        for kind, (number, arguments) in _ECC_FIELDS.items()
+    ),
+    field(230, h.GPU_RECOVERY_ACTION),
+    Field(
+        (94,),
+        Target(h.GPU_PCIE_REPLAYS, whole),
+        simple("nvmlDeviceGetPcieReplayCounter", h.GPU_PCIE_REPLAYS),
+    ),
+    field(95, h.GPU_PCIE_ROLLOVERS),
+    field(169, h.GPU_PCIE_RECOVERIES),
+    *(
+        field(number, h.GPU_PCIE_ERRORS, GPU_PCIE_ERROR, error)
+        for number, error in PCIE_ERRORS.items()
+    ),
+)
+
+QUESTIONS = Questions(_CALLS, _FIELDS)

@@ -1,0 +1,271 @@
+"""Which GPUs and MIG devices there are, and what identifies them.
+
+One inventory serves all sources of the driver's thread. Whoever sees a change counts it, and all of
+them then probe anew: what a GPU supports depends on its driver and its mode.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agent.facts import known
+from agent.host import Host, Json, NvmlError
+from agent.source import Finding, Verdict
+from agent.topology import gpu_addresses, pci_address
+from railscope.catalog import gpu_health as h
+from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
+from railscope.entity import Entity
+from railscope.frame import Event
+
+_LIBRARY_NOT_FOUND = 12
+_LOST = {15, 16, 2, 999}
+_ARCHITECTURES = {
+    2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada",
+    9: "Hopper", 10: "Blackwell", 13: "Rubin",
+}  # fmt: skip
+_VIRTUALIZATION = {
+    "0": "none",
+    "1": "passthrough",
+    "2": "vgpu_guest",
+    "3": "vgpu_host",
+    "4": "vsga",
+}
+_MOST_EVENTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A compute instance of a GPU instance; its UUID is the device to ask NVML about."""
+
+    uuid: str
+    entity: Entity
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDevice:
+    """A GPU; its NVML index is the device to ask NVML about."""
+
+    index: int
+    entity: Entity
+    pci_address: str
+    mig_mode: str = ""
+    mig_devices: tuple[MigDevice, ...] = ()
+
+
+@dataclass
+class Gpus:
+    """The GPUs as the last look found them."""
+
+    found: dict[int, GpuDevice] = field(default_factory=dict)
+    generation: int = 0
+    """Grows with every change of what is there."""
+    findings: tuple[Finding, ...] = ()
+    _events: list[Event] = field(default_factory=list)
+    _looked: bool = False
+
+    def look(self, host: Host) -> dict[int, GpuDevice]:
+        """Count the GPUs and ask each who it is. Raises NvmlError where the driver is sick.
+
+        A GPU that is lost keeps its place: it is not absent, it is lost.
+        """
+        try:
+            count = host.call("nvml", "nvmlDeviceGetCount")
+        except NvmlError as error:
+            if error.code != _LIBRARY_NOT_FOUND:
+                raise
+            count = None
+        except FileNotFoundError:
+            count = None
+        if count is None:
+            self._settle(host, {}, (_no_library(host),))
+            return self.found
+        driver = _Driver.asked(host)
+        addresses = gpu_addresses(host)
+        asked = {index: self._identify(host, index, driver, addresses) for index in range(count)}
+        gpus = {index: gpu for index, gpu in asked.items() if gpu}
+        detail = f"{len(gpus)} of {count} GPUs, driver {driver.version}"
+        complete = Verdict.SUPPORTED if len(gpus) == count else Verdict.BROKEN
+        self._settle(host, gpus, (Finding("GPUs", complete, detail),))
+        return gpus
+
+    def changed(self) -> None:
+        """Say that something is no longer as the last look found it."""
+        self.generation += 1
+
+    def take_events(self) -> list[Event]:
+        """What has changed since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _settle(
+        self, host: Host, gpus: dict[int, GpuDevice], findings: tuple[Finding, ...]
+    ) -> None:
+        if gpus != self.found:
+            self.generation += 1
+            if self._looked:
+                self._tell(host, gpus)
+        self.found, self.findings, self._looked = gpus, findings, True
+
+    def _tell(self, host: Host, gpus: dict[int, GpuDevice]) -> None:
+        before = {gpu.entity.key[0]: gpu for gpu in self.found.values()}
+        after = {gpu.entity.key[0]: gpu for gpu in gpus.values()}
+        for name in sorted(before.keys() | after.keys()):
+            old, new = before.get(name), after.get(name)
+            if old is None or new is None:
+                there = old or new
+                assert there is not None  # noqa: S101 - the name is of one of them
+                self._event(host, there, change="removed" if old else "added")
+            elif old.mig_mode != new.mig_mode:
+                self._event(host, new, change="mig_mode", before=old.mig_mode, after=new.mig_mode)
+            elif old.mig_devices != new.mig_devices:
+                self._event(
+                    host, new, change="mig_devices", before=_names(old), after=_names(new)
+                )  # fmt: skip
+            elif old.entity.facts != new.entity.facts:
+                self._event(host, new, change="facts", after=_different(old.entity, new.entity))
+
+    def _event(self, host: Host, gpu: GpuDevice, **facts: str) -> None:
+        now = host.clock.now()
+        about = Entity(GPU_ADDRESS, (gpu.pci_address,))
+        told = known(gpu=gpu.entity.key[0], **facts)
+        if len(self._events) < _MOST_EVENTS:
+            self._events.append(Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, told))
+
+    def _identify(
+        self, host: Host, index: int, driver: _Driver, addresses: Sequence[str]
+    ) -> GpuDevice | None:
+        try:
+            name = host.call("nvml", "nvmlDeviceGetUUID", index)
+            bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
+        except NvmlError as error:
+            return self.found.get(index) if error.code in _LOST else None
+        entity = Entity(GPU, (name,), _facts(host, index, driver, addresses, bus))
+        mode = _answer(host, "nvmlDeviceGetMigMode", index)
+        enabled = bool(mode and mode[0])
+        devices = mig_devices(host, index, entity) if enabled else ()
+        return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    version: str
+    cuda: str
+
+    @classmethod
+    def asked(cls, host: Host) -> _Driver:
+        number = _answer(host, "nvmlSystemGetCudaDriverVersion")
+        cuda = f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else ""
+        return cls(_text(host, "nvmlSystemGetDriverVersion"), cuda)
+
+
+def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
+    """The MIG devices of a GPU that is cut into some. Raises NvmlError where they cannot be told."""
+    found = []
+    for told in host.call("nvml", "nvmlDeviceGetMigDevices", index):
+        facts = known(
+            profile=_profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
+            gpu_instance=str(told["gpu"]),
+            compute_instance=str(told["compute"]),
+            mig_index=str(told["index"]),
+        )
+        found.append(MigDevice(told["uuid"], Entity(MIG, (*gpu.key, told["uuid"]), facts)))
+    return tuple(found)
+
+
+def _facts(
+    host: Host, index: int, driver: _Driver, addresses: Sequence[str], bus: str
+) -> dict[str, str]:
+    architecture = _text(host, "nvmlDeviceGetArchitecture", index)
+    capability = _answer(host, "nvmlDeviceGetCudaComputeCapability", index)
+    virtual = _text(host, "nvmlDeviceGetVirtualizationMode", index)
+    return known(
+        index=str(index),
+        model=_text(host, "nvmlDeviceGetName", index),
+        pci_address=bus,
+        serial=_text(host, "nvmlDeviceGetSerial", index),
+        minor=_text(host, "nvmlDeviceGetMinorNumber", index),
+        architecture=_ARCHITECTURES.get(int(architecture or 0), architecture),
+        compute_capability=".".join(map(str, capability or ())),
+        vbios=_text(host, "nvmlDeviceGetVbiosVersion", index),
+        inforom=_text(host, "nvmlDeviceGetInforomImageVersion", index),
+        gsp_firmware=_text(host, "nvmlDeviceGetGspFirmwareVersion", index),
+        part_number=_text(host, "nvmlDeviceGetBoardPartNumber", index),
+        driver=driver.version,
+        cuda=driver.cuda,
+        virtualization=_VIRTUALIZATION.get(virtual, virtual),
+        rail=str(_rail(addresses, bus, index)),
+        **_place(host, index),
+        **_fabric(host, index),
+    )
+
+
+def _place(host: Host, index: int) -> dict[str, str]:
+    """Where the GPU sits in a rack system; members of one byte come as one character."""
+    told = _answer(host, "nvmlDeviceGetPlatformInfo", index)
+    if not told:
+        return {"module": _text(host, "nvmlDeviceGetModuleId", index)}
+    return {
+        "chassis": told.get("chassisSerialNumber", ""),
+        "slot": _byte(told.get("slotNumber", told.get("chassisPhysicalSlotNumber", ""))),
+        "tray": _byte(told.get("trayIndex", told.get("computeSlotIndex", ""))),
+        "module": _byte(told.get("moduleId", "")),
+    }
+
+
+def _byte(told: str | int) -> str:
+    return str(told) if isinstance(told, int) else str(ord(told)) if told else ""
+
+
+def _fabric(host: Host, index: int) -> dict[str, str]:
+    """The NVLink domain: GPUs with the same cluster and clique reach each other."""
+    told = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index)
+    if not told or not any(told["clusterUuid"]):
+        return {}
+    cluster = str(uuid.UUID(bytes=bytes(told["clusterUuid"])))
+    return {"fabric_cluster": cluster, "fabric_clique": str(told["cliqueId"])}
+
+
+def _profile(name: str) -> str:
+    """The profile at the end of a MIG device's name: NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb."""
+    return name.rpartition("MIG ")[2]
+
+
+def _names(gpu: GpuDevice) -> str:
+    return " ".join(device.uuid for device in gpu.mig_devices)
+
+
+def _different(old: Entity, new: Entity) -> str:
+    names = sorted(old.facts.keys() | new.facts.keys())
+    return ", ".join(
+        f"{name}: {old.facts.get(name, '')} -> {new.facts.get(name, '')}"
+        for name in names
+        if old.facts.get(name) != new.facts.get(name)
+    )
+
+
+def _rail(addresses: Sequence[str], bus: str, index: int) -> int:
+    """The GPU's place in bus order; its NVML index where the PCI tree cannot be seen."""
+    return addresses.index(bus) if bus in addresses else index
+
+
+def _answer(host: Host, function: str, *arguments: int | str) -> Json:
+    """An answer, or None where there is none: a fact is told or it is not."""
+    try:
+        return host.call("nvml", function, *arguments)
+    except (NvmlError, OSError):
+        return None
+
+
+def _text(host: Host, function: str, *arguments: int | str) -> str:
+    answer = _answer(host, function, *arguments)
+    return "" if answer is None else str(answer)
+
+
+def _no_library(host: Host) -> Finding:
+    present = len(gpu_addresses(host))
+    if present:
+        detail = f"{present} NVIDIA GPUs on the PCI bus, but no libnvidia-ml.so.1"
+        return Finding("GPUs", Verdict.BROKEN, detail, "install the NVIDIA driver on this server")
+    return Finding("GPUs", Verdict.ABSENT, "no NVIDIA driver library (libnvidia-ml.so.1)")

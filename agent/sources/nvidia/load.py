@@ -1,0 +1,136 @@
+"""What changes from second to second: activity, memory, clocks, power, heat, what holds clocks down."""
+
+from __future__ import annotations
+
+from agent.host import Json
+from agent.sources.nvidia.calls import (
+    Call,
+    Field,
+    Questions,
+    Target,
+    bit,
+    field,
+    item,
+    key,
+    simple,
+    whole,
+)
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog import nvlink as n
+from railscope.catalog.entities import GPU_CLOCK, GPU_ENGINE, GPU_THROTTLE
+from railscope.reading import Absent, Reading
+
+CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
+ENGINES = {"encoder": "Encoder", "decoder": "Decoder", "jpeg": "Jpg", "optical_flow": "Ofa"}
+THROTTLE_BITS = {
+    "gpu_idle": 0x1,
+    "application_clocks": 0x2,
+    "software_power_cap": 0x4,
+    "hardware_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "software_thermal": 0x20,
+    "hardware_thermal": 0x40,
+    "hardware_power_brake": 0x80,
+    "display_clocks": 0x100,
+    "board_limit": 0x200,
+    "reliability": 0x400,
+}
+# Fields that count the nanoseconds a reason was active since driver load.
+THROTTLE_FIELDS = {
+    74: "software_power_cap",
+    75: "thermal",
+    76: "sync_boost",
+    77: "board_limit",
+    78: "low_utilization",
+    79: "reliability",
+    80: "application_clocks",
+    81: "base_clocks",
+    269: "software_thermal",
+    270: "hardware_thermal",
+    271: "hardware_power_brake",
+}
+ALL_LINKS = 0xFFFF_FFFF
+MODULE_SCOPE = 1
+HOTTEST_BELIEVABLE_CELSIUS = 200  # DCGM rejects higher ones too
+
+
+def _memory_temperature(value: Json) -> Reading:
+    return int(value) if 0 < value < HOTTEST_BELIEVABLE_CELSIUS else Absent.ERROR
+
+
+def _used(result: Json) -> Reading:
+    # Version 1 of the call counts what the driver reserves as used: another quantity.
+    return int(result["used"]) if "reserved" in result else Absent.UNSUPPORTED
+
+
+_CALLS: tuple[Call, ...] = (
+    Call(
+        ("nvmlDeviceGetUtilizationRates",),
+        (Target(c.GPU_UTILIZATION, key("gpu")), Target(c.GPU_MEMORY_ACTIVITY, key("memory"))),
+    ),
+    *(
+        Call(
+            (f"nvmlDeviceGet{name}Utilization",),
+            (Target(c.GPU_ENGINE_UTILIZATION, item(0), GPU_ENGINE, (engine,)),),
+        )
+        for engine, name in ENGINES.items()
+    ),
+    Call(
+        ("nvmlDeviceGetMemoryInfo",),
+        (
+            Target(c.GPU_MEMORY_TOTAL, key("total")),
+            Target(c.GPU_MEMORY_USED, _used),
+            Target(c.GPU_MEMORY_FREE, key("free")),
+            Target(c.GPU_MEMORY_RESERVED, key("reserved")),
+        ),
+    ),
+    *(
+        Call(
+            ("nvmlDeviceGetClockInfo",),
+            (Target(c.GPU_CLOCK_SPEED, whole, GPU_CLOCK, (name,)),),
+            (number,),
+        )
+        for name, number in CLOCKS.items()
+    ),
+    simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
+    Call(
+        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
+        (Target(c.GPU_TEMPERATURE, whole),),
+        (0,),
+    ),
+    Call(
+        (
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+        ),
+        tuple(
+            Target(c.GPU_THROTTLE_ACTIVE, bit(mask), GPU_THROTTLE, (reason,))
+            for reason, mask in THROTTLE_BITS.items()
+        ),
+    ),
+)
+
+_FIELDS: tuple[Field, ...] = (
+    Field(
+        (83,),
+        Target(c.GPU_ENERGY, whole),
+        simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
+    ),
+    field(185, c.GPU_POWER_AVERAGE),
+    field(186, c.GPU_POWER_INSTANT),
+    field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
+    Field((82,), Target(c.GPU_MEMORY_TEMPERATURE, _memory_temperature)),
+    *(
+        field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
+        for number, reason in THROTTLE_FIELDS.items()
+    ),
+    field(197, h.GPU_PCIE_TRANSMITTED),
+    field(198, h.GPU_PCIE_RECEIVED),
+    field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
+    field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
+    field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
+    field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
+)
+
+QUESTIONS = Questions(_CALLS, _FIELDS)

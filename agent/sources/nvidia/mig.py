@@ -1,0 +1,98 @@
+"""MIG devices: what each has and uses.
+
+Power, energy, heat, clocks, PCIe and NVLink are the whole GPU's and stay with it; utilisation is
+told of neither while a GPU is cut (nvml.h). Activity by GPM is in `activity`.
+"""
+
+from __future__ import annotations
+
+from agent.host import Host, NvmlError
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sources.nvidia.calls import Call, Questions, Target, count, key, whole
+from agent.sources.nvidia.inventory import GpuDevice, Gpus, mig_devices
+from agent.sources.nvidia.plan import Plan
+from railscope.catalog import gpu_sharing as s
+from railscope.reading import Absent, Reading
+
+_UNCORRECTED, _VOLATILE = 1, 0
+
+QUESTIONS = Questions(
+    (
+        Call(
+            ("nvmlDeviceGetMemoryInfo",),
+            (
+                Target(s.MIG_MEMORY_SIZE, key("total")),
+                Target(s.MIG_MEMORY_USED, key("used")),
+                Target(s.MIG_MEMORY_FREE, key("free")),
+                Target(s.MIG_MEMORY_RESERVED, key("reserved")),
+            ),
+        ),
+        Call(
+            ("nvmlDeviceGetBAR1MemoryInfo",),
+            (Target(s.MIG_BAR1_SIZE, key("bar1Total")), Target(s.MIG_BAR1_USED, key("bar1Used"))),
+        ),
+        Call(
+            ("nvmlDeviceGetAttributes_v2",),
+            (
+                Target(s.MIG_MULTIPROCESSORS, key("multiprocessorCount")),
+                Target(s.MIG_GPU_SLICES, key("gpuInstanceSliceCount")),
+                Target(s.MIG_COMPUTE_SLICES, key("computeInstanceSliceCount")),
+            ),
+        ),
+        Call(
+            ("nvmlDeviceGetTotalEccErrors",),
+            (Target(s.MIG_ECC_ERRORS, whole),),
+            (_UNCORRECTED, _VOLATILE),
+        ),
+        Call(("nvmlDeviceGetComputeRunningProcesses",), (Target(s.MIG_PROCESSES, count),)),
+    )
+)
+
+
+class Mig(HoldsNothing):
+    """Every MIG device of every GPU; notices at each read when they come, go or change."""
+
+    name = "mig"
+    family = "nvml"
+
+    def __init__(self, period_seconds: float = 5.0, gpus: Gpus | None = None) -> None:
+        self.period_seconds = period_seconds
+        self._gpus = gpus or Gpus()
+        self._generation = 0
+        self._counted: list[tuple[GpuDevice, int]] = []
+        self._plans: list[Plan] = []
+
+    def probe(self, host: Host) -> Inventory:
+        """Plan what to ask each MIG device, and count those of each GPU that could have some."""
+        gpus = self._gpus.look(host)
+        self._generation = self._gpus.generation
+        columns = Columns()
+        capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
+        self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
+        self._plans = [
+            Plan(device.uuid, device.entity, QUESTIONS, columns)
+            for gpu in capable
+            for device in gpu.mig_devices
+        ]
+        detail = f"{len(self._plans)} on {len(capable)} GPUs that can be cut"
+        findings = (Finding("MIG devices", Verdict.SUPPORTED, detail),) if capable else ()
+        return Inventory(tuple(columns.columns), (), findings)
+
+    def read(self, host: Host, into: Table) -> None:
+        """Ask each MIG device, and whether the others are still the same."""
+        for gpu, column in self._counted:
+            into.put(column, self._look(host, gpu))
+        for plan in self._plans:
+            plan.read(host, into)
+        into.grown = self._gpus.generation != self._generation
+
+    def _look(self, host: Host, gpu: GpuDevice) -> Reading:
+        """How many MIG devices a GPU has; where they are not the ones planned for, all look anew."""
+        try:
+            mode = bool(host.call("nvml", "nvmlDeviceGetMigMode", gpu.index)[0])
+            devices = mig_devices(host, gpu.index, gpu.entity) if mode else ()
+        except NvmlError:
+            return Absent.GONE
+        if str(int(mode)) != gpu.mig_mode or devices != gpu.mig_devices:
+            self._gpus.changed()
+        return len(devices)

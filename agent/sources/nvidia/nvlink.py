@@ -1,0 +1,246 @@
+"""NVLinks: what each carries and how well.
+
+Counters of one meaning have moved from generation to generation: the field of the newest is asked
+first. Sources: nvml.h, NVML_FI_DEV_NVLINK_*.
+"""
+
+from __future__ import annotations
+
+import math
+
+from agent.facts import known
+from agent.host import Host, Json, NvmlError
+from agent.source import Columns, HoldsNothing, Inventory, Table
+from agent.sources.nvidia.calls import Call, Field, Questions, Target, whole
+from agent.sources.nvidia.inventory import GpuDevice, Gpus
+from agent.sources.nvidia.plan import Plan
+from agent.topology import pci_address
+from railscope.catalog import nvlink as n
+from railscope.catalog.declare import EntityKind, Metric
+from railscope.catalog.entities import (
+    NVLINK,
+    NVLINK_BER,
+    NVLINK_ERROR,
+    NVLINK_FEC,
+    NVLINK_RECOVERY,
+)
+from railscope.entity import Entity
+from railscope.reading import Absent, Reading
+
+_LINK_COUNT = 91
+_MOST_LINKS = 36
+_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+_REMOTE_TYPES = {0: "gpu", 1: "ibm_npu", 2: "switch"}
+_LEGACY_SPLIT = 6
+"""Fields of links 0 to 5 and of links 6 to 11 are in two runs (nvml.h)."""
+# First field of each run, and the field of Hopper that has the link as its scope.
+_LEGACY_ERRORS = {
+    "replay": ((46, 108), 161),
+    "recovery": ((53, 114), 162),
+    "crc": ((), 163),
+    "crc_flit": ((32, 96), None),
+    "crc_data": ((39, 102), None),
+    "ecc_data": ((148, 154), None),
+}
+_PACKET_ERRORS = {
+    205: "vl15_dropped",
+    206: "malformed_packet",
+    207: "buffer_overrun",
+    208: "receive",
+    209: "receive_remote",
+    210: "receive_general",
+    211: "local_integrity",
+    212: "transmit_discard",
+}
+_SIGNAL_ERRORS = {219: "effective", 221: "symbol", 289: "raw_lane0", 290: "raw_lane1"}
+_BIT_ERRORS = {220: "effective", 222: "symbol", 293: "raw"}
+_FIRST_FEC, _FEC_BINS = 235, 16
+_EXPONENT_BITS, _MANTISSA_MASK = 8, 0xF
+_EXPONENT_MASK = (1 << _EXPONENT_BITS) - 1
+_THOUSANDTHS = 1000
+ACTIVE = 1
+
+
+def bit_error_decades(word: int) -> Reading:
+    """A bit error ratio in thousandths of a decade: 12000 for 1e-12.
+
+    `word` holds the exponent in bits 0 to 7 and the mantissa in bits 8 to 11 (nvml.h,
+    NVML_NVLINK_ERROR_COUNTER_BER_GET). No error so far is mantissa 15 and exponent 255, the best
+    ratio there is (NVIDIA/DCGM, DcgmHealthWatch.cpp); a mantissa of 0 is no ratio.
+    """
+    exponent, mantissa = word & _EXPONENT_MASK, word >> _EXPONENT_BITS & _MANTISSA_MASK
+    if mantissa == 0:
+        return Absent.ERROR
+    return round(_THOUSANDTHS * (exponent - math.log10(mantissa)))
+
+
+def _decades(value: Json) -> Reading:
+    return bit_error_decades(int(value))
+
+
+def _field(
+    entries: tuple[int | str, ...],
+    metric: Metric,
+    link: Entity,
+    kind: EntityKind | None = None,
+    *part: str,
+) -> Field:
+    if kind is None:
+        return Field(entries, Target(metric, whole, entity=link))
+    return Field(entries, Target(metric, whole, kind, (*link.key[1:], *part)))
+
+
+def _error_entries(name: str, link: int) -> tuple[int | str, ...]:
+    """Where to find the count of an error of the link, the newest place first."""
+    runs, scoped = _LEGACY_ERRORS[name]
+    found: list[int | str] = [] if scoped is None else [f"{scoped}:{link}"]
+    if runs and link < 2 * _LEGACY_SPLIT:
+        found.append(runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT)
+    return tuple(found)
+
+
+def traffic_fields(link: int, entity: Entity) -> list[Field]:
+    """State, speed, bytes and errors of a link."""
+    state = Target(n.NVLINK_STATE, whole, entity=entity)
+    fields = [
+        Field((f"165:{link}",), state, Call(("nvmlDeviceGetNvLinkState",), (state,), (link,))),
+        _field((f"164:{link}",), n.NVLINK_SPEED, entity),
+        _field((f"138:{link}",), n.NVLINK_TRANSMITTED, entity),
+        _field((f"139:{link}",), n.NVLINK_RECEIVED, entity),
+        _field((f"140:{link}",), n.NVLINK_RAW_TRANSMITTED, entity),
+        _field((f"141:{link}",), n.NVLINK_RAW_RECEIVED, entity),
+        _field((f"201:{link}",), n.NVLINK_TRANSMITTED_PACKETS, entity),
+        _field((f"203:{link}",), n.NVLINK_RECEIVED_PACKETS, entity),
+        _field((f"213:{link}",), n.NVLINK_RECOVERIES, entity, NVLINK_RECOVERY, "successful"),
+        _field((f"214:{link}",), n.NVLINK_RECOVERIES, entity, NVLINK_RECOVERY, "failed"),
+    ]
+    fields += [
+        _field(entries, n.NVLINK_ERRORS, entity, NVLINK_ERROR, name)
+        for name in _LEGACY_ERRORS
+        if (entries := _error_entries(name, link))
+    ]
+    for number, name in _PACKET_ERRORS.items():
+        entry = (f"{number}:{link}",)
+        fields.append(_field(entry, n.NVLINK_ERRORS, entity, NVLINK_ERROR, name))
+    return fields
+
+
+def signal_fields(link: int, entity: Entity) -> list[Field]:
+    """How well the link carries: error ratios, corrected codewords, blocks sent again."""
+    own = entity.key[1:]
+    fields = [
+        Field((f"{number}:{link}",), Target(n.NVLINK_BIT_ERRORS, _decades, NVLINK_BER, (*own, s)))
+        for number, s in _BIT_ERRORS.items()
+    ]
+    for number, name in _SIGNAL_ERRORS.items():
+        entry = (f"{number}:{link}",)
+        fields.append(_field(entry, n.NVLINK_ERRORS, entity, NVLINK_ERROR, name))
+    for symbols in range(_FEC_BINS):
+        entry = (f"{_FIRST_FEC + symbols}:{link}",)
+        fields.append(_field(entry, n.NVLINK_CODEWORDS, entity, NVLINK_FEC, str(symbols)))
+    for number, outcome in ((294, "sent"), (295, "sent_again")):
+        entry = (f"{number}:{link}",)
+        fields.append(_field(entry, n.NVLINK_PLR_BLOCKS, entity, NVLINK_RECOVERY, outcome))
+    return fields
+
+
+class NvLink(HoldsNothing):
+    """Every NVLink of every GPU: its traffic, or its signal."""
+
+    family = "nvml"
+
+    def __init__(
+        self, name: str, period_seconds: float, gpus: Gpus | None = None, *, signal: bool
+    ) -> None:
+        self.name = name
+        self.period_seconds = period_seconds
+        self._signal = signal
+        self._gpus = gpus or Gpus()
+        self._generation = 0
+        self._plans: list[tuple[Plan, int, list[int]]] = []
+
+    @classmethod
+    def traffic(cls, period_seconds: float = 10.0, gpus: Gpus | None = None) -> NvLink:
+        """State, speed, bytes and errors."""
+        return cls("nvlink", period_seconds, gpus, signal=False)
+
+    @classmethod
+    def signal(cls, period_seconds: float = 60.0, gpus: Gpus | None = None) -> NvLink:
+        """Error ratios and corrected codewords."""
+        return cls("nvlink_signal", period_seconds, gpus, signal=True)
+
+    def probe(self, host: Host) -> Inventory:
+        """Count the links of each GPU and plan what to ask of them."""
+        gpus = self._gpus.look(host)
+        self._generation = self._gpus.generation
+        columns = Columns()
+        self._plans = []
+        for gpu in gpus.values():
+            links = _links(host, gpu)
+            if links:
+                self._plan(gpu, links, columns)
+        return Inventory(tuple(columns.columns))
+
+    def _plan(self, gpu: GpuDevice, links: list[Entity], columns: Columns) -> None:
+        totals = len(columns.columns)
+        if not self._signal:
+            columns.add(n.NVLINK_LINKS, gpu.entity)
+            columns.add(n.NVLINK_ACTIVE, gpu.entity)
+        make = signal_fields if self._signal else traffic_fields
+        fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
+        plan = Plan(gpu.index, gpu.entity, Questions(fields=tuple(fields)), columns)
+        added = enumerate(columns.columns[totals:], totals)
+        states = [position for position, (metric, _) in added if metric is n.NVLINK_STATE]
+        self._plans.append((plan, totals, states))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Ask about all links of a GPU in one batch, and count those that are up."""
+        for plan, totals, states in self._plans:
+            plan.read(host, into)
+            if self._signal:
+                continue
+            into.put(totals, len(states))
+            untold = [p for p in states if into.reasons[p]]
+            active = sum(into.values[p] == ACTIVE for p in states)
+            into.put(totals + 1, Absent(into.reasons[untold[0]]) if untold else active)
+        into.grown = self._gpus.generation != self._generation
+
+
+def _links(host: Host, gpu: GpuDevice) -> list[Entity]:
+    """The links of a GPU with what they lead to."""
+    return [
+        Entity(NVLINK, (*gpu.entity.key, str(link)), _facts(host, gpu.index, link))
+        for link in range(_count(host, gpu.index))
+    ]
+
+
+def _count(host: Host, gpu: int) -> int:
+    try:
+        values, codes = host.call("nvml", "nvmlDeviceGetFieldValues", gpu, _LINK_COUNT)
+    except (NvmlError, OSError):
+        codes = [1]
+    if not any(codes):
+        return min(int(values[0]), _MOST_LINKS)
+    link = 0
+    while link < _MOST_LINKS and _ask(host, "nvmlDeviceGetNvLinkState", gpu, link) is not None:
+        link += 1
+    return link
+
+
+def _facts(host: Host, gpu: int, link: int) -> dict[str, str]:
+    version = _ask(host, "nvmlDeviceGetNvLinkVersion", gpu, link)
+    remote = _ask(host, "nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link)
+    where = _ask(host, "nvmlDeviceGetNvLinkRemotePciInfo", gpu, link)
+    return known(
+        version="" if version is None else _VERSIONS.get(version, str(version)),
+        remote_type="" if remote is None else _REMOTE_TYPES.get(remote, "unknown"),
+        remote_pci_address=pci_address(where["busId"]) if where and where["busId"] else "",
+    )
+
+
+def _ask(host: Host, function: str, gpu: int, link: int) -> Json:
+    """An answer about a link, or None where there is none."""
+    try:
+        return host.call("nvml", function, gpu, link)
+    except (NvmlError, OSError):
+        return None

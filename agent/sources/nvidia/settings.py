@@ -1,0 +1,136 @@
+"""What changes rarely: limits, thresholds, modes, memory errors by place, spare rows, C2C."""
+
+from __future__ import annotations
+
+from agent.host import Host, NvmlError
+from agent.sources.nvidia.calls import (
+    Call,
+    Field,
+    Questions,
+    Target,
+    count,
+    field,
+    key,
+    simple,
+    whole,
+)
+from agent.sources.nvidia.load import CLOCKS
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog.entities import (
+    GPU_BANK,
+    GPU_C2C,
+    GPU_CLOCK,
+    GPU_ECC_LOCATION,
+    GPU_FAN,
+    GPU_POWER_BOUND,
+    GPU_REMAP,
+    GPU_THRESHOLD,
+)
+
+THRESHOLDS = ("shutdown", "slowdown", "memory_maximum", "gpu_maximum")
+_FIRST_THRESHOLD_FIELD = 193
+POWER_BOUNDS = {187: "minimum", 188: "maximum", 189: "default", 192: "requested"}
+ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
+LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
+BANKS = ("max", "high", "partial", "low", "none")
+RETIREMENTS = {"correctable": 0, "uncorrectable": 1}
+C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
+
+_CALLS: tuple[Call, ...] = (
+    *(
+        Call(
+            ("nvmlDeviceGetMaxClockInfo",),
+            (Target(c.GPU_CLOCK_LIMIT, whole, GPU_CLOCK, (name,)),),
+            (number,),
+        )
+        for name, number in CLOCKS.items()
+    ),
+    *(
+        Call(
+            ("nvmlDeviceGetTemperatureThreshold",),
+            (Target(c.GPU_TEMPERATURE_THRESHOLD, whole, GPU_THRESHOLD, (name,)),),
+            (number,),
+        )
+        for number, name in enumerate(THRESHOLDS)
+    ),
+    Call(
+        ("nvmlDeviceGetBAR1MemoryInfo",),
+        (Target(c.GPU_BAR1_SIZE, key("bar1Total")), Target(c.GPU_BAR1_USED, key("bar1Used"))),
+    ),
+    simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
+    simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
+    simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
+    Call(
+        ("nvmlSystemGetConfComputeState",),
+        (Target(c.GPU_CONFIDENTIAL, key("ccFeature")),),
+        of_device=False,
+    ),
+    *(
+        Call(
+            ("nvmlDeviceGetMemoryErrorCounter",),
+            (
+                Target(
+                    h.GPU_ECC_LOCATIONS,
+                    whole,
+                    GPU_ECC_LOCATION,
+                    (error, lifetime, LOCATIONS[location]),
+                ),
+            ),
+            (type_, counter, location),
+        )
+        for type_, error in enumerate(ERRORS)
+        for counter, lifetime in enumerate(LIFETIMES)
+        for location in range(len(LOCATIONS))
+    ),
+    Call(
+        ("nvmlDeviceGetRowRemapperHistogram",),
+        tuple(Target(h.GPU_REMAP_BANKS, key(name), GPU_BANK, (name,)) for name in BANKS),
+    ),
+    *(
+        Call(
+            ("nvmlDeviceGetRetiredPages",),
+            (Target(h.GPU_RETIRED_PAGES, count, GPU_REMAP, (cause,)),),
+            (number,),
+        )
+        for cause, number in RETIREMENTS.items()
+    ),
+    simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
+    Call(("nvmlDeviceGetC2cModeInfoV",), (Target(h.GPU_C2C_ENABLED, key("isC2cEnabled")),)),
+)
+
+_FIELDS: tuple[Field, ...] = (
+    *(
+        field(number, c.GPU_POWER_BOUNDS, GPU_POWER_BOUND, bound)
+        for number, bound in POWER_BOUNDS.items()
+    ),
+    *(
+        field(_FIRST_THRESHOLD_FIELD + place, c.GPU_TEMPERATURE_THRESHOLD_MARGIN, GPU_THRESHOLD, t)
+        for place, t in enumerate(THRESHOLDS)
+    ),
+    field(301, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "correctable"),
+    field(302, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "uncorrectable"),
+    field(170, h.GPU_C2C_LINKS),
+    field("172:0", h.GPU_C2C_BANDWIDTH),
+    *(
+        field(f"{number}:0", h.GPU_C2C_ERRORS, GPU_C2C, error)
+        for number, error in C2C_ERRORS.items()
+    ),
+)
+
+
+def questions(host: Host, gpu: int) -> Questions:
+    """What to ask one GPU: about fans for as many as it has."""
+    try:
+        fans = int(host.call("nvml", "nvmlDeviceGetNumFans", gpu))
+    except (NvmlError, OSError):
+        fans = 0
+    return Questions((*_CALLS, *(call for fan in range(fans) for call in _fan(fan))), _FIELDS)
+
+
+def _fan(fan: int) -> tuple[Call, ...]:
+    name = (str(fan),)
+    speed = Target(c.GPU_FAN_SPEED, whole, GPU_FAN, name)
+    rotation = Target(c.GPU_FAN_ROTATION, whole, GPU_FAN, name)
+    turns = (Call(("nvmlDeviceGetFanSpeedRPM",), (rotation,)),) if fan == 0 else ()
+    return (Call(("nvmlDeviceGetFanSpeed_v2",), (speed,), (fan,)), *turns)

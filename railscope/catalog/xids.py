@@ -1,0 +1,206 @@
+"""What an error of NVIDIA's GPU driver (Xid) or NVSwitch driver (SXid) means, and what to do.
+
+The tables are data, in `xids.toml` beside this file, and are read when first asked for. Drivers add
+numbers, so a number that is not there has an entry too: "unknown". Actions are for a person or a
+scheduler; nothing of ours resets anything.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+ACTION_ORDER = ("ignore", "restart_app", "drain", "reset_gpu", "reboot", "rma")
+"""Every action there is, from mildest to hardest; `ignore` means to record it and do no more."""
+SEVERITIES = ("fatal", "nonfatal", "unknown")
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An error of a GPU, by the number in `NVRM: Xid (...): number`.
+
+    `name` is the driver's constant without ROBUST_CHANNEL_. `immediate` and `investigate` are
+    NVIDIA's words, empty where it lists none; `actions` are ours, from mildest to hardest.
+    """
+
+    number: int
+    name: str
+    meaning: str
+    severity: str
+    immediate: str
+    investigate: str
+    actions: tuple[str, ...]
+    source: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sxid:
+    """An error of an NVSwitch, by the number in `nvidia-nvswitchN: SXid (...): number`.
+
+    `error_class` is that of the Fabric Manager User Guide: "nonfatal", "port_fatal" (for the GPUs
+    of one port), "fatal" (for the whole fabric), "notable"; "unknown" for what is not in it.
+    """
+
+    number: int
+    name: str
+    error_class: str
+    meaning: str
+    severity: str
+    actions: tuple[str, ...]
+    source: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryAction:
+    """What the driver says a GPU needs: our name for it, the driver's words, our actions."""
+
+    name: str
+    nvidia: str
+    actions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one message of an Xid asks for; `nvidia` is NVIDIA's word for it, empty if none."""
+
+    severity: str
+    actions: tuple[str, ...]
+    nvidia: str
+
+
+RECOVERY_ACTIONS: Mapping[int, RecoveryAction] = MappingProxyType(
+    {
+        0: RecoveryAction("none", "None", ("ignore",)),
+        1: RecoveryAction("gpu_reset", "GPU Reset Required", ("reset_gpu",)),
+        2: RecoveryAction("node_reboot", "Node Reboot Required", ("reboot",)),
+        3: RecoveryAction("drain_p2p", "Drain P2P", ("drain", "reset_gpu")),
+        4: RecoveryAction("drain_and_reset", "Drain and Reset", ("drain", "reset_gpu")),
+        5: RecoveryAction("recover_imex_domain", "Recover IMEX Domain", ("ignore",)),
+        6: RecoveryAction("bus_reset", "Bus Reset", ("reset_gpu",)),
+        7: RecoveryAction("system_reboot", "System Reboot", ("reboot",)),
+    }
+)
+"""By value of NVML's field 230 (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which Xid 154 prints too."""
+
+_RECOVERY_WORDS = {
+    action.nvidia.lower().removesuffix(" required"): action for action in RECOVERY_ACTIONS.values()
+}
+_CONTAINED, _UNCONTAINED, _RECOVERY_CHANGED = 94, 95, 154
+_NVLINK5 = range(144, 151)
+
+# The messages are those of NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu: gpu.c (154),
+# arch/ampere/kern_gpu_error_cont_ga100.c (94, 95); NVLink 5 as in the Xid catalogue.
+_RECOVERY = re.compile(r"\bto 0x(?P<value>[0-9a-fA-F]+) \((?P<words>[^()]*)\)")
+_RESET = re.compile(r"\bRST: (?P<reset>Yes|No), D-RST: (?P<drain>Yes|No)\b")
+_NVLINK5_SEVERITY = re.compile(r"\b(?P<non>non-?)?fatal\b", re.IGNORECASE)
+
+
+def xid(number: int) -> Xid:
+    """The entry of an Xid; one named "unknown" where the table has none."""
+    return xids().get(number) or Xid(
+        number, UNKNOWN, "The table does not know this number.", UNKNOWN, "", "", ("ignore",), ""
+    )
+
+
+def sxid(number: int) -> Sxid:
+    """The entry of an SXid; one named "unknown" where the table has none."""
+    return sxids().get(number) or Sxid(
+        number, UNKNOWN, UNKNOWN, "The table does not know this number.", UNKNOWN, ("ignore",), ""
+    )
+
+
+def judge(number: int, message: str) -> Judgement:
+    """Judge one message of an Xid: the table's word, made sharper by what the text says.
+
+    `message` is the text behind the number, process and name of the line; it may be empty, as for
+    an event that NVML reports without text. Any number and any text give a judgement.
+    """
+    entry = xid(number)
+    general = Judgement(entry.severity, entry.actions, entry.immediate)
+    if number == _RECOVERY_CHANGED:
+        return _recovery(general, message)
+    if number in _NVLINK5:
+        return _nvlink5(general, message)
+    if number in (_CONTAINED, _UNCONTAINED):
+        return _contained(general, message)
+    return general
+
+
+def _recovery(general: Judgement, message: str) -> Judgement:
+    """Xid 154: `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`.
+
+    Words that we know decide; drivers also write others, such as 0x1 (PF FLR), and then the value.
+    """
+    match = _RECOVERY.search(message)
+    if not match:
+        return general
+    words = match["words"]
+    known = _RECOVERY_WORDS.get(words.lower().removesuffix(" required"))
+    action = known or RECOVERY_ACTIONS.get(int(match["value"], 16))
+    return replace(general, actions=action.actions if action else general.actions, nvidia=words)
+
+
+def _nvlink5(general: Judgement, message: str) -> Judgement:
+    """Xids 144 to 150: `NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 ...)`."""
+    match = _NVLINK5_SEVERITY.search(message)
+    if not match:
+        return general
+    nvidia = f"{general.nvidia} ({match[0]})"
+    if match["non"]:
+        return Judgement("nonfatal", ("ignore",), nvidia)
+    return Judgement("fatal", ("drain", "reset_gpu"), nvidia)
+
+
+def _contained(general: Judgement, message: str) -> Judgement:
+    """Xids 94 and 95: `Contained: SM (0x1). RST: No, D-RST: No`, reset or drain and reset wanted.
+
+    Yes adds to what the table says; No takes nothing away from it.
+    """
+    match = _RESET.search(message)
+    if not match:
+        return general
+    wanted = set(general.actions)
+    if "Yes" in (match["reset"], match["drain"]):
+        wanted.add("reset_gpu")
+    if match["drain"] == "Yes":
+        wanted.add("drain")
+    actions = tuple(action for action in ACTION_ORDER if action in wanted)
+    return replace(general, actions=actions, nvidia=f"{general.nvidia} ({match[0]})")
+
+
+@cache
+def xids() -> Mapping[int, Xid]:
+    """Every Xid of the table by number, ascending."""
+    entries = (_entry(number, fields) for number, fields in _tables()["xid"].items())
+    return MappingProxyType({fields["number"]: Xid(**fields) for fields in entries})
+
+
+@cache
+def sxids() -> Mapping[int, Sxid]:
+    """Every SXid of the table by number, ascending; what its class says holds for each of it."""
+    classes = _tables()["sxid_class"]
+    entries = (
+        _entry(number, {**classes[fields["class"]], **fields})
+        for number, fields in _tables()["sxid"].items()
+    )
+    return MappingProxyType({fields["number"]: Sxid(**fields) for fields in entries})
+
+
+def _entry(number: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a table as those of our types; `class` is a word of the language."""
+    own = {("error_class" if name == "class" else name): value for name, value in fields.items()}
+    return {**own, "number": int(number), "actions": tuple(own["actions"])}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(files("railscope.catalog").joinpath("xids.toml").read_text("utf-8"))

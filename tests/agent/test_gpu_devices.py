@@ -1,0 +1,74 @@
+"""Who has the GPUs of the PCI bus: the driver, a virtual machine, nobody."""
+
+from __future__ import annotations
+
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.reading import read_once, readings
+from support.sampling import sampling
+
+from agent.source import Verdict
+from agent.sources.nvidia.devices import GpuDevices
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.inventory import Gpus
+from railscope.catalog.gpu_health import GPU_DEVICE_STATE
+
+DEVICES = "/sys/bus/pci/devices"
+
+
+def plug(host: FakeHost, address: str, driver: str) -> None:
+    host.files[f"{DEVICES}/{address}/vendor"] = "0x10de"
+    host.files[f"{DEVICES}/{address}/class"] = "0x030200"
+    if driver:
+        host.links[f"{DEVICES}/{address}/driver"] = f"/sys/bus/pci/drivers/{driver}"
+        host.files[f"/sys/bus/pci/drivers/{driver}/new_id"] = ""
+
+
+def states(host: FakeHost, gpus: Gpus) -> dict[str, str]:
+    frame = read_once(GpuDevices(gpus=gpus), host).frame
+    return {
+        key[0]: GPU_DEVICE_STATE.states[reading]
+        for (_, key), reading in readings(frame).items()
+        if isinstance(reading, int)
+    }
+
+
+def test_each_gpu_is_told_by_who_has_it() -> None:
+    host, gpus = FakeHost(), Gpus()
+    add_gpus(host, 1)
+    for address, driver in (
+        ("0000:01:00.0", "nvidia"), ("0000:02:00.0", "vfio-pci"), ("0000:03:00.0", ""),
+        ("0000:04:00.0", "nouveau"), ("0000:05:00.0", "nvidia"),
+    ):  # fmt: skip
+        plug(host, address, driver)
+    gpus.look(host)
+    assert states(host, gpus) == {
+        "0000:01:00.0": "driver", "0000:02:00.0": "virtual_machine", "0000:03:00.0": "unbound",
+        "0000:04:00.0": "other_driver", "0000:05:00.0": "missing",
+    }  # fmt: skip
+
+
+def test_a_gpu_given_to_a_virtual_machine_is_no_problem_and_a_missing_one_is() -> None:
+    host, gpus = FakeHost(), Gpus()
+    add_gpus(host, 0)
+    plug(host, "0000:02:00.0", "vfio-pci")
+    plug(host, "0000:05:00.0", "nvidia")
+    findings = {f.what: f for f in read_once(GpuDevices(gpus=gpus), host).findings}
+    assert findings["GPU 0000:02:00.0"].verdict is Verdict.SUPPORTED
+    assert "virtual machine" in findings["GPU 0000:02:00.0"].detail
+    assert findings["GPU 0000:05:00.0"].verdict is Verdict.BROKEN
+
+
+async def test_a_gpu_that_changes_hands_is_seen_at_the_next_read() -> None:
+    host, gpus = FakeHost(), Gpus()
+    add_gpus(host, 1)
+    plug(host, "0000:01:00.0", "nvidia")
+    async with sampling(host, [Gpu.load(gpus=gpus), GpuDevices(1.0, gpus)]) as run:
+        plug(host, "0000:01:00.0", "vfio-pci")
+        plug(host, "0000:09:00.0", "")
+        await run.step()
+        await run.step()
+        told = readings(run.of("gpu_device")[-1])
+        assert [GPU_DEVICE_STATE.states[int(r)] for r in told.values() if isinstance(r, int)] == [
+            "virtual_machine", "unbound",
+        ]  # fmt: skip

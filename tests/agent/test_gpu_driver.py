@@ -1,0 +1,151 @@
+"""The driver and its GPUs change under a running agent: reload, reset, hot-unplug, mismatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from support.gpus import add_gpus, of_gpu
+from support.machine import FakeHost
+from support.reading import readings
+from support.sampling import Sampling, sampling
+
+from agent.host import NvmlError
+from agent.source import Source
+from agent.sources.nvidia.activity import Activity
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.inventory import Gpus
+from agent.sources.nvidia.nvlink import NvLink
+from agent.status import FAILED, OK
+from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
+from railscope.reading import Absent, Reading
+
+COUNT = "nvml.nvmlDeviceGetCount()"
+ENERGY = "railscope_gpu_energy_joules_total"
+POWER = "railscope_gpu_power_watts"
+
+
+def gpus(count: int) -> FakeHost:
+    host = FakeHost()
+    add_gpus(host, count)
+    return host
+
+
+def sources() -> list[Source]:
+    shared = Gpus()
+    return [Gpu.load(gpus=shared), Activity(gpus=shared), Gpu.health(1.0, gpus=shared)]
+
+
+def last(run: Sampling, stream: str, metric: str) -> dict[str, Reading]:
+    found = readings(run.of(stream)[-1])
+    return {key[0]: reading for (name, key), reading in found.items() if name == metric}
+
+
+def changes(run: Sampling) -> list[Mapping[str, str]]:
+    events = [event for frame in run.frames for event in frame.events]
+    return [event.facts for event in events if event.event_class is GPU_CHANGE_EVENT]
+
+
+def fail(host: FakeHost, keys: list[str], code: int) -> dict[str, Any]:
+    """Let these calls fail; what they answered before."""
+    before = {key: host.calls[key] for key in keys}
+    host.calls |= dict.fromkeys(before, NvmlError(code))
+    return before
+
+
+async def test_a_driver_reload_with_another_version() -> None:
+    """Nothing answers meanwhile; then all is learned anew and counters begin again."""
+    host = gpus(2)
+    host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)
+    async with sampling(host, sources()) as run:
+        assert last(run, "gpu", POWER)["GPU-0"] is Absent.UNSUPPORTED
+        before = fail(host, [key for key in host.calls if key.startswith("nvml.")], 9)
+        await run.step()
+        assert last(run, "gpu", ENERGY) == {"GPU-0": Absent.GONE, "GPU-1": Absent.GONE}
+        await run.step(5)
+        assert run.sampler.statuses["gpu"].state == FAILED
+        assert "9" in run.sampler.statuses["gpu"].problem
+        host.calls |= before
+        host.calls["nvml.nvmlSystemGetDriverVersion()"] = "595.80"
+        host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = 71_000
+        host.calls["nvml.nvmlDeviceGetFieldValues(0,83)"] = [0, 12]
+        await run.step()
+        assert last(run, "gpu", POWER)["GPU-0"] == 71_000
+        assert last(run, "gpu", ENERGY)["GPU-0"] == 12
+        assert {status.state for status in run.sampler.statuses.values()} == {OK}
+        assert [facts["after"] for facts in changes(run)] == ["driver: 590.48.01 -> 595.80"] * 2
+
+
+async def test_a_gpu_reset_takes_one_gpu_away_for_a_while() -> None:
+    host = gpus(2)
+    async with sampling(host, sources()) as run:
+        before = fail(host, of_gpu(host, 1), 15)
+        await run.step()
+        assert last(run, "gpu", ENERGY) == {"GPU-0": 10**12, "GPU-1": Absent.GONE}
+        assert last(run, "gpu_activity", "railscope_gpu_sm_activity_ratio")["GPU-0"] == 200_000
+        host.calls |= before
+        host.calls["nvml.nvmlDeviceGetFieldValues(1,83)"] = [0, 5]
+        await run.step(5)
+        assert last(run, "gpu", ENERGY) == {"GPU-0": 10**12, "GPU-1": 5}
+        assert changes(run) == []
+
+
+async def test_a_gpu_that_is_unplugged_and_another_that_is_plugged_in() -> None:
+    host = gpus(3)
+    async with sampling(host, sources()) as run:
+        fail(host, of_gpu(host, 2), 15)
+        host.calls[COUNT] = 2
+        await run.step()
+        assert last(run, "gpu", POWER)["GPU-2"] is Absent.GONE
+        await run.step(5)
+        assert set(last(run, "gpu", POWER)) == {"GPU-0", "GPU-1"}
+        add_gpus(host, 3)
+        host.calls["nvml.nvmlDeviceGetUUID(2)"] = "GPU-new"
+        await run.step(60)
+        assert set(last(run, "gpu", POWER)) == {"GPU-0", "GPU-1", "GPU-new"}
+        assert set(last(run, "gpu_activity", "railscope_gpu_sm_activity_ratio")) == {
+            "GPU-0", "GPU-1", "GPU-new",
+        }  # fmt: skip
+        assert [(f["change"], f["gpu"]) for f in changes(run)] == [
+            ("removed", "GPU-2"), ("added", "GPU-new"),
+        ]  # fmt: skip
+
+
+async def test_a_library_that_does_not_fit_the_driver_is_named_and_tried_again() -> None:
+    host = gpus(1)
+    before = fail(host, [key for key in host.calls if key.startswith("nvml.")], 18)
+    async with sampling(host, sources()) as run:
+        status = run.sampler.statuses["gpu"]
+        assert status.state == FAILED
+        assert status.problem == "NVML error 18"
+        (finding,) = status.findings
+        assert "updated" in finding.remedy
+        host.calls |= before
+        await run.step()
+        assert {status.state for status in run.sampler.statuses.values()} == {OK}
+
+
+async def test_permission_that_is_lost_costs_what_needs_it() -> None:
+    host = gpus(1)
+    async with sampling(host, sources()) as run:
+        before = fail(host, ["nvml.nvmlDeviceGetPowerUsage(0)"], 4)
+        await run.step()
+        assert last(run, "gpu", POWER)["GPU-0"] is Absent.DENIED
+        assert last(run, "gpu", ENERGY)["GPU-0"] == 10**12
+        host.calls |= before
+        await run.step()
+        assert last(run, "gpu", POWER)["GPU-0"] == 500_000
+
+
+async def test_one_change_is_seen_by_every_source_of_the_driver() -> None:
+    """Only the load is probed in time; the others follow at their next read."""
+    host = gpus(1)
+    shared = Gpus()
+    slow = NvLink.traffic(10.0, shared)
+    async with sampling(host, [Gpu.load(gpus=shared), slow]) as run:
+        assert run.of("nvlink") == []
+        host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [0, 1]
+        host.calls["nvml.nvmlDeviceGetFieldValues(0,164:0)"] = [0, 26_562]
+        shared.changed()
+        await run.step(60)
+        assert len(run.of("nvlink")) == 1

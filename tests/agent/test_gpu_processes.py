@@ -1,0 +1,174 @@
+"""Processes and virtual GPUs: who uses a GPU, bounded in number, and how they share it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.mig import cut
+from support.reading import numbers, read_once, readings
+from support.sampling import sampling
+
+from agent.host import NvmlError
+from agent.sources.nvidia.processes import Processes
+from railscope.catalog.gpu_sharing import GPU_SHARING
+from railscope.frame import Frame
+from railscope.reading import Absent
+
+COMPUTE = "nvml.nvmlDeviceGetComputeRunningProcesses(0)"
+MPS = "nvml.nvmlDeviceGetMPSComputeRunningProcesses(0)"
+USE = "nvml.nvmlDeviceGetProcessUtilization(0)"
+MEMORY = "railscope_gpu_process_memory_used_bytes"
+
+
+def process(pid: int, memory: int | None = 1000, **instances: int) -> dict[str, Any]:
+    return {
+        "pid": pid,
+        "usedGpuMemory": memory,
+        "gpuInstanceId": instances.get("gpu", 0xFFFF_FFFF),
+        "computeInstanceId": instances.get("compute", 0xFFFF_FFFF),
+    }
+
+
+def gpu(*running: dict[str, Any]) -> FakeHost:
+    host = FakeHost()
+    add_gpus(host, 1)
+    host.calls[COMPUTE] = list(running)
+    host.calls[USE] = NvmlError(6, "Not Found")
+    return host
+
+
+def told(frame: Frame | None) -> dict[str, int | Absent]:
+    return {key[1]: r for (name, key), r in readings(frame).items() if name == MEMORY}
+
+
+def of_gpu(frame: Frame | None, what: str) -> int | Absent:
+    return readings(frame)[f"railscope_gpu_{what}", ("GPU-0",)]
+
+
+def sharing(frame: Frame | None) -> str:
+    state = of_gpu(frame, "sharing")
+    assert isinstance(state, int)
+    return GPU_SHARING.states[state]
+
+
+def test_a_process_tells_its_memory_name_and_activity() -> None:
+    host = gpu(process(41, 7000))
+    host.files["/proc/41/comm"] = "python3\n"
+    host.calls[USE] = [
+        {"pid": 41, "timeStamp": 5, "smUtil": 90, "memUtil": 20},
+        {"pid": 41, "timeStamp": 3, "smUtil": 10, "memUtil": 1},
+    ]
+    frame = read_once(Processes(), host).frame
+    found = numbers(frame)
+    assert found[MEMORY, ("GPU-0", "41")] == 7000
+    assert found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "41")] == 0.9
+    assert found["railscope_gpu_process_memory_activity_ratio", ("GPU-0", "41")] == 0.2
+    assert frame is not None
+    (facts,) = [
+        entity.facts for entity in frame.schema.entities if entity.kind.name == "gpu_process"
+    ]
+    assert facts == {"process_name": "python3", "context": "compute"}
+    assert sharing(frame) == "exclusive"
+
+
+def test_a_process_without_a_sample_was_idle_and_one_without_memory_has_none() -> None:
+    frame = read_once(Processes(), gpu(process(41, None))).frame
+    found = readings(frame)
+    assert found[MEMORY, ("GPU-0", "41")] is Absent.UNSUPPORTED
+    assert found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "41")] == 0
+
+
+def test_no_more_are_told_than_the_bound_and_the_rest_is_counted() -> None:
+    host = gpu(*(process(pid, memory=pid) for pid in range(1, 101)))
+    frame = read_once(Processes(most_told=8), host).frame
+    assert set(told(frame)) == {str(pid) for pid in range(93, 101)}
+    assert of_gpu(frame, "processes") == 100
+    assert of_gpu(frame, "processes_untold") == 92
+
+
+async def test_a_process_is_told_once_it_has_stayed_and_no_more_when_it_is_gone() -> None:
+    host = gpu(process(1))
+    async with sampling(host, [Processes()]) as run:
+        host.calls[COMPUTE] = [process(1), process(2)]
+        await run.step(5)
+        assert told(run.frames[-1]) == {"1": 1000}
+        assert of_gpu(run.frames[-1], "processes_untold") == 1
+        await run.step(5)
+        await run.step(5)
+        assert told(run.frames[-1]) == {"1": 1000, "2": 1000}
+        host.calls[COMPUTE] = [process(2)]
+        await run.step(5)
+        assert told(run.frames[-1]) == {"1": Absent.UNSUPPORTED, "2": 1000}
+        await run.step(5)
+        assert told(run.frames[-1]) == {"2": 1000}
+
+
+async def test_short_lives_are_counted_and_make_no_schema() -> None:
+    host = gpu()
+    async with sampling(host, [Processes()]) as run:
+        for pid in range(10):
+            host.calls[COMPUTE] = [process(pid)]
+            await run.step(5)
+        assert {of_gpu(frame, "processes_untold") for frame in run.frames[1:]} == {1}
+        assert len({id(frame.schema) for frame in run.frames}) == 1
+
+
+def test_one_process_in_two_instances_has_their_memory_together() -> None:
+    host = gpu()
+    one, other = cut(host, 0, ["1g.10gb", "1g.10gb"])
+    for uuid in (one, other):
+        key = f"nvml.nvmlDeviceGetComputeRunningProcesses({uuid})"
+        host.calls[key] = [process(7, 500, gpu=1, compute=0)]
+    frame = read_once(Processes(), host).frame
+    assert told(frame) == {"7": 1000}
+    assert sharing(frame) == "mig"
+    assert of_gpu(frame, "processes") == 1
+    found = readings(frame)
+    sm = found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "7")]
+    assert sm is Absent.UNSUPPORTED, "NVML tells no process utilisation of a GPU that is cut"
+
+
+@pytest.mark.parametrize(
+    ("compute", "mps", "state"),
+    [
+        ([], [], "unused"),
+        ([1], [], "exclusive"),
+        ([1, 2], [], "time_slicing"),
+        ([1], [2, 3], "mps"),
+    ],
+)
+def test_how_a_gpu_is_shared(compute: list[int], mps: list[int], state: str) -> None:
+    host = gpu(*map(process, compute))
+    host.calls[MPS] = [process(pid) for pid in mps]
+    assert sharing(read_once(Processes(), host).frame) == state
+
+
+def test_what_may_not_be_seen_is_denied_and_not_none() -> None:
+    host = gpu()
+    host.calls[COMPUTE] = NvmlError(4, "Insufficient Permissions")
+    frame = read_once(Processes(), host).frame
+    assert of_gpu(frame, "processes") is Absent.DENIED
+    assert of_gpu(frame, "sharing") is Absent.DENIED
+
+
+def test_virtual_gpus_of_a_host() -> None:
+    host = gpu()
+    host.calls |= {
+        "nvml.nvmlDeviceGetActiveVgpus(0)": [11],
+        "nvml.nvmlVgpuInstanceGetUUID(11)": "vgpu-11",
+        "nvml.nvmlVgpuInstanceGetType(11)": 3,
+        "nvml.nvmlVgpuTypeGetName(3)": "NVIDIA L40S-12Q",
+        "nvml.nvmlVgpuInstanceGetVmID(11)": ["vm-a", 1],
+        "nvml.nvmlVgpuInstanceGetFbUsage(11)": 4096,
+        "nvml.nvmlDeviceGetVgpuUtilization(0)": [
+            {"vgpuInstance": 11, "timeStamp": 9, "smUtil": 33, "memUtil": 4}
+        ],
+    }
+    frame = read_once(Processes(), host).frame
+    found = numbers(frame)
+    assert found["railscope_vgpu_memory_used_bytes", ("GPU-0", "vgpu-11")] == 4096
+    assert found["railscope_vgpu_sm_utilization_ratio", ("GPU-0", "vgpu-11")] == 0.33
+    assert (of_gpu(frame, "vgpus"), sharing(frame)) == (1, "vgpu")

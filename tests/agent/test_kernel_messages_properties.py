@@ -1,0 +1,225 @@
+"""Lines of Xids and SXids, built from their parts: every part comes out again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.streams.kernel_messages import Message, understand
+
+PREFIXES = st.sampled_from(
+    ["", "[  171.620236] ", "kernel: ", "[...] ", "Nov 20 06:10:11 node kernel: "]
+)
+HEX = "0123456789abcdefABCDEF"
+HEX_PAIR = st.text(HEX, min_size=2, max_size=2)
+FUNCTION = st.integers(0, 7).map(str)
+NUMBERS = st.integers(0, 2**32 - 1) | st.integers(0, 200)
+SEVERITIES = {"Fatal": "fatal", "Non-fatal": "non_fatal", "Correctable": "correctable"}
+PRINTABLE = st.characters(exclude_categories=["Cc", "Cs"])
+
+
+@st.composite
+def texts(draw: st.DrawFn, not_at_start: tuple[str, ...] = ()) -> str:
+    """What a driver may print behind a comma, with the parentheses and commas it likes."""
+    part = st.sampled_from(
+        ["(", ")", ", ", ": ", "Link 08", "pid=", "name=", "0x1 (None)", "Fatal"]
+    )
+    text = "".join(draw(st.lists(part | st.text(PRINTABLE, max_size=12), max_size=6)))
+    return "" if text.lstrip().startswith(not_at_start) else text
+
+
+@st.composite
+def addresses(draw: st.DrawFn) -> tuple[str, str]:
+    """Domain, bus and device: as printed, and as our labels write them."""
+    domain = draw(st.text(HEX, min_size=4, max_size=8))
+    bus, device = draw(HEX_PAIR), draw(HEX_PAIR)
+    return f"{domain}:{bus}:{device}", f"{int(domain, 16):04x}:{bus}:{device}".lower()
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
+    """Which MIG instance a line speaks of, if any."""
+    gpu, compute = draw(st.integers(0, 200)), draw(st.integers(0, 200))
+    return draw(
+        st.sampled_from(
+            [
+                ("", {}),
+                (f" GPU-I:{gpu:02}", {"gpu_instance": str(gpu)}),
+                (
+                    f" GPU-I:{gpu:02} GPU-CI:{compute:02}",
+                    {"gpu_instance": str(gpu), "compute_instance": str(compute)},
+                ),
+            ]
+        )
+    )
+
+
+@st.composite
+def names(draw: st.DrawFn) -> str:
+    """Names of processes, with spaces and commas but not one behind the other."""
+    part = st.sampled_from([" ", ",", ":", "ray::Worker", "unknown", "<", ">", "'"])
+    name = "".join(draw(st.lists(part | st.text(PRINTABLE, max_size=5), min_size=1, max_size=5)))
+    return "python3" if ", " in name or not name.strip("<>'") else name
+
+
+@st.composite
+def processes(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
+    """Which process a line speaks of, in the forms of new and old drivers."""
+    pid, name = str(draw(st.integers(0, 2**32 - 1))), draw(names())
+    facts = {"process": pid, "process_name": name}
+    if name in ("<unknown>", "'<unknown>'"):
+        del facts["process_name"]
+    return draw(
+        st.sampled_from(
+            [
+                ("", {}),
+                (f"pid={pid}, name={name}, ", facts),
+                (f"pid='{pid}', name={name}, ", facts),
+                (f"pid={pid}, ", {"process": pid}),
+                ("pid='<unknown>', name=<unknown>, ", {}),
+                ("pid=<unknown>, ", {}),
+            ]
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the log, and what must come out of it."""
+
+    text: str
+    key: tuple[str, ...]
+    facts: dict[str, str]
+
+
+@st.composite
+def xid_lines(draw: st.DrawFn) -> Line:
+    (printed, address), number = draw(addresses()), draw(NUMBERS)
+    (instance, facts), (process, more) = draw(instances()), draw(processes())
+    function = draw(st.just("") | FUNCTION.map(lambda digit: f".{digit}"))
+    where = f"{draw(st.sampled_from(['PCI:', '']))}{printed}{function}{instance}"
+    text = draw(texts(not_at_start=("pid=", "name=")))
+    return Line(
+        f"{draw(PREFIXES)}NVRM: Xid ({where}): {number}, {process}{text}",
+        (f"{address}.0", str(number)),
+        filled(facts | more | {"message": text.lstrip()}),
+    )
+
+
+@st.composite
+def sxid_lines(draw: st.DrawFn) -> Line:
+    (printed, address), function, number = draw(addresses()), draw(FUNCTION), draw(NUMBERS)
+    switch = f"nvswitch{draw(st.integers(0, 99))}"
+    severity = draw(st.sampled_from(["Fatal", "Non-fatal", "Correctable"]))
+    link = draw(st.just("") | st.integers(0, 255).map(str))
+    text = draw(texts(not_at_start=("Link ",)))
+    said = f"{number:05}, {severity}, {link and f'Link {link:0>2} '}{text}"
+    return Line(
+        f"{draw(PREFIXES)}nvidia-{switch}: SXid (PCI:{printed}.{function}): {said}",
+        (switch, str(number), SEVERITIES[severity]),
+        filled({"pci_address": f"{address}.{function}", "link": link, "message": text}),
+    )
+
+
+def filled(facts: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in facts.items() if value}
+
+
+def understood(line: str) -> Message:
+    message = understand(line)
+    assert message is not None, line
+    return message
+
+
+@given(xid_lines())
+def test_every_part_of_an_xid_line_comes_out(line: Line) -> None:
+    message = understood(line.text)
+    assert message.event_class.name == "xid"
+    assert (message.entity.key, message.facts) == (line.key, line.facts)
+
+
+@given(sxid_lines())
+def test_every_part_of_an_sxid_line_comes_out(line: Line) -> None:
+    message = understood(line.text)
+    assert message.event_class.name == "sxid"
+    assert (message.entity.key, message.facts) == (line.key, line.facts)
+
+
+@given(number=st.integers(0, 99999), words=st.lists(st.integers(0, 2**32 - 1), max_size=8))
+def test_lines_that_follow_an_sxid_are_no_error_of_their_own(number: int, words: list[int]) -> None:
+    start = f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {number:05}, "
+    data = ", ".join(f"0x{word:08x}" for word in words)
+    assert understand(f"{start}Severity 1 Engine instance 30 Sub-engine instance 00") is None
+    assert understand(f"{start}Data {{{data}}}") is None
+    assert understand(start) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "facts"),
+    [
+        ("13, pid=7, name=my app, Graphics", {"process": "7", "process_name": "my app", "message": "Graphics"}),
+        ("13, pid=7, name=unknown_job, Graphics", {"process": "7", "process_name": "unknown_job", "message": "Graphics"}),
+        ("13, pid=7, name=a,b c, Graphics, more", {"process": "7", "process_name": "a,b c", "message": "Graphics, more"}),
+        ("45, pid=7, name=app, ", {"process": "7", "process_name": "app"}),
+        ("45, pid=7, name=app,", {"process": "7", "process_name": "app"}),
+        ("45, pid=7, name=app", {"process": "7", "process_name": "app"}),
+        ("45, pid=7, name=app,  caused by previous Xid 31", {"process": "7", "process_name": "app", "message": "caused by previous Xid 31"}),
+        ("119, pid=7 Recommended Action=RESET", {"process": "7", "message": "Recommended Action=RESET"}),
+        ("119 pid=7, Timeout", {"process": "7", "message": "Timeout"}),
+        ("119", {}),
+        ("79, GPU has fallen off the bus.\nmore", {"message": "GPU has fallen off the bus."}),
+    ],
+)  # fmt: skip
+def test_forms_of_an_xid_line(line: str, facts: dict[str, str]) -> None:
+    message = understood(f"NVRM: Xid (PCI:0000:3b:00): {line}")
+    assert message.entity.key == ("0000:3b:00.0", re.split("[, ]", line, maxsplit=1)[0])
+    assert message.facts == facts
+
+
+@pytest.mark.parametrize(
+    ("line", "severity", "facts"),
+    [
+        ("12028, Non-fatal error", "non_fatal", {"message": "error"}),
+        ("12028, Fatal", "fatal", {}),
+        ("20034, Fatal, Link 30", "fatal", {"link": "30"}),
+        ("20009, Non-fatal, Li", "non_fatal", {"message": "Li"}),
+        ("10003, Fatal, Data {} is said here", "fatal", {"message": "Data {} is said here"}),
+        ("26006, SOE HALTED", "unstated", {"message": "SOE HALTED"}),
+        ("26006, Fatality", "unstated", {"message": "Fatality"}),
+    ],
+)
+def test_forms_of_an_sxid_line(line: str, severity: str, facts: dict[str, str]) -> None:
+    message = understood(f"nvidia-nvswitch2: SXid (PCI:0000:05:00.0): {line}")
+    assert message.entity.key == ("nvswitch2", line.partition(",")[0], severity)
+    assert message.facts == {"pci_address": "0000:05:00.0", **facts}
+
+
+FRAGMENTS = st.sampled_from(
+    ["NVRM: Xid (PCI:", "0000:3b:00", ".0", " GPU-I:", " GPU-CI:", "): ", "79", "9" * 5000 + ", Fatal", ", ",
+     "pid=", "name=", "'<unknown>'", "Fatal", ", Link ", "Severity 1", "Data {", "\n",
+     "\N{ARABIC-INDIC DIGIT TWO}"]
+)  # fmt: skip
+STARTS = st.sampled_from(
+    ["", "NVRM: Xid (PCI:0000:3b:00): ", "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): "]
+)
+
+
+@st.composite
+def any_texts(draw: st.DrawFn) -> str:
+    return draw(STARTS) + "".join(draw(st.lists(FRAGMENTS | st.text(max_size=3))))
+
+
+@given(st.text() | any_texts())
+def test_any_text_is_understood_or_left_alone(text: str) -> None:
+    message = understand(text)
+    assert message is None or all(message.facts.values())
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "\N{ARABIC-INDIC DIGIT TWO}"])
+def test_what_is_no_number_of_a_driver_is_no_message(digits: str) -> None:
+    assert understand(f"NVRM: Xid (PCI:0000:3b:00): {digits}, text") is None
+    assert understand(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {digits}, Fatal, text") is None

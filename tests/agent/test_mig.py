@@ -1,0 +1,130 @@
+"""MIG devices that come and go while the agent runs, and what each of them tells."""
+
+from __future__ import annotations
+
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.mig import GIBIBYTE, cut, mend
+from support.reading import numbers, readings
+from support.sampling import Sampling, sampling
+
+from agent.host import NvmlError
+from agent.sources.nvidia.activity import Activity
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.inventory import Gpus
+from agent.sources.nvidia.mig import Mig
+from agent.status import OK
+from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
+from railscope.frame import Event, Frame
+from railscope.reading import Absent
+
+UTILIZATION = "nvml.nvmlDeviceGetUtilizationRates(0)"
+RATIO = ("railscope_gpu_utilization_ratio", ("GPU-0",))
+
+
+def gpus(count: int = 2) -> FakeHost:
+    host = FakeHost()
+    add_gpus(host, count)
+    return host
+
+
+def devices(frame: Frame) -> set[str]:
+    return {key[1] for (name, key) in readings(frame) if name == "railscope_mig_memory_used_bytes"}
+
+
+def told(run: Sampling) -> list[Event]:
+    return [e for frame in run.frames for e in frame.events if e.event_class is GPU_CHANGE_EVENT]
+
+
+async def test_a_gpu_that_is_not_cut_has_no_mig_devices() -> None:
+    async with sampling(gpus(), [Mig()]) as run:
+        assert numbers(run.frames[-1]) == {
+            ("railscope_gpu_mig_devices", (f"GPU-{index}",)): 0 for index in range(2)
+        }
+
+
+async def test_a_device_tells_its_memory_and_size() -> None:
+    host = gpus()
+    small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
+    async with sampling(host, [Mig()]) as run:
+        found = numbers(run.frames[-1])
+        assert found["railscope_gpu_mig_devices", ("GPU-0",)] == 2
+        assert found["railscope_mig_memory_size_bytes", ("GPU-0", large)] == 30 * GIBIBYTE
+        assert found["railscope_mig_memory_used_bytes", ("GPU-0", small)] == GIBIBYTE
+        assert found["railscope_mig_multiprocessors", ("GPU-0", large)] == 48
+        entities = run.frames[-1].schema.entities
+        facts = {e.key[1]: dict(e.facts) for e in entities if e.kind.name == "mig"}
+        assert facts[large] == {
+            "profile": "3g.40gb", "gpu_instance": "2", "compute_instance": "0", "mig_index": "1",
+        }  # fmt: skip
+
+
+async def test_devices_come_and_go_within_two_reads() -> None:
+    host = gpus()
+    shared = Gpus()
+    async with sampling(host, [Gpu.load(gpus=shared), Mig(gpus=shared)]) as run:
+        made = set(cut(host, 0, ["1g.10gb", "1g.10gb", "3g.40gb"]))
+        await run.step(5)
+        await run.step(5)
+        assert devices(run.of("mig")[-1]) == made
+        changed = set(cut(host, 0, ["7g.80gb"]))
+        await run.step(5)
+        await run.step(5)
+        assert devices(run.of("mig")[-1]) == changed
+        mend(host, 0)
+        await run.step(5)
+        await run.step(5)
+        assert devices(run.of("mig")[-1]) == set()
+        assert [e.facts["change"] for e in told(run)] == ["mig_mode", "mig_devices", "mig_mode"]
+        assert told(run)[1].facts["after"] == " ".join(changed)
+        assert run.sampler.statuses["mig"].state == OK
+
+
+async def test_what_the_whole_gpu_supports_is_learned_anew_when_it_is_cut() -> None:
+    host = gpus(1)
+    shared = Gpus()
+    healthy = host.calls[UTILIZATION]
+    async with sampling(host, [Gpu.load(gpus=shared), Mig(gpus=shared)]) as run:
+        cut(host, 0, ["1g.10gb"])
+        host.calls[UTILIZATION] = NvmlError(3, "Not Supported")
+        await run.step(5)
+        assert readings(run.of("gpu")[-1])[RATIO] is Absent.UNSUPPORTED
+        mend(host, 0)
+        host.calls[UTILIZATION] = healthy
+        await run.step(5)
+        await run.step(1)
+        assert readings(run.of("gpu")[-1])[RATIO] == 40
+
+
+async def test_a_device_that_is_taken_away_under_a_read_is_gone_and_then_no_more() -> None:
+    host = gpus(1)
+    cut(host, 0, ["1g.10gb"])
+    async with sampling(host, [Mig()]) as run:
+        for key in [key for key in host.calls if "MIG-" in key]:
+            host.calls[key] = NvmlError(2, "Invalid Argument")
+        host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = []
+        await run.step(5)
+        found = readings(run.frames[-1])
+        assert {r for (name, _), r in found.items() if "_mig_memory" in name} == {Absent.GONE}
+        await run.step(5)
+        assert devices(run.frames[-1]) == set()
+
+
+async def test_activity_is_told_for_each_device() -> None:
+    host = gpus(1)
+    small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
+    async with sampling(host, [Activity()]) as run:
+        found = numbers(run.frames[-1])
+        assert found["railscope_mig_sm_activity_ratio", ("GPU-0", small)] == 0.2
+        assert found["railscope_mig_sm_activity_ratio", ("GPU-0", large)] == 0.6
+        assert found["railscope_gpu_sm_activity_ratio", ("GPU-0",)] == 0.2
+
+
+async def test_a_gpu_whose_devices_cannot_be_listed_keeps_its_other_readings() -> None:
+    host = gpus(2)
+    async with sampling(host, [Mig()]) as run:
+        host.calls["nvml.nvmlDeviceGetMigMode(0)"] = NvmlError(15, "GPU is lost")
+        await run.step(5)
+        found = readings(run.frames[-1])
+        assert found["railscope_gpu_mig_devices", ("GPU-0",)] is Absent.GONE
+        assert found["railscope_gpu_mig_devices", ("GPU-1",)] == 0

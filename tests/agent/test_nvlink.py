@@ -1,0 +1,124 @@
+"""NVLinks by generation: the newest field that the GPU has, state, speed, bytes, errors, signal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.reading import ORIGIN, numbers, read_once, readings
+
+from agent.host import NvmlError
+from agent.reader import Reader
+from agent.sources.nvidia.nvlink import NvLink, bit_error_decades
+from railscope.reading import Absent
+
+STATE = "railscope_nvlink_state"
+ERRORS = "railscope_nvlink_errors_total"
+
+
+def linked(links: int, fields: Mapping[int, int]) -> FakeHost:
+    """A GPU with links; `fields` answer with their value plus the link."""
+    host = FakeHost()
+    add_gpus(host, 1)
+    host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [0, links]
+    for link in range(links):
+        host.calls[f"nvml.nvmlDeviceGetNvLinkVersion(0,{link})"] = 6
+        host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType(0,{link})"] = 2
+        remote = {"busId": f"00000000:0{link % 4 + 5}:00.0"}
+        host.calls[f"nvml.nvmlDeviceGetNvLinkRemotePciInfo(0,{link})"] = remote
+        for field, value in fields.items():
+            host.calls[f"nvml.nvmlDeviceGetFieldValues(0,{field}:{link})"] = [0, value + link]
+    return host
+
+
+def test_a_gpu_without_links_has_no_columns() -> None:
+    assert read_once(NvLink.traffic(), linked(0, {})).frame is None
+
+
+def test_hopper_tells_errors_by_link() -> None:
+    host = linked(18, {164: 26_562, 161: 100, 162: 200, 163: 300, 138: 5, 139: 6, 140: 7, 141: 8})
+    for link in range(18):
+        host.calls[f"nvml.nvmlDeviceGetFieldValues(0,165:{link})"] = [0, 1]
+    frame = read_once(NvLink.traffic(), host).frame
+    found = numbers(frame)
+    assert found["railscope_nvlink_transmitted_bytes_total", ("GPU-0", "3")] == (5 + 3) * 1024
+    assert found["railscope_nvlink_raw_received_bytes_total", ("GPU-0", "17")] == (8 + 17) * 1024
+    assert found["railscope_nvlink_speed_bytes_per_second", ("GPU-0", "0")] == 26_562e6
+    assert found[ERRORS, ("GPU-0", "17", "crc")] == 317
+    assert found[ERRORS, ("GPU-0", "4", "replay")] == 104
+    assert found["railscope_gpu_nvlinks", ("GPU-0",)] == 18
+    assert found["railscope_gpu_nvlinks_active", ("GPU-0",)] == 18
+    assert frame is not None
+    facts = {e.key: dict(e.facts) for e in frame.schema.entities if e.kind.name == "nvlink"}
+    assert facts["GPU-0", "2"] == {
+        "version": "4.0", "remote_type": "switch", "remote_pci_address": "0000:07:00.0",
+    }  # fmt: skip
+
+
+def test_ampere_tells_them_by_fields_of_their_own() -> None:
+    host = linked(12, {})
+    legacy = {46: 1, 51: 2, 108: 3, 113: 4, 32: 5, 101: 6, 148: 7, 159: 8}
+    for field, value in legacy.items():
+        host.calls[f"nvml.nvmlDeviceGetFieldValues(0,{field})"] = [0, value]
+    for link in range(12):
+        host.calls[f"nvml.nvmlDeviceGetNvLinkState(0,{link})"] = int(link != 7)
+    reader = Reader(NvLink.traffic(), host, ORIGIN)
+    for _ in range(2):
+        found = numbers(reader.run().frame)
+        told = {key[1:]: value for (name, key), value in found.items() if name == ERRORS}
+        assert told == {
+            ("0", "replay"): 1, ("5", "replay"): 2, ("6", "replay"): 3, ("11", "replay"): 4,
+            ("0", "crc_flit"): 5, ("11", "crc_flit"): 6, ("0", "ecc_data"): 7,
+            ("11", "ecc_data"): 8,
+        }  # fmt: skip
+        assert found["railscope_gpu_nvlinks_active", ("GPU-0",)] == 11
+    assert host.asked["nvml.nvmlDeviceGetFieldValues(0,161:0)"] == 1
+
+
+def test_blackwell_tells_packets_symbols_and_codewords() -> None:
+    host = linked(2, {205: 10, 208: 20, 212: 30, 213: 40, 214: 50, 221: 60, 235: 70, 250: 80})
+    for link in range(2):
+        host.calls[f"nvml.nvmlDeviceGetFieldValues(0,220:{link})"] = [0, 0x2 << 8 | 9]
+    traffic = numbers(read_once(NvLink.traffic(), host).frame)
+    assert traffic[ERRORS, ("GPU-0", "1", "receive")] == 21
+    assert traffic["railscope_nvlink_recoveries_total", ("GPU-0", "0", "failed")] == 50
+    assert ("GPU-0", "0", "replay") not in {key for name, key in traffic if name == ERRORS}
+    signal = numbers(read_once(NvLink.signal(), host).frame)
+    assert signal[ERRORS, ("GPU-0", "1", "symbol")] == 61
+    assert signal["railscope_nvlink_fec_codewords_total", ("GPU-0", "1", "15")] == 81
+    decades = signal["railscope_nvlink_bit_error_decades", ("GPU-0", "0", "effective")]
+    assert decades == pytest.approx(8.699, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("word", "thousandths"),
+    [
+        (0x10C, 12_000),
+        (0xFFF, 253_824),
+        (0xF00 | 238, 236_824),
+        (0x500, -699),
+        (0x00C, Absent.ERROR),
+    ],
+)
+def test_a_bit_error_ratio_in_decades(word: int, thousandths: int | Absent) -> None:
+    assert bit_error_decades(word) == thousandths
+
+
+def test_a_link_count_the_driver_does_not_tell_is_found_by_asking() -> None:
+    host = linked(0, {})
+    host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [3, 0]
+    for link in range(4):
+        host.calls[f"nvml.nvmlDeviceGetNvLinkState(0,{link})"] = 1
+    found = numbers(read_once(NvLink.traffic(), host).frame)
+    assert found["railscope_gpu_nvlinks", ("GPU-0",)] == 4
+
+
+def test_a_state_that_cannot_be_told_leaves_the_number_of_active_links_untold() -> None:
+    host = linked(2, {164: 1})
+    host.calls["nvml.nvmlDeviceGetNvLinkState(0,0)"] = 1
+    host.calls["nvml.nvmlDeviceGetNvLinkState(0,1)"] = NvmlError(4, "Insufficient Permissions")
+    found = readings(read_once(NvLink.traffic(), host).frame)
+    assert found[STATE, ("GPU-0", "0")] == 1
+    assert found["railscope_gpu_nvlinks_active", ("GPU-0",)] is Absent.DENIED

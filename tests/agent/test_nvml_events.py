@@ -1,0 +1,180 @@
+"""Events of the driver: each counted once, and an Xid that the kernel log tells too is one Xid."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.clock import NS
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.reading import ORIGIN, numbers, readings
+from support.sampling import Sampling, sampling
+
+from agent.host import NvmlError
+from agent.reader import Reader
+from agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEvents
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.inventory import Gpus
+from agent.streams.kernel_log import KernelLogStream
+from agent.streams.xid_book import SAME_NS, Sighting, XidBook
+from railscope.catalog.kernel import XID_EVENT
+from railscope.frame import Event
+
+WAIT = "nvml.nvmlEventSetWait()"
+NONE = 0xFFFF_FFFF
+ADDRESS = "0000:01:00.0"
+LOST = "railscope_gpu_events_lost_total"
+XIDS = "railscope_gpu_xid_errors_total"
+
+
+def gpu() -> FakeHost:
+    host = FakeHost()
+    add_gpus(host, 1)
+    host.calls[WAIT] = []
+    return host
+
+
+def sources(book: XidBook) -> tuple[Gpu, NvmlEvents, KernelLogStream]:
+    shared = Gpus()
+    return Gpu.load(gpus=shared), NvmlEvents(book, gpus=shared), KernelLogStream(xids=book)
+
+
+def record(sequence: int, boot_ns: int, xid: int) -> str:
+    text = f"NVRM: Xid (PCI:0000:01:00): {xid}, pid=41, name=python3, Ch 00000008"
+    return f"4,{sequence},{boot_ns // 1000},-;{text}"
+
+
+def xids(run: Sampling) -> list[Event]:
+    return [e for frame in run.frames for e in frame.events if e.event_class is XID_EVENT]
+
+
+async def test_an_xid_that_both_tell_counts_once_with_the_text_of_the_log() -> None:
+    host, book = gpu(), XidBook()
+    async with sampling(host, sources(book)) as run:
+        host.calls[WAIT] = [[1, 0, XID, 31, NONE, NONE]]
+        host.log.waiting = [record(1, run.clock.now().boot_ns + NS, 31)]
+        await run.until(lambda: bool(xids(run)))
+        for _ in range(6):
+            await run.step()
+        (event,) = xids(run)
+        assert event.facts["process_name"] == "python3"
+        assert event.facts["name"] == "FIFO_ERROR_MMU_ERR_FLT"
+        found = numbers(run.of("kernel")[-1])
+        assert found[XIDS, (ADDRESS, "31")] == 1
+        assert found["railscope_kernel_xids_total", ()] == 1
+        assert found["railscope_gpu_last_xid", (ADDRESS,)] == 31
+
+
+async def test_an_xid_the_log_does_not_tell_is_told_after_a_while() -> None:
+    host, book = gpu(), XidBook()
+    host.log.closed = PermissionError(13, "Permission denied")
+    async with sampling(host, sources(book)) as run:
+        host.calls[WAIT] = [[1, 0, XID, 94, 5, 0]]
+        await run.step()
+        assert xids(run) == []
+        await run.until(lambda: bool(xids(run)))
+        (event,) = xids(run)
+        assert event.facts["told_by"] == "nvml"
+        assert (event.facts["gpu_instance"], event.facts["compute_instance"]) == ("5", "0")
+        await run.step()
+        assert numbers(run.of("kernel")[-1])[XIDS, (ADDRESS, "94")] == 1
+
+
+async def test_other_events_are_counted_by_kind_and_told_once() -> None:
+    host, book = gpu(), XidBook()
+    async with sampling(host, sources(book)) as run:
+        host.calls[WAIT] = [[1, 0, 0x2, 0, NONE, NONE], [2, 0, 0x8000, 1, NONE, NONE]]
+        for _ in range(3):
+            await run.step()
+        host.calls[WAIT] = [*host.calls[WAIT], [3, 0, 0x2, 0, NONE, NONE]]
+        for _ in range(2):
+            await run.step()
+        found = numbers(run.of("gpu_event")[-1])
+        assert found == {
+            (LOST, ()): 0,
+            ("railscope_gpu_events_total", (ADDRESS, "double_bit_ecc")): 2,
+            ("railscope_gpu_events_total", (ADDRESS, "gpu_recovery_action")): 1,
+        }
+        told = Counter(e.entity.key[1] for frame in run.of("gpu_event") for e in frame.events)
+        assert told == {"double_bit_ecc": 2, "gpu_recovery_action": 1}
+
+
+def test_a_mig_change_makes_all_look_anew() -> None:
+    host, shared = gpu(), Gpus()
+    reader = Reader(NvmlEvents(XidBook(), gpus=shared), host, ORIGIN)
+    shared.look(host)
+    reader.run()
+    before = shared.generation
+    host.calls[WAIT] = [[1, 0, MIG_CHANGE, 0, NONE, NONE]]
+    reader.run()
+    assert shared.generation == before + 1
+
+
+def test_a_recording_that_starts_over_gives_its_events_again() -> None:
+    host = gpu()
+    reader = Reader(NvmlEvents(XidBook()), host, ORIGIN)
+    host.calls[WAIT] = [[1, 0, 0x1, 0, NONE, NONE]]
+    reader.run()
+    host.calls[WAIT] = []
+    reader.run()
+    host.calls[WAIT] = [[1, 0, 0x1, 0, NONE, NONE]]
+    reader.run()
+    found = readings(reader.run().frame)
+    assert found["railscope_gpu_events_total", ("unknown", "single_bit_ecc")] == 2
+
+
+def test_events_that_came_too_fast_are_counted() -> None:
+    host = gpu()
+    reader = Reader(NvmlEvents(XidBook()), host, ORIGIN)
+    reader.run()
+    host.calls[WAIT] = [[n, 0, 0x1, 0, NONE, NONE] for n in range(11, 75)]
+    assert readings(reader.run().frame)[LOST, ()] == 10
+    host.calls[WAIT] = [[n, 0, 0x1, 0, NONE, NONE] for n in range(12, 76)]
+    assert readings(reader.run().frame)[LOST, ()] == 10
+
+
+def test_a_driver_without_events_is_no_problem_and_a_lost_one_is() -> None:
+    host = gpu()
+    reader = Reader(NvmlEvents(XidBook()), host, ORIGIN)
+    host.calls[WAIT] = NvmlError(3, "Not Supported")
+    assert reader.run().problem == ""
+    host.clock.advance(60)
+    host.calls[WAIT] = NvmlError(9, "Driver Not Loaded")
+    assert reader.run().problem == "NVML error 9: Driver Not Loaded"
+
+
+# The book -------------------------------------------------------------------------------------------
+
+
+@given(
+    logged=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))),
+    seen=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))),
+)
+def test_no_xid_is_told_twice_and_none_is_lost(
+    logged: list[tuple[int, int]], seen: list[tuple[int, int]]
+) -> None:
+    """Of each number, what NVML alone told is at least what it told more often than the log."""
+    book = XidBook()
+    for number, second in logged:
+        book.logged(ADDRESS, number, second * NS)
+    for number, second in seen:
+        book.seen(Sighting(ADDRESS, number, 0, second * NS))
+    alone = book.unlogged(21 * NS + SAME_NS)
+    assert book.unlogged(10**18) == []
+    for number in (1, 2, 3):
+        told = sum(s.xid == number for s in alone)
+        by_nvml = sum(n == number for n, _ in seen)
+        by_log = sum(n == number for n, _ in logged)
+        assert max(by_nvml - by_log, 0) <= told <= by_nvml
+
+
+def test_what_comes_close_enough_in_either_order_is_the_same() -> None:
+    book = XidBook()
+    book.seen(Sighting(ADDRESS, 79, 0, 10 * NS))
+    book.logged(ADDRESS, 79, 10 * NS - SAME_NS)
+    book.logged(ADDRESS, 31, 20 * NS)
+    book.seen(Sighting(ADDRESS, 31, 0, 20 * NS + SAME_NS))
+    book.seen(Sighting(ADDRESS, 31, 0, 20 * NS + SAME_NS))
+    assert [s.xid for s in book.unlogged(100 * NS)] == [31]

@@ -1,0 +1,278 @@
+"""Xids and SXids: the tables are whole, and a message is judged by its number and its text."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.shared import captured
+
+from agent.streams.kernel_messages import understand
+from railscope.catalog.xids import (
+    ACTION_ORDER,
+    RECOVERY_ACTIONS,
+    SEVERITIES,
+    Judgement,
+    judge,
+    sxid,
+    sxids,
+    xid,
+    xids,
+)
+
+ROOT = Path(__file__).parents[2]
+XIDS = [
+    8, 13, 31, 32, *range(38, 42), *range(43, 47), 48, 54, *range(61, 65), *range(66, 70), 74, 78,
+    79, *range(92, 96), 109, 110, *range(119, 124), *range(126, 138), 140, 141, *range(143, 177),
+]  # fmt: skip
+FATAL = [
+    46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, *range(144, 152), 155, 156, 158,
+    160,
+]  # fmt: skip
+NONFATAL = [13, 31, 43, 45, 63, 92, 94, 121, 137, 141, 154, 157, 159]
+SXIDS = {
+    "nonfatal": [
+        11004, 11012, *range(11021, 11024), 12021, 12023, 12028, 15008, 15011, 19049, 19055, 19057,
+        19059, 19062, 19065, 19068, 19071, 19084, 20001, 20012, 22013, *range(24001, 24004),
+    ],
+    "port_fatal": [
+        11001, 11009, 11013, *range(11018, 11021), 12001, 12002, 12022, *range(12024, 12028),
+        *range(12030, 12033), 14017, 15001, 15006, 15009, 15010, 15012, 15013, 19047, 19048, 19054,
+        19056, 19058, 19060, 19061, 19063, 19064, 19066, 19067, 19069, 19070, 20034, 22012,
+        *range(24004, 24008),
+    ],
+    "fatal": [10003, 12020, 22003, 22011, *range(23001, 23018)],
+    "notable": [10001, 10002, 10004, 10005, 20009],
+}  # fmt: skip
+SXID_ACTIONS = {
+    "nonfatal": ("nonfatal", ("ignore",)),
+    "port_fatal": ("fatal", ("reset_gpu",)),
+    "fatal": ("fatal", ("drain", "reset_gpu", "reboot")),
+    "notable": ("nonfatal", ("ignore",)),
+}
+# NVIDIA's words for what to do at once; empty where it lists none.
+IMMEDIATE = {
+    "", "IGNORE", "RESTART_APP", "RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS",
+    "CHECK_UVM", "UPDATE_SWFW", "CONTACT_SUPPORT", "WORKFLOW_XID_45", "WORKFLOW_XID_48",
+    "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "XID_154",
+}  # fmt: skip
+
+
+def are_known(actions: tuple[str, ...]) -> bool:
+    """Words that we have, each once, from mildest to hardest; `ignore` stands alone."""
+    ordered = tuple(action for action in ACTION_ORDER if action in actions)
+    return actions == ordered and bool(actions) and ("ignore" not in actions or len(actions) == 1)
+
+
+# The tables ------------------------------------------------------------------------------------
+
+
+def test_every_xid_is_there_in_order() -> None:
+    assert list(xids()) == XIDS
+
+
+def test_every_sxid_is_there_in_its_class() -> None:
+    assert list(sxids()) == sorted(number for numbers in SXIDS.values() for number in numbers)
+    for error_class, numbers in SXIDS.items():
+        for number in numbers:
+            found = sxid(number)
+            assert (found.number, found.error_class) == (number, error_class)
+            assert (found.severity, found.actions) == SXID_ACTIONS[error_class]
+
+
+@pytest.mark.parametrize("number", XIDS)
+def test_an_entry_of_the_table_has_known_words(number: int) -> None:
+    found = xid(number)
+    assert found.number == number
+    assert found.severity in SEVERITIES
+    assert found.immediate in IMMEDIATE
+    assert are_known(found.actions)
+    assert found.name.replace("_", "").isalnum()
+    assert found.name == found.name.upper()
+    assert found.meaning.endswith(".")
+    assert found.source
+
+
+def test_severities_are_those_of_the_table_they_come_from() -> None:
+    for severity, numbers in (("fatal", FATAL), ("nonfatal", NONFATAL)):
+        assert [entry.number for entry in xids().values() if entry.severity == severity] == numbers
+
+
+@pytest.mark.parametrize(
+    ("number", "severity", "actions"),
+    [
+        (13, "nonfatal", ("restart_app",)),
+        (43, "nonfatal", ("restart_app",)),
+        (63, "nonfatal", ("ignore",)),
+        (64, "fatal", ("drain", "reset_gpu", "rma")),
+        (74, "fatal", ("drain", "reset_gpu")),
+        (79, "fatal", ("drain", "reboot")),
+        (119, "fatal", ("drain", "reset_gpu", "reboot")),
+        (122, "unknown", ("rma",)),
+        (143, "fatal", ("reset_gpu", "reboot")),
+        (160, "fatal", ("reboot",)),
+        (161, "unknown", ("rma",)),
+        (172, "unknown", ("drain", "reset_gpu")),
+        (176, "unknown", ("ignore",)),
+    ],
+)
+def test_an_xid_asks_for_its_actions(number: int, severity: str, actions: tuple[str, ...]) -> None:
+    assert (xid(number).severity, xid(number).actions) == (severity, actions)
+    assert judge(number, "") == Judgement(severity, actions, xid(number).immediate)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 7, 177, 999, 10**30])
+def test_a_number_that_no_table_has_is_unknown(number: int) -> None:
+    for found in (xid(number), sxid(number)):
+        assert found.number == number
+        assert (found.name, found.severity, found.actions) == ("unknown", "unknown", ("ignore",))
+    assert sxid(number).error_class == "unknown"
+    assert judge(number, "Fatal") == Judgement("unknown", ("ignore",), "")
+
+
+def test_tables_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        xids()[1] = xid(1)  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        xid(79).severity = "nonfatal"  # type: ignore[misc]
+
+
+def test_an_installation_brings_the_tables_along() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = ROOT / "railscope"
+    shipped = {
+        path for form in declared["package-data"]["railscope"] for path in package.glob(form)
+    }
+    assert package / "catalog" / "xids.toml" in shipped
+
+
+# Recovery actions ------------------------------------------------------------------------------
+
+
+def test_recovery_actions_have_the_values_of_nvml() -> None:
+    assert [(value, action.name) for value, action in RECOVERY_ACTIONS.items()] == [
+        (0, "none"), (1, "gpu_reset"), (2, "node_reboot"), (3, "drain_p2p"),
+        (4, "drain_and_reset"), (5, "recover_imex_domain"), (6, "bus_reset"), (7, "system_reboot"),
+    ]  # fmt: skip
+    assert all(are_known(action.actions) for action in RECOVERY_ACTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("to", "actions"),
+    [
+        ("0x0 (None)", ("ignore",)),
+        ("0x1 (GPU Reset Required)", ("reset_gpu",)),
+        ("0x2 (Node Reboot Required)", ("reboot",)),
+        ("0x3 (Drain P2P)", ("drain", "reset_gpu")),
+        ("0x4 (Drain and Reset)", ("drain", "reset_gpu")),
+        ("0x5 (Recover IMEX Domain)", ("ignore",)),
+        ("0x6 (Bus Reset)", ("reset_gpu",)),
+        ("0x7 (System Reboot)", ("reboot",)),
+        ("0x9 (Node Reboot Required)", ("reboot",)),
+        ("0x1 (PF FLR)", ("reset_gpu",)),
+        ("0x2 (OS Reboot)", ("reboot",)),
+        ("0xff (Something New)", ("ignore",)),
+    ],
+)
+def test_xid_154_asks_for_what_the_action_changed_to(to: str, actions: tuple[str, ...]) -> None:
+    message = f"GPU recovery action changed from 0x2 (Node Reboot Required) to {to}"
+    words = to.partition("(")[2].rstrip(")")
+    assert judge(154, message) == Judgement("nonfatal", actions, words)
+
+
+@pytest.mark.parametrize("message", ["", "GPU recovery action changed from 0x0 (None) to 0x"])
+def test_xid_154_without_its_value_is_recorded(message: str) -> None:
+    assert judge(154, message) == Judgement("nonfatal", ("ignore",), "XID_154")
+
+
+# NVLink 5 and contained errors -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(144, 151))
+def test_an_error_of_nvlink_5_is_judged_by_its_severity_word(number: int) -> None:
+    words = "XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000)"
+    for word in ("Nonfatal", "Non-fatal", "Non-Fatal"):
+        assert judge(number, f"RLW_REMAP {word} {words}") == Judgement(
+            "nonfatal", ("ignore",), f"WORKFLOW_NVLINK5_ERR ({word})"
+        )
+    assert judge(number, f"NETIR_LINK_EVT  Fatal   {words}") == Judgement(
+        "fatal", ("drain", "reset_gpu"), "WORKFLOW_NVLINK5_ERR (Fatal)"
+    )
+    assert judge(number, words) == Judgement("fatal", ("ignore",), "WORKFLOW_NVLINK5_ERR")
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted", "actions"),
+    [
+        (94, "RST: No, D-RST: No", ("restart_app",)),
+        (94, "RST: Yes, D-RST: No", ("restart_app", "reset_gpu")),
+        (94, "RST: No, D-RST: Yes", ("restart_app", "drain", "reset_gpu")),
+        (94, "RST: Yes, D-RST: Yes", ("restart_app", "drain", "reset_gpu")),
+        (95, "RST: No, D-RST: No", ("drain", "reset_gpu")),
+        (95, "RST: Yes, D-RST: No", ("drain", "reset_gpu")),
+    ],
+)
+def test_a_memory_error_may_ask_for_more(
+    number: int, wanted: str, actions: tuple[str, ...]
+) -> None:
+    found = judge(number, f"Contained: CE User Channel (0x9). {wanted}")
+    assert found.actions == actions
+    assert found.severity == xid(number).severity
+    assert found.nvidia == f"{xid(number).immediate} ({wanted})"
+
+
+def test_words_of_one_xid_say_nothing_of_another() -> None:
+    message = "Nonfatal to 0x2 (Node Reboot Required) RST: Yes, D-RST: Yes"
+    assert judge(31, message) == judge(31, "")
+
+
+# Real lines and any lines ----------------------------------------------------------------------
+
+
+def test_every_quoted_line_gets_a_judgement() -> None:
+    head, *rows = captured("kernel-log/xid-sxid-lines.tsv").read_text().splitlines()
+    assert head.startswith("kind\tcode\tclass\tline\t")
+    found = Counter[tuple[int, str, tuple[str, ...]]]()
+    for kind, code, _, line, _ in (row.split("\t") for row in rows):
+        message = understand(line)
+        if kind != "Xid":
+            assert are_known(sxid(int(code)).actions)
+            continue
+        assert message is not None
+        number = int(message.entity.key[1])
+        judgement = judge(number, message.facts.get("message", ""))
+        assert number == int(code)
+        assert judgement.severity in SEVERITIES
+        assert are_known(judgement.actions)
+        assert judgement.nvidia
+        if number in range(144, 151):
+            assert judgement.severity == ("nonfatal" if "Nonfatal" in line else "fatal")
+        found[number, judgement.severity, judgement.actions] += 1
+    assert found[154, "nonfatal", ("reset_gpu",)] == 2
+    assert found[154, "nonfatal", ("drain", "reset_gpu")] == 1
+    assert found[149, "fatal", ("drain", "reset_gpu")] > 10
+    assert found[149, "fatal", ("ignore",)] == 0
+
+
+FRAGMENTS = st.sampled_from(
+    ["to 0x", "0x", "1", "f" * 5000, " (", ")", "None", "GPU Reset Required", "Reset", "RST: Yes",
+     ", D-RST: No", ", D-RST: Yes", "Fatal", "Nonfatal", "non-", " ", "\n", "\N{ARABIC-INDIC DIGIT TWO}"]
+)  # fmt: skip
+MESSAGES = st.text() | st.lists(FRAGMENTS | st.text(max_size=3)).map("".join)
+
+
+@given(number=st.integers() | st.sampled_from(XIDS), message=MESSAGES)
+def test_any_number_and_any_text_are_judged_in_known_words(number: int, message: str) -> None:
+    found = judge(number, message)
+    assert found.severity in SEVERITIES
+    assert are_known(found.actions)
+    assert found == judge(number, message)
+
+
+@given(number=st.sampled_from([94, 95]), message=MESSAGES)
+def test_a_text_takes_nothing_away_from_a_memory_error(number: int, message: str) -> None:
+    assert set(judge(number, message).actions) >= set(xid(number).actions)
