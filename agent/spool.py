@@ -100,10 +100,13 @@ class Spool:
             return Loss("damaged", 1, spooled.frames)
         return spooled, body
 
-    def remove(self, spooled: Spooled) -> None:
-        """Forget an envelope: it was acknowledged, or will never be accepted."""
+    def remove(self, spooled: Spooled) -> bool:
+        """Forget an envelope: it was acknowledged, or will never be accepted.
+
+        False where the bound has given it up meanwhile: it is counted as lost already.
+        """
         if spooled not in self._waiting:
-            return
+            return False
         self._waiting.remove(spooled)
         self.size -= spooled.size
         try:
@@ -111,6 +114,7 @@ class Spool:
         except OSError as error:
             # It is forgotten all the same: after a restart it is sent again, and counts once.
             log.warning("envelope_not_removed", file=str(self._path(spooled)), problem=str(error))
+        return True
 
     def _make_room(self, wanted: int) -> Loss | None:
         envelopes = frames = 0

@@ -236,12 +236,11 @@ class Shipper:
     def _release(self, spooled: Spooled | None, body: bytes) -> int:
         """Drop an envelope from where it waits; runs on the spool's thread.
 
-        One of memory that was given up meanwhile, for lack of room, is counted as lost, not here.
+        One that was given up meanwhile, for lack of room, is counted as lost, not here.
         """
         frames = 0
         if spooled is not None:
-            frames = spooled.frames
-            self._spool.remove(spooled)
+            frames = spooled.frames if self._spool.remove(spooled) else 0
         elif self._memory and self._memory[0][0] is body:
             frames = self._memory.popleft()[1]
         self._show()
