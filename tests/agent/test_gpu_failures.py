@@ -213,7 +213,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
     for _ in range(3):
         found = readings(reader.run().frame)
     assert found["railscope_gpu_temperature_celsius", ("GPU-0",)] == 58
-    assert (host.asked[new], host.asked[old]) == (1, 3)
+    assert (host.asked[new], host.asked[old]) == (1, 1 + 3), "once when planned, once a read"
 
 
 async def test_a_change_of_gpus_is_learned_anew() -> None:
@@ -282,18 +282,22 @@ async def test_a_machine_without_gpus_stays_unsupported() -> None:
         assert run.frames == []
 
 
-def test_what_was_not_supported_is_tried_again_at_the_next_probe() -> None:
-    """A driver may be exchanged, or MIG switched off, under a running agent."""
+@pytest.mark.parametrize("code", [1, 9, 15])
+def test_what_was_not_supported_is_tried_again_when_the_gpu_was_away(code: int) -> None:
+    """ECC or another mode may have been switched meanwhile, or the driver exchanged."""
     host = gpus(1)
-    asked = "nvml.nvmlDeviceGetPowerUsage(0)"
+    asked, other = "nvml.nvmlDeviceGetPowerUsage(0)", "nvml.nvmlDeviceGetMemoryInfo(0)"
     healthy, host.calls[asked] = host.calls[asked], NOT_SUPPORTED
     reader = Reader(Gpu.load(), host, ORIGIN)
     power = (POWER, ("GPU-0",))
     assert readings(reader.run().frame)[power] is Absent.UNSUPPORTED
     host.calls[asked] = healthy
-    host.clock.advance(59)
-    assert readings(reader.run().frame)[power] is Absent.UNSUPPORTED
-    host.clock.advance(1)
+    host.clock.advance(60)
+    assert readings(reader.run().frame)[power] is Absent.UNSUPPORTED, "nothing was away"
+    memory, host.calls[other] = host.calls[other], NvmlError(code)
+    reader.run()
+    host.calls[other] = memory
+    host.clock.advance(5)
     assert readings(reader.run().frame)[power] == healthy
 
 

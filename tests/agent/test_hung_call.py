@@ -175,13 +175,14 @@ async def test_a_stuck_thread_does_not_keep_the_agent_from_stopping(
 async def test_slow_but_in_time_is_no_failure(host: FakeHost) -> None:
     """A read of half a period that crosses no tick."""
     power = host.calls[POWER]
-
-    def slowly() -> int:
-        host.clock.advance(0.5)
-        return int(power)
-
-    host.calls[POWER] = slowly
     async with sampling(host, [Gpu.load()]) as run:
+
+        def slowly() -> int:
+            host.clock.advance(0.5)
+            return int(power)
+
+        host.calls[POWER] = slowly
+        await run.step()
         status = run.sampler.statuses["gpu"]
         assert (status.state, status.duration_ns) == (OK, NS // 2)
         await run.step(0.5)

@@ -6,14 +6,17 @@ Before Hopper every column is unsupported: what NVML tells there is whether any 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from agent.host import Host, Json
 from agent.source import Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia.calls import GPM, Field, Pick, Questions, Target, whole
 from agent.sources.nvidia.inventory import GpuDevice, Gpus
-from agent.sources.nvidia.plan import Plan
+from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_activity as a
 from railscope.catalog.declare import EntityKind, Metric
 from railscope.catalog.entities import GPU_CYCLE, GPU_ENGINE, GPU_PIPE, MIG_PIPE
+from railscope.entity import Entity
 
 PIPES = {
     4: "integer",
@@ -100,24 +103,23 @@ class Activity(HoldsNothing):
     def __init__(self, period_seconds: float = 1.0, gpus: Gpus | None = None) -> None:
         self.period_seconds = period_seconds
         self._gpus = gpus or Gpus()
-        self._generation = 0
-        self._plans: list[Plan] = []
+        self._plans = Plans()
 
     def probe(self, host: Host) -> Inventory:
         """Plan what to ask each GPU and each MIG device."""
         gpus = self._gpus.look(host)
-        self._generation = self._gpus.generation
         columns = Columns()
-        self._plans = [plan for gpu in gpus.values() for plan in _plans(gpu, columns)]
+        wanted = [device for gpu in gpus.values() for device in _devices(gpu)]
+        self._plans.place(host, self._gpus.generation, wanted, columns)
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
         """Take a sample of each and compare it with the one before."""
-        for plan in self._plans:
-            plan.read(host, into)
-        into.grown = self._gpus.generation != self._generation
+        self._plans.read(host, into)
+        into.grown |= self._gpus.generation != self._plans.generation
 
 
-def _plans(gpu: GpuDevice, columns: Columns) -> list[Plan]:
-    whole_gpu = Plan(gpu.index, gpu.entity, OF_GPU, columns)
-    return [whole_gpu, *(Plan(m.uuid, m.entity, OF_MIG, columns) for m in gpu.mig_devices)]
+def _devices(gpu: GpuDevice) -> Iterator[tuple[int | str, Entity, Questions]]:
+    yield gpu.index, gpu.entity, OF_GPU
+    for device in gpu.mig_devices:
+        yield device.uuid, device.entity, OF_MIG

@@ -27,6 +27,11 @@ class Target:
     part: tuple[str, ...] = ()
     entity: Entity | None = None
 
+    @property
+    def of_part(self) -> bool:
+        """Whether it is about a part of the device, which the device may not have."""
+        return self.kind is not None or self.entity is not None
+
     def about(self, device: Entity) -> Entity:
         """The entity of the column, for one device."""
         if self.entity:

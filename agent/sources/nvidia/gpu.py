@@ -9,7 +9,7 @@ from agent.source import Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia import health, load, settings
 from agent.sources.nvidia.calls import Questions
 from agent.sources.nvidia.inventory import Gpus
-from agent.sources.nvidia.plan import Plan
+from agent.sources.nvidia.plan import Plans
 
 
 class Gpu(HoldsNothing):
@@ -27,14 +27,13 @@ class Gpu(HoldsNothing):
         self.name = name
         self.period_seconds = period_seconds
         self._gpus = gpus or Gpus()
-        self._generation = 0
         self._questions = questions
-        self._plans: list[Plan] = []
+        self._plans = Plans()
 
     @classmethod
     def load(cls, period_seconds: float = 1.0, gpus: Gpus | None = None) -> Gpu:
         """What changes from second to second; tells what came and went, too."""
-        return cls("gpu", lambda *_: load.QUESTIONS, period_seconds, gpus)
+        return cls("gpu", load.questions, period_seconds, gpus)
 
     @classmethod
     def health(cls, period_seconds: float = 10.0, gpus: Gpus | None = None) -> Gpu:
@@ -49,17 +48,15 @@ class Gpu(HoldsNothing):
     def probe(self, host: Host) -> Inventory:
         """Look for GPUs and plan what to ask each. Raises NvmlError where the driver is sick."""
         gpus = self._gpus.look(host)
-        self._generation = self._gpus.generation
         columns = Columns()
-        self._plans = [
-            Plan(gpu.index, gpu.entity, self._questions(host, gpu.index), columns)
-            for gpu in gpus.values()
+        wanted = [
+            (gpu.index, gpu.entity, self._questions(host, gpu.index)) for gpu in gpus.values()
         ]
+        self._plans.place(host, self._gpus.generation, wanted, columns)
         return Inventory(tuple(columns.columns), (), self._gpus.findings)
 
     def read(self, host: Host, into: Table) -> None:
         """Make every call for every GPU; a failed call costs only its own columns."""
-        for plan in self._plans:
-            plan.read(host, into)
+        self._plans.read(host, into)
         into.events = self._gpus.take_events()
-        into.grown = self._gpus.generation != self._generation
+        into.grown |= self._gpus.generation != self._plans.generation

@@ -74,6 +74,7 @@ class Gpus:
             count = host.call("nvml", "nvmlDeviceGetCount")
         except NvmlError as error:
             if error.code != _LIBRARY_NOT_FOUND:
+                self.generation += 1  # whatever comes back may support other things
                 raise
             count = None
         except FileNotFoundError:
@@ -202,10 +203,16 @@ def _facts(
 
 
 def _place(host: Host, index: int) -> dict[str, str]:
-    """Where the GPU sits in a rack system; members of one byte come as one character."""
+    """Where the GPU sits in a rack system; members of one byte come as one character.
+
+    A server on its own has no chassis: its slot and tray of 0 say nothing, and nvidia-smi leaves
+    them out, too.
+    """
     told = _answer(host, "nvmlDeviceGetPlatformInfo", index)
     if not told:
         return {"module": _text(host, "nvmlDeviceGetModuleId", index)}
+    if not told.get("chassisSerialNumber"):
+        return {"module": _byte(told.get("moduleId", ""))}
     return {
         "chassis": told.get("chassisSerialNumber", ""),
         "slot": _byte(told.get("slotNumber", told.get("chassisPhysicalSlotNumber", ""))),
@@ -229,7 +236,8 @@ def _fabric(host: Host, index: int) -> dict[str, str]:
 
 def _profile(name: str) -> str:
     """The profile at the end of a MIG device's name: NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb."""
-    return name.rpartition("MIG ")[2]
+    _, marked, profile = name.rpartition("MIG ")
+    return profile if marked else ""
 
 
 def _names(gpu: GpuDevice) -> str:

@@ -10,7 +10,7 @@ from agent.host import Host, NvmlError
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.calls import Call, Questions, Target, count, key, whole
 from agent.sources.nvidia.inventory import GpuDevice, Gpus, mig_devices
-from agent.sources.nvidia.plan import Plan
+from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_sharing as s
 from railscope.reading import Absent, Reading
 
@@ -58,23 +58,18 @@ class Mig(HoldsNothing):
     def __init__(self, period_seconds: float = 5.0, gpus: Gpus | None = None) -> None:
         self.period_seconds = period_seconds
         self._gpus = gpus or Gpus()
-        self._generation = 0
         self._counted: list[tuple[GpuDevice, int]] = []
-        self._plans: list[Plan] = []
+        self._plans = Plans()
 
     def probe(self, host: Host) -> Inventory:
         """Plan what to ask each MIG device, and count those of each GPU that could have some."""
         gpus = self._gpus.look(host)
-        self._generation = self._gpus.generation
         columns = Columns()
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
-        self._plans = [
-            Plan(device.uuid, device.entity, QUESTIONS, columns)
-            for gpu in capable
-            for device in gpu.mig_devices
-        ]
-        detail = f"{len(self._plans)} on {len(capable)} GPUs that can be cut"
+        wanted = [(m.uuid, m.entity, QUESTIONS) for gpu in capable for m in gpu.mig_devices]
+        self._plans.place(host, self._gpus.generation, wanted, columns)
+        detail = f"{len(wanted)} on {len(capable)} GPUs that can be cut"
         findings = (Finding("MIG devices", Verdict.SUPPORTED, detail),) if capable else ()
         return Inventory(tuple(columns.columns), (), findings)
 
@@ -82,9 +77,8 @@ class Mig(HoldsNothing):
         """Ask each MIG device, and whether the others are still the same."""
         for gpu, column in self._counted:
             into.put(column, self._look(host, gpu))
-        for plan in self._plans:
-            plan.read(host, into)
-        into.grown = self._gpus.generation != self._generation
+        self._plans.read(host, into)
+        into.grown |= self._gpus.generation != self._plans.generation
 
     def _look(self, host: Host, gpu: GpuDevice) -> Reading:
         """How many MIG devices a GPU has; where they are not the ones planned for, all look anew."""

@@ -13,7 +13,7 @@ from agent.host import Host, Json, NvmlError
 from agent.source import Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia.calls import Call, Field, Questions, Target, whole
 from agent.sources.nvidia.inventory import GpuDevice, Gpus
-from agent.sources.nvidia.plan import Plan
+from agent.sources.nvidia.plan import Plans
 from agent.topology import pci_address
 from railscope.catalog import nvlink as n
 from railscope.catalog.declare import EntityKind, Metric
@@ -156,8 +156,9 @@ class NvLink(HoldsNothing):
         self.period_seconds = period_seconds
         self._signal = signal
         self._gpus = gpus or Gpus()
-        self._generation = 0
-        self._plans: list[tuple[Plan, int, list[int]]] = []
+        self._plans = Plans()
+        self._totals: list[tuple[int, list[int]]] = []
+        """Where the number of links of a GPU stands, and where the states of its links stand."""
 
     @classmethod
     def traffic(cls, period_seconds: float = 10.0, gpus: Gpus | None = None) -> NvLink:
@@ -172,38 +173,41 @@ class NvLink(HoldsNothing):
     def probe(self, host: Host) -> Inventory:
         """Count the links of each GPU and plan what to ask of them."""
         gpus = self._gpus.look(host)
-        self._generation = self._gpus.generation
-        columns = Columns()
-        self._plans = []
-        for gpu in gpus.values():
-            links = _links(host, gpu)
-            if links:
-                self._plan(gpu, links, columns)
-        return Inventory(tuple(columns.columns))
-
-    def _plan(self, gpu: GpuDevice, links: list[Entity], columns: Columns) -> None:
-        totals = len(columns.columns)
-        if not self._signal:
-            columns.add(n.NVLINK_LINKS, gpu.entity)
-            columns.add(n.NVLINK_ACTIVE, gpu.entity)
+        columns, links = Columns(), {index: _links(host, gpu) for index, gpu in gpus.items()}
+        linked = [gpu for gpu in gpus.values() if links[gpu.index]]
         make = signal_fields if self._signal else traffic_fields
-        fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
-        plan = Plan(gpu.index, gpu.entity, Questions(fields=tuple(fields)), columns)
-        added = enumerate(columns.columns[totals:], totals)
-        states = [position for position, (metric, _) in added if metric is n.NVLINK_STATE]
-        self._plans.append((plan, totals, states))
+        wanted = []
+        for gpu in linked:
+            fields = [
+                field
+                for link, entity in enumerate(links[gpu.index])
+                for field in make(link, entity)
+            ]
+            wanted.append((gpu.index, gpu.entity, Questions(fields=tuple(fields))))
+        self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._totals = [] if self._signal else [_total(gpu, columns) for gpu in linked]
+        return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
         """Ask about all links of a GPU in one batch, and count those that are up."""
-        for plan, totals, states in self._plans:
-            plan.read(host, into)
-            if self._signal:
-                continue
-            into.put(totals, len(states))
-            untold = [p for p in states if into.reasons[p]]
-            active = sum(into.values[p] == ACTIVE for p in states)
-            into.put(totals + 1, Absent(into.reasons[untold[0]]) if untold else active)
-        into.grown = self._gpus.generation != self._generation
+        self._plans.read(host, into)
+        for total, states in self._totals:
+            into.put(total, len(states))
+            untold = [position for position in states if into.reasons[position]]
+            active = sum(into.values[position] == ACTIVE for position in states)
+            into.put(total + 1, Absent(into.reasons[untold[0]]) if untold else active)
+        into.grown |= self._gpus.generation != self._plans.generation
+
+
+def _total(gpu: GpuDevice, columns: Columns) -> tuple[int, list[int]]:
+    states = [
+        position
+        for position, (metric, entity) in enumerate(columns.columns)
+        if metric is n.NVLINK_STATE and entity.whole_key == gpu.entity.key
+    ]
+    total = columns.add(n.NVLINK_LINKS, gpu.entity)
+    columns.add(n.NVLINK_ACTIVE, gpu.entity)
+    return total, states
 
 
 def _links(host: Host, gpu: GpuDevice) -> list[Entity]:

@@ -1,10 +1,13 @@
-"""What is asked of one device, and what it turned out not to support.
+"""What is asked of one device, and what it turned out not to have.
 
-That is learned at the first read and not asked again; a new plan, made at every probe, learns anew.
+That is learned when a plan is made and not asked again; plans are made anew when the driver, the GPU
+or its mode is another. What a whole GPU does not support keeps its column and says so; a part that
+it does not have, like its eighth decoder or the error counters of another generation, gets none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.host import Host, Json, NvmlError
@@ -13,11 +16,15 @@ from agent.sources.nvidia.calls import Call, Field, Questions, Target
 from railscope.entity import Entity
 from railscope.reading import Absent, Reading
 
-_NOT_SUPPORTED, _LOST = 3, 15
+_NOT_SUPPORTED = 3
+_GONE = {1, 9, 15}
+"""UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: whatever comes back may have other things."""
 _DOES_NOT_HAVE = {_NOT_SUPPORTED, 13, 25, 26}
 """NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED."""
 _HAS_NO_ENTRY = {*_DOES_NOT_HAVE, 2}
 """An entry that an older driver does not know is an invalid argument to it."""
+
+Device = int | str
 
 
 @dataclass(slots=True)
@@ -25,8 +32,8 @@ class _Asked:
     """A call, its first column, and the functions that may still be there, the newest first."""
 
     call: Call
-    column: int
     left: list[str]
+    column: int = 0
 
 
 @dataclass(slots=True)
@@ -34,47 +41,73 @@ class _Slot:
     """An entry of the batch and its column; `left` are the entries to try if it is not there."""
 
     field: Field
-    column: int
-    left: list[int | str]
+    left: list[Device]
+    column: int = 0
 
     @property
-    def entry(self) -> int | str:
+    def entry(self) -> Device:
         return self.left[0]
 
 
 class Plan:
     """The calls and the batch of fields for one device: a GPU's index or a MIG device's UUID."""
 
-    def __init__(
-        self, device: int | str, about: Entity, questions: Questions, columns: Columns
-    ) -> None:
+    def __init__(self, device: Device, about: Entity, questions: Questions) -> None:
+        self.learnt = False
+        """Whether the device has answered, so that what it does not have is known."""
+        self.outgrown = False
+        """Whether parts turned out to be missing that still have columns."""
         self._device = device
+        self._about = about
         self._batch = questions.batch
-        self._calls: list[_Asked] = []
-        self._slots: list[_Slot] = []
-        self._unsupported: list[int] = []
-        self._first = len(columns.columns)
-        for call in questions.calls:
-            added = [columns.add(target.metric, target.about(about)) for target in call.targets]
-            self._calls.append(_Asked(call, min(added), list(call.functions)))
-        for field in questions.fields:
-            column = columns.add(field.target.metric, field.target.about(about))
-            self._slots.append(_Slot(field, column, list(field.entries)))
-        self._width = len(columns.columns) - self._first
+        self._calls = [_Asked(call, list(call.functions)) for call in questions.calls]
+        self._slots = [_Slot(field, list(field.entries)) for field in questions.fields]
         self._entries = tuple(slot.entry for slot in self._slots)
+        self._missing: list[Target] = []
+        self._unsupported: list[int] = []
+        self._first = self._width = 0
+
+    def learn(self, host: Host) -> None:
+        """Ask everything once, for what the device has."""
+        scratch = Columns()
+        self.place(scratch)
+        self.read(host, Table(len(scratch.columns)))
+
+    def place(self, columns: Columns) -> None:
+        """Add the columns of what the device has, and of what a whole device should have."""
+        self._first = len(columns.columns)
+        for asked in self._calls:
+            added = [columns.add(t.metric, t.about(self._about)) for t in asked.call.targets]
+            asked.column = min(added)
+        for slot in self._slots:
+            target = slot.field.target
+            slot.column = columns.add(target.metric, target.about(self._about))
+        self._missing = [target for target in self._missing if not target.of_part]
+        self._unsupported = [columns.add(t.metric, t.about(self._about)) for t in self._missing]
+        self._width = len(columns.columns) - self._first
+        self.outgrown = False
 
     def read(self, host: Host, into: Table) -> None:
-        """Fill the device's columns; what fails costs only its own. A lost device is asked no more."""
+        """Fill the device's columns; what fails costs only its own. One that is gone is asked no more."""
         try:
             self._read_batch(host, into)
             for asked in self._calls:
                 self._read_call(host, into, asked)
         except NvmlError as error:
             into.put_none(self._first, self._width, nvml_reason(error.code))
+            self.learnt = False
+        else:
+            self.learnt = True
         if not all(asked.left for asked in self._calls):
             self._calls = [asked for asked in self._calls if asked.left]
         for column in self._unsupported:
             into.reasons[column] = Absent.UNSUPPORTED.value
+
+    def _miss(self, targets: Iterable[Target], first: int) -> None:
+        for column, target in enumerate(targets, first):
+            self._missing.append(target)
+            self._unsupported.append(column)
+            self.outgrown |= target.of_part
 
     # Calls -------------------------------------------------------------------------------------
 
@@ -86,7 +119,7 @@ class Plan:
             try:
                 result = host.call("nvml", asked.left[0], *about, *asked.call.arguments)
             except NvmlError as error:
-                if error.code == _LOST:
+                if error.code in _GONE:
                     raise
                 if error.code not in _DOES_NOT_HAVE:
                     into.put_none(column, len(targets), nvml_reason(error.code))
@@ -98,7 +131,7 @@ class Plan:
                     into.put(place, _picked(target, result))
                 return
             del asked.left[0]
-        self._unsupported += range(column, column + len(targets))
+        self._miss(targets, column)
 
     # The batch ---------------------------------------------------------------------------------
 
@@ -107,7 +140,7 @@ class Plan:
             try:
                 values, codes = host.call("nvml", self._batch, self._device, *self._entries)
             except NvmlError as error:
-                if error.code == _LOST:
+                if error.code in _GONE:
                     raise
                 if error.code not in _DOES_NOT_HAVE:
                     for slot in self._slots:
@@ -116,17 +149,14 @@ class Plan:
                 codes = [_NOT_SUPPORTED] * len(self._slots)
             except FileNotFoundError:
                 codes = [_NOT_SUPPORTED] * len(self._slots)
-            if any(codes) and self._learn(codes):
+            if any(codes) and self._drop(codes):
                 continue  # other entries are to be asked for
-            self._fill(into, values, codes)
+            for slot, value, code in zip(self._slots, values, codes, strict=True):
+                reading = nvml_reason(code) if code else _picked(slot.field.target, value)
+                into.put(slot.column, reading)
             return
 
-    def _fill(self, into: Table, values: Json, codes: Json) -> None:
-        for slot, value, code in zip(self._slots, values, codes, strict=True):
-            reading = nvml_reason(code) if code else _picked(slot.field.target, value)
-            into.put(slot.column, reading)
-
-    def _learn(self, codes: Json) -> bool:
+    def _drop(self, codes: Json) -> bool:
         """Drop entries the device does not have, for older ones or a call; whether any was."""
         kept = []
         for slot, code in zip(self._slots, codes, strict=True):
@@ -135,13 +165,53 @@ class Plan:
             if slot.left:
                 kept.append(slot)
             elif slot.field.otherwise:
-                otherwise = slot.field.otherwise
-                self._calls.append(_Asked(otherwise, slot.column, list(otherwise.functions)))
+                call = slot.field.otherwise
+                self._calls.append(_Asked(call, list(call.functions), slot.column))
             else:
-                self._unsupported.append(slot.column)
-        changed = any(code in _HAS_NO_ENTRY for code in codes)
+                self._miss([slot.field.target], slot.column)
         self._slots, self._entries = kept, tuple(slot.entry for slot in kept)
-        return changed
+        return any(code in _HAS_NO_ENTRY for code in codes)
+
+
+class Plans:
+    """The plans of one source, kept from probe to probe until what is there has changed."""
+
+    def __init__(self) -> None:
+        self.generation = -1
+        self._kept: dict[tuple[Device, tuple[str, ...]], Plan] = {}
+        self._current: list[Plan] = []
+
+    def place(
+        self,
+        host: Host,
+        generation: int,
+        wanted: Iterable[tuple[Device, Entity, Questions]],
+        columns: Columns,
+    ) -> None:
+        """Make a plan for each device, or take up the one there is, and give it its columns.
+
+        A device that does not answer now keeps what was known of it.
+        """
+        before, changed = self._kept, generation != self.generation
+        self.generation, self._kept = generation, {}
+        for device, about, questions in wanted:
+            key = (device, about.key)
+            old = before.get(key)
+            plan = old
+            if plan is None or changed or not plan.learnt:
+                plan = Plan(device, about, questions)
+                plan.learn(host)
+                if old and not plan.learnt:
+                    plan = old
+            plan.place(columns)
+            self._kept[key] = plan
+        self._current = list(self._kept.values())
+
+    def read(self, host: Host, into: Table) -> None:
+        """Fill the columns of all devices; parts found missing make the next read plan anew."""
+        for plan in self._current:
+            plan.read(host, into)
+        into.grown |= any(plan.outgrown for plan in self._current)
 
 
 def _picked(target: Target, answer: Json) -> Reading:
