@@ -84,7 +84,7 @@ def run(config: Path | None, root: Path, replay: Path | None, **flags: str | Non
 @_root
 @_replay
 @click.option(
-    "--format", "form", type=click.Choice(["prom", "openmetrics", "json"]), default="prom",
+    "--format", "form", type=click.Choice(["prom", "openmetrics", "json", "dcgm"]), default="prom",
     show_default=True, help="How to print.",
 )  # fmt: skip
 def once(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
@@ -96,6 +96,8 @@ def once(config: Path | None, root: Path, replay: Path | None, form: str) -> Non
     asyncio.run(one.once())
     if form == "json":
         click.echo(json.dumps(_as_json(one), indent=1))
+    elif form == "dcgm":
+        click.echo(one.page.dcgm_text(Format.PROMETHEUS), nl=False)
     else:
         text_format = Format.OPENMETRICS if form == "openmetrics" else Format.PROMETHEUS
         click.echo(one.page.text(text_format), nl=False)

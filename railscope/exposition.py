@@ -49,10 +49,15 @@ def header(metric: Metric, text_format: Format) -> str:
     return f"# HELP {name} {help_}\n# TYPE {name} {type_}\n{unit}"
 
 
-def sample_prefix(metric: Metric, labels: Iterable[tuple[str, str]]) -> str:
+def labelled(name: str, labels: Iterable[tuple[str, str]]) -> str:
     """Name and labels of a sample, up to where the number goes."""
-    inner = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels)
-    return f"{metric.name}{{{inner}}} " if inner else f"{metric.name} "
+    inner = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in labels)
+    return f"{name}{{{inner}}} " if inner else f"{name} "
+
+
+def sample_prefix(metric: Metric, labels: Iterable[tuple[str, str]]) -> str:
+    """Name and labels of a sample of a metric, up to where the number goes."""
+    return labelled(metric.name, labels)
 
 
 def number(metric: Metric, stored: int) -> str:

@@ -27,6 +27,12 @@ _IDENTIFIERS = re.compile(
     re.IGNORECASE,
 )
 _KIND = re.compile("GPU-|MIG-|enx|", re.IGNORECASE)
+# What identifies a machine, or whose it is, in the answers of NVML.
+_SECRETS: dict[str, Callable[[Json], list[Json]]] = {
+    "nvmlDeviceGetSerial": lambda answer: [answer],
+    "nvmlDeviceGetPlatformInfo": lambda answer: [answer.get("chassisSerialNumber", "")],
+    "nvmlVgpuInstanceGetVmID": lambda answer: [answer[0]],
+}
 
 
 class Redactor:
@@ -146,8 +152,9 @@ class RecordingHost:
 
         def ask() -> Json:
             answer = self._host.call(seam, function, *arguments)
-            if function == "nvmlDeviceGetSerial" and self._redactor:
-                self._redactor.learn(str(answer))
+            if function in _SECRETS and self._redactor:
+                for secret in _SECRETS[function](answer):
+                    self._redactor.learn(str(secret))
             return answer
 
         return self._asked("calls", key, ask)

@@ -1,4 +1,4 @@
-"""The agent's page: /metrics in both text formats, health, readiness and a landing page."""
+"""The agent's page: /metrics and /metrics/dcgm in both text formats, health, readiness, landing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from html import escape
 from http import HTTPStatus
 
 from agent.http_server import Request, Response
+from agent.sinks.dcgm import DcgmExposition
 from agent.status import STARTING, Status
 from railscope import __version__
 from railscope.exposition import Exposition, Format
 from railscope.frame import Frame
 
-PERIODS_UNTIL_STALE = 3
-SHORTEST_STALE_NS = 5_000_000_000
-_NS = 1_000_000_000
 _OPEN_PATHS = {"/-/healthy", "/-/ready"}
 
 
@@ -35,6 +33,7 @@ class Page:
         self._now_ns = now_ns
         self._token = token
         self._exposition = Exposition()
+        self._dcgm = DcgmExposition(node)
 
     def respond(self, request: Request) -> Response:
         """Answer a request."""
@@ -44,15 +43,15 @@ class Page:
             return replace(refused, headers={"WWW-Authenticate": "Bearer"})
         answers = {
             "/": self._landing,
-            "/metrics": self._metrics,
+            "/metrics": lambda asked: _exposed(asked, self.text),
+            "/metrics/dcgm": lambda asked: _exposed(asked, self.dcgm_text),
             "/-/healthy": lambda _: Response.text("healthy"),
             "/-/ready": self._ready,
         }
         answer = answers.get(request.path)
         if answer is None:
-            return Response.text(
-                "404: there is /metrics, /-/healthy and /-/ready", HTTPStatus.NOT_FOUND
-            )
+            text = "404: there is /metrics, /metrics/dcgm, /-/healthy and /-/ready"
+            return Response.text(text, HTTPStatus.NOT_FOUND)
         return answer(request)
 
     def _may_read(self, request: Request) -> bool:
@@ -61,22 +60,17 @@ class Page:
 
     def fresh_frames(self) -> list[Frame]:
         """Frames that are young enough to be shown, in the order of the sources."""
-        return [status.frame for status in self._statuses() if status.frame and self._fresh(status)]
+        now_ns = self._now_ns()
+        frames = (status.fresh_frame(now_ns) for status in self._statuses())
+        return [frame for frame in frames if frame]
 
     def text(self, text_format: Format) -> str:
         """The exposition."""
         return self._exposition.render(self.fresh_frames(), text_format)
 
-    def _fresh(self, status: Status) -> bool:
-        if status.frame is None or status.overdue:
-            return False
-        period_ns = round(status.source.period_seconds * _NS)
-        limit_ns = max(PERIODS_UNTIL_STALE * period_ns, SHORTEST_STALE_NS)
-        return self._now_ns() - status.frame.instant.boot_ns <= limit_ns
-
-    def _metrics(self, request: Request) -> Response:
-        text_format = Format.accepted(request.headers.get("accept", ""))
-        return Response(self.text(text_format).encode(), text_format.value)
+    def dcgm_text(self, text_format: Format) -> str:
+        """The exposition under the names of dcgm-exporter."""
+        return self._dcgm.render(self.fresh_frames(), text_format)
 
     def _ready(self, _: Request) -> Response:
         waiting = [s.source.name for s in self._statuses() if s.state == STARTING]
@@ -97,12 +91,18 @@ class Page:
         return Response(body.encode(), "text/html; charset=utf-8")
 
 
+def _exposed(request: Request, text: Callable[[Format], str]) -> Response:
+    text_format = Format.accepted(request.headers.get("accept", ""))
+    return Response(text(text_format).encode(), text_format.value)
+
+
 _LANDING = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Railscope agent: {node}</title>
 <style>body{{font:15px system-ui;margin:2rem}}td,th{{padding:.2rem .8rem;text-align:left}}
 .failed{{color:#b00}}.partial{{color:#a60}}.ok{{color:#070}}</style>
 <h1>Railscope agent on {node}</h1>
-<p>Version {version}. <a href="/metrics">Metrics</a>, <a href="/-/healthy">healthy</a>,
+<p>Version {version}. <a href="/metrics">Metrics</a>,
+<a href="/metrics/dcgm">metrics under the names of dcgm-exporter</a>, <a href="/-/healthy">healthy</a>,
 <a href="/-/ready">ready</a>.</p>
 <table><tr><th>source<th>state<th>readings<th>period<th>last read<th>missed ticks<th>problem
 {rows}</table></html>

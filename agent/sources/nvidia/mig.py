@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agent.host import Host, NvmlError
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
-from agent.sources.nvidia.calls import Call, Questions, Target, count, key, whole
+from agent.sources.nvidia.calls import Call, Questions, Target, count, key, used, whole
 from agent.sources.nvidia.inventory import GpuDevice, Gpus, mig_devices
 from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_sharing as s
@@ -22,7 +22,7 @@ QUESTIONS = Questions(
             ("nvmlDeviceGetMemoryInfo",),
             (
                 Target(s.MIG_MEMORY_SIZE, key("total")),
-                Target(s.MIG_MEMORY_USED, key("used")),
+                Target(s.MIG_MEMORY_USED, used),
                 Target(s.MIG_MEMORY_FREE, key("free")),
                 Target(s.MIG_MEMORY_RESERVED, key("reserved")),
             ),

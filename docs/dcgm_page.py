@@ -1,0 +1,165 @@
+"""The page about the names of dcgm-exporter: what maps, what cannot, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from agent.sinks.dcgm_formula import EACH, Formula, Measure, Row, Term
+from agent.sinks.dcgm_table import ROWS
+
+Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
+
+INTRODUCTION = """\
+`GET /metrics/dcgm` on the agent's page serves the readings of `/metrics` once more, under the names,
+labels and units of NVIDIA's dcgm-exporter, so that boards and rules made for that one go on working.
+`railscope agent once --format dcgm` prints the same. The two are no second measurement: neither DCGM
+nor its host engine is needed, and nothing is read twice.
+
+```yaml
+scrape_configs:
+  - job_name: dcgm
+    metrics_path: /metrics/dcgm
+    static_configs:
+      - targets: [gpu-server-1:9469]
+```
+
+- What has no reading, or none that is fresh, is left out; no value stands for a missing one.
+- Whole numbers are exact. Nothing is rounded: dcgm-exporter cuts MiB to whole ones.
+- A counter starts again where NVML's does: at a driver reload or GPU reset, unless it is of the board's
+  life.
+- In OpenMetrics a counter must end in `_total`. To keep the names, the type of counters is `unknown`
+  there; the Prometheus text format has the types below.
+
+## Labels
+"""
+
+LABELS = (
+    ("gpu", "NVML index", ""),
+    ("UUID", "UUID of the GPU", "Of the whole GPU for MIG instances, too."),
+    ("pci_bus_id", "PCI address as NVML writes it", "Older releases do not have it."),
+    (
+        "device",
+        "`nvidiaN` by minor number: the file below `/dev`",
+        "dcgm-exporter puts its own index there. The two can differ.",
+    ),
+    ("modelName", "name of the model", ""),
+    ("GPU_I_PROFILE", "profile of the GPU instance", "Only for MIG instances."),
+    ("GPU_I_ID", "id of the GPU instance", "Only for MIG instances."),
+    ("Hostname", "name of the node", "The setting `node`, else the host name."),
+    ("DCGM_FI_DRIVER_VERSION", "version of the driver", ""),
+    (
+        "pod, namespace, container, hpc_job",
+        "not there",
+        "They come from Kubernetes and Slurm. Join by `UUID` or `gpu` and `Hostname`.",
+    ),
+    (
+        "err_code, err_msg",
+        "not there",
+        "The value of `DCGM_FI_DEV_XID_ERRORS` is the code; a label makes a new series of each.",
+    ),
+)
+
+MIG = """\
+A GPU that is cut into MIG instances has a sample for each GPU instance, and none of its own, where the
+table names a metric of instances: a sum over all samples counts nothing twice. What is told of the whole
+GPU only (power, heat, clocks, links) is there once, without the labels of an instance; dcgm-exporter
+repeats it for each.
+
+## What there is
+"""
+
+MISSING = """\
+## What there is not
+
+Names that a board may have and that this page does not serve.
+"""
+
+NOT_SERVED = (
+    ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", "Only the driver in a guest with a virtual GPU knows its licence, and the agent does not ask it."),
+    ("DCGM_FI_DEV_PCIE_TX_THROUGHPUT, DCGM_FI_DEV_PCIE_RX_THROUGHPUT", "Each reading keeps the driver busy for 20 ms, and DCGM 4.6 gave them up. Take `DCGM_FI_PROF_PCIE_TX_BYTES` and its like, or `rate()` of `railscope_gpu_pcie_transmitted_bytes_total` and `railscope_gpu_pcie_received_bytes_total`."),
+    ("DCGM_FI_PROF_* before Hopper", "NVML tells what SMs and pipes do from Hopper on (GPM). Before, only DCGM's profiling module can, which is closed and keeps other profilers out."),
+    ("DCGM_FI_DEV_COUNT", "It is no property of a GPU: take `count by (Hostname) (DCGM_FI_DEV_GPU_TEMP)`."),
+    ("DCGM_FI_DEV_APP_SM_CLOCK, DCGM_FI_DEV_APP_MEM_CLOCK", "NVML gives application clocks up; newer GPUs have none."),
+    ("DCGM_FI_DEV_COMPUTE_MODE", "DCGM and NVML number the modes differently; `railscope_gpu_compute_mode` names them."),
+    ("DCGM_FI_DEV_ECC_*_L1, L2, DEV, REG, TEX, SHM, CBU, SRM", "Take `railscope_gpu_ecc_location_errors_total`, where the place is a label."),
+    ("DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_*", "Take `railscope_gpu_row_remap_banks`, where the number of spare rows is a label."),
+    ("DCGM_FI_DEV_NVLINK_*_L0 to L17", "Take `railscope_nvlink_errors_total` and `railscope_nvlink_transmitted_bytes_total`, where the link is a label."),
+    ("DCGM_FI_DEV_NVLINK_COUNT_*", "Take `railscope_nvlink_errors_total`, `railscope_nvlink_recoveries_total` and `railscope_nvlink_transmitted_packets_total`, from Blackwell on."),
+    ("DCGM_FI_PROF_NVLINK_L0_TX_BYTES to L17", "Take `rate()` of `railscope_nvlink_transmitted_bytes_total` and `railscope_nvlink_received_bytes_total`."),
+    ("DCGM_FI_PROF_NVDEC*_ACTIVE, DCGM_FI_PROF_NVJPG*_ACTIVE, DCGM_FI_PROF_NVOFA*_ACTIVE", "Take `railscope_gpu_engine_activity_ratio`, where the engine is a label."),
+    ("DCGM_FI_PROF_*_CYCLES_*_TOTAL", "Take `railscope_gpu_sm_cycles_total`, where the kind of cycle is a label."),
+    ("DCGM_FI_PROF_C2C_*, DCGM_FI_DEV_C2C_*", "Take `railscope_gpu_c2c_transmit_bytes_per_second`, `railscope_gpu_c2c_links` and their like."),
+    ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS, DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", "Their codes are DCGM's own; take `railscope_gpu_fabric_state` and `railscope_gpu_fabric_status_code`."),
+    ("DCGM_EXP_XID_ERRORS_COUNT, DCGM_EXP_XID_ERRORS_TOTAL", "Take `increase()` of `railscope_gpu_xid_errors_total`."),
+    ("DCGM_EXP_CLOCK_EVENTS_COUNT, DCGM_EXP_CLOCK_EVENTS_TOTAL", "Take `rate()` of `railscope_gpu_throttle_seconds_total`: the driver counts the time, so that no event is missed between two samples."),
+    ("DCGM_EXP_GPU_HEALTH_STATUS, DCGM_FI_DEV_DIAG_*", "They are verdicts of DCGM's own checks; `railscope_gpu_health` is ours, with its reasons."),
+    ("DCGM_EXP_P2P_STATUS", "The agent does not ask which GPUs can reach each other."),
+    ("DCGM_FI_DEV_NVSWITCH_*", "The agent does not read NVSwitches; their errors in the kernel log are `railscope_nvswitch_sxid_errors_total`."),
+    ("DCGM_FI_DEV_CPU_*", "Processors are the kernel's: take `railscope_cpu_seconds_total`."),
+)  # fmt: skip
+
+
+def lines(made: str, table: Table) -> list[str]:
+    """The page; `made` says who wrote it, `table` draws a table from its head and its rows."""
+    labels = ((", ".join(f"`{n}`" for n in names.split(", ")), *rest) for names, *rest in LABELS)
+    head = ("name", "type", "what", "ours", "ours, of a MIG instance", "conversion", "remark")
+    missing = ((f"`{names}`".replace(", ", "`, `"), reason) for names, reason in NOT_SERVED)
+    return [
+        "# Names of dcgm-exporter",
+        "",
+        made,
+        "",
+        *INTRODUCTION.splitlines(),
+        "",
+        *table(("label", "value", "remark"), labels),
+        *MIG.splitlines(),
+        "",
+        *table(head, map(_row, ROWS)),
+        *MISSING.splitlines(),
+        "",
+        *table(("name", "why, and what to take instead"), missing),
+    ]
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    return (
+        f"`{row.name}`",
+        str(row.kind),
+        row.sentence,
+        ", else ".join(map(_formula, row.gpu)),
+        _formula(row.mig) if row.mig else "",
+        _conversion(row.measure),
+        row.remark,
+    )
+
+
+def _conversion(measure: Measure) -> str:
+    numerator, denominator = measure.per_base_unit.as_integer_ratio()
+    if denominator != 1:
+        return f"divided by {denominator}"
+    return f"times {numerator}" if numerator != 1 else "as it is"
+
+
+def _formula(formula: Formula) -> str:
+    dividend = _sum(formula.terms)
+    return f"{dividend} / ({_sum(formula.over)})" if formula.over else dividend
+
+
+def _sum(terms: Iterable[Term]) -> str:
+    first, *others = terms
+    rest = (f" {'-' if term.weight < 0 else '+'} {_term(term)}" for term in others)
+    return _term(first) + "".join(rest)
+
+
+def _term(term: Term) -> str:
+    about = term.metric.about.labels
+    parts = dict(zip(about[len(about) - len(term.part) :], term.part, strict=True))
+    wanted = ",".join(f'{label}="{part}"' for label, part in parts.items() if part != EACH)
+    over = [label for label, part in parts.items() if part == EACH]
+    text = f"`{term.metric.name}{{{wanted}}}`" if wanted else f"`{term.metric.name}`"
+    if over:
+        text = f"sum of {text} over `{over[0]}`"
+    if term.weights:
+        weights = ", ".join(f"{part} {weight}" for part, weight in term.weights.items())
+        text = f"{text} ({weights})"
+    return text

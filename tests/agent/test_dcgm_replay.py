@@ -1,0 +1,123 @@
+"""The names of dcgm-exporter from a whole agent that replays a recorded server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+from support.clock import ManualClock
+from support.pages import Sample, samples
+from support.reading import ORIGIN
+from support.tree import TreeHost, make_tree
+
+from agent.cli import agent
+from agent.config import AgentSettings, Periods
+from agent.host.clock import RealClock
+from agent.host.recorded import RecordedHost
+from agent.host.recording import RecordingHost
+from agent.reader import Reader
+from agent.service import Agent, machine_sources
+from railscope.capture import About, Capture, read_capture
+
+CASES = Path(__file__).parents[1] / "captures"
+PATIENCE_SECONDS = 20
+
+
+@pytest.fixture(params=["recorded here", "hgx-h100-load"])
+def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder with the recording of a server with GPUs."""
+    if request.param == "recorded here":
+        return recorded(tmp_path)
+    folder = CASES / str(request.param)
+    if not (folder / "capture.toml").is_file():
+        pytest.skip(f"{folder} is missing")
+    return folder
+
+
+def recorded(folder: Path) -> Path:
+    """One read of everything on a small server with two GPUs."""
+    host = RecordingHost(TreeHost(make_tree(folder / "root"), ManualClock()))
+    for source in machine_sources(Periods()):
+        assert Reader(source, host, ORIGIN).run().problem == ""
+    about = About("node-1", "boot-1", 0, 0, 10**9, "test")
+    Capture(about, tuple(host.moments)).write(folder / "capture")
+    return folder / "capture"
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with the page of an agent that replays a capture and has read all of it."""
+    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    clock = RealClock()
+    started_ns = clock.now().boot_ns
+    host = RecordedHost(read_capture(folder), clock, lambda: clock.now().boot_ns - started_ns)
+    one = Agent(
+        AgentSettings(listen="127.0.0.1:0"), host, "node-1",
+        on_listening=lambda _, port: listening.set_result(port),
+    )  # fmt: skip
+    task = asyncio.create_task(one.run())
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            url = f"http://127.0.0.1:{await listening}"
+            async with aiohttp.ClientSession(url) as session:
+                while not await ready(session):  # noqa: ASYNC110 - a page tells no event
+                    await asyncio.sleep(0.02)
+                yield session
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+
+
+async def ready(session: aiohttp.ClientSession) -> bool:
+    async with session.get("/-/ready") as answer:
+        return answer.status == 200
+
+
+async def page(session: aiohttp.ClientSession, path: str) -> dict[Sample, float]:
+    async with session.get(path) as answer:
+        assert answer.status == 200
+        return samples(await answer.text())
+
+
+def by_gpu(found: dict[Sample, float], name: str, label: str) -> dict[str, float]:
+    """The values of a metric by the label that has the UUID of the GPU."""
+    return {
+        dict(labels)[label]: value
+        for (found_name, labels), value in found.items()
+        if found_name == name
+    }
+
+
+async def test_a_running_agent_serves_both_names_of_one_reading(capture: Path) -> None:
+    async with running(capture) as session:
+        ours = await page(session, "/metrics")
+        theirs = await page(session, "/metrics/dcgm")
+        async with session.get("/nowhere") as answer:
+            assert "/metrics/dcgm" in await answer.text()
+        async with session.get("/") as answer:
+            assert 'href="/metrics/dcgm"' in await answer.text()
+    sizes = by_gpu(ours, "railscope_gpu_memory_size_bytes", "gpu")
+    assert sizes
+    mebibytes = {gpu: size / 2**20 for gpu, size in sizes.items()}
+    assert by_gpu(theirs, "DCGM_FI_DEV_FB_TOTAL", "UUID") == mebibytes
+    assert {dict(labels)["UUID"] for _, labels in theirs} == set(sizes)
+
+
+def test_the_command_prints_the_names_on_request(capture: Path) -> None:
+    printed = {}
+    for form in ("prom", "dcgm"):
+        arguments = ["once", "--replay", str(capture), "--format", form]
+        outcome = CliRunner().invoke(agent, arguments)
+        assert outcome.exit_code == 0, outcome.output
+        printed[form] = samples(outcome.output)
+    celsius = by_gpu(printed["prom"], "railscope_gpu_temperature_celsius", "gpu")
+    assert celsius
+    assert by_gpu(printed["dcgm"], "DCGM_FI_DEV_GPU_TEMP", "UUID") == celsius
+    assert all(name.startswith("DCGM_FI_") for name, _ in printed["dcgm"])

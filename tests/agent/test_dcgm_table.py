@@ -1,0 +1,235 @@
+"""The table of dcgm-exporter's names: true to the catalog, the sources, a real page and arithmetic."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from dcgm_page import NOT_SERVED
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from support.frames import STORED
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.reading import ORIGIN
+from support.shared import captured
+
+from agent.sinks.dcgm import DcgmExposition
+from agent.sinks.dcgm_formula import EACH, Row, Term
+from agent.sinks.dcgm_table import CLOCK_REASONS, ROWS
+from agent.sources.nvidia import activity, health, load, mig, settings
+from agent.sources.nvidia.calls import Questions
+from agent.sources.nvidia.nvlink import traffic_fields
+from railscope.catalog import METRICS, Kind
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG, NVLINK
+from railscope.catalog.gpu_health import GPU_LAST_XID
+from railscope.entity import Entity
+from railscope.exposition import Format
+from railscope.frame import Column, Frame, Instant, Schema
+from railscope.reading import from_stored
+
+CAPTURE = "dcgm/datadog-dcgm-serve-metrics.prom"
+ADDRESS = "0000:3b:00.0"
+CARD = Entity(
+    GPU,
+    ("GPU-1",),
+    {"index": "0", "minor": "0", "pci_address": ADDRESS, "model": "NVIDIA L4", "driver": "590.48"},
+)
+SLICE = Entity(MIG, ("GPU-1", "MIG-1"), {"gpu_instance": "1", "compute_instance": "0"})
+EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+Reading = tuple[Metric, tuple[str, ...]]
+
+
+def terms(row: Row) -> list[Term]:
+    return [term for formula in row.formulas for term in (*formula.terms, *formula.over)]
+
+
+# The catalog and the sources -------------------------------------------------------------------
+
+
+def test_every_name_is_there_once_and_says_what_it_is():
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    assert [
+        name for name in names if not re.fullmatch(r"DCGM_FI_(DEV|PROF)_[A-Z0-9_]+", name)
+    ] == []
+    assert {row.kind for row in ROWS} == {Kind.COUNTER, Kind.GAUGE}
+
+
+@EACH_ROW
+def test_a_row_is_made_of_metrics_of_the_catalog(row: Row) -> None:
+    for term in terms(row):
+        assert METRICS[term.metric.name] is term.metric
+        assert len(term.part) < len(term.metric.about.labels) or not term.part
+
+
+def test_the_catalog_names_the_same_as_the_table():
+    """What a metric of ours counts for in the dividend, not what it is a share of."""
+    table: dict[str, set[str]] = defaultdict(set)
+    for row in ROWS:
+        for formula in row.formulas:
+            for term in formula.terms:
+                table[term.metric.name].add(row.name)
+    catalog = {
+        name: set(metric.other_names["dcgm-exporter"].split(", "))
+        for name, metric in METRICS.items()
+        if "dcgm-exporter" in metric.other_names
+    }
+    assert catalog == table
+
+
+def read_by_the_sources() -> set[tuple[Metric, tuple[str, ...]]]:
+    """Every metric that a source fills from NVML, with the part of the device it is about."""
+    host = FakeHost()
+    add_gpus(host, 1)
+    host.calls["nvml.nvmlDeviceGetNumFans(0)"] = 1
+    host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = sum(CLOCK_REASONS.values())
+    link = Entity(NVLINK, ("GPU-1", "0"))
+    asked = [
+        load.questions(host, 0), health.QUESTIONS, settings.questions(host, 0), activity.OF_GPU,
+        activity.OF_MIG, mig.QUESTIONS, Questions(fields=tuple(traffic_fields(0, link))),
+    ]  # fmt: skip
+    targets = [target for questions in asked for call in questions.calls for target in call.targets]
+    targets += [field.target for questions in asked for field in questions.fields]
+    return {(target.metric, target.part) for target in targets}
+
+
+@EACH_ROW
+def test_a_row_is_made_of_what_the_sources_read(row: Row) -> None:
+    read = read_by_the_sources()
+    for term in terms(row):
+        if term.metric is GPU_LAST_XID:
+            continue  # not from NVML's calls: from the kernel log and from events
+        parts = [part for metric, part in read if metric is term.metric]
+        assert any(
+            all(want in {EACH, have} for want, have in zip(term.part, part, strict=True))
+            for part in parts
+            if len(part) == len(term.part)
+        ), (term, parts)
+
+
+def test_the_bits_are_those_that_nvml_gives():
+    assert CLOCK_REASONS == load.THROTTLE_BITS
+
+
+def test_a_name_that_is_not_served_is_not_in_the_table_and_its_substitute_exists():
+    served = {row.name for row in ROWS}
+    for names, why in NOT_SERVED:
+        assert not served & set(names.split(", "))
+        for name in re.findall(r"DCGM_FI_[A-Z0-9_]+|railscope_\w+", why):
+            assert name in served or name in METRICS, name
+
+
+# A real page and arithmetic -------------------------------------------------------------------
+
+
+def columns(owner: Entity, every: Iterator[Term]) -> list[Column]:
+    """A column for each reading that a term takes, of two links and of every reason."""
+    found: dict[tuple[Metric, tuple[str, ...]], Entity] = {}
+    for term in every:
+        choices = [("0", "1") if part == EACH else (part,) for part in term.part]
+        if term.weights:
+            choices = [tuple(term.weights)]
+        first = (ADDRESS,) if term.metric.about is GPU_ADDRESS else owner.key
+        for part in product(*choices):
+            whole = owner if term.metric.about is owner.kind else None
+            entity = whole or Entity(term.metric.about, (*first, *part))
+            found[term.metric, entity.key] = entity
+    return [(metric, entity) for (metric, _), entity in found.items()]
+
+
+OF_CARD = columns(CARD, (t for row in ROWS for f in row.gpu for t in (*f.terms, *f.over)))
+OF_SLICE = columns(SLICE, (t for row in ROWS if row.mig for t in (*row.mig.terms, *row.mig.over)))
+
+
+def page_of(found: list[Column], stored: list[int]) -> str:
+    """The page of these columns with these integers, as the sources store them."""
+    order = Schema.ordered(found)
+    schema = Schema("test", tuple(found[position] for position in order), (CARD,))
+    values = array("q", [stored[position] for position in order])
+    frame = Frame(ORIGIN, schema, 1, Instant(1, 1), values)
+    return DcgmExposition("node-1").render([frame], Format.PROMETHEUS)
+
+
+FORMS = {
+    "gpu": r"\d+",
+    "UUID": r"GPU-[\w-]+",
+    "device": r"nvidia\d+",
+    "modelName": r"[\w ]+",
+    "Hostname": r"[\w-]+",
+    "DCGM_FI_DRIVER_VERSION": r"\d+\.\d+(\.\d+)?",
+}
+
+
+def test_types_and_labels_have_the_form_of_a_real_page():
+    """But for one type: a rate is no counter, and dcgm-exporter has changed that since."""
+    real = {f.name: f for f in text_string_to_metric_families(captured(CAPTURE).read_text())}
+    text = page_of(OF_CARD, list(range(1, len(OF_CARD) + 1)))
+    ours = {f.name: f for f in text_string_to_metric_families(text)}
+    not_served = {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_DEV_COUNT"}
+    assert real.keys() - ours.keys() == not_served
+    assert {names for names, _ in NOT_SERVED} >= not_served
+    for name in real.keys() & ours.keys():
+        theirs, own = real[name], ours[name]
+        assert (own.type == theirs.type) == (name != "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"), name
+        labels = list(own.samples[0].labels)
+        assert [label for label in theirs.samples[0].labels if label in labels] == list(FORMS)
+        assert set(labels) - {"pci_bus_id"} == set(FORMS)
+        for sample in (own.samples[0], theirs.samples[0]):
+            assert all(re.fullmatch(form, sample.labels[label]) for label, form in FORMS.items())
+
+
+def amount(terms: tuple[Term, ...], owner: Entity, readings: dict[Reading, int]) -> Fraction:
+    """A sum by the table, the slow way."""
+    total = Fraction(0)
+    for term in terms:
+        first = (ADDRESS,) if term.metric.about is GPU_ADDRESS else owner.key
+        wanted = (*first, *term.part)
+        for (metric, key), reading in readings.items():
+            fits = len(key) == len(wanted) and all(map(matches, wanted, key))
+            if metric is term.metric and fits:
+                weight = term.weights[key[-1]] if term.weights else term.weight
+                total += reading * metric.scale * weight
+    return total
+
+
+def matches(wanted: str, part: str) -> bool:
+    return wanted in {EACH, part}
+
+
+@pytest.mark.parametrize(
+    ("found", "owner"), [(OF_CARD, CARD), (OF_SLICE, SLICE)], ids=["gpu", "mig"]
+)
+@given(data=st.data())
+def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.DataObject) -> None:
+    """A whole number as it is, whatever its size; any other as the nearest float."""
+    stored = data.draw(st.lists(STORED, min_size=len(found), max_size=len(found)))
+    readings = {
+        (metric, entity.key): from_stored(value, counter=metric.kind is Kind.COUNTER)
+        for (metric, entity), value in zip(found, stored, strict=True)
+    }
+    text = page_of(found, stored)
+    told = dict(re.findall(r"^(\w+)\{.*\} (\S+)$", text, re.MULTILINE))
+    for row in ROWS:
+        formula = row.gpu[0] if owner is CARD else row.mig
+        if formula is None:
+            continue
+        value = amount(formula.terms, owner, readings) * row.measure.per_base_unit
+        if formula.over:
+            over = amount(formula.over, owner, readings)
+            if not over:
+                assert row.name not in told
+                continue
+            value /= over
+        if value.denominator == 1:
+            assert told.pop(row.name) == str(value.numerator), row.name
+        else:
+            assert float(told.pop(row.name)) == float(value), row.name
+    assert told == {}

@@ -1,0 +1,102 @@
+"""Batched calls of NVML in captures: each entry by itself, failures of the whole call for all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.clock import ManualClock
+from support.machine import FakeHost
+
+from agent.host import Host, NvmlError
+from agent.host.recorded import RecordedHost
+from agent.host.recording import RecordingHost, Redactor
+from railscope.capture import About, Capture, Moment
+
+FIELDS = "nvmlDeviceGetFieldValues"
+ENTRIES = st.lists(st.integers(1, 300), min_size=1, unique=True)
+
+
+def gpu(answers: dict[int, list[int]]) -> FakeHost:
+    host = FakeHost()
+    for entry, answer in answers.items():
+        host.calls[f"nvml.{FIELDS}(0,{entry})"] = answer
+    return host
+
+
+def replay(moments: list[Moment]) -> Host:
+    capture = Capture(About("n", "b", 0, 0, 1, "t"), tuple(moments))
+    return RecordedHost(capture, ManualClock(), lambda: 0)
+
+
+@given(
+    answers=st.dictionaries(
+        st.integers(1, 300),
+        st.tuples(st.sampled_from([0, 3, 4]), st.integers(0, 2**64 - 1)).map(list),
+        min_size=1,
+    ),
+    data=st.data(),
+)
+def test_a_capture_answers_any_batch_of_what_was_asked(
+    answers: dict[int, list[int]], data: st.DataObject
+) -> None:
+    recording = RecordingHost(gpu(answers))
+    told = recording.call("nvml", FIELDS, 0, *answers)
+    assert told == [
+        [value for _, value in answers.values()],
+        [code for code, _ in answers.values()],
+    ]
+    again = replay(recording.moments)
+    asked = data.draw(st.lists(st.sampled_from(sorted(answers)), min_size=1))
+    values, codes = again.call("nvml", FIELDS, 0, *asked)
+    assert list(zip(codes, values, strict=True)) == [tuple(answers[entry]) for entry in asked]
+
+
+@given(known=ENTRIES, unknown=ENTRIES)
+def test_what_was_not_asked_is_not_supported(known: list[int], unknown: list[int]) -> None:
+    recording = RecordingHost(gpu({entry: [0, entry] for entry in known}))
+    recording.call("nvml", FIELDS, 0, *known)
+    _, codes = replay(recording.moments).call("nvml", FIELDS, 0, *known, *unknown)
+    assert codes == [0] * len(known) + [0 if entry in known else 3 for entry in unknown]
+
+
+def test_a_batch_of_which_nothing_was_asked_is_not_in_the_capture() -> None:
+    with pytest.raises(FileNotFoundError, match="not in the capture"):
+        replay([]).call("nvml", FIELDS, 0, 82)
+
+
+def test_a_failure_of_the_call_is_one_of_every_entry() -> None:
+    host = gpu({82: [0, 1], 83: [0, 2]})
+    host.calls = dict.fromkeys(host.calls, NvmlError(15, "GPU is lost"))
+    recording = RecordingHost(host)
+    with pytest.raises(NvmlError):
+        recording.call("nvml", FIELDS, 0, 82, 83)
+    with pytest.raises(NvmlError) as raised:
+        replay(recording.moments).call("nvml", FIELDS, 0, 83)
+    assert raised.value.code == 15
+
+
+def test_only_entries_that_changed_are_kept_again() -> None:
+    host = gpu({82: [0, 1], 83: [0, 2]})
+    recording = RecordingHost(host)
+    recording.call("nvml", FIELDS, 0, 82, 83)
+    host.clock.advance(1)
+    host.calls[f"nvml.{FIELDS}(0,83)"] = [0, 3]
+    recording.call("nvml", FIELDS, 0, 82, 83)
+    assert recording.moments[-1].calls == {f"nvml.{FIELDS}(0,83)": [0, 3]}
+
+
+def test_whose_machine_it_is_is_hidden() -> None:
+    host = FakeHost()
+    host.calls = {
+        "nvml.nvmlDeviceGetPlatformInfo(0)": {
+            "chassisSerialNumber": "RACK1234",
+            "slotNumber": "\x01",
+        },
+        "nvml.nvmlVgpuInstanceGetVmID(11)": ["tenant-a-vm", 1],
+    }
+    recording = RecordingHost(host, Redactor())
+    recording.call("nvml", "nvmlDeviceGetPlatformInfo", 0)
+    recording.call("nvml", "nvmlVgpuInstanceGetVmID", 11)
+    (moment,) = recording.moments
+    assert [word for word in ("RACK1234", "tenant-a-vm") if word in moment.to_line()] == []
