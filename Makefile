@@ -3,6 +3,7 @@
 # make check            lint, types, import arrows, generated files
 # make bench            measure
 # make boards docs      write generated files again
+# make cases            simulate the case folders of the tests again
 # make install          as services under PREFIX (as root); see README.md
 # make clean            remove what was built here
 #
@@ -20,7 +21,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench boards docs install clean servers
+.PHONY: help demo test check bench boards docs cases install clean servers
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -48,6 +49,9 @@ boards: $(VENV)/.ready-to-test
 
 docs: $(VENV)/.ready-to-test boards
 	$(PY) docs/generate.py
+
+cases: $(VENV)/.ready-to-test
+	$(PY) tests/captures/make.py
 
 # The real programs that tests talk to; says what it cannot install.
 servers:

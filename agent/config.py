@@ -26,6 +26,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     gpu_health: Annotated[
         float, described("ECC, remapped rows, PCIe, fabric and recovery of GPUs.", ge=0.1)
     ] = 10.0
+    gpu_verdict: Annotated[float, described("The verdict on the health of GPUs.", ge=0.1)] = 5.0
     gpu_device: Annotated[float, described("Who has the GPUs on the PCI bus.", ge=0.1)] = 10.0
     nvlink: Annotated[float, described("State, bytes and errors of NVLinks.", ge=0.1)] = 10.0
     gpu_settings: Annotated[

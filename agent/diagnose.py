@@ -18,7 +18,15 @@ _MARKS = {
     Verdict.ABSENT: "absent ",
     Verdict.DENIED: "DENIED ",
     Verdict.BROKEN: "BROKEN ",
+    Verdict.AWAITED: "awaited",
 }
+_AS_ROOT = "run the agent as root, or do without these"
+_DENIED = {
+    "gpu_activity": "run the agent as root, or load the nvidia module with"
+    " NVreg_RestrictProfilingToAdminUsers=0",
+    "gpu_verdict": "see the sources above: what they may not read cannot be judged",
+}
+"""What lets the agent read what it may not, by source."""
 
 
 async def check(agent: Agent, say: Callable[[str], None]) -> bool:
@@ -57,8 +65,10 @@ def _readings(status: Status) -> list[Finding]:
             continue
         detail = f"{frame.reasons.count(code)} readings {reason.word}: {', '.join(names)}"
         verdict = Verdict.ABSENT if reason is Absent.UNSUPPORTED else Verdict.BROKEN
-        verdict = Verdict.DENIED if reason is Absent.DENIED else verdict
-        found.append(Finding(status.source.name, verdict, detail))
+        remedy = ""
+        if reason is Absent.DENIED:
+            verdict, remedy = Verdict.DENIED, _DENIED.get(status.source.name, _AS_ROOT)
+        found.append(Finding(status.source.name, verdict, detail, remedy))
     return found
 
 

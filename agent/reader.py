@@ -19,7 +19,9 @@ from railscope.reading import PRESENT, Absent, to_stored
 
 REPROBE_NS = 60_000_000_000
 REPROBE_AFTER_LOSS_NS = 5_000_000_000
-_BROKEN = {Absent.DENIED.value, Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
+_GOES_BY = {Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
+"""Reasons that a new look may mend; who may read what does not change from second to second."""
+_BROKEN = {Absent.DENIED.value, *_GOES_BY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Reader:
         broken = sum(frame.reasons.count(code) for code in _BROKEN) if frame else 0
         if table.grown:
             self._probe_due_ns = 0
-        elif broken:
+        elif frame and any(code in frame.reasons for code in _GOES_BY):
             soon = started.boot_ns + REPROBE_AFTER_LOSS_NS
             self._probe_due_ns = min(self._probe_due_ns, soon)
         findings = self._inventory.findings if self._inventory else ()

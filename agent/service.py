@@ -34,6 +34,7 @@ from agent.sources.nvidia.processes import Processes
 from agent.sources.pcie import Pcie
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
+from agent.sources.verdict import GpuVerdicts
 from agent.stats import ShippingStats
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
@@ -47,13 +48,13 @@ log = structlog.get_logger(__name__)
 
 SECOND_LOOK_NS = 150_000_000
 """Longer than the 100 ms that two samples of a GPU's counters must be apart (nvml.h, GPM)."""
-LOOK_AT_OTHERS = (SelfMetrics.name,)
+LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
 """Sources that read what the others have read, in the order in which they may do so."""
 
 
-def machine_sources(periods: Periods) -> list[Source]:
+def machine_sources(periods: Periods, xids: XidBook | None = None) -> list[Source]:
     """Every source that reads the machine."""
-    gpus, book = Gpus(), XidBook()
+    gpus, book = Gpus(), xids or XidBook()
     return [
         Gpu.load(periods.gpu, gpus),
         Activity(periods.gpu_activity, gpus),
@@ -102,7 +103,7 @@ class Agent:
         self.sampler = Sampler(
             self.host,
             self.origin,
-            [*machine_sources(self.settings.periods), self._self_metrics()],
+            self._sources(),
             self._publish,
             Limits(shortest_seconds=self.settings.deadline_seconds),
         )
@@ -117,9 +118,15 @@ class Agent:
         )
         self._shipper: Shipper | None = None
 
-    def _self_metrics(self) -> SelfMetrics:
-        period = self.settings.periods.agent
-        return SelfMetrics(lambda: self.sampler.statuses, self.stats, self._take_events, period)
+    def _sources(self) -> list[Source]:
+        periods, xids = self.settings.periods, XidBook()
+        return [
+            *machine_sources(periods, xids),
+            GpuVerdicts(lambda: self.sampler.statuses, xids, periods.gpu_verdict),
+            SelfMetrics(
+                lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent
+            ),
+        ]
 
     def _take_events(self) -> list[Event]:
         events = [*self.sampler.take_events(), *self.own_events]

@@ -27,6 +27,7 @@ class Verdict(StrEnum):
     ABSENT = "absent"
     DENIED = "denied"
     BROKEN = "broken"
+    AWAITED = "awaited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ _NVML_REASONS = {
     12: Absent.UNSUPPORTED,  # LIBRARY_NOT_FOUND
     13: Absent.UNSUPPORTED,  # FUNCTION_NOT_FOUND
     15: Absent.GONE,  # GPU_IS_LOST
+    16: Absent.GONE,  # RESET_REQUIRED: it answers nothing until then
     21: Absent.UNSUPPORTED,  # NO_DATA
     22: Absent.UNSUPPORTED,  # VGPU_ECC_NOT_SUPPORTED
     25: Absent.UNSUPPORTED,  # ARGUMENT_VERSION_MISMATCH

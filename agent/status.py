@@ -17,6 +17,8 @@ log = structlog.get_logger(__name__)
 
 STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
 MOST_EVENTS_KEPT = 1000
+PERIODS_UNTIL_STALE = 3
+SHORTEST_STALE_NS = 5_000_000_000
 _NS = 1_000_000_000
 
 
@@ -40,6 +42,14 @@ class Status:
     def state_name(self) -> str:
         """The state as a word."""
         return catalog.SOURCE_STATES[self.state]
+
+    def fresh_frame(self, now_boot_ns: int) -> Frame | None:
+        """The latest frame, if it is young enough to speak of the present."""
+        if self.frame is None or self.overdue:
+            return None
+        period_ns = round(self.source.period_seconds * _NS)
+        limit_ns = max(PERIODS_UNTIL_STALE * period_ns, SHORTEST_STALE_NS)
+        return self.frame if now_boot_ns - self.frame.instant.boot_ns <= limit_ns else None
 
 
 @dataclass(slots=True)
@@ -107,8 +117,10 @@ class Grader:
 
 
 def _without_columns(outcome: Outcome) -> tuple[int, str]:
-    """Nothing to read: because there is nothing, or because something is in the way."""
+    """Nothing to read: there is nothing, or not yet, or something is in the way."""
     for finding in outcome.findings:
         if finding.verdict in {Verdict.DENIED, Verdict.BROKEN}:
             return FAILED, finding.detail
+        if finding.verdict is Verdict.AWAITED:
+            return STARTING, ""
     return UNSUPPORTED, ""

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+import dcgm_page
+import health_page
 import msgspec
 import yaml
 from click.testing import CliRunner
@@ -270,6 +272,8 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/alerts.md": alerts,
     "docs/boards.md": boards,
     "docs/xids.md": errors,
+    "docs/gpu-health.md": lambda: _page(health_page.lines(MADE, _table)),
+    "docs/dcgm.md": lambda: _page(dcgm_page.lines(MADE, _table)),
     "deploy/agent.toml": _sample("agent"),
     "deploy/collector.toml": _sample("collector"),
 }

@@ -61,26 +61,40 @@ def catalog(form: str) -> None:
 @root.command()
 @click.option("--scenario", default="training", show_default=True, help="What happens on the node.")
 @click.option(
+    "--model", default="h100", show_default=True,
+    help="Which GPUs it has: v100, t4, a100, l40s, h100, h200, b200, gb200.",
+)  # fmt: skip
+@click.option(
+    "--mode", default="whole", show_default=True,
+    help="Who has the GPUs: whole, mig, mps, time_slicing, vgpu, passthrough.",
+)  # fmt: skip
+@click.option(
     "--seconds", type=click.IntRange(min=1), default=60, show_default=True, help="How long it is."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="What random numbers come of.")
 @click.option("--node", default="gpu-node-0", show_default=True, help="Name of the server.")
 @click.argument("folder", type=click.Path(path_type=Path))
-def simulate(scenario: str, seconds: int, seed: int, node: str, folder: Path) -> None:
-    """Make a capture of a simulated server with 8 GPUs and 8 rails in FOLDER."""
+def simulate(  # noqa: PLR0913 - one for each option
+    *, scenario: str, model: str, mode: str, seconds: int, seed: int, node: str, folder: Path
+) -> None:
+    """Make a capture of a simulated GPU server in FOLDER, with 8 GPUs (4 with gb200) and a rail each."""
     from railscope.capture import write_capture  # noqa: PLC0415 - only this command needs it
     from railscope.simulator import (  # noqa: PLC0415 - as above
         SCENARIOS,
         NodeSpec,
         about,
+        find_model,
         moments,
-    )  # fmt: skip
+    )
 
-    if scenario not in SCENARIOS:
-        message = f"no scenario {scenario!r}; there are {', '.join(sorted(SCENARIOS))}"
-        raise click.ClickException(message)
-    spec = NodeSpec(node=node, seed=seed, scenario=scenario)
-    write_capture(folder, about(spec, seconds), moments(spec, seconds))
+    try:
+        found = find_model(model)
+        spec = NodeSpec(
+            node=node, seed=seed, gpus=found.per_node, model=found.name, scenario=scenario, mode=mode
+        )  # fmt: skip
+        write_capture(folder, about(spec, seconds), moments(spec, seconds))
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
     click.echo(f"{folder}: {seconds} s of {node}, {SCENARIOS[scenario]}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
+from railscope.simulator import MODES, SHORT_NAMES
 
 
 def walk(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
@@ -172,6 +174,33 @@ def test_an_unknown_scenario_names_those_there_are(tmp_path: Path):
     outcome = run("simulate", "--scenario", "sunshine", str(tmp_path / "capture"))
     assert outcome.returncode == 1
     assert "training" in outcome.stderr
+
+
+def test_any_model_is_simulated_in_any_mode_it_has(tmp_path: Path):
+    folder = tmp_path / "capture"
+    options = ("--model", "h200", "--mode", "mig", "--seconds", "2")
+    assert run("simulate", *options, str(folder)).returncode == 0
+    page = run("agent", "once", "--replay", str(folder)).stdout
+    assert page.count("railscope_mig_info{") == 4 * 7 + 4 * 3
+    assert run("simulate", "--model", "gb200", "--seconds", "1", str(folder)).returncode == 0
+
+
+def test_a_server_that_cannot_be_simulated_leaves_no_folder(tmp_path: Path):
+    folder = tmp_path / "capture"
+    for options, named in (
+        (("--model", "voodoo"), "gb200 (NVIDIA GB200)"),
+        (("--mode", "rented"), "time_slicing"),
+        (("--model", "t4", "--mode", "mig"), "Tesla T4"),
+    ):
+        outcome = run("simulate", *options, str(folder))
+        assert outcome.returncode == 1
+        assert named in outcome.stderr
+        assert not folder.exists()
+
+
+def test_the_help_names_every_model_and_mode():
+    words = set(re.findall(r"\w+", run("simulate", "--help").stdout))
+    assert set(SHORT_NAMES) | set(MODES) <= words
 
 
 def test_this_server_is_recorded_into_a_new_folder_only(tmp_path: Path):

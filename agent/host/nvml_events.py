@@ -6,16 +6,16 @@ is new, and a recording of the answers loses none.
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
+from agent.host.nvml_plain import address
 from railscope.capture import Json
 
 MOST_KEPT = 64
-Latest = deque[list[int]]
 WANTED = 0xFFFF & ~(0x4 | 0x10)
 """All of nvml.h but changes of performance state and clock, which come all the time."""
 
@@ -24,28 +24,40 @@ _OF_THE_DRIVER = {1, 9}  # UNINITIALIZED, DRIVER_NOT_LOADED
 
 
 class EventQueue:
-    """The driver's events of some GPUs.
+    """The driver's events, numbered from the start of the process. It is opened for some GPUs."""
 
-    `latest` holds the last events of the process, and goes on from one queue to the next.
-    """
+    def __init__(self) -> None:
+        self._given = 0
+        self._latest: deque[list[int]] = deque(maxlen=MOST_KEPT)
+        self._module: ModuleType | None = None
+        self._set: Any = None
+        self._index: dict[int | None, int] = {}
 
-    def __init__(self, module: ModuleType, gpus: Mapping[int, Any], latest: Latest) -> None:
-        self._module = module
-        self._latest = latest
-        self._index = {_address(handle): index for index, handle in gpus.items()}
+    @property
+    def is_open(self) -> bool:
+        """Whether events are followed."""
+        return self._module is not None
+
+    def open(self, module: ModuleType, gpus: Mapping[int, Any]) -> None:
+        """Follow the events of GPUs, given by their index. Raises NVMLError if none has any."""
         self._set = module.nvmlEventSetCreate()
-        registered = [self._register(handle) for handle in gpus.values()]
+        self._module = module
+        self._index = {address(handle): index for index, handle in gpus.items()}
+        try:
+            registered = [self._register(module, handle) for handle in gpus.values()]
+        except module.NVMLError:
+            self.close()
+            raise
         if gpus and not any(registered):
             self.close()
             raise module.NVMLError(_NOT_SUPPORTED)
 
-    def close(self) -> None:
-        """Give the set back. Raises NVMLError."""
-        self._module.nvmlEventSetFree(self._set)
+    def follows(self, handle: Any) -> bool:
+        """Whether the events of a GPU come here, or those of none do."""
+        return not self.is_open or address(handle) in self._index
 
-    def _register(self, handle: Any) -> bool:
+    def _register(self, module: ModuleType, handle: Any) -> bool:
         """Ask for what this GPU has: one kind it does not have would fail the whole request."""
-        module = self._module
         try:
             wanted = WANTED & module.nvmlDeviceGetSupportedEventTypes(handle)
             if wanted:
@@ -56,26 +68,42 @@ class EventQueue:
             return False
         return bool(wanted)
 
-    def poll(self) -> Json:
-        """The latest events, each as [number, GPU index, type, data, GPU and compute instance]."""
-        module = self._module
+    def take(self) -> Json:
+        """The latest events, each as [number, GPU index, type, data, GPU and compute instance].
+
+        Raises NVMLError, closed, where a GPU is no more and nothing has come since: its last words
+        come before the news that it is gone.
+        """
+        module, before = self._module, self._given
+        assert module is not None  # noqa: S101 - it was opened
+        try:
+            self._drain(module)
+        except module.NVMLError as error:
+            if error.value != _TIMEOUT:
+                self.close()  # to be opened for those that are left
+                if self._given == before:
+                    raise
+        return [list(event) for event in self._latest]
+
+    def close(self) -> None:
+        """Take what has come and give the set back, as far as the driver is still there."""
+        module, self._module = self._module, None
+        if module is None:
+            return
+        with suppress(module.NVMLError):
+            self._drain(module)
+        with suppress(module.NVMLError):
+            module.nvmlEventSetFree(self._set)
+
+    def _drain(self, module: ModuleType) -> None:
+        """Take events until the driver raises NVMLError, at the end TIMEOUT."""
         while True:
-            try:
-                event = module.nvmlEventSetWait_v2(self._set, 0)
-            except module.NVMLError as error:
-                if error.value == _TIMEOUT:
-                    break
-                raise
-            number = self._latest[-1][0] + 1 if self._latest else 1
-            index = self._index.get(_address(event.device), -1)
+            event = module.nvmlEventSetWait_v2(self._set, 0)
+            self._given += 1
+            index = self._index.get(address(event.device), -1)
             self._latest.append(
                 [
-                    number, index, event.eventType, event.eventData, event.gpuInstanceId,
+                    self._given, index, event.eventType, event.eventData, event.gpuInstanceId,
                     event.computeInstanceId,
                 ]
             )  # fmt: skip
-        return [list(event) for event in self._latest]
-
-
-def _address(handle: Any) -> int | None:
-    return ctypes.cast(handle, ctypes.c_void_p).value

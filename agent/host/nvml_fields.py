@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -47,10 +47,11 @@ _UNSIGNED, _WHATEVER_THEY_SAY = 1, {82}
 
 
 class FieldBatch:
-    """A fixed list of fields, each a number or "number:scope", and the array they are read into."""
+    """Fields of one GPU, each a number or "number:scope", and the array they are read into."""
 
-    def __init__(self, module: ModuleType, entries: tuple[int | str, ...]) -> None:
+    def __init__(self, module: ModuleType, gpu: Any, entries: Sequence[int | str]) -> None:
         self._module = module
+        self._gpu = gpu
         self._array = (module.c_nvmlFieldValue_t * len(entries))()
         fields = []
         for slot, entry in zip(self._array, entries, strict=True):
@@ -64,10 +65,10 @@ class FieldBatch:
         self._codes: list[int] = []
         self._decoders: list[tuple[int, Callable[[int], int | float]]] = []
 
-    def get(self, handle: Any) -> Json:
+    def get(self) -> Json:
         """Two lists: a value for each field, and its return code. Raises NVMLError for the call."""
         function = self._module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")  # noqa: SLF001 - pynvml's own call would make the array anew
-        code = function(handle, len(self._array), self._reference)
+        code = function(self._gpu, len(self._array), self._reference)
         if code:
             raise self._module.NVMLError(code)
         heads = self._words[_HEAD::_WORDS].tolist()

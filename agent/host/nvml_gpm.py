@@ -6,7 +6,8 @@ read and compared with the one before.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -27,8 +28,15 @@ class Monitor:
     Raises NVMLError NOT_SUPPORTED where the GPU has no GPM.
     """
 
-    def __init__(self, module: ModuleType, gpu: Any, instance: int | None) -> None:
+    def __init__(
+        self,
+        module: ModuleType,
+        gpu: Any,
+        instance: int | None,
+        monotonic_ns: Callable[[], int],
+    ) -> None:
         self._module = module
+        self._monotonic_ns = monotonic_ns
         self._gpu = gpu
         self._instance = instance
         if not module.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
@@ -36,14 +44,16 @@ class Monitor:
         self._spare = module.nvmlGpmSampleAlloc()
         self._latest = module.nvmlGpmSampleAlloc()
         self._taken_ns: int | None = None
+        self._asked: tuple[int, ...] = ()
         self._request = module.c_nvmlGpmMetricsGet_t(version=module.NVML_GPM_METRICS_GET_VERSION)
         view = memoryview(self._request).cast("B")
         self._words, self._doubles = view.cast("Q"), view.cast("d")
 
     def close(self) -> None:
-        """Give the samples back. Raises NVMLError."""
+        """Give the samples back; a driver that is no more does not take them."""
         for sample in (self._spare, self._latest):
-            self._module.nvmlGpmSampleFree(sample)
+            with suppress(self._module.NVMLError):
+                self._module.nvmlGpmSampleFree(sample)
 
     def read(self, metrics: tuple[int, ...]) -> Json:
         """Two lists: a value for each metric, and its return code.
@@ -51,7 +61,7 @@ class Monitor:
         Raises NVMLError NOT_READY where there is no sample yet that is old enough to compare with,
         and what the driver says, NO_PERMISSION among others, where it gives none.
         """
-        now_ns = time.monotonic_ns()
+        now_ns = self._monotonic_ns()
         before_ns, module = self._taken_ns, self._module
         if before_ns is not None and now_ns - before_ns < SHORTEST_NS:
             raise module.NVMLError(_NOT_READY)
@@ -71,11 +81,13 @@ class Monitor:
 
     def _compare(self, metrics: tuple[int, ...]) -> Json:
         request = self._request
-        request.numMetrics = len(metrics)
         request.sample1, request.sample2 = self._spare, self._latest
         end = _HEADER_WORDS + len(metrics) * _METRIC_WORDS
-        for place, metric in zip(range(_HEADER_WORDS, end, _METRIC_WORDS), metrics, strict=True):
-            self._words[place] = metric
+        if metrics != self._asked:  # else they still stand there
+            self._asked, request.numMetrics = metrics, len(metrics)
+            places = range(_HEADER_WORDS, end, _METRIC_WORDS)
+            for place, metric in zip(places, metrics, strict=True):
+                self._words[place] = metric
         self._module.nvmlGpmMetricsGet(request)
         heads: list[int] = self._words[_HEADER_WORDS:end:_METRIC_WORDS].tolist()
         values: Any = self._doubles[_HEADER_WORDS + 1 : end : _METRIC_WORDS].tolist()

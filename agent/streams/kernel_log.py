@@ -13,7 +13,7 @@ from agent.facts import known
 from agent.host import Host, KernelLog
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.streams.kernel_messages import Message, understand
-from agent.streams.xid_book import XidBook
+from agent.streams.xid_book import JudgedXid, XidBook
 from railscope.catalog import gpu_health as gpu_catalog
 from railscope.catalog import kernel as c
 from railscope.catalog.declare import Metric
@@ -26,6 +26,7 @@ from railscope.reading import Absent, Reading, reason_of
 _RECORD = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
 )
+_DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
 _NS_PER_US = 1000
 _LEVEL_BITS = 3
 """A priority is a level and, above it, a facility; that of the kernel itself is 0."""
@@ -137,6 +138,8 @@ class KernelLogStream:
                 continue
             self._records += 1
             boot_ns, text = self._take_apart(record, now.boot_ns)
+            if text.startswith(_DRIVER_LOADED):
+                self._xids.driver_loaded(boot_ns)
             message = understand(text)
             if message:
                 wall_ns = now.wall_ns - (now.boot_ns - boot_ns)
@@ -164,6 +167,7 @@ class KernelLogStream:
             if gpu.key in self._last_xid or len(self._last_xid) < _MOST_GPUS:
                 self._last_xid[gpu.key] = int(number)
             judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
+            self._xids.judged(address, JudgedXid(int(number), boot_ns, judged))
             facts = known(
                 **facts, name=entry.name, meaning=entry.meaning, severity=judged.severity,
                 action=" ".join(judged.actions), nvidia_action=judged.nvidia,

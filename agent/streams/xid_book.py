@@ -2,6 +2,8 @@
 
 The log's is the one that counts, as it has the detail. What only NVML told is given out once the
 log has had time to tell it too. NVML's come from the thread of the driver, the log's from another.
+
+Those that a GPU needs help after are remembered for the verdict on its health.
 """
 
 from __future__ import annotations
@@ -9,10 +11,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
+
+from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement
 
 SAME_NS = 3_000_000_000
 """Two seconds apart (NVIDIA's driver logs first), and one for the period at which NVML is asked."""
 MOST_WAITING = 1000
+MOST_GPUS = 64
+MOST_REMEMBERED = 64
+"""Different Xids of one GPU."""
+_HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])
+_RECOVERY_CHANGED = 154
+_ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,20 @@ class Sighting:
     compute_instance: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedXid:
+    """The last message of its kind about a GPU that asks for something."""
+
+    number: int
+    boot_ns: int
+    judgement: Judgement
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the GPU cannot go on as it is."""
+        return self.judgement.severity == "fatal"
+
+
 class XidBook:
     """Matches the Xids of NVML with those of the kernel log, one with one."""
 
@@ -34,6 +59,7 @@ class XidBook:
         self._lock = threading.Lock()
         self._logged: deque[tuple[str, int, int]] = deque(maxlen=MOST_WAITING)
         self._waiting: deque[Sighting] = deque()
+        self._judged: dict[str, dict[object, JudgedXid]] = {}
         self.overlooked = 0
         """Sightings of NVML beyond the bound."""
 
@@ -70,6 +96,39 @@ class XidBook:
             for sighting in due:
                 self._waiting.remove(sighting)
             return due
+
+    def judged(self, pci_address: str, told: JudgedXid) -> None:
+        """An Xid was told and judged; it is remembered if the GPU needs help after it.
+
+        A flood of one Xid displaces no other: of each number and judgement the last is kept.
+        """
+        changed = told.number == _RECOVERY_CHANGED
+        judgement = told.judgement
+        kind = told.number if changed else (told.number, judgement.severity, judgement.actions)
+        with self._lock:
+            if pci_address not in self._judged and len(self._judged) >= MOST_GPUS:
+                return
+            known = self._judged.setdefault(pci_address, {})
+            if changed and judgement.nvidia == _ALL_CLEAR:
+                known.clear()
+            known.pop(kind, None)
+            if told.fatal or _HARD.intersection(judgement.actions):
+                known[kind] = told
+            for oldest in list(islice(known, max(0, len(known) - MOST_REMEMBERED))):
+                del known[oldest]
+
+    def driver_loaded(self, boot_ns: int) -> None:
+        """The driver was loaded: what was wrong before is no longer known to be."""
+        with self._lock:
+            for known in self._judged.values():
+                for kind, told in tuple(known.items()):
+                    if told.boot_ns <= boot_ns:
+                        del known[kind]
+
+    def remembered(self, pci_address: str) -> tuple[JudgedXid, ...]:
+        """The Xids after which a GPU needs help, the latest last."""
+        with self._lock:
+            return tuple(self._judged.get(pci_address, {}).values())
 
 
 def _near(one_ns: int, other_ns: int) -> bool:

@@ -55,6 +55,7 @@ GPU_MEMORY_TOTAL = Metric(
     rollups=(Rollup.SUM,),
     help="GPU memory installed.",
     origin="nvmlDeviceGetMemoryInfo v2 total (bytes)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_TOTAL"},
 )
 GPU_MEMORY_USED = Metric(
     "railscope_gpu_memory_used_bytes",
@@ -64,7 +65,7 @@ GPU_MEMORY_USED = Metric(
     rollups=(Rollup.SUM,),
     help="GPU memory held by processes, without what the driver reserves.",
     origin="nvmlDeviceGetMemoryInfo v2 used (bytes)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_USED"},
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_USED, DCGM_FI_DEV_FB_USED_PERCENT"},
 )
 GPU_MEMORY_FREE = Metric(
     "railscope_gpu_memory_free_bytes",
@@ -95,7 +96,9 @@ GPU_CLOCK_SPEED = Metric(
     rollups=(Rollup.MEAN, Rollup.MIN),
     help="Present speed of one clock of the GPU.",
     origin="nvmlDeviceGetClockInfo (MHz)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_SM_CLOCK, DCGM_FI_DEV_MEM_CLOCK"},
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_SM_CLOCK, DCGM_FI_DEV_MEM_CLOCK, DCGM_FI_DEV_VIDEO_CLOCK"
+    },
 )
 GPU_CLOCK_LIMIT = Metric(
     "railscope_gpu_clock_limit_hertz",
@@ -105,6 +108,9 @@ GPU_CLOCK_LIMIT = Metric(
     scale=Fraction(10**6),
     help="Highest speed one clock of the GPU can reach.",
     origin="nvmlDeviceGetMaxClockInfo (MHz)",
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_MAX_SM_CLOCK, DCGM_FI_DEV_MAX_MEM_CLOCK, DCGM_FI_DEV_MAX_VIDEO_CLOCK"
+    },
 )
 GPU_PERFORMANCE_STATE = Metric(
     "railscope_gpu_performance_state",
@@ -112,6 +118,7 @@ GPU_PERFORMANCE_STATE = Metric(
     GPU,
     help="Performance state of the GPU: 0 is the fastest, 15 the slowest.",
     origin="nvmlDeviceGetPerformanceState",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_PSTATE"},
 )
 GPU_POWER = Metric(
     "railscope_gpu_power_watts",
@@ -133,6 +140,7 @@ GPU_POWER_LIMIT = Metric(
     rollups=(Rollup.SUM,),
     help="Power limit that is enforced now.",
     origin="nvmlDeviceGetEnforcedPowerLimit (mW)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"},
 )
 GPU_ENERGY = Metric(
     "railscope_gpu_energy_joules_total",
@@ -172,8 +180,10 @@ GPU_THROTTLE_ACTIVE = Metric(
     GPU_THROTTLE,
     rollups=(Rollup.SUM,),
     help="Whether this reason holds the clocks down right now (1) or not (0).",
-    origin="nvmlDeviceGetCurrentClocksEventReasons (bit mask)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"},
+    origin="nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetSupportedClocksEventReasons (bit masks)",
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_CLOCKS_EVENT_REASONS, DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
+    },
 )
 GPU_THROTTLE_TIME = Metric(
     "railscope_gpu_throttle_seconds_total",
@@ -184,8 +194,10 @@ GPU_THROTTLE_TIME = Metric(
     rollups=(Rollup.SUM, Rollup.MAX),
     resets=DRIVER_LOAD,
     help="Time this reason has held the clocks down.",
-    origin="nvmlDeviceGetFieldValues 74, 75, 76, 269, 270, 271 (ns)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_POWER_VIOLATION, DCGM_FI_DEV_THERMAL_VIOLATION"},
+    origin="nvmlDeviceGetFieldValues 74 to 81, 269 to 271, with drivers 575 and 580 251 to 253 (ns)",
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_POWER_VIOLATION, DCGM_FI_DEV_THERMAL_VIOLATION, DCGM_FI_DEV_SYNC_BOOST_VIOLATION, DCGM_FI_DEV_BOARD_LIMIT_VIOLATION, DCGM_FI_DEV_LOW_UTIL_VIOLATION, DCGM_FI_DEV_RELIABILITY_VIOLATION, DCGM_FI_DEV_TOTAL_APP_CLOCKS_VIOLATION, DCGM_FI_DEV_TOTAL_BASE_CLOCKS_VIOLATION"
+    },
 )
 GPU_ENGINE_UTILIZATION = Metric(
     "railscope_gpu_engine_utilization_ratio",
@@ -198,6 +210,30 @@ GPU_ENGINE_UTILIZATION = Metric(
     origin="nvmlDeviceGetEncoderUtilization, ...Decoder..., ...Jpg..., ...Ofa... (percent)",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_ENC_UTIL, DCGM_FI_DEV_DEC_UTIL"},
 )
+GPU_ENCODER_SESSIONS = Metric(
+    "railscope_gpu_encoder_sessions",
+    Kind.GAUGE,
+    GPU,
+    rollups=(Rollup.SUM,),
+    help="Video streams that the GPU encodes.",
+    origin="nvmlDeviceGetEncoderStats",
+)
+GPU_ENCODER_FRAME_RATE = Metric(
+    "railscope_gpu_encoder_frames_per_second",
+    Kind.GAUGE,
+    GPU,
+    help="Frames a second that a session of the video encoder takes, averaged over all.",
+    origin="nvmlDeviceGetEncoderStats averageFps",
+)
+GPU_ENCODER_LATENCY = Metric(
+    "railscope_gpu_encoder_latency_seconds",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.SECONDS,
+    scale=per(10**6),
+    help="Time that the video encoder takes for a frame, averaged over all sessions.",
+    origin="nvmlDeviceGetEncoderStats averageLatency (microseconds)",
+)
 GPU_BAR1_SIZE = Metric(
     "railscope_gpu_bar1_size_bytes",
     Kind.GAUGE,
@@ -205,6 +241,7 @@ GPU_BAR1_SIZE = Metric(
     unit=Unit.BYTES,
     help="Address space through which processors and network cards reach GPU memory.",
     origin="nvmlDeviceGetBAR1MemoryInfo (bytes)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_BAR1_TOTAL, DCGM_FI_DEV_BAR1_FREE"},
 )
 GPU_BAR1_USED = Metric(
     "railscope_gpu_bar1_used_bytes",
@@ -214,6 +251,7 @@ GPU_BAR1_USED = Metric(
     rollups=(Rollup.SUM,),
     help="BAR1 address space that is mapped, by GPUDirect RDMA among others.",
     origin="nvmlDeviceGetBAR1MemoryInfo (bytes)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_BAR1_FREE, DCGM_FI_DEV_BAR1_USED"},
 )
 GPU_POWER_AVERAGE = Metric(
     "railscope_gpu_power_average_watts",
@@ -250,6 +288,17 @@ GPU_MODULE_POWER = Metric(
     help="Power of the module at this instant: GPU and Grace processor together.",
     origin="nvmlDeviceGetFieldValues 186 POWER_INSTANT, scope 1 (mW)",
 )
+GPU_MEMORY_POWER = Metric(
+    "railscope_gpu_memory_power_watts",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.WATTS,
+    scale=per(1000),
+    rollups=(Rollup.SUM,),
+    since="Hopper",
+    help="Power of the GPU memory, averaged over one second; part of the board's.",
+    origin="nvmlDeviceGetFieldValues 185 POWER_AVERAGE, scope 2 (mW)",
+)
 GPU_POWER_BOUNDS = Metric(
     "railscope_gpu_power_limit_bound_watts",
     Kind.GAUGE,
@@ -257,7 +306,20 @@ GPU_POWER_BOUNDS = Metric(
     unit=Unit.WATTS,
     scale=per(1000),
     help="Lowest, highest, default and requested power limit of the GPU.",
-    origin="nvmlDeviceGetFieldValues 187 MIN, 188 MAX, 189 DEFAULT, 192 REQUESTED (mW)",
+    origin="nvmlDeviceGetFieldValues 187 MIN, 188 MAX, 189 DEFAULT, 192 REQUESTED; nvmlDeviceGetPowerManagementLimit... (mW)",
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_POWER_MGMT_LIMIT, DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN, DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX, DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF"
+    },
+)
+GPU_PEAK_POWER = Metric(
+    "railscope_gpu_peak_power_multiplier_ratio",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.RATIO,
+    scale=per(100),
+    since="Hopper, driver 590",
+    help="Share of its electrical design point, the highest peaks of power, that the GPU may use.",
+    origin="nvmlDeviceGetFieldValues 274 EDPP_MULTIPLIER (percent)",
 )
 GPU_TEMPERATURE_MARGIN = Metric(
     "railscope_gpu_temperature_margin_celsius",
@@ -268,6 +330,7 @@ GPU_TEMPERATURE_MARGIN = Metric(
     since="Hopper",
     help="Degrees left until the nearest slowdown threshold; negative beyond it.",
     origin="nvmlDeviceGetMarginTemperature (degrees Celsius)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_GPU_TEMP_LIMIT"},
 )
 GPU_TEMPERATURE_THRESHOLD = Metric(
     "railscope_gpu_temperature_threshold_celsius",
@@ -276,6 +339,9 @@ GPU_TEMPERATURE_THRESHOLD = Metric(
     unit=Unit.CELSIUS,
     help="Temperature at which the GPU slows down or shuts down.",
     origin="nvmlDeviceGetTemperatureThreshold (degrees Celsius); up to Ampere",
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_GPU_MAX_OP_TEMP, DCGM_FI_DEV_MEM_MAX_OP_TEMP, DCGM_FI_DEV_SLOWDOWN_TEMP, DCGM_FI_DEV_SHUTDOWN_TEMP"
+    },
 )
 GPU_TEMPERATURE_THRESHOLD_MARGIN = Metric(
     "railscope_gpu_temperature_threshold_margin_celsius",
@@ -294,6 +360,7 @@ GPU_FAN_SPEED = Metric(
     scale=per(100),
     help="Speed a fan is told to run at, as a share of its highest; boards without fans have none.",
     origin="nvmlDeviceGetFanSpeed_v2 (percent)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_FAN_SPEED"},
 )
 GPU_FAN_ROTATION = Metric(
     "railscope_gpu_fan_rotation_rpm",
@@ -310,6 +377,7 @@ GPU_PERSISTENCE = Metric(
     rollups=(Rollup.MIN,),
     help="Whether the driver keeps the GPU initialised while nobody uses it (1) or not (0).",
     origin="nvmlDeviceGetPersistenceMode",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_PERSISTENCE_MODE"},
 )
 GPU_COMPUTE_MODE = Metric(
     "railscope_gpu_compute_mode",
@@ -333,4 +401,28 @@ GPU_CONFIDENTIAL = Metric(
     since="Hopper",
     help="Whether the server runs its GPUs in confidential-compute mode (1) or not (0).",
     origin="nvmlSystemGetConfComputeState ccFeature",
+)
+GPU_PROTECTED_SIZE = Metric(
+    "railscope_gpu_protected_memory_size_bytes",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.BYTES,
+    help="GPU memory that confidential computing protects; 0 where it is off.",
+    origin="nvmlDeviceGetConfComputeProtectedMemoryUsage (bytes)",
+)
+GPU_PROTECTED_USED = Metric(
+    "railscope_gpu_protected_memory_used_bytes",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.BYTES,
+    help="GPU memory that confidential computing protects and that processes hold.",
+    origin="nvmlDeviceGetConfComputeProtectedMemoryUsage (bytes)",
+)
+GPU_GSP = Metric(
+    "railscope_gpu_gsp_firmware_enabled",
+    Kind.GAUGE,
+    GPU,
+    rollups=(Rollup.MIN,),
+    help="Whether firmware on the GPU's own processor, the GSP, does the driver's work (1) or the driver does (0).",
+    origin="nvmlDeviceGetGspFirmwareMode",
 )

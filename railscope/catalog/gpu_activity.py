@@ -87,7 +87,7 @@ GPU_PIPE_ACTIVITY = Metric(
     help="Share of time in which one pipe of the SMs worked; tensor pipes by type of number.",
     origin="nvmlGpmMetricsGet 4, 6, 7, 8, 9, 11, 12, 13 (percent)",
     other_names={
-        "dcgm-exporter": "DCGM_FI_PROF_PIPE_FP64_ACTIVE, DCGM_FI_PROF_PIPE_FP32_ACTIVE, DCGM_FI_PROF_PIPE_FP16_ACTIVE"
+        "dcgm-exporter": "DCGM_FI_PROF_PIPE_FP64_ACTIVE, DCGM_FI_PROF_PIPE_FP32_ACTIVE, DCGM_FI_PROF_PIPE_FP16_ACTIVE, DCGM_FI_PROF_PIPE_INT_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE"
     },
 )
 GPU_ENGINE_ACTIVITY = Metric(
@@ -132,7 +132,9 @@ GPU_NVLINK_TRANSMIT = Metric(
     since="Hopper",
     help="Bytes a second the GPU sends over all its NVLinks.",
     origin="nvmlGpmMetricsGet 61 NVLINK_TOTAL_TX_PER_SEC (MiB/s)",
-    other_names={"dcgm-exporter": "DCGM_FI_PROF_NVLINK_TX_BYTES"},
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_PROF_NVLINK_TX_BYTES"
+    },
 )
 GPU_NVLINK_RECEIVE = Metric(
     "railscope_gpu_nvlink_receive_bytes_per_second",
@@ -143,7 +145,9 @@ GPU_NVLINK_RECEIVE = Metric(
     since="Hopper",
     help="Bytes a second the GPU receives over all its NVLinks.",
     origin="nvmlGpmMetricsGet 60 NVLINK_TOTAL_RX_PER_SEC (MiB/s)",
-    other_names={"dcgm-exporter": "DCGM_FI_PROF_NVLINK_RX_BYTES"},
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_PROF_NVLINK_RX_BYTES"
+    },
 )
 GPU_C2C_TRANSMIT = Metric(
     "railscope_gpu_c2c_transmit_bytes_per_second",
@@ -185,6 +189,7 @@ MIG_GRAPHICS_ACTIVITY = Metric(
     since="Hopper",
     help="Share of time in which a context of the MIG instance was active.",
     origin="nvmlGpmMigSampleGet, nvmlGpmMetricsGet 1 GRAPHICS_UTIL (percent)",
+    other_names={"dcgm-exporter": "DCGM_FI_PROF_GR_ENGINE_ACTIVE"},
 )
 MIG_SM_ACTIVITY = Metric(
     "railscope_mig_sm_activity_ratio",
@@ -195,6 +200,7 @@ MIG_SM_ACTIVITY = Metric(
     since="Hopper",
     help="Share of the MIG instance's SMs and time with at least one warp resident.",
     origin="nvmlGpmMigSampleGet, nvmlGpmMetricsGet 2 SM_UTIL (percent)",
+    other_names={"dcgm-exporter": "DCGM_FI_PROF_SM_ACTIVE"},
 )
 MIG_SM_OCCUPANCY = Metric(
     "railscope_mig_sm_occupancy_ratio",
@@ -205,6 +211,7 @@ MIG_SM_OCCUPANCY = Metric(
     since="Hopper",
     help="Warps resident as a share of what the SMs of the MIG instance could hold.",
     origin="nvmlGpmMigSampleGet, nvmlGpmMetricsGet 3 SM_OCCUPANCY (percent)",
+    other_names={"dcgm-exporter": "DCGM_FI_PROF_SM_OCCUPANCY"},
 )
 MIG_TENSOR_ACTIVITY = Metric(
     "railscope_mig_tensor_activity_ratio",
@@ -215,6 +222,7 @@ MIG_TENSOR_ACTIVITY = Metric(
     since="Hopper",
     help="Share of time in which a tensor pipe of the MIG instance worked.",
     origin="nvmlGpmMigSampleGet, nvmlGpmMetricsGet 5 ANY_TENSOR_UTIL (percent)",
+    other_names={"dcgm-exporter": "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"},
 )
 MIG_DRAM_ACTIVITY = Metric(
     "railscope_mig_dram_bandwidth_ratio",
@@ -225,6 +233,7 @@ MIG_DRAM_ACTIVITY = Metric(
     since="Hopper",
     help="Memory traffic of the MIG instance as a share of its peak bandwidth.",
     origin="nvmlGpmMigSampleGet, nvmlGpmMetricsGet 10 DRAM_BW_UTIL (percent)",
+    other_names={"dcgm-exporter": "DCGM_FI_PROF_DRAM_ACTIVE"},
 )
 MIG_PIPE_ACTIVITY = Metric(
     "railscope_mig_pipe_activity_ratio",
@@ -235,4 +244,7 @@ MIG_PIPE_ACTIVITY = Metric(
     since="Hopper",
     help="Share of time in which one pipe of the SMs of the MIG instance worked.",
     origin="nvmlGpmMigSampleGet, nvmlGpmMetricsGet 4, 6, 7, 8, 9, 11, 12, 13 (percent)",
+    other_names={
+        "dcgm-exporter": "DCGM_FI_PROF_PIPE_FP64_ACTIVE, DCGM_FI_PROF_PIPE_FP32_ACTIVE, DCGM_FI_PROF_PIPE_FP16_ACTIVE, DCGM_FI_PROF_PIPE_INT_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE"
+    },
 )

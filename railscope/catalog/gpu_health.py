@@ -1,6 +1,6 @@
 """What is wrong with a GPU: memory errors and repairs, PCIe, the fabric, what NVIDIA asks for.
 
-A verdict is made of these: see `agent/verdict.py`.
+A verdict is made of these: see `agent/verdict`.
 """
 
 from fractions import Fraction
@@ -34,6 +34,7 @@ GPU_ECC_MODE = Metric(
     rollups=(Rollup.MIN,),
     help="Whether error correction of GPU memory is on (1) or off (0).",
     origin="nvmlDeviceGetEccMode current",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_ECC_CURRENT"},
 )
 GPU_ECC_ERRORS = Metric(
     "railscope_gpu_ecc_errors_total",
@@ -44,7 +45,9 @@ GPU_ECC_ERRORS = Metric(
     resets=VOLATILE,
     help="Memory errors that error correction met, by whether it could correct them.",
     origin="nvmlDeviceGetTotalEccErrors",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"},
+    other_names={
+        "dcgm-exporter": "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL, DCGM_FI_DEV_ECC_SBE_AGG_TOTAL, DCGM_FI_DEV_ECC_DBE_AGG_TOTAL"
+    },
 )
 GPU_REMAPPED_ROWS = Metric(
     "railscope_gpu_remapped_rows",
@@ -81,6 +84,7 @@ GPU_ECC_PENDING = Metric(
     GPU,
     help="Whether error correction will be on (1) or off (0) after the next reset.",
     origin="nvmlDeviceGetEccMode pending",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_ECC_PENDING"},
 )
 GPU_ECC_LOCATIONS = Metric(
     "railscope_gpu_ecc_location_errors_total",
@@ -110,6 +114,17 @@ GPU_SRAM_THRESHOLD = Metric(
     since="Ampere",
     help="Whether on-chip memory has had so many errors that field diagnostics would fail it (1) or not (0).",
     origin="nvmlDeviceGetSramEccErrorStatus bThresholdExceeded; needs root",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_THRESHOLD_SRM"},
+)
+GPU_SRAM_LOCATIONS = Metric(
+    "railscope_gpu_sram_location_errors_total",
+    Kind.COUNTER,
+    GPU_ECC_LOCATION,
+    unit=Unit.ERRORS,
+    resets=VOLATILE,
+    since="Ampere",
+    help="Uncorrected errors of on-chip memory over the life of the board, by the unit they were in.",
+    origin="nvmlDeviceGetSramEccErrorStatus aggregateUncBucket...; needs root",
 )
 GPU_REMAPPED_INACTIVE = Metric(
     "railscope_gpu_remapped_rows_inactive",
@@ -190,6 +205,7 @@ GPU_PCIE_GENERATION = Metric(
     rollups=(Rollup.MIN,),
     help="PCIe generation the GPU's link runs at now; idle GPUs may run slower to save power.",
     origin="nvmlDeviceGetCurrPcieLinkGeneration",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_PCIE_LINK_GEN"},
 )
 GPU_PCIE_GENERATION_LIMIT = Metric(
     "railscope_gpu_pcie_link_generation_limit",
@@ -197,6 +213,7 @@ GPU_PCIE_GENERATION_LIMIT = Metric(
     GPU,
     help="Highest PCIe generation that GPU and slot can reach together.",
     origin="nvmlDeviceGetMaxPcieLinkGeneration",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_PCIE_MAX_LINK_GEN"},
 )
 GPU_PCIE_WIDTH = Metric(
     "railscope_gpu_pcie_link_width_lanes",
@@ -206,6 +223,7 @@ GPU_PCIE_WIDTH = Metric(
     rollups=(Rollup.MIN,),
     help="Lanes the GPU's PCIe link uses now.",
     origin="nvmlDeviceGetCurrPcieLinkWidth",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_PCIE_LINK_WIDTH"},
 )
 GPU_PCIE_WIDTH_LIMIT = Metric(
     "railscope_gpu_pcie_link_width_limit_lanes",
@@ -214,6 +232,7 @@ GPU_PCIE_WIDTH_LIMIT = Metric(
     unit=Unit.LANES,
     help="Most lanes that GPU and slot can use together.",
     origin="nvmlDeviceGetMaxPcieLinkWidth",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH"},
 )
 GPU_PCIE_REPLAYS = Metric(
     "railscope_gpu_pcie_replays_total",

@@ -11,6 +11,7 @@ GPU_MIG_MODE = Metric(
     since="Ampere",
     help="Whether the GPU is cut into MIG instances (1) or not (0).",
     origin="nvmlDeviceGetMigMode current",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_MIG_MODE"},
 )
 GPU_MIG_PENDING = Metric(
     "railscope_gpu_mig_pending",
@@ -51,6 +52,7 @@ MIG_MEMORY_SIZE = Metric(
     unit=Unit.BYTES,
     help="Memory of the GPU instance.",
     origin="nvmlDeviceGetMemoryInfo v2 total of the MIG device (bytes)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_TOTAL"},
 )
 MIG_MEMORY_USED = Metric(
     "railscope_mig_memory_used_bytes",
@@ -59,7 +61,7 @@ MIG_MEMORY_USED = Metric(
     unit=Unit.BYTES,
     help="Memory of the GPU instance that processes hold.",
     origin="nvmlDeviceGetMemoryInfo v2 used of the MIG device (bytes)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_USED"},
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_USED, DCGM_FI_DEV_FB_USED_PERCENT"},
 )
 MIG_MEMORY_FREE = Metric(
     "railscope_mig_memory_free_bytes",
@@ -86,6 +88,7 @@ MIG_BAR1_SIZE = Metric(
     unit=Unit.BYTES,
     help="BAR1 address space of the MIG device.",
     origin="nvmlDeviceGetBAR1MemoryInfo of the MIG device (bytes)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_BAR1_TOTAL, DCGM_FI_DEV_BAR1_FREE"},
 )
 MIG_BAR1_USED = Metric(
     "railscope_mig_bar1_used_bytes",
@@ -94,6 +97,7 @@ MIG_BAR1_USED = Metric(
     unit=Unit.BYTES,
     help="BAR1 address space of the MIG device that is mapped.",
     origin="nvmlDeviceGetBAR1MemoryInfo of the MIG device (bytes)",
+    other_names={"dcgm-exporter": "DCGM_FI_DEV_BAR1_FREE, DCGM_FI_DEV_BAR1_USED"},
 )
 MIG_MULTIPROCESSORS = Metric(
     "railscope_mig_multiprocessors",

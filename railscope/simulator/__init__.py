@@ -1,17 +1,32 @@
 """The simulator: a GPU node with its rails, job and faults, from one physical model.
 
     spec       what to simulate
-    model      job, GPUs, ports and server advance together  (job, silicon, fabric, server)
-    scenarios  the faults
-    views      what each interface of the machine shows of it  (gpu, rdma, nic, pcie, host, kernel)
+    gpu_models the GPU models there are
+    model      job, GPUs, ports and server advance together  (job, gpu, fabric, server)
+    gpu        what a GPU is made of  (silicon, activity, memory, nvlink, bus, sharing)
+    scenarios  the faults  (conditions, gpu_scenarios; reports: what the driver says of them)
+    views      what each interface of the machine shows of it  (nvml, rdma, nic, pcie, host, kernel)
     run        the captures that come of it
     tree       a capture as a tree of files and links
 
 Everything follows from the spec and its seed: no clock is read.
 """
 
+from railscope.simulator.gpu_models import MODELS, SHORT_NAMES
+from railscope.simulator.gpu_models import find as find_model
 from railscope.simulator.run import about, moments, simulate
-from railscope.simulator.spec import SCENARIOS, NodeSpec
+from railscope.simulator.spec import MODES, SCENARIOS, NodeSpec
 from railscope.simulator.tree import write_tree
 
-__all__ = ["SCENARIOS", "NodeSpec", "about", "moments", "simulate", "write_tree"]
+__all__ = [
+    "MODELS",
+    "MODES",
+    "SCENARIOS",
+    "SHORT_NAMES",
+    "NodeSpec",
+    "about",
+    "find_model",
+    "moments",
+    "simulate",
+    "write_tree",
+]

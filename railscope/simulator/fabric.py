@@ -10,12 +10,13 @@ import math
 import random
 from dataclasses import dataclass, field
 
+from railscope.simulator.conditions import PortConditions
 from railscope.simulator.machine import Port
 from railscope.simulator.noise import Drift, whole
-from railscope.simulator.scenarios import PortConditions
 from railscope.simulator.span import NS_PER_SECOND, Span, seconds
 
 LANES = 4
+WORD_BYTES = 4
 DATA_FRAME_WORDS = 1039
 """4096 bytes of payload with Ethernet, IP, UDP and InfiniBand headers, without checksum."""
 
@@ -104,6 +105,12 @@ class Cable:
         self._refresh_ns = _PAUSE_QUANTA_BITS / port.gigabits / 2
         self._unsampled_ns = uptime_ns
         self._work_since_boot(uptime_ns)
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """RDMA traffic sent and received since driver load."""
+        words = self.counters.sent_words, self.counters.received_words
+        return words[0] * WORD_BYTES, words[1] * WORD_BYTES
 
     def reload(self) -> None:
         """Begin to count anew, as after a driver load."""

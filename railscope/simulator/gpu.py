@@ -1,112 +1,68 @@
-"""What NVML answers about the simulated GPUs."""
+"""One GPU: its silicon, memory, links, bus and tenants, which advance together."""
 
 from __future__ import annotations
 
-from railscope.capture import Json, Moment, NvmlError, failure
-from railscope.simulator.machine import DRIVER_VERSION, Gpu, GpuModel
-from railscope.simulator.model import NodeModel
+from railscope.simulator.activity import Activity, Cycles, activity
+from railscope.simulator.bus import Bus
+from railscope.simulator.conditions import GpuConditions
+from railscope.simulator.gpu_model import GpuModel
+from railscope.simulator.job import Demand
+from railscope.simulator.machine import Gpu
+from railscope.simulator.memory import MemoryErrors
+from railscope.simulator.nvlink import Links
+from railscope.simulator.sharing import Sharing
 from railscope.simulator.silicon import Silicon
-
-GPU_IS_LOST = 15
-FIELDS = (82, 74, 75, 76, 269, 270, 271)
-"""Memory temperature; then the nanoseconds under power cap, heat (older name), sync boost, heat by
-software, heat by hardware, power brake."""
-
-_MEMORY_V2 = 0x0200_0028
-_MEMORY_TEMPERATURE, _POWER_CAP, _THERMAL, _SOFTWARE_THERMAL, _HARDWARE_THERMAL = (
-    82,
-    74,
-    75,
-    269,
-    270,
-)
+from railscope.simulator.span import Span
+from railscope.simulator.spec import NodeSpec
 
 
-def show(model: NodeModel, into: Moment) -> None:
-    """Put NVML's answers into a moment. A lost GPU answers nothing but that it is lost."""
-    into.calls["nvml.nvmlDeviceGetCount()"] = len(model.gpus)
-    into.calls["nvml.nvmlSystemGetDriverVersion()"] = DRIVER_VERSION
-    lost = failure(NvmlError(GPU_IS_LOST))
-    for gpu, silicon in zip(model.machine.gpus, model.gpus, strict=True):
-        answers = _identity(gpu, model.machine.model) | _state(gpu.index, silicon)
-        for call, answer in answers.items():
-            into.calls[f"nvml.nvmlDeviceGet{call}"] = lost if silicon.lost else answer
+class GpuState:
+    """A GPU's state after the last span. `identity` is what never changes."""
 
+    def __init__(self, spec: NodeSpec, model: GpuModel, identity: Gpu, uptime_ns: int) -> None:
+        name = f"gpu {identity.index}"
+        dice = spec.stream(name)
+        self.model, self.identity = model, identity
+        self.silicon = Silicon(model, dice, uptime_ns)
+        self.errors = MemoryErrors.usual(dice)
+        self.pcie_replays = dice.choice((0, 0, 0, 0, 1))
+        self.sharing = Sharing(spec, model, identity.index)
+        self.bus = Bus(grace=model.grace, uptime_ns=uptime_ns)
+        self.links: Links | None = None
+        if model.nvlink and not self.sharing.mig_devices:  # the driver hides them while it is cut
+            self.links = Links(model.nvlink, spec.stream(f"{name} links"), uptime_ns)
+        self.demand, self.activity = Demand(), Activity()
+        self.cycles = Cycles.usual(uptime_ns, model.most_megahertz, model.multiprocessors)
+        self.lost = self.hung = self.denied = False
+        self.recovery_action = 0
 
-def _identity(gpu: Gpu, model: GpuModel) -> dict[str, Json]:
-    i = gpu.index
-    domain, bus, slot = gpu.pci_address.partition(".")[0].split(":")
-    answers: dict[str, Json] = {
-        f"UUID({i})": gpu.uuid,
-        f"Name({i})": model.name,
-        f"Serial({i})": gpu.serial,
-        f"MinorNumber({i})": i,
-        f"VbiosVersion({i})": model.vbios,
-        f"Architecture({i})": model.architecture,
-        f"PciInfo({i})": {
-            "busIdLegacy": gpu.pci_address.upper(),
-            "domain": int(domain, 16),
-            "bus": int(bus, 16),
-            "device": int(slot, 16),
-            "pciDeviceId": model.pci_device,
-            "pciSubSystemId": model.pci_subsystem,
-            "busId": f"0000{gpu.pci_address}".upper(),
-        },
-        f"EnforcedPowerLimit({i})": model.power_limit_milliwatts,
-        f"EccMode({i})": [1, 1],
-        f"CurrPcieLinkGeneration({i})": 5,
-        f"MaxPcieLinkGeneration({i})": 5,
-        f"CurrPcieLinkWidth({i})": 16,
-        f"MaxPcieLinkWidth({i})": 16,
-    }
-    most = model.most_megahertz
-    limits = (most, most, model.memory_megahertz, model.most_video_megahertz)
-    for kind, megahertz in enumerate(limits):
-        answers[f"MaxClockInfo({i},{kind})"] = megahertz
-    return answers
+    def advance(
+        self, span: Span, wanted: Demand, conditions: GpuConditions, rail_bytes: tuple[int, int]
+    ) -> None:
+        """Go on for a span in which the rail's NIC sent and received so many bytes.
 
+        A lost GPU stays lost, and as it was.
+        """
+        self.lost = self.lost or conditions.lost
+        if self.lost:
+            return
+        self.hung, self.denied = conditions.hung, conditions.denied
+        self.recovery_action = conditions.recovery_action
+        self.demand = self.sharing.take(wanted)
+        self.silicon.advance(span, self.demand, conditions.thermal_resistance)
+        self.activity = activity(self.demand, self.silicon.ripple)
+        clock = self.silicon.clock_megahertz
+        self.cycles.advance(span, clock, self.model.multiprocessors, self.activity)
+        self.errors.advance(conditions)
+        self.bus.advance(span, self.demand, rail_bytes)
+        if self.links:
+            self.links.advance(span, self.demand.exchanged, conditions.link_errors)
 
-def _state(i: int, silicon: Silicon) -> dict[str, Json]:
-    model = silicon.model
-    used = silicon.memory_used_bytes
-    answers: dict[str, Json] = {
-        f"UtilizationRates({i})": {
-            "gpu": silicon.occupied_percent,
-            "memory": silicon.memory_percent,
-        },
-        f"MemoryInfo({i})": {
-            "version": _MEMORY_V2,
-            "total": model.memory_bytes,
-            "reserved": model.reserved_bytes,
-            "free": model.memory_bytes - model.reserved_bytes - used,
-            "used": used,
-        },
-        f"PerformanceState({i})": 0,
-        f"PowerUsage({i})": silicon.power_milliwatts,
-        f"TotalEnergyConsumption({i})": silicon.energy_millijoules,
-        f"TemperatureV({i},0)": silicon.core_celsius,
-        f"CurrentClocksEventReasons({i})": silicon.reasons,
-        f"RemappedRows({i})": [silicon.rows_to_remap, 0, min(silicon.rows_to_remap, 1), 0],
-        f"PcieReplayCounter({i})": silicon.pcie_replays,
-        f"FieldValues({','.join(map(str, (i, *FIELDS)))})": _fields(silicon),
-    }
-    clock, video = silicon.clock_megahertz, silicon.video_megahertz
-    for kind, megahertz in enumerate((clock, clock, model.memory_megahertz, video)):
-        answers[f"ClockInfo({i},{kind})"] = megahertz
-    corrected = (silicon.corrected_errors, silicon.corrected_errors_for_life)
-    for lifetime in (0, 1):
-        answers[f"TotalEccErrors({i},0,{lifetime})"] = corrected[lifetime]
-        answers[f"TotalEccErrors({i},1,{lifetime})"] = 0
-    return answers
-
-
-def _fields(silicon: Silicon) -> Json:
-    throttled = silicon.throttled
-    known = {
-        _MEMORY_TEMPERATURE: silicon.memory_celsius,
-        _POWER_CAP: throttled.power_cap_ns,
-        _THERMAL: throttled.software_thermal_ns,
-        _SOFTWARE_THERMAL: throttled.software_thermal_ns,
-        _HARDWARE_THERMAL: throttled.hardware_thermal_ns,
-    }
-    return [[0, known.get(field, 0)] for field in FIELDS]
+    def reload(self) -> None:
+        """Begin to count anew, as after a driver load. Cycles count from a reset of the GPU."""
+        self.silicon.reload()
+        self.errors.reload()
+        self.pcie_replays = 0
+        self.bus.reload()
+        if self.links:
+            self.links.reload()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from railscope.simulator.scenarios import JobConditions
+from railscope.simulator.conditions import JobConditions
 from railscope.simulator.span import Span, seconds
 from railscope.simulator.spec import NodeSpec
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from railscope.capture import Moment
-from railscope.simulator.machine import DRIVER_VERSION, KERNEL, NIC_FIRMWARE, Gpu, Machine, Port
+from railscope.simulator.conditions import Scenario
+from railscope.simulator.machine import KERNEL, NIC_FIRMWARE, Machine, Port
 from railscope.simulator.model import NodeModel
-from railscope.simulator.scenarios import Scenario
+from railscope.simulator.reports import reports
 from railscope.simulator.span import NS_PER_US
 
 WARNING, INFO = 4, 6
@@ -68,7 +69,7 @@ def _greeting() -> list[str]:
 def _driver_load(parts: Machine) -> Iterator[str]:
     for port in parts.ports:
         yield f"mlx5_core {port.pci_address}: firmware version: {NIC_FIRMWARE}"
-    yield f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}"
+    yield f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {parts.model.driver}"
     for port in parts.ports:
         yield _link_line(port, "up")
 
@@ -78,7 +79,7 @@ def _link_line(port: Port, state: str) -> str:
 
 
 def _messages(scenario: Scenario, parts: Machine) -> Iterator[Message]:
-    onset_ns, struck = scenario.onset_ns, parts.gpus[scenario.spec.struck]
+    onset_ns = scenario.onset_ns
     for port in parts.ports:
         outage = scenario.link_outage(port.rail)
         if outage:
@@ -88,27 +89,6 @@ def _messages(scenario: Scenario, parts: Machine) -> Iterator[Message]:
     if reload_ns is not None:
         for text in _driver_load(parts):
             yield Message(reload_ns, INFO, text)
-    for text in _XIDS.get(scenario.spec.scenario, ()):
-        yield Message(onset_ns, WARNING, _about_gpu(text, struck))
-
-
-_INTRODUCTION = (
-    "NVRM: GPU at PCI:{address}: {uuid}",
-    "NVRM: GPU Board Serial Number: {serial}",
-)
-_XIDS = {
-    "xid79": (
-        *_INTRODUCTION,
-        "NVRM: Xid (PCI:{address}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-        "NVRM: GPU {address}.0: GPU has fallen off the bus.",
-        "NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
-    ),
-    "row_remap": (
-        *_INTRODUCTION,
-        "NVRM: Xid (PCI:{address}): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x00000012bac1c3e0) marked for remapping, reset gpu to activate.",
-    ),
-}
-
-
-def _about_gpu(text: str, gpu: Gpu) -> str:
-    return text.format(address=gpu.log_address, uuid=gpu.uuid, serial=gpu.serial)
+    for report in reports(scenario, parts):
+        if report.line:
+            yield Message(onset_ns, WARNING, report.line)

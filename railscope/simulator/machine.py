@@ -1,7 +1,8 @@
-"""What the simulated node is made of: an eight-GPU server with one rail a GPU.
+"""What the simulated node is made of: a server with up to eight GPUs and one rail a GPU.
 
 Addresses, RDMA names and NUMA nodes are those of a DGX H100, where the number of an RDMA device is
-not its rail (NVIDIA DGX H100 User Guide, "Network Modules").
+not its rail (NVIDIA DGX H100 User Guide, "Network Modules"); the server around other models is the
+same, but for trays with Grace processors (see `pci_layout`).
 """
 
 from __future__ import annotations
@@ -9,53 +10,18 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from railscope.simulator.pci_layout import PciDevice, endpoints_of_rails, other_devices
+from railscope.simulator.gpu_model import GpuModel
+from railscope.simulator.gpu_models import find
+from railscope.simulator.pci_layout import PciDevice, layout, other_devices
 from railscope.simulator.spec import NodeSpec
 
 KERNEL = "5.15.0-1063-nvidia"
-DRIVER_VERSION = "590.48.01"
 NIC_FIRMWARE = "28.39.1002"
 NIC_BOARD = "MT_0000000838"
 HCA_TYPE = "MT4129"
-MEBIBYTE = 1 << 20
 LOGICAL_CPUS = 224
 CPU_LISTS = ("0-55,112-167", "56-111,168-223")
-NVSWITCHES = 4
 ETHERNET, LOOPBACK = "eth0", "lo"
-
-
-@dataclass(frozen=True, slots=True)
-class GpuModel:
-    """What all GPUs of a model have in common."""
-
-    name: str
-    pci_device: int
-    pci_subsystem: int
-    vbios: str
-    memory_bytes: int
-    reserved_bytes: int
-    memory_megahertz: int
-    architecture: int = 9
-    power_limit_milliwatts: int = 700_000
-    idle_megahertz: int = 345
-    most_megahertz: int = 1980
-    idle_video_megahertz: int = 765
-    most_video_megahertz: int = 1545
-
-
-MODELS = {
-    model.name: model
-    for model in (
-        GpuModel(
-            "NVIDIA H100 80GB HBM3", 0x2330_10DE, 0x16C1_10DE, "96.00.A5.00.01",
-            81_559 * MEBIBYTE, 479 * MEBIBYTE, 2619,
-        ),
-        GpuModel(
-            "NVIDIA H200", 0x2335_10DE, 0x18BE_10DE, "96.00.A5.00.03",
-            143_771 * MEBIBYTE, 614 * MEBIBYTE, 3201,
-        ),
-    )
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,40 +59,69 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node's parts."""
+    """A node's parts. GPUs and ports that were handed to a virtual machine are PCI devices only.
+
+    `peers` are the PCI addresses of all GPUs that NVLinks may lead to.
+    """
 
     model: GpuModel
     gpus: tuple[Gpu, ...]
     ports: tuple[Port, ...]
     pci: tuple[PciDevice, ...]
+    peers: tuple[str, ...]
+    nvswitches: tuple[str, ...]
 
 
-_RAIL_DEVICES = (0, 3, 4, 5, 6, 9, 10, 11)
 _RAIL_GIGABITS, _STORAGE_GIGABITS = 400, 200
-_STORAGE = ((1, "0000:29:00.0"), (7, "0000:aa:00.0"))
 
 
 def machine(spec: NodeSpec) -> Machine:
-    """Put a node together. Raises ValueError for a GPU model that is not known."""
-    if spec.model not in MODELS:
-        message = f"no GPU model {spec.model!r}; there are {', '.join(MODELS)}"
-        raise ValueError(message)
-    model = MODELS[spec.model]
-    rails = endpoints_of_rails(spec.gpus, gpu_device=model.pci_device >> 16)
-    gpus = tuple(_gpu(spec, index, rail.gpu) for index, rail in enumerate(rails))
+    """Put a node together. Raises ValueError for what such a node cannot have."""
+    model = find(spec.model)
+    _check(spec, model)
+    server = layout(model)
+    rails = [
+        rail if index < spec.own_gpus else rail.handed_over()
+        for index, rail in enumerate(server.rails[: spec.gpus])
+    ]
+    own = rails[: spec.own_gpus]
     ports = (
         *(
-            _port(spec, _RAIL_DEVICES[index], f"ens{index + 1}f0np0", rail.nic, index)
-            for index, rail in enumerate(rails)
+            _port(spec, server.rail_numbers[index], f"ens{index + 1}f0np0", rail.nic, index)
+            for index, rail in enumerate(own)
         ),
         *(
             _port(spec, number, f"ens{21 + place}f0np0", address, None)
-            for place, (number, address) in enumerate(_STORAGE)
+            for place, (number, address) in enumerate(server.storage)
         ),
     )
+    nvswitches = model.nvlink.nvswitches if model.nvlink else 0
     tree = [device for rail in rails for device in rail.devices]
-    tree += other_devices([address for _, address in _STORAGE], nvswitches=NVSWITCHES)
-    return Machine(model, gpus, ports, tuple(sorted(tree, key=lambda device: device.address)))
+    tree += other_devices([address for _, address in server.storage], nvswitches=nvswitches)
+    return Machine(
+        model=model,
+        gpus=tuple(_gpu(spec, index, rail.gpu) for index, rail in enumerate(own)),
+        ports=ports,
+        pci=tuple(sorted(tree, key=lambda device: device.address)),
+        peers=tuple(rail.gpu for rail in server.rails),
+        nvswitches=tuple(device.address for device in tree if device.driver == "nvidia-nvswitch"),
+    )
+
+
+def _check(spec: NodeSpec, model: GpuModel) -> None:
+    wrong = ""
+    if spec.gpus > model.per_node:
+        wrong = f"a node has 1 to {model.per_node} GPUs {model.name}, not {spec.gpus}"
+    elif spec.mode == "mig" and not model.mig_profiles:
+        wrong = f"no MIG instances are known of a GPU {model.name}"
+    elif spec.mode == "vgpu" and model.vgpu_type is None:
+        wrong = f"no virtual GPUs are known of a GPU {model.name}"
+    elif spec.mode == "passthrough" and spec.gpus == 1:
+        wrong = "a node with one GPU has none left to hand to a virtual machine"
+    elif spec.scenario == "nvlink_errors" and (model.nvlink is None or spec.mode == "mig"):
+        wrong = f"GPU {model.name} in mode {spec.mode} shows no NVLinks to have errors"
+    if wrong:
+        raise ValueError(wrong)
 
 
 def _gpu(spec: NodeSpec, index: int, pci_address: str) -> Gpu:

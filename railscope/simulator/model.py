@@ -1,17 +1,20 @@
 """The node: job, GPUs, ports and server advance together, one span after the other.
 
-The views (`gpu`, `rdma`, `nic`, `pcie`, `host`, `kernel`) look at this state and nothing else,
+The views (`nvml`, `rdma`, `nic`, `pcie`, `host`, `kernel`) look at this state and nothing else,
 which is why what they show agrees.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from railscope.simulator.fabric import Cable, Wish
+from railscope.simulator.gpu import GpuState
 from railscope.simulator.job import CHECKPOINT_RATE, EXCHANGE_RATE, FETCH_RATE, Demand, Job
 from railscope.simulator.machine import Port, machine
 from railscope.simulator.scenarios import scenario_of
 from railscope.simulator.server import Server
-from railscope.simulator.silicon import Silicon
+from railscope.simulator.sharing import ALONE
 from railscope.simulator.span import NS_PER_SECOND, Span
 from railscope.simulator.spec import NodeSpec
 
@@ -29,8 +32,7 @@ class NodeModel:
         self.offset_ns = -_WARM_UP_SECONDS * NS_PER_SECOND
         uptime_ns = spec.started_boot_ns + self.offset_ns
         self.gpus = [
-            Silicon(self.machine.model, spec.stream(f"gpu {gpu.index}"), uptime_ns)
-            for gpu in self.machine.gpus
+            GpuState(spec, self.machine.model, gpu, uptime_ns) for gpu in self.machine.gpus
         ]
         self.cables = [
             Cable(port, spec.stream(f"port {port.rdma_device}"), uptime_ns)
@@ -46,15 +48,20 @@ class NodeModel:
         span = Span(self.offset_ns, until_ns)
         self.offset_ns = until_ns
         scenario = self.scenario
-        clocks = [gpu.unthrottled_share for gpu in self.gpus if not gpu.lost]
+        clocks = [gpu.silicon.unthrottled_share for gpu in self.gpus if not gpu.lost]
         slowest = max(min(clocks, default=1.0), _SLOWEST_PACE)
         demand = self._job.advance(span, scenario.job(span), slowest)
-        for index, gpu in enumerate(self.gpus):
-            gpu.advance(span, demand, scenario.gpu(index, span))
+        if self.spec.mode not in ALONE:
+            demand = replace(demand, exchange=0.0, exchanged=0.0)
+        moved: dict[int | None, tuple[int, int]] = {}
         for cable in self.cables:
-            rail = cable.port.rail
+            rail, before = cable.port.rail, cable.moved_bytes
             wish = _wish(cable.port, demand)
             cable.advance(span, wish, scenario.port(rail, span), scenario.link_outage(rail))
+            sent, received = cable.moved_bytes
+            moved[rail] = sent - before[0], received - before[1]
+        for index, gpu in enumerate(self.gpus):
+            gpu.advance(span, demand, scenario.gpu(index, span), moved[index])
         self.server.advance(span, demand)
         reload_ns = scenario.reload_ns()
         if reload_ns is not None and span.passes(reload_ns):

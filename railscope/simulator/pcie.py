@@ -9,7 +9,7 @@ from railscope.simulator.machine import CPU_LISTS
 from railscope.simulator.model import NodeModel
 from railscope.simulator.pci_layout import PciDevice
 
-SPEEDS = {2: "5.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
+SPEEDS = {2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
 LOST_WIDTH = 63
 """The link width the kernel reads from a device whose registers are all ones."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from railscope.capture import SECTIONS, About, Capture, Json, Moment
-from railscope.simulator import gpu, host, nic, pcie, rdma
+from railscope.simulator import host, nic, pcie, rdma
+from railscope.simulator.gpu_models import find
 from railscope.simulator.kernel import KernelLog
 from railscope.simulator.model import NodeModel
+from railscope.simulator.nvml import Nvml
 from railscope.simulator.span import NS_PER_SECOND
 from railscope.simulator.span import seconds as to_ns
 from railscope.simulator.spec import NodeSpec
@@ -19,33 +21,33 @@ def simulate(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Capture
 
 
 def about(spec: NodeSpec, seconds: int) -> About:
-    """Say what the capture is of."""
+    """Say what the capture is of. Raises ValueError for a GPU model that is not known."""
+    mode = "" if spec.mode == "whole" else f"GPUs in mode {spec.mode}, "
     return About(
         node=spec.node,
         boot_id=spec.boot_id,
         started_wall_ns=spec.started_wall_ns,
         started_boot_ns=spec.started_boot_ns,
         duration_ns=seconds * NS_PER_SECOND,
-        origin=f"simulated: {spec.scenario}, seed {spec.seed}",
-        hardware=f"{spec.gpus} x {spec.model}, one ConnectX-7 a GPU and two for storage",
+        origin=f"simulated: {spec.scenario}, {mode}seed {spec.seed}",
+        hardware=f"{spec.gpus} x {find(spec.model).name}, one ConnectX-7 a GPU and two for storage",
     )
 
 
 def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator[Moment]:
     """Simulate a node, one moment a step, from offset zero to the end.
 
-    Raises ValueError where there is nothing to simulate.
+    Raises ValueError at once where there is nothing to simulate, or no such node.
     """
     step_ns, duration_ns = to_ns(step_seconds), seconds * NS_PER_SECOND
     if step_ns < 1 or duration_ns < step_ns:
         message = f"{seconds} s in steps of {step_seconds} s are no simulation"
         raise ValueError(message)
-    return _moments(spec, duration_ns, step_ns)
+    return _moments(NodeModel(spec, duration_ns), duration_ns, step_ns)
 
 
-def _moments(spec: NodeSpec, duration_ns: int, step_ns: int) -> Iterator[Moment]:
-    model = NodeModel(spec, duration_ns)
-    views = (gpu.show, rdma.show, nic.show, pcie.show, host.show, KernelLog(model).show)
+def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[Moment]:
+    views = (Nvml(model).show, rdma.show, nic.show, pcie.show, host.show, KernelLog(model).show)
     known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for offset_ns in range(0, duration_ns + 1, step_ns):
         if offset_ns:

@@ -1,95 +1,27 @@
-"""The faults: what each scenario changes in the job, the ports and the GPUs, and when.
+"""The faults by name: what each scenario changes in the job and the ports, and when.
 
-A scenario only states conditions for a span of time; what follows from them is the physics of the
-job, the GPUs and the ports. Every fault sets in at half time.
+Those that strike a GPU are in `gpu_scenarios`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from railscope.simulator.conditions import (
+    JobConditions,
+    PortConditions,
+    Scenario,
+    SlowedExchange,
+)
+from railscope.simulator.gpu_scenarios import (
+    EccUncorrected,
+    GpuHung,
+    NvlinkErrors,
+    NvmlDenied,
+    RowRemap,
+    Thermal,
+    Xid79,
+)
 from railscope.simulator.span import Span, seconds
 from railscope.simulator.spec import NodeSpec
-
-
-@dataclass(frozen=True, slots=True)
-class JobConditions:
-    """How the job fares during a span."""
-
-    present: float = 1.0
-    exchange_pace: float = 1.0
-    hung: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PortConditions:
-    """What acts on a port during a span. Shares are of the span's time.
-
-    `pausing` and `paused` count only while the port receives or sends; `stuck` is the share in
-    which nothing is taken in and pause goes out whether or not anyone sends.
-    """
-
-    foreign_receive: float = 0.0
-    marked: float = 0.0
-    pausing: float = 0.0
-    paused: float = 0.0
-    stuck: float = 0.0
-    unprotected: float = 0.0
-    storm_warnings: int = 0
-    storm_errors: int = 0
-    pcie_write_stall_percent: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class GpuConditions:
-    """What acts on a GPU during a span, and what has happened to its memory by its end."""
-
-    thermal_resistance: float = 1.0
-    lost: bool = False
-    corrected_errors: int = 0
-    rows_to_remap: int = 0
-
-
-class Scenario:
-    """A healthy training job; what the others differ from."""
-
-    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
-        self.spec = spec
-        self.onset_ns = duration_ns // 2
-        self.duration_ns = duration_ns
-        self.dice = spec.stream("scenario")
-
-    def job(self, span: Span) -> JobConditions:
-        """Say how the job fares."""
-        del span
-        return JobConditions()
-
-    def port(self, rail: int | None, span: Span) -> PortConditions:
-        """Say what acts on the port of a rail, or on a storage port."""
-        return self.struck_port(span) if rail == self.spec.struck else PortConditions()
-
-    def gpu(self, index: int, span: Span) -> GpuConditions:
-        """Say what acts on a GPU."""
-        return self.struck_gpu(span) if index == self.spec.struck else GpuConditions()
-
-    def struck_port(self, span: Span) -> PortConditions:
-        """Say what acts on the port the fault strikes."""
-        del span
-        return PortConditions()
-
-    def struck_gpu(self, span: Span) -> GpuConditions:
-        """Say what acts on the GPU the fault strikes."""
-        del span
-        return GpuConditions()
-
-    def link_outage(self, rail: int | None) -> Span | None:
-        """Say when the link of a port is down."""
-        del rail
-        return None
-
-    def reload_ns(self) -> int | None:
-        """Say when the drivers are loaded anew."""
-        return None
 
 
 class Idle(Scenario):
@@ -101,22 +33,7 @@ class Idle(Scenario):
         return JobConditions(present=0.0)
 
 
-class _SlowedExchange(Scenario):
-    """A fault that slows the job's exchange down by a factor: all rails wait for the struck one."""
-
-    slowest, fastest = 0.25, 0.7
-
-    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
-        super().__init__(spec, duration_ns)
-        self.factor = self.dice.uniform(self.slowest, self.fastest)
-
-    def job(self, span: Span) -> JobConditions:
-        """Slower from the onset on."""
-        lost = span.share_after(self.onset_ns) * (1.0 - self.factor)
-        return JobConditions(exchange_pace=1.0 - lost)
-
-
-class Incast(_SlowedExchange):
+class Incast(SlowedExchange):
     """Receiver of an incast: the port's queue at the switch fills, ECN holds it down."""
 
     slowest, fastest = 0.36, 0.78
@@ -132,7 +49,7 @@ class Incast(_SlowedExchange):
         return PortConditions(foreign_receive=share * self.load, marked=share * self.marked)
 
 
-class PauseStorm(_SlowedExchange):
+class PauseStorm(SlowedExchange):
     """The NIC's receive pipeline is stuck; stall prevention lets go of the pause at times.
 
     The NIC pauses until the stall prevention timeout (tunable pfc-prevention-tout, here 2 s) lets
@@ -157,7 +74,7 @@ class PauseStorm(_SlowedExchange):
         )
 
 
-class SlowReceiver(_SlowedExchange):
+class SlowReceiver(SlowedExchange):
     """PCIe takes the data too slowly: the NIC's buffer fills and it pauses the switch."""
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
@@ -175,7 +92,7 @@ class SlowReceiver(_SlowedExchange):
         )
 
 
-class PfcVictim(_SlowedExchange):
+class PfcVictim(SlowedExchange):
     """Congestion elsewhere has reached the leaf, and the switch pauses us."""
 
     slowest, fastest = 0.2, 0.55
@@ -187,40 +104,6 @@ class PfcVictim(_SlowedExchange):
     def struck_port(self, span: Span) -> PortConditions:
         """Paused while it sends."""
         return PortConditions(paused=span.share_after(self.onset_ns) * self.paused)
-
-
-class Thermal(Scenario):
-    """Dust, a dead fan, a loose heat sink: heat leaves the GPU too slowly."""
-
-    def struck_gpu(self, span: Span) -> GpuConditions:
-        """Badly cooled from the onset on."""
-        return GpuConditions(thermal_resistance=1.0 + 1.4 * span.share_after(self.onset_ns))
-
-
-class Xid79(Scenario):
-    """A GPU falls off the bus and takes the job with it."""
-
-    def job(self, span: Span) -> JobConditions:
-        """Hung: the other ranks wait for the lost one."""
-        return JobConditions(hung=span.end_ns > self.onset_ns)
-
-    def struck_gpu(self, span: Span) -> GpuConditions:
-        """Lost."""
-        return GpuConditions(lost=self.onset_ns <= span.end_ns)
-
-
-class RowRemap(Scenario):
-    """One memory address needs correction again and again, and its row is marked for remapping."""
-
-    errors = 12
-
-    def struck_gpu(self, span: Span) -> GpuConditions:
-        """One row waits for a reset."""
-        struck = self.onset_ns <= span.end_ns
-        return GpuConditions(
-            corrected_errors=self.errors if span.passes(self.onset_ns) else 0,
-            rows_to_remap=int(struck),
-        )
 
 
 class LinkFlap(Scenario):
@@ -266,6 +149,10 @@ _BY_NAME: dict[str, type[Scenario]] = {
     "row_remap": RowRemap,
     "link_flap": LinkFlap,
     "counter_reset": CounterReset,
+    "nvlink_errors": NvlinkErrors,
+    "ecc_uncorrected": EccUncorrected,
+    "gpu_hung": GpuHung,
+    "nvml_denied": NvmlDenied,
 }
 
 

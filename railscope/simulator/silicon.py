@@ -11,10 +11,9 @@ import math
 import random
 from dataclasses import dataclass
 
+from railscope.simulator.gpu_model import GpuModel
 from railscope.simulator.job import Demand
-from railscope.simulator.machine import GpuModel
 from railscope.simulator.noise import Drift
-from railscope.simulator.scenarios import GpuConditions
 from railscope.simulator.span import Span
 
 IDLE, SOFTWARE_POWER_CAP, HARDWARE_SLOWDOWN = 0x1, 0x4, 0x8
@@ -22,15 +21,27 @@ SOFTWARE_THERMAL, HARDWARE_THERMAL = 0x20, 0x40
 PICOJOULES_PER_MILLIJOULE = 10**9
 
 _CLOCK_STEP_MEGAHERTZ = 15
+_RIPPLE = 0.012
+"""How far the load of a GPU wanders from what the job asks of all, as a standard deviation."""
+
 _POWER_EXPONENT = 2.2
-_DEGREES_PER_WATT = 0.062
+_FULL_LOAD = 0.94
+"""Power at full load between that at idle and the limit."""
+
+_MEMORY_OF_IDLE, _MEMORY_OF_LIMIT = 0.6, 0.12
+"""What the memory takes of the idle power, and at most of the limit on top."""
+
+_RISE_AT_FULL_LOAD = 41.0
+"""Degrees that a heat sink of the right size is above the air at full load."""
+
 _SETTLING_SECONDS = 15.0
-_THROTTLE_FROM, _THROTTLE_UNTIL, _SLOWDOWN_FROM = 86.0, 83.5, 89.0
+_COOL_ENOUGH = 2.5
+"""Degrees below the limit at which a throttled GPU is let go."""
+
 _MEMORY_WARMER = 8.0
-_MEMORY_DEGREES_PER_WATT = 0.055
-_LOADED_MEMORY_SHARE = 0.87
+_MEMORY_SHARE_OF_RISE = 0.89
 _LEAST_ACTIVITY = 1e-3
-_MEAN_POWER_MILLIWATTS = 410_000
+_MEAN_SHARE_OF_LIMIT = 0.585
 
 
 @dataclass(slots=True)
@@ -47,29 +58,27 @@ class Silicon:
 
     def __init__(self, model: GpuModel, dice: random.Random, uptime_ns: int) -> None:
         self.model = model
-        self._idle_watts = dice.gauss(71.0, 2.0)
-        self._full_watts = dice.gauss(592.0, 22.0)
+        full_watts = _FULL_LOAD * (model.limit_watts - model.idle_watts)
+        self._degrees_per_watt = _RISE_AT_FULL_LOAD / (model.idle_watts + full_watts)
+        self._idle_watts = model.idle_watts * dice.gauss(1.0, 0.028)
+        self._full_watts = full_watts * dice.gauss(1.0, 0.037)
         self._inlet = dice.uniform(24.0, 30.0)
-        self._memory_share = dice.uniform(-0.02, 0.02) + _LOADED_MEMORY_SHARE
-        self._power_drift = Drift(dice, 8.0)
+        self._drift = Drift(dice, 8.0)
+        self.ripple = 1.0
         self._dice = dice
         self._throttled = False
-        self._core = self._inlet + _DEGREES_PER_WATT * self._idle_watts
+        self._core = self._inlet + self._degrees_per_watt * self._idle_watts
         self._memory = self._core + _MEMORY_WARMER
-        self.lost = False
         self.reasons = IDLE
         self.clock_megahertz = model.idle_megahertz
         self.unthrottled_share = 1.0
         self.occupied_percent = 0
         self.memory_percent = 0
-        self.memory_used_bytes = 0
-        self.power_milliwatts = round(self._idle_watts * 1000)
-        self.energy_picojoules = _MEAN_POWER_MILLIWATTS * uptime_ns
+        self.power_milliwatts = self.instant_milliwatts = round(self._idle_watts * 1000)
+        self.memory_milliwatts = 0
+        mean_milliwatts = round(_MEAN_SHARE_OF_LIMIT * model.power_limit_milliwatts)
+        self.energy_picojoules = mean_milliwatts * uptime_ns
         self.throttled = ThrottleTimes(power_cap_ns=dice.randrange(uptime_ns // 50))
-        self.corrected_errors = dice.choice((0, 0, 0, 1, 2))
-        self.corrected_errors_for_life = self.corrected_errors + dice.randrange(20)
-        self.pcie_replays = dice.choice((0, 0, 0, 0, 1))
-        self.rows_to_remap = 0
 
     @property
     def energy_millijoules(self) -> int:
@@ -92,29 +101,33 @@ class Silicon:
         """Temperature of the memory."""
         return round(self._memory)
 
-    def advance(self, span: Span, demand: Demand, conditions: GpuConditions) -> None:
-        """Go on for a span. A lost GPU stays lost."""
-        self.lost = self.lost or conditions.lost
-        if self.lost:
-            return
-        self.corrected_errors += conditions.corrected_errors
-        self.corrected_errors_for_life += conditions.corrected_errors
-        self.rows_to_remap = conditions.rows_to_remap
-        resistance = _DEGREES_PER_WATT * conditions.thermal_resistance
+    @property
+    def margin_celsius(self) -> int:
+        """How far the die is from the temperature at which the clocks go down."""
+        return self.model.thresholds.operating - self.core_celsius
+
+    def advance(self, span: Span, demand: Demand, thermal_resistance: float) -> None:
+        """Go on for a span, with the heat sink as it should be (1) or worse."""
+        resistance = self._degrees_per_watt * thermal_resistance
+        self.ripple = 1.0 + _RIPPLE * self._drift.value
         watts = self._run(demand, resistance)
         self.power_milliwatts = round(watts * 1000)
+        self.instant_milliwatts = round(watts * 1000 * (1.0 + self._dice.uniform(-0.02, 0.02)))
+        memory_watts = _MEMORY_OF_LIMIT * self.model.limit_watts * demand.memory_activity
+        memory_watts += _MEMORY_OF_IDLE * self._idle_watts
+        self.memory_milliwatts = round(memory_watts * 1000)
         self.energy_picojoules += self.power_milliwatts * span.length_ns
         self._account(span)
         self._heat(span, watts, resistance)
-        self._power_drift.advance(span.seconds)
-        self._show(demand)
+        self._drift.advance(span.seconds)
+        busy = 1.0 - abs(self._dice.gauss(0.0, 0.01))
+        self.occupied_percent = round(100 * demand.occupied * max(busy, 0.0))
+        self.memory_percent = round(100 * demand.memory_activity)
 
     def reload(self) -> None:
         """Begin to count anew, as after a driver load."""
         self.energy_picojoules = 0
         self.throttled = ThrottleTimes()
-        self.corrected_errors = 0
-        self.pcie_replays = 0
 
     def _run(self, demand: Demand, resistance: float) -> float:
         """Choose the clock, and say what power it takes."""
@@ -122,20 +135,21 @@ class Silicon:
         if not demand.occupied:
             self.reasons, self.unthrottled_share = IDLE, 1.0
             self.clock_megahertz = model.idle_megahertz
-            return self._idle_watts * (1.0 + 0.002 * self._power_drift.value)
-        full_watts = self._full_watts * max(demand.activity, _LEAST_ACTIVITY)
-        full_watts *= 1.0 + 0.012 * self._power_drift.value
+            return self._idle_watts * (1.0 + 0.002 * self._drift.value)
+        full_watts = self._full_watts * max(demand.activity * self.ripple, _LEAST_ACTIVITY)
         self.reasons = 0
         power_clock = self._clock_within(model.power_limit_milliwatts / 1000, full_watts)
         clock = power_clock
         if power_clock < model.most_megahertz:
             self.reasons |= SOFTWARE_POWER_CAP
-        self._throttled = self._core >= (_THROTTLE_UNTIL if self._throttled else _THROTTLE_FROM)
+        limits = model.thresholds
+        hottest = limits.operating - (_COOL_ENOUGH if self._throttled else 0.0)
+        self._throttled = self._core >= hottest
         if self._throttled:
             self.reasons |= SOFTWARE_THERMAL
-            bearable = (_THROTTLE_FROM - self._inlet) / resistance
+            bearable = (limits.operating - self._inlet) / resistance
             clock = min(clock, self._clock_within(bearable, full_watts))
-        if self._core >= _SLOWDOWN_FROM:
+        if self._core >= limits.slowdown:
             self.reasons |= HARDWARE_THERMAL | HARDWARE_SLOWDOWN
             clock = min(clock, model.most_megahertz // 2)
         self.clock_megahertz = clock
@@ -148,7 +162,9 @@ class Silicon:
         """Find the highest clock that takes no more than this power."""
         most = self.model.most_megahertz
         share = max(watts - self._idle_watts, 1.0) / full_watts
-        clock = most * math.pow(min(share, 1.0), 1.0 / _POWER_EXPONENT)
+        if share >= 1.0:
+            return most
+        clock = most * math.pow(share, 1.0 / _POWER_EXPONENT)
         return max(
             int(clock) // _CLOCK_STEP_MEGAHERTZ * _CLOCK_STEP_MEGAHERTZ, self.model.idle_megahertz
         )
@@ -164,15 +180,6 @@ class Silicon:
     def _heat(self, span: Span, watts: float, resistance: float) -> None:
         kept = math.exp(-span.seconds / _SETTLING_SECONDS)
         core = self._inlet + resistance * watts
-        per_watt = _MEMORY_DEGREES_PER_WATT * resistance / _DEGREES_PER_WATT
-        memory = self._inlet + _MEMORY_WARMER + per_watt * watts
+        memory = self._inlet + _MEMORY_WARMER + _MEMORY_SHARE_OF_RISE * resistance * watts
         self._core = core + (self._core - core) * kept
         self._memory = memory + (self._memory - memory) * kept
-
-    def _show(self, demand: Demand) -> None:
-        busy = 1.0 - abs(self._dice.gauss(0.0, 0.01))
-        self.occupied_percent = round(100 * demand.occupied * max(busy, 0.0))
-        self.memory_percent = round(100 * demand.memory_activity)
-        free_bytes = self.model.memory_bytes - self.model.reserved_bytes
-        used = int(free_bytes * self._memory_share) if demand.resident else 0
-        self.memory_used_bytes = used // (1 << 21) * (1 << 21)

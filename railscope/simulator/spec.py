@@ -28,9 +28,25 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
         "row_remap": "At half time a GPU marks a memory row for remapping, pending until a reset.",
         "link_flap": "At half time one rail's link goes down and comes up again.",
         "counter_reset": "At half time the drivers are loaded anew: counters fall to zero.",
+        "nvlink_errors": "From half time on, one NVLink of a GPU has errors and sends again.",
+        "ecc_uncorrected": "At half time a GPU meets an uncorrectable memory error; the job ends.",
+        "gpu_hung": "From half time on, one GPU's firmware does not answer; the job hangs.",
+        "nvml_denied": "The agent may not see what GPUs do, nor errors of their on-chip memory.",
     }
 )
 """Scenarios by name: what happens, in one sentence."""
+
+MODES: Mapping[str, str] = MappingProxyType(
+    {
+        "whole": "Each GPU belongs to one process of the job.",
+        "mig": "Each GPU is cut into MIG instances, each with a process of its own or idle.",
+        "mps": "The clients of an MPS server share each GPU.",
+        "time_slicing": "Two processes take turns on each GPU.",
+        "vgpu": "The GPUs are a hypervisor's: virtual machines have virtual GPUs on them.",
+        "passthrough": "The second half of the GPUs is handed to virtual machines.",
+    }
+)
+"""Ways to share the GPUs by name: who has them, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,7 @@ class NodeSpec:
     gpus: int = MOST_GPUS
     model: str = "NVIDIA H100 80GB HBM3"
     scenario: str = "training"
+    mode: str = "whole"
     started_wall_ns: int = 1_760_000_000_000_000_000
     started_boot_ns: int = 777_600_000_000_000
 
@@ -56,11 +73,19 @@ class NodeSpec:
         if self.scenario not in SCENARIOS:
             message = f"no scenario {self.scenario!r}; there are {', '.join(SCENARIOS)}"
             raise ValueError(message)
+        if self.mode not in MODES:
+            message = f"no mode {self.mode!r}; there are {', '.join(MODES)}"
+            raise ValueError(message)
+
+    @property
+    def own_gpus(self) -> int:
+        """How many of the GPUs the node's own driver has; they come first."""
+        return self.gpus - self.gpus // 2 if self.mode == "passthrough" else self.gpus
 
     @property
     def struck(self) -> int:
         """The index of the GPU and of the rail that a fault strikes."""
-        return min(STRUCK, self.gpus - 1)
+        return min(STRUCK, self.own_gpus - 1)
 
     @property
     def boot_id(self) -> str:

@@ -1,23 +1,26 @@
-"""The NVML seam through the real nvidia-ml-py: a library that is missing, and a stand-in for it."""
+"""The NVML seam through the real nvidia-ml-py: what a library answers, and none at all."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-import shutil
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.full_gpus import full_gpus
+from support.reading import read_once, readings
+from support.standin import LIBRARY, Standin, StandinHost, scenario
+from support.standin_table import DOUBLE, INT, LLONG, UINT, ULLONG, ULONG, USHORT, error
 
-from agent.host import NvmlError
+from agent.host import Json, NvmlError
+from agent.host.nvml import Nvml
+from agent.host.nvml_gpm import SHORTEST_NS
 from agent.host.real import RealHost
+from agent.sources.nvidia.gpu import Gpu
+from railscope.reading import Absent
 
-STANDIN = Path(__file__).parent / "nvml_standin"
-LIBRARY = "libnvidia-ml.so.1"
-ROOT = Path(__file__).parents[2]
+_LOW = 0xFFFF_FFFF
 
 
 def test_a_machine_without_the_driver() -> None:
@@ -37,80 +40,211 @@ def test_a_copied_tree_has_no_gpus_of_its_own(tmp_path: Path) -> None:
     assert raised.value.code == 12
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the agent makes of two GPUs that the stand-in plays."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler: install the Debian package gcc")
-    library = tmp_path_factory.mktemp("nvml") / LIBRARY
-    flags = ["-shared", "-fPIC", "-Wall", "-Werror", f"-Wl,-soname,{LIBRARY}"]
-    source = str(STANDIN / "standin.c")
-    subprocess.run([compiler, *flags, "-o", str(library), source], check=True)
-    outcome = subprocess.run(
-        [sys.executable, str(STANDIN / "ask.py"), str(library)],
-        capture_output=True, text=True, check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert outcome.returncode == 0, outcome.stderr
-    answers: dict[str, Any] = json.loads(outcome.stdout)
-    return answers
+def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
+    """The return code of a call that fails."""
+    with pytest.raises(NvmlError) as raised:
+        nvml.call(function, *arguments)
+    return raised.value.code
 
 
-def of_gpu(read: dict[str, Any], index: int) -> dict[str, Any]:
-    """The readings of one GPU, by metric and part, without the prefix."""
-    return {
-        name.removeprefix("railscope_gpu_").replace(f" GPU-{index}", ""): reading
-        for name, reading in read.items()
-        if f" GPU-{index}" in name
+def asked(key: str) -> tuple[str, list[int | str]]:
+    """Function and arguments of a capture's key."""
+    match = re.fullmatch(r"nvml\.(\w+)\((.*)\)", key)
+    assert match is not None
+    parts = [part for part in match[2].split(",") if part]
+    return match[1], [int(part) if part.isdigit() else part for part in parts]
+
+
+@scenario()
+def test_every_answer_comes_through_as_the_driver_gave_it(standin: Standin) -> None:
+    calls = full_gpus(2, cut=[1], virtual=[0])
+    standin.tell(calls)
+    now = [0]
+    nvml = Nvml(lambda: now[0])
+    nvml.call("nvmlDeviceGetMigDevices", 1)
+    kinds = {type(answer) for answer in calls.values()}
+    assert kinds == {int, str, list, dict}
+    for key, told in calls.items():
+        function, arguments = asked(key)
+        if function == "nvmlGpmMetricsGet":
+            continue
+        answer = nvml.call(function, *arguments)
+        if function == "nvmlDeviceGetFieldValues":
+            assert answer == [[told[1]], [told[0]]], key
+        elif function == "nvmlDeviceGetVgpuUtilization":
+            assert answer[0]["smUtil"] & _LOW == told[0]["smUtil"], key
+            assert answer[0]["smUtil"] >> 32, "the unused bytes are not cleared by the driver"
+        elif isinstance(told, dict):
+            assert {name: answer[name] for name in told} == told, key
+        else:
+            assert answer == told, key
+
+
+@scenario()
+def test_every_metric_of_two_samples_comes_through(standin: Standin) -> None:
+    calls = full_gpus(2, cut=[1])
+    standin.tell(calls)
+    now = [0]
+    nvml = Nvml(lambda: now[0])
+    nvml.call("nvmlDeviceGetMigDevices", 1)
+    told: dict[int | str, dict[int, float]] = {}
+    for key, (code, value) in ((k, v) for k, v in calls.items() if "GpmMetricsGet" in k):
+        _, (device, metric) = asked(key)
+        assert code == 0
+        told.setdefault(device, {})[int(metric)] = value
+    assert set(told) == {0, 1, "MIG-1-0", "MIG-1-2"}
+    missing = 99
+    for device, metrics in told.items():
+        assert code_of(nvml, "nvmlGpmMetricsGet", device, *metrics) == 27
+    now[0] += SHORTEST_NS
+    for device, metrics in told.items():
+        answer = nvml.call("nvmlGpmMetricsGet", device, *metrics, missing)
+        assert answer == [[*metrics.values(), 0.0], [*[0] * len(metrics), 3]]
+
+
+FIELDS: dict[str, tuple[Json, int | float]] = {
+    "500": ([0, 43.25, DOUBLE], 43.25),
+    "501": ([0, 7, UINT], 7),
+    "502": ([0, 1 << 63, ULONG], 1 << 63),
+    "503:4": ([0, (1 << 64) - 1, ULLONG], (1 << 64) - 1),
+    "504": ([0, -(1 << 63), LLONG], -(1 << 63)),
+    "505": ([0, -7, INT], -7),
+    "506": ([0, 65_535, USHORT], 65_535),
+    "138:4294967295": ([0, 5], 5),
+    "82": ([0, 0xDEAD_BEEF_0000_0036, ULLONG], 54),
+    "508": ([3, 0], 0),
+    "509": ([999, 0], 0),
+}
+
+
+@scenario()
+def test_a_field_is_as_wide_as_its_type_says(standin: Standin) -> None:
+    """The memory's temperature is not: some drivers mislabel it (NVIDIA/DCGM)."""
+    told = {
+        f"nvml.nvmlDeviceGetFieldValues(0,{entry})": pair for entry, (pair, _) in FIELDS.items()
     }
+    standin.tell({"nvml.nvmlDeviceGetCount()": 1} | told)
+    for _ in range(2):
+        values, codes = Nvml().call("nvmlDeviceGetFieldValues", 0, *FIELDS, 700, "700:3")
+        assert values == [*(value for _, value in FIELDS.values()), 0, 0]
+        assert codes == [*(pair[0] for pair, _ in FIELDS.values()), 3, 3]
 
 
-def test_numbers_come_through_ctypes_as_they_are(said: dict[str, Any]) -> None:
-    found = of_gpu(said["healthy"], 1)
-    assert found["power_watts"] == 631_950
-    assert found["energy_joules_total"] == 1 << 60
-    assert [found[f"memory_{name}_bytes"] for name in ("size", "used", "free", "reserved")] == [
-        100, 30, 69, 1,
-    ]  # fmt: skip
-    assert [found[f"clock_hertz {name}"] for name in ("graphics", "sm", "memory", "video")] == [
-        1000, 1001, 1002, 1003,
-    ]  # fmt: skip
-    assert (found["temperature_celsius"], found["memory_temperature_celsius"]) == (59, 54)
-    assert (found["utilization_ratio"], found["memory_activity_ratio"]) == (37, 11)
+@scenario()
+def test_a_batch_can_fail_as_a_whole(standin: Standin) -> None:
+    calls = full_gpus(1)
+    calls["nvml.nvmlDeviceGetFieldValues(0,82)"] = error(999)
+    standin.tell(calls)
+    assert code_of(Nvml(), "nvmlDeviceGetFieldValues", 0, 83, 82) == 999
 
 
-def test_the_older_function_is_asked_where_the_newer_is_missing(said: dict[str, Any]) -> None:
-    found = of_gpu(said["healthy"], 0)
-    active = [name for name, r in found.items() if name.startswith("throttle_active") and r == 1]
-    assert active == ["throttle_active software_power_cap"]
+@scenario(hidden=["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons"])
+def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin) -> None:
+    calls = full_gpus(1)
+    calls["nvml.nvmlDeviceGetTemperature(0,0)"] = 61
+    calls["nvml.nvmlDeviceGetCurrentClocksThrottleReasons(0)"] = 0x4
+    standin.tell(calls)
+    host = StandinHost()
+    assert code_of(host.nvml, "nvmlDeviceGetTemperatureV", 0, 0) == 13
+    found = readings(read_once(Gpu.load(), host).frame)
+    assert found["railscope_gpu_temperature_celsius", ("GPU-0",)] == 61
+    active = {key[1] for (name, key), reading in found.items() if "throttle_active" in name and reading}  # fmt: skip
+    assert active == {"software_power_cap"}
 
 
-def test_structures_and_fields_become_plain_answers(said: dict[str, Any]) -> None:
-    assert said["pci"]["busId"] == "00000000:01:00.0"
-    assert said["fields"] == [[0, 54], [0, 74_000_000_000], [3, 75_000_000_000]]
-    found = of_gpu(said["healthy"], 0)
-    assert found["throttle_seconds_total thermal"] == "unsupported"
-    assert found["throttle_seconds_total hardware_power_brake"] == 271_000_000_000
+@scenario(hidden=["nvmlDeviceGetMarginTemperature", "nvmlGpmQueryDeviceSupport"])
+def test_what_neither_driver_nor_binding_has_is_no_function(standin: Standin) -> None:
+    standin.tell(full_gpus(1))
+    host = StandinHost()
+    assert code_of(host.nvml, "nvmlDeviceGetMagic", 0) == 13
+    assert code_of(host.nvml, "nvmlDeviceGetMarginTemperature", 0) == 13
+    assert code_of(host.nvml, "nvmlGpmMetricsGet", 0, 2) == 13
+    found = readings(read_once(Gpu.health(), host).frame)
+    assert found["railscope_gpu_temperature_margin_celsius", ("GPU-0",)] is Absent.UNSUPPORTED
 
 
-def test_failures_keep_their_code(said: dict[str, Any]) -> None:
-    assert said["no such function"] == {"code": 13}
-    assert said["no such symbol"] == {"code": 13}
-    assert said["no such gpu"] == {"code": 2}
+@scenario()
+def test_what_a_device_does_not_have_is_not_supported(standin: Standin) -> None:
+    calls = full_gpus(1)
+    del calls["nvml.nvmlDeviceGetEccMode(0)"]
+    del calls["nvml.nvmlDeviceGetSramEccErrorStatus(0)"]
+    calls["nvml.nvmlDeviceGetRemappedRows(0)"] = error(3)
+    calls["nvml.nvmlDeviceGetSerial(0)"] = error(4)
+    standin.tell(calls)
+    nvml = Nvml()
+    for function in ("EccMode", "SramEccErrorStatus", "RemappedRows"):
+        assert code_of(nvml, f"nvmlDeviceGet{function}", 0) == 3
+    assert code_of(nvml, "nvmlDeviceGetSerial", 0) == 4
+    assert code_of(nvml, "nvmlDeviceGetName", 7) == 2
 
 
-def test_handles_are_asked_for_once(said: dict[str, Any]) -> None:
-    assert said["handles of a second read"] == 0
+@scenario()
+def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: Standin) -> None:
+    calls = full_gpus(1)
+    fabric = calls["nvml.nvmlDeviceGetGpuFabricInfoV(0)"]
+    del fabric["healthSummary"]
+    calls["nvml.nvmlDeviceGetPlatformInfo(0)"] = place = {
+        "rackGuid": "RACK", "chassisPhysicalSlotNumber": "\x09", "computeSlotIndex": "\x02",
+        "nodeIndex": "\x01", "peerType": "\x00", "moduleId": "\x03",
+    }  # fmt: skip
+    standin.tell(calls)
+    nvml = Nvml()
+    for function, told in (("GpuFabricInfoV", fabric), ("PlatformInfo", place)):
+        answer = nvml.call(f"nvmlDeviceGet{function}", 0)
+        assert {name: answer[name] for name in told} == told
+        assert standin.calls(f"nvmlDeviceGet{function}") == 2, "the newest version came first"
+    assert "healthSummary" not in nvml.call("nvmlDeviceGetGpuFabricInfoV", 0)
 
 
-def test_a_lost_gpu_comes_back_with_a_new_handle(said: dict[str, Any]) -> None:
-    assert set(of_gpu(said["lost"], 1).values()) == {"gone"}
-    assert of_gpu(said["lost"], 0) == of_gpu(said["healthy"], 0)
-    assert said["found"] == said["healthy"]
+@scenario()
+def test_a_wrong_version_of_a_structure_is_refused(standin: Standin) -> None:
+    standin.tell(full_gpus(1))
+    Nvml().call("nvmlDeviceGetCount")
+    import pynvml  # noqa: PLC0415 - it must not be loaded before the library is there
+
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+
+    def refused(call: Any, *arguments: Any) -> bool:
+        with pytest.raises(pynvml.NVMLError) as raised:
+            call(*arguments)
+        return bool(raised.value.value == 25)
+
+    assert refused(pynvml.nvmlDeviceGetMemoryInfo, gpu, pynvml.nvmlMemory_v2 + 8)
+    assert refused(pynvml.nvmlGpmMetricsGet, pynvml.c_nvmlGpmMetricsGet_t(version=2))
+    sram = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+    sram.version += 1 << 24
+    assert refused(pynvml.nvmlDeviceGetSramEccErrorStatus, gpu, ctypes.byref(sram))
 
 
-def test_a_driver_that_was_reloaded_is_started_again(said: dict[str, Any]) -> None:
-    assert set(of_gpu(said["unloaded"], 0).values()) == {"gone"}
-    assert said["still unloaded"].get("problem") or "gone" in said["still unloaded"].values()
-    assert said["started again"]
-    assert said["loaded"] == said["healthy"]
+@scenario()
+def test_a_list_is_asked_for_until_there_is_room(standin: Standin) -> None:
+    calls = full_gpus(1, virtual=[0])
+    calls["nvml.nvmlDeviceGetMPSComputeRunningProcesses(0)"] = []
+    calls["nvml.nvmlDeviceGetRetiredPages(0,0)"] = []
+    standin.tell(calls)
+    nvml = Nvml()
+    for function, symbol, arguments, asked_for in (
+        ("ComputeRunningProcesses", "ComputeRunningProcesses_v3", [], 2),
+        ("MPSComputeRunningProcesses", "MPSComputeRunningProcesses_v3", [], 1),
+        ("ActiveVgpus", "ActiveVgpus", [], 2),
+        ("ProcessUtilization", "ProcessUtilization", [], 2),
+        ("RetiredPages", "RetiredPages", [1], 2),
+    ):
+        key = f"nvml.nvmlDeviceGet{function}({','.join(map(str, [0, *arguments]))})"
+        assert nvml.call(f"nvmlDeviceGet{function}", 0, *arguments) == calls[key]
+        assert standin.calls(f"nvmlDeviceGet{symbol}") == asked_for
+    assert nvml.call("nvmlDeviceGetRetiredPages", 0, 0) == []
+
+
+@scenario()
+def test_text_that_is_none_costs_its_own_fact_only(standin: Standin) -> None:
+    calls = full_gpus(1)
+    calls["nvml.nvmlDeviceGetSerial(0)"] = "\udcff\udcfe"
+    standin.tell(calls)
+    host = StandinHost()
+    assert code_of(host.nvml, "nvmlDeviceGetSerial", 0) == 999
+    outcome = read_once(Gpu.load(), host)
+    assert not outcome.problem
+    (facts,) = {e.key: e.facts for e in outcome.frame.schema.entities if e.facts}.values()  # type: ignore[union-attr] - it has a frame
+    assert facts["tray"] == "8"
+    assert "serial" not in facts

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from railscope.simulator.conditions import JobConditions, PortConditions
 from railscope.simulator.fabric import DATA_FRAME_WORDS, Wish
 from railscope.simulator.job import Job
 from railscope.simulator.model import NodeModel
 from railscope.simulator.noise import whole
-from railscope.simulator.scenarios import JobConditions, PortConditions
 from railscope.simulator.server import MODES
 from railscope.simulator.span import NS_PER_SECOND, Span
 from railscope.simulator.spec import SCENARIOS, NodeSpec
@@ -25,6 +25,7 @@ SPECS = st.builds(
     node=st.sampled_from(("gpu-001", "gpu-002")),
     seed=st.integers(0, 1000),
     gpus=st.integers(1, 3),
+    model=st.sampled_from(["v100", "a100", "h100", "h200", "b200", "gb200"]),
     scenario=st.sampled_from([name for name in SCENARIOS if name != "counter_reset"]),
 )
 SHARES = st.floats(0.0, 1.0)
@@ -41,13 +42,13 @@ def at_onset(spec: NodeSpec) -> NodeModel:
 @given(SPECS, STEPS_NS)
 def test_energy_is_the_integral_of_the_reported_power(spec: NodeSpec, step_ns: int) -> None:
     model = at_onset(spec)
-    expected = [gpu.energy_picojoules for gpu in model.gpus]
+    expected = [gpu.silicon.energy_picojoules for gpu in model.gpus]
     for _ in range(12):
         model.advance(model.offset_ns + step_ns)
         for index, gpu in enumerate(model.gpus):
-            expected[index] += 0 if gpu.lost else gpu.power_milliwatts * step_ns
-    assert [gpu.energy_picojoules for gpu in model.gpus] == expected
-    assert [gpu.energy_millijoules for gpu in model.gpus] == [e // 10**9 for e in expected]
+            expected[index] += 0 if gpu.lost else gpu.silicon.power_milliwatts * step_ns
+    assert [gpu.silicon.energy_picojoules for gpu in model.gpus] == expected
+    assert [gpu.silicon.energy_millijoules for gpu in model.gpus] == [e // 10**9 for e in expected]
 
 
 @SHORT
@@ -57,11 +58,13 @@ def test_power_temperature_and_clocks_stay_in_bounds(spec: NodeSpec, step_ns: in
     for _ in range(12):
         model.advance(model.offset_ns + step_ns)
         for gpu in model.gpus:
-            assert 60_000 <= gpu.power_milliwatts <= gpu.model.power_limit_milliwatts
-            assert gpu.model.idle_megahertz <= gpu.clock_megahertz <= gpu.model.most_megahertz
-            assert 20 <= gpu.core_celsius <= 120
-            assert 0 <= gpu.occupied_percent <= 100
-            assert 0 <= gpu.memory_used_bytes <= gpu.model.memory_bytes - gpu.model.reserved_bytes
+            kind, silicon = gpu.model, gpu.silicon
+            least_milliwatts = 850 * kind.idle_watts
+            assert least_milliwatts <= silicon.power_milliwatts <= kind.power_limit_milliwatts
+            assert kind.idle_megahertz <= silicon.clock_megahertz <= kind.most_megahertz
+            assert 20 <= silicon.core_celsius <= 120
+            assert 0 <= silicon.occupied_percent <= 100
+            assert 0 <= gpu.sharing.used_bytes <= kind.memory_bytes - kind.reserved_bytes
 
 
 @SHORT
@@ -178,7 +181,9 @@ def test_whole_numbers_keep_the_mean_and_make_nothing_of_nothing() -> None:
 
 def test_heat_stays_while_the_load_does_and_goes_with_it() -> None:
     model = NodeModel(NodeSpec("gpu-001", scenario="counter_reset"), 600 * NS_PER_SECOND)
-    loaded = [gpu.core_celsius for gpu in model.gpus]
+    loaded = [gpu.silicon.core_celsius for gpu in model.gpus]
     model.advance(301 * NS_PER_SECOND)
     model.advance(308 * NS_PER_SECOND)
-    assert all(gpu.core_celsius < before for gpu, before in zip(model.gpus, loaded, strict=True))
+    assert all(
+        gpu.silicon.core_celsius < before for gpu, before in zip(model.gpus, loaded, strict=True)
+    )

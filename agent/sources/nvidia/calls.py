@@ -84,6 +84,11 @@ def key(name: str) -> Pick:
     return lambda result: int(result[name]) if name in result else Absent.UNSUPPORTED
 
 
+def used(memory: Json) -> Reading:
+    """Memory in use. Version 1 of the call counts what the driver reserves: another quantity."""
+    return int(memory["used"]) if "reserved" in memory else Absent.UNSUPPORTED
+
+
 def item(index: int) -> Pick:
     """One item of a list."""
     return lambda result: int(result[index])
@@ -95,8 +100,8 @@ def bit(mask: int) -> Pick:
 
 
 def count(result: Json) -> Reading:
-    """How many there are."""
-    return len(result)
+    """How many there are in a list."""
+    return len(result) if isinstance(result, list) else Absent.ERROR
 
 
 def simple(function: str, metric: Metric, *older: str) -> Call:

@@ -21,6 +21,7 @@ from railscope.catalog import gpu_sharing as s
 from railscope.catalog.entities import (
     GPU_CONDITION,
     GPU_ECC,
+    GPU_ECC_LOCATION,
     GPU_PCIE_ERROR,
     GPU_REMAP,
     GPU_SRAM,
@@ -41,6 +42,13 @@ CONDITIONS = {
 }
 _TWO_BITS, _FOUR_BITS = 0b11, 0b1111
 _CONFIGURATION_SHIFT, _CONFIGURATION_RIGHT = 8, 1
+SRAM_LOCATIONS = {
+    "l2": "L2",
+    "sm": "Sm",
+    "pcie": "Pcie",
+    "microcontroller": "Mcu",
+    "other": "Other",
+}
 PCIE_ERRORS = {
     173: "correctable",
     174: "nak_received",
@@ -73,6 +81,8 @@ def _status(result: Json) -> Reading:
 def _condition(shift: int, at_fault: int) -> Pick:
     def pick(result: Json) -> Reading:
         told = int(result["healthMask"]) >> shift & _TWO_BITS
+        if told == _TWO_BITS:
+            return Absent.ERROR  # neither true nor false
         return int(told == at_fault) if told else Absent.UNSUPPORTED
 
     return pick
@@ -95,6 +105,14 @@ _CALLS: tuple[Call, ...] = (
     ),
     simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
     simple("nvmlDeviceGetMarginTemperature", c.GPU_TEMPERATURE_MARGIN),
+    Call(
+        ("nvmlDeviceGetEncoderStats",),
+        (
+            Target(c.GPU_ENCODER_SESSIONS, item(0)),
+            Target(c.GPU_ENCODER_FRAME_RATE, item(1)),
+            Target(c.GPU_ENCODER_LATENCY, item(2)),
+        ),
+    ),
     Call(
         ("nvmlDeviceGetEccMode",),
         (Target(h.GPU_ECC_MODE, item(0)), Target(h.GPU_ECC_PENDING, item(1))),
@@ -130,6 +148,15 @@ _CALLS: tuple[Call, ...] = (
                 for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))
             ),
             Target(h.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
+            *(
+                Target(
+                    h.GPU_SRAM_LOCATIONS,
+                    key(f"aggregateUncBucket{name}"),
+                    GPU_ECC_LOCATION,
+                    ("uncorrected", "aggregate", location),
+                )
+                for location, name in SRAM_LOCATIONS.items()
+            ),
         ),
     ),
     simple("nvmlDeviceGetCurrPcieLinkGeneration", h.GPU_PCIE_GENERATION),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.host import Json
+from agent.host import Host, Json, NvmlError
 from agent.sources.nvidia.calls import (
     Call,
     Field,
@@ -13,6 +13,7 @@ from agent.sources.nvidia.calls import (
     item,
     key,
     simple,
+    used,
     whole,
 )
 from railscope.catalog import gpu as c
@@ -46,12 +47,16 @@ THROTTLE_FIELDS = {
     79: "reliability",
     80: "application_clocks",
     81: "base_clocks",
-    269: "software_thermal",
-    270: "hardware_thermal",
-    271: "hardware_power_brake",
 }
+# Three more in a row, under new numbers since driver 590 (pynvml 13.615); 575 and 580 have them
+# where power smoothing is now (NVIDIA/k8s-test-infra, mocknvml: what nvidia-smi 580 asks for).
+SLOWDOWNS = ("software_thermal", "hardware_thermal", "hardware_power_brake")
+_FIRST_SLOWDOWN_FIELD, _FIRST_SLOWDOWN_FIELD_BEFORE_590 = 269, 251
+_DRIVERS_BEFORE_590 = range(575, 590)
+_REASONS_OF_ALL = 0x1FF
+"""What nvml.h has long had, for a GPU that does not tell what it supports."""
 ALL_LINKS = 0xFFFF_FFFF
-MODULE_SCOPE = 1
+MODULE_SCOPE, MEMORY_SCOPE = 1, 2
 HOTTEST_BELIEVABLE_CELSIUS = 200  # DCGM rejects higher ones too
 
 
@@ -59,9 +64,9 @@ def _memory_temperature(value: Json) -> Reading:
     return int(value) if 0 < value < HOTTEST_BELIEVABLE_CELSIUS else Absent.ERROR
 
 
-def _used(result: Json) -> Reading:
-    # Version 1 of the call counts what the driver reserves as used: another quantity.
-    return int(result["used"]) if "reserved" in result else Absent.UNSUPPORTED
+def _memory_power(value: Json) -> Reading:
+    # A GPU without the sensor may tell 0 (ml-energy/zeus, device/gpu/nvidia.py).
+    return int(value) or Absent.UNSUPPORTED
 
 
 _CALLS: tuple[Call, ...] = (
@@ -80,7 +85,7 @@ _CALLS: tuple[Call, ...] = (
         ("nvmlDeviceGetMemoryInfo",),
         (
             Target(c.GPU_MEMORY_TOTAL, key("total")),
-            Target(c.GPU_MEMORY_USED, _used),
+            Target(c.GPU_MEMORY_USED, used),
             Target(c.GPU_MEMORY_FREE, key("free")),
             Target(c.GPU_MEMORY_RESERVED, key("reserved")),
         ),
@@ -99,16 +104,6 @@ _CALLS: tuple[Call, ...] = (
         (Target(c.GPU_TEMPERATURE, whole),),
         (0,),
     ),
-    Call(
-        (
-            "nvmlDeviceGetCurrentClocksEventReasons",
-            "nvmlDeviceGetCurrentClocksThrottleReasons",
-        ),
-        tuple(
-            Target(c.GPU_THROTTLE_ACTIVE, bit(mask), GPU_THROTTLE, (reason,))
-            for reason, mask in THROTTLE_BITS.items()
-        ),
-    ),
 )
 
 _FIELDS: tuple[Field, ...] = (
@@ -120,6 +115,7 @@ _FIELDS: tuple[Field, ...] = (
     field(185, c.GPU_POWER_AVERAGE),
     field(186, c.GPU_POWER_INSTANT),
     field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
+    Field((f"185:{MEMORY_SCOPE}",), Target(c.GPU_MEMORY_POWER, _memory_power)),
     Field((82,), Target(c.GPU_MEMORY_TEMPERATURE, _memory_temperature)),
     *(
         field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
@@ -133,4 +129,51 @@ _FIELDS: tuple[Field, ...] = (
     field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
 )
 
-QUESTIONS = Questions(_CALLS, _FIELDS)
+
+def _questions(reasons: int, first_slowdown_field: int) -> Questions:
+    active = Call(
+        (
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+        ),
+        tuple(
+            Target(c.GPU_THROTTLE_ACTIVE, bit(mask), GPU_THROTTLE, (reason,))
+            for reason, mask in THROTTLE_BITS.items()
+            if reasons & mask
+        ),
+    )
+    slowdowns = (
+        field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
+        for number, reason in enumerate(SLOWDOWNS, first_slowdown_field)
+    )
+    return Questions((*_CALLS, active), (*_FIELDS, *slowdowns))
+
+
+QUESTIONS = _questions(_REASONS_OF_ALL, _FIRST_SLOWDOWN_FIELD)
+
+
+def questions(host: Host, gpu: int) -> Questions:
+    """What to ask one GPU: of the reasons to hold clocks down, those that it can tell."""
+    return _questions(_supported(host, gpu), _first_slowdown_field(host))
+
+
+def _supported(host: Host, gpu: int) -> int:
+    """The reasons a GPU can tell, as a bit mask; those of all where it does not say."""
+    for what in ("Event", "Throttle"):
+        try:
+            told = int(host.call("nvml", f"nvmlDeviceGetSupportedClocks{what}Reasons", gpu))
+        except (NvmlError, OSError):
+            continue
+        return told & sum(THROTTLE_BITS.values()) or _REASONS_OF_ALL
+    return _REASONS_OF_ALL
+
+
+def _first_slowdown_field(host: Host) -> int:
+    try:
+        version = str(host.call("nvml", "nvmlSystemGetDriverVersion"))
+    except (NvmlError, OSError):
+        return _FIRST_SLOWDOWN_FIELD
+    branch = version.partition(".")[0]
+    if branch.isdecimal() and int(branch) in _DRIVERS_BEFORE_590:
+        return _FIRST_SLOWDOWN_FIELD_BEFORE_590
+    return _FIRST_SLOWDOWN_FIELD

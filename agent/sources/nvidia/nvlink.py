@@ -7,6 +7,7 @@ first. Sources: nvml.h, NVML_FI_DEV_NVLINK_*.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from agent.facts import known
 from agent.host import Host, Json, NvmlError
@@ -157,6 +158,8 @@ class NvLink(HoldsNothing):
         self._signal = signal
         self._gpus = gpus or Gpus()
         self._plans = Plans()
+        self._asked: dict[int, tuple[int, Questions]] = {}
+        """For each GPU the number of its links, and what is asked of them."""
         self._totals: list[tuple[int, list[int]]] = []
         """Where the number of links of a GPU stands, and where the states of its links stand."""
 
@@ -173,20 +176,26 @@ class NvLink(HoldsNothing):
     def probe(self, host: Host) -> Inventory:
         """Count the links of each GPU and plan what to ask of them."""
         gpus = self._gpus.look(host)
-        columns, links = Columns(), {index: _links(host, gpu) for index, gpu in gpus.items()}
-        linked = [gpu for gpu in gpus.values() if links[gpu.index]]
-        make = signal_fields if self._signal else traffic_fields
-        wanted = []
-        for gpu in linked:
-            fields = [
-                field
-                for link, entity in enumerate(links[gpu.index])
-                for field in make(link, entity)
-            ]
-            wanted.append((gpu.index, gpu.entity, Questions(fields=tuple(fields))))
+        if self._gpus.generation != self._plans.generation:
+            self._asked.clear()
+        columns, linked = Columns(), [gpu for gpu in gpus.values() if self._links(host, gpu)]
+        wanted = [(gpu.index, gpu.entity, self._asked[gpu.index][1]) for gpu in linked]
         self._plans.place(host, self._gpus.generation, wanted, columns)
-        self._totals = [] if self._signal else [_total(gpu, columns) for gpu in linked]
+        self._totals = [] if self._signal else _totals(linked, columns)
         return Inventory(tuple(columns.columns))
+
+    def _links(self, host: Host, gpu: GpuDevice) -> int:
+        """How many links a GPU has. What to ask of them is kept: it is thousands of fields."""
+        count = _count(host, gpu.index)
+        if count != self._asked.get(gpu.index, (0, None))[0]:
+            make = signal_fields if self._signal else traffic_fields
+            links = [
+                Entity(NVLINK, (*gpu.entity.key, str(link)), _facts(host, gpu.index, link))
+                for link in range(count)
+            ]
+            fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
+            self._asked[gpu.index] = count, Questions(fields=tuple(fields))
+        return count
 
     def read(self, host: Host, into: Table) -> None:
         """Ask about all links of a GPU in one batch, and count those that are up."""
@@ -199,23 +208,18 @@ class NvLink(HoldsNothing):
         into.grown |= self._gpus.generation != self._plans.generation
 
 
-def _total(gpu: GpuDevice, columns: Columns) -> tuple[int, list[int]]:
-    states = [
-        position
-        for position, (metric, entity) in enumerate(columns.columns)
-        if metric is n.NVLINK_STATE and entity.whole_key == gpu.entity.key
-    ]
-    total = columns.add(n.NVLINK_LINKS, gpu.entity)
-    columns.add(n.NVLINK_ACTIVE, gpu.entity)
-    return total, states
-
-
-def _links(host: Host, gpu: GpuDevice) -> list[Entity]:
-    """The links of a GPU with what they lead to."""
-    return [
-        Entity(NVLINK, (*gpu.entity.key, str(link)), _facts(host, gpu.index, link))
-        for link in range(_count(host, gpu.index))
-    ]
+def _totals(gpus: Sequence[GpuDevice], columns: Columns) -> list[tuple[int, list[int]]]:
+    """Columns of how many links a GPU has, and where the states of its links are."""
+    states: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
+    for position, (metric, entity) in enumerate(columns.columns):
+        if metric is n.NVLINK_STATE:
+            states[entity.whole_key].append(position)
+    totals = []
+    for gpu in gpus:
+        total = columns.add(n.NVLINK_LINKS, gpu.entity)
+        columns.add(n.NVLINK_ACTIVE, gpu.entity)
+        totals.append((total, states[gpu.entity.key]))
+    return totals
 
 
 def _count(host: Host, gpu: int) -> int:

@@ -8,7 +8,9 @@ it does not have, like its eighth decoder or the error counters of another gener
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from agent.host import Host, Json, NvmlError
 from agent.source import Columns, Table, nvml_reason
@@ -17,12 +19,15 @@ from railscope.entity import Entity
 from railscope.reading import Absent, Reading
 
 _NOT_SUPPORTED = 3
-_GONE = {1, 9, 15}
-"""UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: whatever comes back may have other things."""
+_GONE = {1, 9, 15, 16}
+"""UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED: whatever comes back may have other things."""
 _DOES_NOT_HAVE = {_NOT_SUPPORTED, 13, 25, 26}
 """NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED."""
 _HAS_NO_ENTRY = {*_DOES_NOT_HAVE, 2}
 """An entry that an older driver does not know is an invalid argument to it."""
+
+_OTHER_FORM = (KeyError, IndexError, TypeError, ValueError, OverflowError)
+"""What picking a reading out of an answer of an unexpected form raises."""
 
 Device = int | str
 
@@ -33,7 +38,14 @@ class _Asked:
 
     call: Call
     left: list[str]
+    arguments: tuple[Device, ...]
     column: int = 0
+
+    @classmethod
+    def of(cls, call: Call, device: Device, column: int = 0) -> _Asked:
+        """A call that nothing is known of yet."""
+        arguments = (device, *call.arguments) if call.of_device else call.arguments
+        return cls(call, list(call.functions), arguments, column)
 
 
 @dataclass(slots=True)
@@ -60,9 +72,8 @@ class Plan:
         self._device = device
         self._about = about
         self._batch = questions.batch
-        self._calls = [_Asked(call, list(call.functions)) for call in questions.calls]
-        self._slots = [_Slot(field, list(field.entries)) for field in questions.fields]
-        self._entries = tuple(slot.entry for slot in self._slots)
+        self._calls = [_Asked.of(call, device) for call in questions.calls]
+        self._ask_for([_Slot(field, list(field.entries)) for field in questions.fields])
         self._missing: list[Target] = []
         self._unsupported: list[int] = []
         self._first = self._width = 0
@@ -114,10 +125,9 @@ class Plan:
     def _read_call(self, host: Host, into: Table, asked: _Asked) -> None:
         """Fill a call's columns; functions the driver does not have are asked this once."""
         targets, column = asked.call.targets, asked.column
-        about = (self._device,) if asked.call.of_device else ()
         while asked.left:
             try:
-                result = host.call("nvml", asked.left[0], *about, *asked.call.arguments)
+                result = host.call("nvml", asked.left[0], *asked.arguments)
             except NvmlError as error:
                 if error.code in _GONE:
                     raise
@@ -137,24 +147,32 @@ class Plan:
 
     def _read_batch(self, host: Host, into: Table) -> None:
         while self._slots:
-            try:
-                values, codes = host.call("nvml", self._batch, self._device, *self._entries)
-            except NvmlError as error:
-                if error.code in _GONE:
-                    raise
-                if error.code not in _DOES_NOT_HAVE:
-                    for slot in self._slots:
-                        into.put(slot.column, nvml_reason(error.code))
-                    return
-                codes = [_NOT_SUPPORTED] * len(self._slots)
-            except FileNotFoundError:
-                codes = [_NOT_SUPPORTED] * len(self._slots)
+            answer = self._ask_batch(host)
+            if isinstance(answer, Absent):
+                for slot in self._slots:
+                    into.put(slot.column, answer)
+                return
+            values, codes = answer
             if any(codes) and self._drop(codes):
                 continue  # other entries are to be asked for
-            for slot, value, code in zip(self._slots, values, codes, strict=True):
-                reading = nvml_reason(code) if code else _picked(slot.field.target, value)
-                into.put(slot.column, reading)
+            self._fill(into, values, codes)
             return
+
+    def _ask_batch(self, host: Host) -> tuple[Json, Json] | Absent:
+        """The values of all entries and their codes; a reason where the call as a whole fails."""
+        lacking = [_NOT_SUPPORTED] * len(self._slots)
+        try:
+            values, codes = host.call("nvml", self._batch, self._device, *self._entries)
+            formed = len(values) == len(codes) == len(self._slots)
+        except NvmlError as error:
+            if error.code in _GONE:
+                raise
+            return (lacking, lacking) if error.code in _DOES_NOT_HAVE else nvml_reason(error.code)
+        except FileNotFoundError:
+            return lacking, lacking
+        except (TypeError, ValueError):  # of another form: a capture that was written by hand
+            return Absent.ERROR
+        return (values, codes) if formed and set(map(type, codes)) <= {int} else Absent.ERROR
 
     def _drop(self, codes: Json) -> bool:
         """Drop entries the device does not have, for older ones or a call; whether any was."""
@@ -165,12 +183,30 @@ class Plan:
             if slot.left:
                 kept.append(slot)
             elif slot.field.otherwise:
-                call = slot.field.otherwise
-                self._calls.append(_Asked(call, list(call.functions), slot.column))
+                self._calls.append(_Asked.of(slot.field.otherwise, self._device, slot.column))
             else:
                 self._miss([slot.field.target], slot.column)
-        self._slots, self._entries = kept, tuple(slot.entry for slot in kept)
+        self._ask_for(kept)
         return any(code in _HAS_NO_ENTRY for code in codes)
+
+    def _ask_for(self, slots: list[_Slot]) -> None:
+        self._slots = slots
+        self._entries = tuple(slot.entry for slot in slots)
+        self._picks = tuple(slot.field.target.pick for slot in slots)
+
+    def _fill(self, into: Table, values: Json, codes: Json) -> None:
+        """Put readings into their columns; at most ticks all are numbers, side by side."""
+        first, last = self._slots[0].column, self._slots[-1].column
+        if last - first == len(self._slots) - 1 and not any(codes):
+            numbers: list[Any] = []
+            with suppress(*_OTHER_FORM):
+                numbers += [pick(value) for pick, value in zip(self._picks, values, strict=True)]
+            if set(map(type, numbers)) == {int}:
+                into.put_all(first, numbers)
+                return
+        for slot, value, code in zip(self._slots, values, codes, strict=True):
+            reading = nvml_reason(code) if code else _picked(slot.field.target, value)
+            into.put(slot.column, reading)
 
 
 class Plans:
@@ -218,5 +254,5 @@ def _picked(target: Target, answer: Json) -> Reading:
     """The reading in an answer; one of an unexpected form is an error of its own."""
     try:
         return target.pick(answer)
-    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
+    except _OTHER_FORM:
         return Absent.ERROR

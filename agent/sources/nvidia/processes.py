@@ -153,6 +153,7 @@ def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | 
     devices: list[int | str] = [device.uuid for device in gpu.mig_devices]
     found: dict[int, Process] = {}
     for device in devices if gpu.mig_mode == "1" else [gpu.index]:
+        here: dict[int, Process] = {}
         for context, function in _CONTEXTS.items():
             try:
                 told = host.call("nvml", function, device)
@@ -163,21 +164,30 @@ def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | 
             except FileNotFoundError:
                 continue
             for process in told:
-                _merge(found, process, context)
+                _merge(here, process, context)
+        for pid, process in here.items():
+            before = found.setdefault(pid, process)
+            if before is not process:
+                before.memory_bytes = _sum(before.memory_bytes, process.memory_bytes)
     return found, None
 
 
-def _merge(found: dict[int, Process], told: Json, context: str) -> None:
-    """Add a process. One may have several contexts and instances: their memory adds up."""
+def _merge(here: dict[int, Process], told: Json, context: str) -> None:
+    """Add a process of one device. Its memory is the same in the list of every context it has."""
     pid, memory = int(told["pid"]), told["usedGpuMemory"]
-    before = found.get(pid)
+    before = here.get(pid)
     if before is None:
         gpu, compute = (_instance(told.get(k)) for k in ("gpuInstanceId", "computeInstanceId"))
-        found[pid] = Process(pid, context, memory, gpu, compute)
-    elif before.context == context and memory is not None:
-        before.memory_bytes = (before.memory_bytes or 0) + memory
+        here[pid] = Process(pid, context, memory, gpu, compute)
+    elif before.context == context:
+        before.memory_bytes = _sum(before.memory_bytes, memory)
     elif context == "mps":
         before.context = "mps"
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    """A part that is not known leaves the whole unknown."""
+    return None if one is None or other is None else one + other
 
 
 def _instance(number: int | None) -> str:

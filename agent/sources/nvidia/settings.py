@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agent.host import Host, NvmlError
 from agent.sources.nvidia.calls import (
     Call,
     Field,
+    Pick,
     Questions,
     Target,
     count,
     field,
+    item,
     key,
     simple,
     whole,
@@ -30,7 +34,14 @@ from railscope.catalog.entities import (
 
 THRESHOLDS = ("shutdown", "slowdown", "memory_maximum", "gpu_maximum")
 _FIRST_THRESHOLD_FIELD = 193
-POWER_BOUNDS = {187: "minimum", 188: "maximum", 189: "default", 192: "requested"}
+# Each with the call that drivers before 530 have.
+_LIMIT = "nvmlDeviceGetPowerManagement"
+POWER_BOUNDS = {
+    "minimum": (187, f"{_LIMIT}LimitConstraints", item(0)),
+    "maximum": (188, f"{_LIMIT}LimitConstraints", item(1)),
+    "default": (189, f"{_LIMIT}DefaultLimit", whole),
+    "requested": (192, f"{_LIMIT}Limit", whole),
+}
 ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
 LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
 BANKS = ("max", "high", "partial", "low", "none")
@@ -66,6 +77,11 @@ _CALLS: tuple[Call, ...] = (
         (Target(c.GPU_CONFIDENTIAL, key("ccFeature")),),
         of_device=False,
     ),
+    Call(
+        ("nvmlDeviceGetConfComputeProtectedMemoryUsage",),
+        (Target(c.GPU_PROTECTED_SIZE, key("total")), Target(c.GPU_PROTECTED_USED, key("used"))),
+    ),
+    Call(("nvmlDeviceGetGspFirmwareMode",), (Target(c.GPU_GSP, item(0)),)),
     *(
         Call(
             ("nvmlDeviceGetMemoryErrorCounter",),
@@ -99,11 +115,15 @@ _CALLS: tuple[Call, ...] = (
     Call(("nvmlDeviceGetC2cModeInfoV",), (Target(h.GPU_C2C_ENABLED, key("isC2cEnabled")),)),
 )
 
+
+def _power_bound(bound: str, number: int, function: str, pick: Pick) -> Field:
+    target = Target(c.GPU_POWER_BOUNDS, whole, GPU_POWER_BOUND, (bound,))
+    return Field((number,), target, Call((function,), (replace(target, pick=pick),)))
+
+
 _FIELDS: tuple[Field, ...] = (
-    *(
-        field(number, c.GPU_POWER_BOUNDS, GPU_POWER_BOUND, bound)
-        for number, bound in POWER_BOUNDS.items()
-    ),
+    *(_power_bound(bound, *where) for bound, where in POWER_BOUNDS.items()),
+    field(274, c.GPU_PEAK_POWER),
     *(
         field(_FIRST_THRESHOLD_FIELD + place, c.GPU_TEMPERATURE_THRESHOLD_MARGIN, GPU_THRESHOLD, t)
         for place, t in enumerate(THRESHOLDS)

@@ -1,0 +1,38 @@
+"""What nvidia-ml-py returns, as plain numbers, strings, lists and dictionaries."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from railscope.capture import Json
+
+_PLAIN = (int, str, float, type(None))
+
+
+def plain(value: Any) -> Json:
+    """Structures become dictionaries of their members, unions the number in their bytes.
+
+    Bytes become a character each: members of nvml.h that are one byte, or raw bytes like the GUID in
+    nvmlPlatformInfo_t, are `char` to pynvml.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, ctypes.Structure):
+        return {field[0]: plain(_member(value, field[0])) for field in value._fields_}
+    if isinstance(value, ctypes.Union):
+        return int.from_bytes(bytes(value), "little")
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, list | tuple | ctypes.Array):
+        return [plain(item) for item in value]
+    return {name: plain(item) for name, item in vars(value).items()}  # pynvml's friendly objects
+
+
+_member = ctypes.Structure.__getattribute__
+"""pynvml's own would decode bytes as UTF-8, and fail at a GUID."""
+
+
+def address(handle: Any) -> int | None:
+    """What tells handles apart: the driver's address of the device."""
+    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,0 +1,130 @@
+"""The verdict on every GPU, from what the other sources have read last.
+
+A source like any other, only that it reads the agent and not the machine. What the rules are stands
+in `agent.verdict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agent.facts import known
+from agent.host import Host
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.status import FAILED, STARTING, UNSUPPORTED, Status
+from agent.streams.xid_book import XidBook
+from agent.verdict import RULES, GpuVerdict, judge
+from agent.verdict.gather import SOURCES, Gathering
+from agent.verdict.rule import HEALTHY, LOAD, UNKNOWN
+from railscope.catalog import gpu_health as h
+from railscope.catalog.entities import GPU_REASON
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Instant
+from railscope.reading import Absent
+
+_Said = tuple[int, tuple[str, ...]]
+
+
+class GpuVerdicts(HoldsNothing):
+    """State, reasons and recommended action of every GPU, and an event when they change."""
+
+    name = "gpu_verdict"
+    family = "agent"
+
+    def __init__(
+        self,
+        statuses: Callable[[], Mapping[str, Status]],
+        xids: XidBook,
+        period_seconds: float = 5.0,
+    ) -> None:
+        self.period_seconds = period_seconds
+        self._statuses = statuses
+        self._gathering = Gathering(xids.remembered)
+        self._judged: list[Entity] = []
+        self._said: dict[str, _Said] = {}
+
+    def probe(self, host: Host) -> Inventory:
+        """Columns for every GPU that was met, also for those that are lost."""
+        self._look(host.clock.now().boot_ns)
+        self._judged = self._gathering.gpus
+        met = {gpu.key[0] for gpu in self._judged}
+        self._said = {name: said for name, said in self._said.items() if name in met}
+        columns = Columns()
+        for gpu in self._judged:
+            columns.add(h.GPU_HEALTH, gpu)
+            columns.add(h.GPU_ACTION, gpu)
+            for rule in RULES:
+                columns.add(h.GPU_HEALTH_REASON, gpu.part(GPU_REASON, rule.reason))
+        return Inventory(tuple(columns.columns), (), (self._finding(),))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Judge every GPU."""
+        now = host.clock.now()
+        self._look(now.boot_ns)
+        met = self._gathering.gpus
+        into.grown = met != self._judged or (not met and self._load_state() != UNSUPPORTED)
+        left = {gpu.key for gpu in met}
+        width = 2 + len(RULES)
+        for first, gpu in zip(range(0, len(into.values), width), self._judged, strict=True):
+            if gpu.key not in left:
+                into.put_none(first, width, Absent.GONE)
+                continue
+            verdict = judge(self._gathering.facts(gpu))
+            into.put(first, verdict.state)
+            into.put(first + 1, verdict.action)
+            for column, answer in enumerate(verdict.answers.values(), first + 2):
+                into.put(column, answer)
+            into.events += self._tell(gpu, verdict, now)
+
+    def _look(self, now_ns: int) -> None:
+        statuses = self._statuses()
+        latest = {name: _latest(statuses.get(name), now_ns) for name in SOURCES}
+        self._gathering.look(latest, now_ns)
+
+    def _load_state(self) -> int:
+        status = self._statuses().get(LOAD)
+        return status.state if status else UNSUPPORTED
+
+    def _finding(self) -> Finding:
+        if self._judged:
+            detail = f"{len(self._judged)} GPUs by {len(RULES)} rules"
+            return Finding("health of GPUs", Verdict.SUPPORTED, detail)
+        verdict, detail = {
+            STARTING: (Verdict.AWAITED, "waits for the first reading of the GPUs"),
+            FAILED: (Verdict.BROKEN, "no GPU could be read so far"),
+        }.get(self._load_state(), (Verdict.ABSENT, "there is no GPU to judge"))
+        return Finding("health of GPUs", verdict, detail)
+
+    def _tell(self, gpu: Entity, verdict: GpuVerdict, now: Instant) -> list[Event]:
+        """An event where the verdict is another; none for a GPU that is well from the start."""
+        (name,) = gpu.key
+        before, said = self._said.get(name), (verdict.state, verdict.reasons)
+        unclear = verdict.missing if verdict.state == UNKNOWN else {}
+        if said == before or (before is None and Absent.NOT_DUE in unclear.values()):
+            return []
+        self._said[name] = said
+        if before is None and verdict.state == HEALTHY:
+            return []
+        reasons = (*verdict.reasons, *(f"{reason} ({why.word})" for reason, why in unclear.items()))
+        facts = known(
+            before=h.GPU_HEALTH.states[before[0]] if before else "",
+            after=h.GPU_HEALTH.states[verdict.state],
+            reasons=", ".join(reasons),
+            action=" ".join(verdict.actions),
+            nvidia_action=", ".join(verdict.nvidia),
+        )
+        return [Event(h.GPU_HEALTH_EVENT, gpu, now.wall_ns, now.boot_ns, facts)]
+
+
+def _latest(status: Status | None, now_ns: int) -> Frame | Absent:
+    """The latest frame of a source, or why it says nothing now."""
+    if status is None or status.state == UNSUPPORTED:
+        return Absent.UNSUPPORTED
+    if status.state == STARTING:
+        return Absent.NOT_DUE
+    if frame := status.fresh_frame(now_ns):
+        return frame
+    if status.overdue or status.frame:
+        return Absent.TIMEOUT
+    denied = any(finding.verdict is Verdict.DENIED for finding in status.findings)
+    return Absent.DENIED if denied else Absent.ERROR

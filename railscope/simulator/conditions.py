@@ -1,0 +1,117 @@
+"""What acts on the job, the ports and the GPUs of a node during a span of time.
+
+A scenario only states conditions; what follows from them is the physics of the job, the GPUs and the
+ports. Every fault sets in at half time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from railscope.simulator.span import Span
+from railscope.simulator.spec import NodeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobConditions:
+    """How the job fares during a span."""
+
+    present: float = 1.0
+    exchange_pace: float = 1.0
+    hung: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PortConditions:
+    """What acts on a port during a span. Shares are of the span's time.
+
+    `pausing` and `paused` count only while the port receives or sends; `stuck` is the share in
+    which nothing is taken in and pause goes out whether or not anyone sends.
+    """
+
+    foreign_receive: float = 0.0
+    marked: float = 0.0
+    pausing: float = 0.0
+    paused: float = 0.0
+    stuck: float = 0.0
+    unprotected: float = 0.0
+    storm_warnings: int = 0
+    storm_errors: int = 0
+    pcie_write_stall_percent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConditions:
+    """What acts on a GPU during a span, and what has become of it by its end.
+
+    Errors are those of the span; `link_errors` are of one NVLink. Rows are those marked for
+    remapping by the end, after correctable and after uncorrectable errors.
+    """
+
+    thermal_resistance: float = 1.0
+    lost: bool = False
+    hung: bool = False
+    denied: bool = False
+    corrected_errors: int = 0
+    uncorrected_errors: int = 0
+    link_errors: int = 0
+    correctable_rows: int = 0
+    uncorrectable_rows: int = 0
+    recovery_action: int = 0
+
+
+class Scenario:
+    """A healthy training job; what the others differ from."""
+
+    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+        self.spec = spec
+        self.onset_ns = duration_ns // 2
+        self.duration_ns = duration_ns
+        self.dice = spec.stream("scenario")
+
+    def job(self, span: Span) -> JobConditions:
+        """Say how the job fares."""
+        del span
+        return JobConditions()
+
+    def port(self, rail: int | None, span: Span) -> PortConditions:
+        """Say what acts on the port of a rail, or on a storage port."""
+        return self.struck_port(span) if rail == self.spec.struck else PortConditions()
+
+    def gpu(self, index: int, span: Span) -> GpuConditions:
+        """Say what acts on a GPU."""
+        return self.struck_gpu(span) if index == self.spec.struck else GpuConditions()
+
+    def struck_port(self, span: Span) -> PortConditions:
+        """Say what acts on the port the fault strikes."""
+        del span
+        return PortConditions()
+
+    def struck_gpu(self, span: Span) -> GpuConditions:
+        """Say what acts on the GPU the fault strikes."""
+        del span
+        return GpuConditions()
+
+    def link_outage(self, rail: int | None) -> Span | None:
+        """Say when the link of a port is down."""
+        del rail
+        return None
+
+    def reload_ns(self) -> int | None:
+        """Say when the drivers are loaded anew."""
+        return None
+
+
+class SlowedExchange(Scenario):
+    """A fault that slows the job's exchange down by a factor: all rails wait for the struck one."""
+
+    slowest, fastest = 0.25, 0.7
+
+    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+        super().__init__(spec, duration_ns)
+        self.factor = self.dice.uniform(self.slowest, self.fastest)
+
+    def job(self, span: Span) -> JobConditions:
+        """Slower from the onset on."""
+        lost = span.share_after(self.onset_ns) * (1.0 - self.factor)
+        return JobConditions(exchange_pace=1.0 - lost)

@@ -1,0 +1,43 @@
+"""Verdicts on real GPUs, from what nvidia-smi printed of them."""
+
+from __future__ import annotations
+
+import pytest
+from support import nvidia_smi_text as text
+from support.exporter_capture import CASES, read
+from support.judging import REASON, Judging
+from support.machine import FakeHost
+from support.nvidia_smi import machine
+from support.reading import readings
+from support.shared import captured
+
+from railscope.catalog.gpu_health import GPU_HEALTH
+from railscope.reading import Absent
+
+
+def judged(host: FakeHost) -> tuple[list[str], set[str]]:
+    """The states of the GPUs, and everything that speaks against one."""
+    run = Judging(host)
+    run.step()
+    run.step()
+    told = readings(run.frame)
+    states = [r for (name, _), r in told.items() if name == GPU_HEALTH.name]
+    reasons = {key[1] for (name, key), r in told.items() if name == REASON and r == 1}
+    words = [
+        "absent" if isinstance(state, Absent) else GPU_HEALTH.states[state] for state in states
+    ]
+    return words, reasons
+
+
+@pytest.mark.parametrize(("card", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])
+def test_cards_in_order_are_healthy_idle_and_under_load(card: str, moment: str) -> None:
+    assert judged(read(card, moment).host) == (["healthy"], set())
+
+
+def test_a_server_whose_power_supply_brakes_is_degraded_gpu_by_gpu() -> None:
+    """Eight H100s, each with "HW Power Brake Slowdown: Active"."""
+    printed = captured("nvidia-smi/gpud/nvidia-smi-query.535.161.08.out.0.valid").read_text()
+    host = FakeHost()
+    host.calls |= machine([text.row(printed, lines) for lines in text.gpus(printed)])
+    assert printed.count("HW Power Brake Slowdown       : Active") == 8
+    assert judged(host) == (["degraded"] * 8, {"power_brake"})

@@ -1,0 +1,256 @@
+"""What holds for every answer that NVML may give, or a capture may hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.reading import read_once, readings
+
+from agent.host import Json, NvmlError
+from agent.host.recorded import BATCHES
+from agent.source import Columns, Table
+from agent.sources.nvidia import activity, health, load, mig, settings
+from agent.sources.nvidia.calls import Call, Questions
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.inventory import mig_devices
+from agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
+from agent.sources.nvidia.plan import Plan
+from agent.sources.nvidia.processes import Processes
+from agent.topology import pci_address
+from railscope.catalog.entities import GPU, MIG, NVLINK
+from railscope.entity import Entity
+from railscope.reading import REASONS, Absent
+
+JSON: st.SearchStrategy[Json] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["gpu", "total", "reserved", "state", "healthMask"]), inner
+        )
+    ),
+    max_leaves=6,
+)
+NEITHER_NUMBER_NOR_LIST: st.SearchStrategy[Json] = (
+    st.none() | st.text(st.characters(categories=["L"])) | st.just({})
+)
+COUNTS = st.integers(0, 2**63 - 1)
+ENTITY = Entity(GPU, ("GPU-0",))
+MIG_ENTITY = Entity(MIG, ("GPU-0", "MIG-1"))
+LINK = Entity(NVLINK, ("GPU-0", "3"))
+
+
+def tables() -> dict[str, tuple[Entity, Questions]]:
+    """Every table of questions and what it is about; with two fans, and one link."""
+    fans = FakeHost()
+    fans.calls["nvml.nvmlDeviceGetNumFans(0)"] = 2
+    links = Questions(fields=(*traffic_fields(3, LINK), *signal_fields(3, LINK)))
+    return {
+        "load": (ENTITY, load.QUESTIONS),
+        "health": (ENTITY, health.QUESTIONS),
+        "settings": (ENTITY, settings.questions(fans, 0)),
+        "activity": (ENTITY, activity.OF_GPU),
+        "activity of MIG": (MIG_ENTITY, activity.OF_MIG),
+        "MIG": (MIG_ENTITY, mig.QUESTIONS),
+        "NVLink": (ENTITY, links),
+    }
+
+
+TABLES = tables()
+
+
+class Babbler(FakeHost):
+    """A driver that answers whatever it is asked with the next of its answers, or fails so."""
+
+    def __init__(self, told: Sequence[Json | NvmlError], codes: Sequence[int] = ()) -> None:
+        super().__init__()
+        self._told, self._codes = cycle(told), cycle(codes)
+        self._formed = bool(codes)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        assert seam == "nvml"
+        answer = next(self._told)
+        if isinstance(answer, NvmlError):
+            raise answer
+        if not (self._formed and function in BATCHES):
+            return answer
+        entries = arguments[1:]
+        return [[answer for _ in entries], [next(self._codes) for _ in entries]]
+
+
+def read_all(host: FakeHost, table: str) -> list[int | Absent]:
+    """What comes of all questions of a table once it is known what the device has."""
+    about, questions = TABLES[table]
+    plan, columns = Plan(0, about, questions), Columns()
+    plan.learn(host)
+    plan.place(columns)
+    row = Table(len(columns.columns))
+    plan.read(host, row)
+    return [
+        REASONS[reason] if reason else value
+        for value, reason in zip(row.values, row.reasons, strict=True)
+    ]
+
+
+@given(
+    st.lists(JSON | st.builds(NvmlError, st.integers(1, 999)), min_size=1, max_size=12),
+    st.lists(st.sampled_from([0, 2, 3, 4, 15, 999]), max_size=5),
+    st.sampled_from([*TABLES]),
+)
+def test_no_answer_harms_more_than_its_reading(
+    told: list[Json | NvmlError], codes: list[int], table: str
+) -> None:
+    for reading in read_all(Babbler(told, codes), table):
+        assert isinstance(reading, int | Absent)
+
+
+@given(NEITHER_NUMBER_NOR_LIST, st.sampled_from([*TABLES]))
+def test_an_answer_without_a_number_is_no_number(told: Json, table: str) -> None:
+    found = set(read_all(Babbler([told], [0]), table))
+    assert found <= {Absent.ERROR, Absent.UNSUPPORTED}  # unsupported: a structure without a member
+    assert Absent.ERROR in found
+
+
+# Bits --------------------------------------------------------------------------------------------
+
+
+def picked(call: Call, result: Json) -> dict[tuple[str, ...], int | Absent]:
+    """What a call tells of its parts."""
+    return {target.part: target.pick(result) for target in call.targets if target.part}
+
+
+def call_of(questions: Questions, function: str) -> Call:
+    (found,) = [call for call in questions.calls if function in call.functions]
+    return found
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_reason_to_hold_clocks_down_is_its_bit(mask: int) -> None:
+    call = call_of(load.QUESTIONS, "nvmlDeviceGetCurrentClocksEventReasons")
+    for (reason,), active in picked(call, mask).items():
+        assert active == (1 if mask & load.THROTTLE_BITS[reason] else 0)
+
+
+@given(st.integers(0, 2**11 - 1))
+def test_only_reasons_that_a_gpu_can_tell_are_asked_for(supported: int) -> None:
+    host = FakeHost()
+    host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
+    call = call_of(load.questions(host, 0), "nvmlDeviceGetCurrentClocksEventReasons")
+    asked = sum(load.THROTTLE_BITS[reason] for (reason,) in picked(call, 0))
+    assert asked == (supported or 0x1FF)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_fault_of_the_fabric_is_told_where_its_bits_are(mask: int) -> None:
+    told = {"state": 3, "status": 0, "healthMask": mask, "healthSummary": 1}
+    call = call_of(health.QUESTIONS, "nvmlDeviceGetGpuFabricInfoV")
+    found = {name: reading for (name,), reading in picked(call, told).items()}
+    for name, (shift, at_fault) in health.CONDITIONS.items():
+        bits = mask >> shift & 0b11
+        expected = {0: Absent.UNSUPPORTED, 3: Absent.ERROR}.get(bits, int(bits == at_fault))
+        assert found.pop(name) == expected
+    configuration = mask >> 8 & 0b1111
+    wrong = Absent.UNSUPPORTED if configuration == 0 else int(configuration != 1)
+    assert found == {"misconfigured": wrong}
+
+
+@given(st.integers(1, 15), st.integers(0, 255), st.integers(0, 2**20 - 1))
+def test_a_bit_error_ratio_is_told_in_thousandths_of_a_decade(
+    mantissa: int, exponent: int, rest: int
+) -> None:
+    word = rest << 12 | mantissa << 8 | exponent
+    decades = bit_error_decades(word)
+    assert isinstance(decades, int)
+    assert abs(decades - 1000 * -math.log10(mantissa * 10.0**-exponent)) <= 0.501
+    worse = bit_error_decades((mantissa % 15 + 1) << 8 | exponent)
+    assert isinstance(worse, int)
+    assert (worse < decades) == (mantissa < 15)
+
+
+@given(st.integers(0, 255), st.integers(0, 2**20 - 1))
+def test_a_bit_error_ratio_without_a_mantissa_is_none(exponent: int, rest: int) -> None:
+    assert bit_error_decades(rest << 12 | exponent) is Absent.ERROR
+
+
+# Names -------------------------------------------------------------------------------------------
+
+
+@given(st.text(), st.integers(1, 8), st.integers(0, 8), st.integers(1, 300))
+def test_a_mig_device_has_the_profile_at_the_end_of_its_name(
+    model: str, slices: int, compute: int, gigabytes: int
+) -> None:
+    profile = (f"{compute}c." if compute else "") + f"{slices}g.{gigabytes}gb"
+    for name, expected in ((f"{model} MIG {profile}", profile), (model.replace("MIG ", ""), "")):
+        host = FakeHost()
+        told = {"uuid": "MIG-1", "index": 0, "gpu": 2, "compute": 1}
+        host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = [told]
+        host.calls["nvml.nvmlDeviceGetName(MIG-1)"] = name
+        (device,) = mig_devices(host, 0, ENTITY)
+        assert device.entity.facts.get("profile", "") == expected
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 31), st.integers(0, 7),
+    st.sampled_from(["{:08X}", "{:04X}", "{:04x}", "{:x}"]),
+)  # fmt: skip
+def test_however_a_bus_address_is_written_it_is_the_same(
+    domain: int, bus: int, device: int, function: int, width: str
+) -> None:
+    written = f"{width.format(domain)}:{bus:02X}:{device:02X}.{function}"
+    normal = f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
+    assert pci_address(written) == pci_address(written.lower()) == pci_address(normal) == normal
+
+
+# Processes ---------------------------------------------------------------------------------------
+
+_PROCESS = st.fixed_dictionaries(
+    {"pid": st.integers(1, 12), "usedGpuMemory": st.none() | st.integers(0, 2**40)}
+)
+_LISTS = st.lists(_PROCESS, max_size=20)
+
+
+@given(compute=_LISTS, graphics=_LISTS, most=st.integers(0, 15))
+def test_processes_add_up(
+    compute: list[dict[str, Any]], graphics: list[dict[str, Any]], most: int
+) -> None:
+    host = FakeHost()
+    add_gpus(host, 1)
+    host.calls["nvml.nvmlDeviceGetComputeRunningProcesses(0)"] = compute
+    host.calls["nvml.nvmlDeviceGetGraphicsRunningProcesses(0)"] = graphics
+    found = readings(read_once(Processes(most_told=most), host).frame)
+    told = {
+        key[1]: reading
+        for (name, key), reading in found.items()
+        if name == "railscope_gpu_process_memory_used_bytes"
+    }
+    there = {process["pid"] for process in (*compute, *graphics)}
+    total = found["railscope_gpu_processes", ("GPU-0",)]
+    untold = found["railscope_gpu_processes_untold", ("GPU-0",)]
+    assert total == len(there)
+    assert len(told) == min(most, len(there))
+    assert untold == len(there) - len(told)
+    for pid, reading in told.items():
+        lists = [[p["usedGpuMemory"] for p in one if p["pid"] == int(pid)] for one in (compute, graphics)]  # fmt: skip
+        used = next(parts for parts in lists if parts)  # every list tells the same process whole
+        assert reading == (Absent.UNSUPPORTED if None in used else sum(used))
+
+
+# Counters ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(COUNTS, min_size=2, max_size=5))
+def test_a_counter_that_falls_is_told_as_it_is(told: list[int]) -> None:
+    host, source = FakeHost(), Gpu.load()
+    add_gpus(host, 1)
+    key = "nvml.nvmlDeviceGetFieldValues(0,83)"
+    for value in told:
+        host.calls[key] = [0, value]
+        frame = read_once(source, host).frame
+        assert readings(frame)["railscope_gpu_energy_joules_total", ("GPU-0",)] == value

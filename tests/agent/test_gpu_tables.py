@@ -1,0 +1,108 @@
+"""What the tables ask of old drivers and of new ones, and what they make of special answers."""
+
+from __future__ import annotations
+
+import pytest
+from support.gpu_readings import read_gpus
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.nvidia_smi import machine
+from support.row_pairs import PAIRS, agrees
+
+from agent.host import NvmlError
+from railscope.reading import Absent
+
+GPU = "GPU-0"
+FIELD = "nvml.nvmlDeviceGetFieldValues(0,{})"
+SECOND_NS = 10**9
+
+
+def gpu() -> FakeHost:
+    host = FakeHost()
+    add_gpus(host, 1)
+    return host
+
+
+def test_no_number_comes_out_as_another() -> None:
+    """Real GPUs tell many zeros, which are all alike: here every number is another one."""
+    host = FakeHost()
+    row = {name: str(place) for place, name in enumerate(PAIRS, 10)}
+    row |= {
+        "pstate": "5",
+        "fabric.state": "Completed",
+        "mig.mode.current": "Disabled",
+        "uuid": GPU,
+        "name": "H100",
+    }
+    row |= {"pci.bus_id": "00000000:19:00.0", "driver_version": "590.48.01"}
+    host.calls |= machine([row])
+    told = read_gpus(host)
+    for name, (metric, part) in PAIRS.items():
+        ours = told.number(f"gpu_{metric}", GPU, *part)
+        assert agrees(ours, name, row[name]), f"{name}: {ours} of {row[name]}"
+
+
+@pytest.mark.parametrize(
+    ("driver", "first"), [("575.57.08", 251), ("580.95.05", 251), ("590.48.01", 269), ("", 269)]
+)
+def test_slowdowns_are_asked_under_the_numbers_of_the_driver(driver: str, first: int) -> None:
+    host = gpu()
+    for field in (*range(251, 254), *range(269, 272)):
+        host.calls.pop(FIELD.format(field), None)
+    host.calls["nvml.nvmlSystemGetDriverVersion()"] = driver
+    for place in range(3):
+        host.calls[FIELD.format(first + place)] = [0, (place + 1) * SECOND_NS]
+    told = read_gpus(host).named("gpu_throttle_seconds_total")
+    reasons = ("software_thermal", "hardware_thermal", "hardware_power_brake")
+    assert [told[GPU, reason] for reason in reasons] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("supported", "there"),
+    [(0x7FF, True), (0x1FF, False), (NvmlError(3), False), (NvmlError(13), False)],
+    ids=str,
+)
+def test_a_reason_that_the_gpu_cannot_tell_is_no_zero(supported: object, there: bool) -> None:  # noqa: FBT001 - a column of the table above
+    host = gpu()
+    host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
+    told = read_gpus(host)
+    assert (told.number("gpu_throttle_active", GPU, "board_limit") == 0) is there
+    assert told.number("gpu_throttle_active", GPU, "software_power_cap") == 1
+
+
+def test_power_limits_of_a_driver_without_fields_for_them() -> None:
+    host = gpu()
+    host.calls |= {
+        "nvml.nvmlDeviceGetPowerManagementLimitConstraints(0)": [60_000, 72_000],
+        "nvml.nvmlDeviceGetPowerManagementDefaultLimit(0)": 70_000,
+        "nvml.nvmlDeviceGetPowerManagementLimit(0)": 65_000,
+    }
+    assert read_gpus(host).named("gpu_power_limit_bound_watts") == {
+        (GPU, "minimum"): 60, (GPU, "maximum"): 72, (GPU, "default"): 70, (GPU, "requested"): 65,
+    }  # fmt: skip
+
+
+def test_no_power_of_the_memory_is_no_power_of_zero() -> None:
+    host = gpu()
+    host.calls[FIELD.format("185:2")] = [0, 0]
+    told = read_gpus(host)
+    assert told.absent["railscope_gpu_memory_power_watts", (GPU,)] is Absent.UNSUPPORTED
+    host.calls[FIELD.format("185:2")] = [0, 85_830]
+    assert read_gpus(host).number("gpu_memory_power_watts", GPU) == 85.83
+
+
+def test_a_rack_system_says_where_a_gpu_sits_and_a_lone_server_does_not() -> None:
+    host = gpu()
+    place = {
+        "chassisSerialNumber": "1820124300130", "slotNumber": "\x12", "trayIndex": "\x05",
+        "hostId": "\x01", "peerType": "\x01", "moduleId": "\x02",
+    }  # fmt: skip
+    host.calls["nvml.nvmlDeviceGetPlatformInfo(0)"] = place
+    facts = read_gpus(host).facts["gpu", (GPU,)]
+    assert (facts["chassis"], facts["slot"], facts["tray"]) == ("1820124300130", "18", "5")
+    assert facts["module"] == "2"
+    alone = {"chassisSerialNumber": "", "slotNumber": "\x00", "trayIndex": "\x00"}
+    host.calls["nvml.nvmlDeviceGetPlatformInfo(0)"] = place | alone
+    facts = read_gpus(host).facts["gpu", (GPU,)]
+    assert facts["module"] == "2"
+    assert not {"chassis", "slot", "tray"} & facts.keys()

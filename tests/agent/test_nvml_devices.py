@@ -1,0 +1,235 @@
+"""MIG devices, processes, virtual GPUs, GPM and events, through the real nvidia-ml-py."""
+
+from __future__ import annotations
+
+import pytest
+from support.full_gpus import full_gpus, nvml_sources
+from support.reading import readings
+from support.standin import NO_INSTANCE, Readers, Standin, StandinHost, scenario
+from support.standin_table import error
+
+from agent.host import NvmlError
+from agent.host.nvml import Nvml
+from agent.host.nvml_events import MOST_KEPT
+from agent.host.nvml_gpm import LONGEST_NS, SHORTEST_NS
+from railscope.catalog.gpu_health import GPU_DRIVER_EVENT
+from railscope.reading import Reading
+
+XID, MIG_CHANGE = 0x8, 0x100
+SECOND_US = 1_000_000
+
+
+def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
+    """The return code of a call that fails."""
+    with pytest.raises(NvmlError) as raised:
+        nvml.call(function, *arguments)
+    return raised.value.code
+
+
+def of_mig(run: Readers, gpu: int, uuid: str, stream: str = "mig") -> dict[str, Reading]:
+    """What a source said of a MIG device at the last tick, by metric."""
+    return {
+        name: reading
+        for (name, key), reading in run.of(gpu, stream).items()
+        if key[:2] == (f"GPU-{gpu}", uuid) and len(key) == 2
+    }
+
+
+@scenario()
+def test_mig_devices_are_found_with_the_holes_between_them(standin: Standin) -> None:
+    standin.tell(full_gpus(2, cut=[1]))
+    nvml = Nvml()
+    assert nvml.call("nvmlDeviceGetMigDevices", 0) == []
+    assert nvml.call("nvmlDeviceGetMigDevices", 1) == [
+        {"uuid": "MIG-1-0", "index": 0, "gpu": 7, "compute": 0},
+        {"uuid": "MIG-1-2", "index": 2, "gpu": 9, "compute": 0},
+    ]
+    assert standin.calls("nvmlDeviceGetMigDeviceHandleByIndex") == 3, "one of them was a hole"
+    assert nvml.call("nvmlDeviceGetName", "MIG-1-2") != nvml.call("nvmlDeviceGetName", 1)
+    assert code_of(nvml, "nvmlDeviceGetName", "MIG-1-1") == 6
+
+
+@scenario()
+def test_mig_devices_come_and_go_while_the_agent_runs(standin: Standin) -> None:
+    plain, cut = full_gpus(2), full_gpus(2, cut=[1])
+    standin.tell(plain)
+    run = Readers(StandinHost(), nvml_sources())
+    run.tick()
+    run.tick()
+    mode = run.of(1, "mig")
+    assert mode["railscope_gpu_mig_devices", ("GPU-1",)] == 0
+    standin.tell(cut)
+    assert standin.event(1, MIG_CHANGE) == 1
+    for _ in range(4):
+        run.tick()
+    assert not run.problems
+    for uuid in ("MIG-1-0", "MIG-1-2"):
+        told = cut[f"nvml.nvmlDeviceGetMemoryInfo({uuid})"]
+        assert of_mig(run, 1, uuid)["railscope_mig_memory_used_bytes"] == told["used"]
+        sm = cut[f"nvml.nvmlGpmMetricsGet({uuid},2)"][1]
+        activity = of_mig(run, 1, uuid, "gpu_activity")
+        assert activity["railscope_mig_sm_activity_ratio"] == sm * 10_000
+    held = standin.count("samples")
+    standin.tell(plain)
+    for _ in range(4):
+        run.tick()
+    assert not run.problems
+    assert run.of(1, "mig") == mode
+    assert held - standin.count("samples") == 4, "two samples of each device were given back"
+    assert standin.count("event_sets") == 1
+
+
+@scenario()
+def test_a_mig_device_that_is_gone_is_known_no_more(standin: Standin) -> None:
+    calls = full_gpus(1, cut=[0])
+    standin.tell(calls)
+    now = [0]
+    nvml = Nvml(lambda: now[0])
+    nvml.call("nvmlDeviceGetMigDevices", 0)
+    assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-2", 2) == 27
+    (first, _) = calls["nvml.nvmlDeviceGetMigDevices(0)"]
+    standin.tell(calls | {"nvml.nvmlDeviceGetMigDevices(0)": [first]})
+    assert code_of(nvml, "nvmlDeviceGetName", "MIG-0-2") == 2, "its handle is stale"
+    assert code_of(nvml, "nvmlDeviceGetName", "MIG-0-2") == 6, "and was thrown away"
+    assert standin.count("samples") == 0
+    assert [told["uuid"] for told in nvml.call("nvmlDeviceGetMigDevices", 0)] == ["MIG-0-0"]
+
+
+@scenario()
+def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: Standin) -> None:
+    calls = full_gpus(1, cut=[0])
+    standin.tell(calls)
+    now = [0]
+    nvml = Nvml(lambda: now[0])
+    nvml.call("nvmlDeviceGetMigDevices", 0)
+    assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27
+    (first, second) = calls["nvml.nvmlDeviceGetMigDevices(0)"]
+    moved = [first | {"gpu": 1}, second]
+    standin.tell(calls | {"nvml.nvmlDeviceGetMigDevices(0)": moved})
+    assert nvml.call("nvmlDeviceGetMigDevices", 0) == moved
+    now[0] += SHORTEST_NS
+    assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27, "it begins anew"
+    now[0] += SHORTEST_NS
+    told = calls["nvml.nvmlGpmMetricsGet(MIG-0-0,2)"][1]
+    assert nvml.call("nvmlGpmMetricsGet", "MIG-0-0", 2) == [[told], [0]]
+    assert standin.count("samples") == 2
+
+
+@scenario()
+def test_samples_are_compared_when_they_are_far_enough_apart(standin: Standin) -> None:
+    standin.tell(full_gpus(1))
+    now = [0]
+    nvml = Nvml(lambda: now[0])
+    assert code_of(nvml, "nvmlGpmMetricsGet", 0, 2) == 27
+    now[0] += SHORTEST_NS - 1
+    assert code_of(nvml, "nvmlGpmMetricsGet", 0, 2) == 27
+    assert standin.calls("nvmlGpmSampleGet") == 1, "the first sample waits for its second"
+    now[0] += 1
+    assert nvml.call("nvmlGpmMetricsGet", 0, 2)[1] == [0]
+    now[0] += LONGEST_NS + 1
+    assert code_of(nvml, "nvmlGpmMetricsGet", 0, 2) == 27
+    now[0] += SHORTEST_NS
+    assert nvml.call("nvmlGpmMetricsGet", 0, 2)[1] == [0]
+    assert standin.count("samples") == 2
+
+
+@scenario()
+def test_without_the_hardware_there_is_no_sample(standin: Standin) -> None:
+    calls = full_gpus(1)
+    calls |= {key: error(3) for key in calls if "GpmMetricsGet" in key}
+    standin.tell(calls)
+    assert code_of(Nvml(), "nvmlGpmMetricsGet", 0, 2) == 3
+    assert standin.count("samples") == 0
+
+
+def use(pid: int, stamp: int) -> dict[str, int]:
+    """A sample of a process."""
+    uses = {"smUtil": 40, "memUtil": 7, "encUtil": 1, "decUtil": 2}
+    return {"pid": pid, "timeStamp": stamp, **uses}
+
+
+@scenario()
+def test_the_use_of_processes_goes_on_from_the_last_sample(standin: Standin) -> None:
+    key = "nvml.nvmlDeviceGetProcessUtilization(0)"
+    calls = full_gpus(1) | {key: [use(1, 100), use(2, 101)]}
+    standin.tell(calls)
+    nvml = Nvml()
+
+    def used() -> list[int]:
+        return [sample["pid"] for sample in nvml.call("nvmlDeviceGetProcessUtilization", 0)]
+
+    assert used() == [1, 2]
+    assert code_of(nvml, "nvmlDeviceGetProcessUtilization", 0) == 6, "there is none since"
+    standin.tell(calls | {key: [use(1, 100), use(2, 101), use(3, 102), use(1, 103)]})
+    assert used() == [3, 1]
+    standin.tell(calls | {key: []})
+    assert used() == [], "nvidia-ml-py raises SUCCESS for this"
+    standin.tell(calls | {key: [use(2, 103), use(4, 104)]})
+    assert used() == [4]
+
+
+@scenario()
+def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: Standin) -> None:
+    """nvidia-ml-py has room for 32 of them."""
+    calls = full_gpus(1, virtual=[0])
+    (vgpu,) = calls["nvml.nvmlDeviceGetActiveVgpus(0)"]
+    calls[f"nvml.nvmlVgpuInstanceGetFbUsage({vgpu})"] = 40 << 30
+    standin.tell(calls)
+    nvml = Nvml()
+    assert nvml.call("nvmlVgpuInstanceGetFbUsage", vgpu) == 40 << 30
+    assert code_of(nvml, "nvmlVgpuInstanceGetFbUsage", 5) == 3
+
+
+@scenario()
+def test_events_are_numbered_and_told_again(standin: Standin) -> None:
+    standin.tell(full_gpus(2) | {"nvml.nvmlEventSetWait()": []})
+    nvml = Nvml()
+    assert nvml.call("nvmlEventSetWait") == []
+    standin.event(1, XID, 94, 3, 0)
+    standin.event(0, 0x1)
+    first = [1, 1, XID, 94, 3, 0]
+    second = [2, 0, 0x1, 0, NO_INSTANCE, NO_INSTANCE]
+    assert nvml.call("nvmlEventSetWait") == nvml.call("nvmlEventSetWait") == [first, second]
+    for number in range(MOST_KEPT):
+        standin.event(0, XID, number)
+    numbers = [number for number, *_ in nvml.call("nvmlEventSetWait")]
+    assert numbers == list(range(3, MOST_KEPT + 3))
+
+
+@scenario()
+def test_changes_of_clock_and_performance_state_are_not_asked_for(standin: Standin) -> None:
+    standin.tell(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
+    nvml = Nvml()
+    nvml.call("nvmlEventSetWait")
+    assert [standin.event(0, kind) for kind in (0x4, 0x10, 0x8000)] == [0, 0, 1]
+
+
+@scenario()
+def test_a_gpu_is_followed_for_the_events_it_has(standin: Standin) -> None:
+    calls = full_gpus(2) | {"nvml.nvmlEventSetWait()": []}
+    supported = "nvml.nvmlDeviceGetSupportedEventTypes"
+    standin.tell(calls | {f"{supported}(0)": XID, f"{supported}(1)": error(3)})
+    nvml = Nvml()
+    assert nvml.call("nvmlEventSetWait") == []
+    heard = [standin.event(gpu, kind) for gpu, kind in ((0, XID), (0, MIG_CHANGE), (1, XID))]
+    assert heard == [1, 0, 0]
+    nvml.close()
+    standin.tell(calls | {f"{supported}(0)": 0, f"{supported}(1)": error(3)})
+    assert code_of(nvml, "nvmlEventSetWait") == 3
+    assert standin.count("event_sets") == 0
+
+
+@scenario()
+def test_a_mig_change_is_an_event_of_the_agent(standin: Standin) -> None:
+    standin.tell(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
+    run = Readers(StandinHost(), nvml_sources())
+    run.tick()
+    standin.event(0, MIG_CHANGE)
+    run.tick()
+    frame = run.outcomes["gpu_event"].frame
+    assert frame is not None
+    (event,) = frame.events
+    assert (event.event_class, event.entity.key[1]) == (GPU_DRIVER_EVENT, "mig_config_change")
+    run.tick()
+    counted = readings(run.outcomes["gpu_event"].frame)
+    assert counted["railscope_gpu_events_total", event.entity.key] == 1

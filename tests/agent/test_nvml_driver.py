@@ -1,0 +1,282 @@
+"""A driver and GPUs that come and go under the real nvidia-ml-py, and calls that hang."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.cards import add_card
+from support.full_gpus import full_gpus, nvml_sources
+from support.reading import ORIGIN, readings
+from support.sampling import sampling
+from support.standin import DRIVER, LIBRARY, Readers, Standin, StandinHost, build, scenario
+from support.standin_table import error
+
+from agent.host import NvmlError
+from agent.host.nvml import Nvml
+from agent.host.real import RealHost
+from agent.reader import Reader
+from agent.sources.rdma import Rdma
+from agent.status import FAILED, OK
+from railscope.capture import Json
+from railscope.reading import Absent
+
+SM = "railscope_gpu_sm_activity_ratio"
+XID, RECOVERY_ACTION = 0x8, 0x8000
+SHORT = 0.3
+
+
+def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
+    """The return code of a call that fails."""
+    with pytest.raises(NvmlError) as raised:
+        nvml.call(function, *arguments)
+    return raised.value.code
+
+
+def quiet(count: int) -> dict[str, Json]:
+    """GPUs that have all there is, and to which nothing has happened yet."""
+    return full_gpus(count) | {"nvml.nvmlEventSetWait()": []}
+
+
+def events(nvml: Nvml) -> list[list[int]]:
+    """Number, GPU and data of the latest events."""
+    return [[number, gpu, data] for number, gpu, _, data, *_ in nvml.call("nvmlEventSetWait")]
+
+
+def begin(standin: Standin, count: int = 2) -> Readers:
+    """All sources on so many GPUs, after two reads."""
+    standin.tell(quiet(count))
+    run = Readers(StandinHost(), nvml_sources())
+    run.tick()
+    run.tick()
+    assert not run.problems
+    assert isinstance(run.of(0, "gpu_activity")[SM, ("GPU-0",)], int)
+    return run
+
+
+@scenario()
+def test_handles_are_asked_for_once(standin: Standin) -> None:
+    run = begin(standin)
+    assert standin.count("handles") == 2
+    run.tick()
+    assert standin.count("handles") == 2
+    assert standin.count("starts") == 1
+
+
+@scenario()
+def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin: Standin) -> None:
+    run = begin(standin)
+    nvml = run.host.nvml
+    healthy = {stream: (run.of(0, stream), run.of(1, stream)) for stream in ("gpu", "gpu_activity")}
+    assert standin.event(1, XID, 48) == 1
+    standin.fail(1, 15)
+    run.tick()
+    for stream, (first, _) in healthy.items():
+        assert run.of(0, stream) == first
+        assert set(run.of(1, stream).values()) == {Absent.GONE}
+    run.tick()
+    assert standin.event(0, XID, 31) == 1, "the set was made anew without the lost GPU"
+    run.tick()
+    assert events(nvml) == [[1, 1, 48], [2, 0, 31]]
+    handles = standin.count("handles")
+    standin.fail(1, 0)
+    run.tick(5)
+    run.tick()
+    assert standin.count("handles") > handles
+    for stream, told in healthy.items():
+        assert (run.of(0, stream), run.of(1, stream)) == told
+    assert standin.event(1, RECOVERY_ACTION, 1) == 1, "the GPU that is back is registered again"
+    assert events(nvml) == [[1, 1, 48], [2, 0, 31], [3, 1, 1]]
+    assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)
+
+
+@scenario()
+def test_the_last_words_of_a_gpu_are_heard(standin: Standin) -> None:
+    """An Xid, and then the bus is dead: both wait in the set at the next call."""
+    standin.tell(quiet(2))
+    nvml = Nvml()
+    assert events(nvml) == []
+    standin.event(1, XID, 79)
+    standin.fail(1, 15)
+    assert events(nvml) == [[1, 1, 79]]
+    standin.event(0, XID, 45)
+    assert events(nvml) == [[1, 1, 79]], "the new set did not hear of what came before it"
+    standin.event(0, XID, 45)
+    assert events(nvml) == [[1, 1, 79], [2, 0, 45]]
+
+
+@scenario()
+def test_a_lost_gpu_that_said_nothing_is_news_of_its_own(standin: Standin) -> None:
+    standin.tell(quiet(2))
+    nvml = Nvml()
+    events(nvml)
+    standin.fail(1, 15)
+    assert code_of(nvml, "nvmlEventSetWait") == 15
+    assert events(nvml) == []
+
+
+@scenario()
+def test_an_argument_that_is_wrong_costs_no_handle(standin: Standin) -> None:
+    calls = quiet(2)
+    calls["nvml.nvmlDeviceGetFanSpeed_v2(0,9)"] = error(2)
+    standin.tell(calls)
+    nvml = Nvml()
+    events(nvml)
+    standin.event(1, XID, 13)
+    handles = standin.count("handles")
+    assert code_of(nvml, "nvmlDeviceGetFanSpeed_v2", 0, 9) == 2
+    assert nvml.call("nvmlDeviceGetUUID", 0) == "GPU-0"
+    assert standin.count("handles") == handles
+    assert events(nvml) == [[1, 1, 13]]
+    assert standin.calls("nvmlEventSetCreate") == 1
+
+
+@scenario()
+def test_a_driver_that_was_reloaded_is_started_again(standin: Standin) -> None:
+    run = begin(standin)
+    streams = [stream for stream in run.outcomes if stream != "gpu_event"]
+    healthy = {stream: run.of(1, stream) for stream in streams}
+    standin.event(0, XID, 43)
+    run.tick()
+    standin.fail(DRIVER, 9)
+    run.tick()
+    for gpu in range(2):
+        assert set(run.of(gpu).values()) == {Absent.GONE}
+    held = [standin.count(what) for what in ("attached", "samples", "event_sets")]
+    assert held == [0, 0, 0], "what belonged to the old driver was given back"
+    run.tick(5)
+    starts = standin.count("starts")
+    run.tick()
+    assert any("Driver Not Loaded" in problem for problem in run.problems)
+    assert standin.count("starts") - starts <= len(run.outcomes), "each source looks once a tick"
+    standin.fail(DRIVER, 0)
+    run.tick()
+    run.tick()
+    assert not run.problems
+    assert {stream: run.of(1, stream) for stream in streams} == healthy
+    standin.event(1, XID, 44)
+    assert events(run.host.nvml) == [[1, 0, 43], [2, 1, 44]]
+    assert standin.count("attached") == 1
+
+
+@scenario(version="590.48.01")
+def test_an_updated_library_is_loaded_without_a_restart(standin: Standin) -> None:
+    """The driver was updated first: its library must be another than the one in this process."""
+    calls = quiet(1)
+    version = "nvml.nvmlSystemGetDriverVersion()"
+    standin.write(calls | {version: "590.48.01"})
+    nvml = Nvml()
+    assert nvml.call("nvmlSystemGetDriverVersion") == "590.48.01"
+    import pynvml  # noqa: PLC0415 - it must not be loaded before the library is there
+
+    library = pynvml.nvmlLib
+    table = standin.write(calls | {version: "595.80"})
+    library.standin_fail(DRIVER, 9)
+    assert code_of(nvml, "nvmlDeviceGetCount") == 9
+    library.standin_load(str(table).encode())
+    library.standin_fail(DRIVER, 0)
+    assert code_of(nvml, "nvmlDeviceGetCount") == 18
+    assert pynvml.nvmlLib is None
+    assert code_of(nvml, "nvmlDeviceGetCount") == 18, "the old library is still the installed one"
+    build(standin.folder / "update", version="595.80").replace(standin.folder / LIBRARY)
+    assert nvml.call("nvmlDeviceGetCount") == 1
+    assert nvml.call("nvmlSystemGetDriverVersion") == "595.80"
+    assert nvml.call("nvmlDeviceGetUUID", 0) == "GPU-0"
+
+
+@scenario()
+def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: Standin) -> None:
+    """Unprivileged containers lose it after some minutes (NVIDIA/DCGM, issue 214)."""
+    calls = quiet(2)
+    run = begin(standin)
+    healthy = run.of(0, "gpu_activity")
+    standin.tell(calls | {"nvml.nvmlGpmSampleGet(0)": error(4)})
+    run.tick()
+    assert set(run.of(0, "gpu_activity").values()) == {Absent.DENIED}
+    assert Absent.DENIED not in run.of(1, "gpu_activity").values()
+    assert Absent.DENIED not in run.of(0).values()
+    standin.tell(calls)
+    run.tick()
+    assert set(run.of(0, "gpu_activity").values()) == {Absent.NOT_DUE}
+    run.tick()
+    assert run.of(0, "gpu_activity") == healthy
+
+
+@scenario()
+async def test_a_hung_call_ages_what_asks_nvml_and_nothing_else(standin: Standin) -> None:
+    standin.tell(quiet(2))
+    host = StandinHost()
+    add_card(host)
+    sources = [*nvml_sources(), Rdma()]
+    async with sampling(host, sources, SHORT) as run:
+        await run.until(lambda: run.sampler.statuses["gpu_activity"].reads > 2)
+        statuses = run.sampler.statuses
+        gpu, rdma = statuses["gpu"], statuses["rdma"]
+        healthy = {name: status.state for name, status in statuses.items()}
+        due = [n for n, s in statuses.items() if s.source.period_seconds <= 10 and healthy[n] == OK]
+        assert {"gpu", "gpu_activity", "gpu_health", "nvlink", "gpu_process"} < set(due)
+        before = readings(gpu.frame)
+        standin.hang()
+        reads = rdma.reads
+        for _ in range(12):
+            await run.step()
+        standin.await_hung()
+        assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT} s")
+        assert {name for name in due if statuses[name].state != FAILED} == {"rdma"}
+        assert (rdma.state, rdma.reads - reads, rdma.missed_ticks) == (OK, 12, 0)
+        standin.release()
+        await run.until(lambda: {n: status.state for n, status in statuses.items()} == healthy)
+        assert readings(gpu.frame) == before
+    assert (standin.count("starts"), standin.count("handles")) == (1, 2)
+    assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)
+
+
+@scenario()
+def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: Standin) -> None:
+    standin.tell(quiet(1))
+    nvml, answers = Nvml(), list[Json]()
+    nvml.call("nvmlDeviceGetCount")
+    standin.hang()
+    thread = threading.Thread(target=lambda: answers.append(nvml.call("nvmlDeviceGetUUID", 0)))
+    thread.start()
+    standin.await_hung()
+    assert answers == []
+    standin.release()
+    thread.join(20)
+    assert answers == ["GPU-0"]
+
+
+@scenario()
+def test_all_is_given_back_at_the_end(standin: Standin) -> None:
+    run = begin(standin)
+    assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)
+    nvml = run.host.nvml
+    nvml.close()
+    held = [standin.count(what) for what in ("attached", "samples", "event_sets")]
+    assert held == [0, 0, 0]
+    nvml.close()
+    run.tick()
+    run.tick()
+    assert isinstance(run.of(1, "gpu_activity")[SM, ("GPU-1",)], int), "it may be used again"
+
+
+@scenario()
+def test_the_agents_own_host_reads_every_source(standin: Standin) -> None:
+    calls = full_gpus(2, virtual=[1])
+    standin.tell(calls)
+    host = RealHost()
+    readers = [Reader(source, host, ORIGIN) for source in nvml_sources()]
+    pause = threading.Event()
+    while True:
+        outcomes = {reader.source.name: reader.run() for reader in readers}
+        assert {outcome.problem for outcome in outcomes.values()} == {""}
+        sm = readings(outcomes["gpu_activity"].frame)[SM, ("GPU-1",)]
+        if sm is not Absent.NOT_DUE:
+            break
+        pause.wait(0.01)
+    assert sm == calls["nvml.nvmlGpmMetricsGet(1,2)"][1] * 10_000
+    assert all(outcome.frame for name, outcome in outcomes.items() if name != "gpu_device")
+    vgpus = readings(outcomes["gpu_process"].frame)["railscope_gpu_vgpus", ("GPU-1",)]
+    assert vgpus == 1
+    host.close()
+    assert (standin.count("samples"), standin.count("attached")) == (0, 0)

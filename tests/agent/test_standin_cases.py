@@ -1,0 +1,143 @@
+"""What the real nvidia-ml-py makes of each capture is what its replay says, reading by reading.
+
+The stand-in answers nvidia-ml-py with the capture's last state; all files are the capture's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.clock import ManualClock
+from support.full_gpus import full_gpus, nvml_sources
+from support.reading import ORIGIN, Label, readings
+from support.standin import Standin, run_scenario
+
+from agent.host import Json
+from agent.host.nvml import Nvml
+from agent.host.recorded import RecordedHost
+from agent.reader import Reader
+from railscope.capture import About, Capture, Moment, read_capture
+from railscope.catalog import METRICS
+from railscope.frame import Event
+from railscope.reading import Absent, Reading
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+CASES = sorted(file.parent.name for file in CAPTURES.glob("*/capture.toml"))
+ROUNDS = 5
+"""GPM needs two; what a process or an event adds to the columns comes a round later."""
+SECOND_US = 1_000_000
+
+
+def _as_double(reading: Reading) -> Reading:
+    """What is left of a counter in 53 bits."""
+    return reading if isinstance(reading, Absent) else int(float(reading))
+
+
+# What C cannot say as the capture does: the metric, what is left of it there, and why.
+EXPLAINED: dict[str, tuple[Callable[[Reading], Reading], str]] = {
+    "railscope_gpu_sm_cycles_total": (
+        _as_double, "nvmlGpmMetric_t has a double; a simulated counter has all its bits"
+    ),
+}  # fmt: skip
+
+
+class _BoundHost(RecordedHost):
+    """A replay whose NVML is the real binding over the stand-in."""
+
+    def __init__(self, capture: Capture, clock: ManualClock) -> None:
+        super().__init__(capture, clock, lambda: capture.about.duration_ns)
+        self._nvml = Nvml(lambda: clock.now().boot_ns)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        if seam == "nvml":
+            return self._nvml.call(function, *arguments)
+        return super().call(seam, function, *arguments)
+
+
+class _Told:
+    """What all sources of the driver said in some rounds: the last readings, and every event."""
+
+    def __init__(self) -> None:
+        self.readings: dict[tuple[str, Label], Reading] = {}
+        self.problems: dict[str, str] = {}
+        self.events: Counter[tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]] = Counter()
+
+    def hear(self, readers: list[Reader]) -> None:
+        self.readings, self.problems = {}, {}
+        for reader in readers:
+            name, outcome = reader.source.name, reader.run()
+            self.problems[name] = outcome.problem
+            self.readings |= {(name, k): v for k, v in readings(outcome.frame).items()}
+            self.events.update(
+                _fact(event) for event in (outcome.frame.events if outcome.frame else ())
+            )
+
+
+def _fact(event: Event) -> tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]:
+    return event.event_class.name, event.entity.key, tuple(sorted(event.facts.items()))
+
+
+def last_calls(capture: Capture) -> dict[str, Json]:
+    """The answers of NVML at the end."""
+    state: dict[str, Json] = {}
+    for moment in capture.moments:
+        state |= moment.calls
+    return state
+
+
+def compare(standin: Standin, case: str) -> None:
+    """Read both hosts at the same instants, and compare."""
+    capture = full_capture() if case == "everything" else read_capture(CAPTURES / case)
+    calls, clock = last_calls(capture), ManualClock()
+    hosts = {
+        "replay": RecordedHost(capture, clock, lambda: capture.about.duration_ns),
+        "binding": _BoundHost(capture, clock),
+    }
+    told = {name: _Told() for name in hosts}
+    readers = {
+        name: [Reader(source, host, ORIGIN) for source in nvml_sources()]
+        for name, host in hosts.items()
+    }
+    for number in range(ROUNDS):
+        clock.advance(1)
+        standin.tell(calls, number * SECOND_US)
+        for name in hosts:
+            told[name].hear(readers[name])
+    replay, binding = told["replay"], told["binding"]
+    assert replay.readings
+    assert replay.problems == binding.problems
+    assert replay.readings.keys() == binding.readings.keys()
+    different = {
+        label: (said, binding.readings[label])
+        for label, said in replay.readings.items()
+        if _held(label[1][0], said) != binding.readings[label]
+    }
+    assert different == {}, different
+    assert replay.events == binding.events
+
+
+def _held(metric: str, reading: Reading) -> Reading:
+    """What C holds of a reading of the replay."""
+    left, _ = EXPLAINED.get(metric, (lambda same: same, ""))
+    return left(reading)
+
+
+def full_capture() -> Capture:
+    """GPUs that have all there is."""
+    calls = full_gpus(4, cut=[1, 2], virtual=[3])
+    about = About("node", "boot-1", 0, 0, 1, "made up")
+    return Capture(about, (Moment(0, calls=calls),))
+
+
+@pytest.mark.parametrize("case", ["everything", *CASES])
+def test_the_binding_says_what_the_replay_says(
+    tmp_path_factory: pytest.TempPathFactory, case: str
+) -> None:
+    run_scenario(tmp_path_factory, compare, case)
+
+
+def test_every_explanation_is_of_a_metric() -> None:
+    assert set(EXPLAINED) <= set(METRICS)

@@ -1,0 +1,229 @@
+"""The rules about the health of a GPU: when each speaks, and what comes of all of them together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.faults import FAULTS, PULSE, QUIET, all_gone, seconds, throttled
+from support.health import (
+    LINKS,
+    Fault,
+    change,
+    healthy,
+    links,
+    reading,
+    with_faults,
+    xid,
+)
+
+from agent.config import Periods
+from agent.service import machine_sources
+from agent.verdict import RULES, judge
+from agent.verdict.facts import MINUTE_NS, Change, Facts
+from agent.verdict.gather import SOURCES
+from agent.verdict.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, INSPECT, UNKNOWN
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog import nvlink as n
+from railscope.reading import Absent
+
+BY_REASON = {rule.reason: rule for rule in RULES}
+BADNESS = (HEALTHY, DEGRADED, UNKNOWN, FAILED)
+
+
+def named(cases: list[tuple[str, Fault]]) -> list[str]:
+    return [f"{reason}-{number}" for number, (reason, _) in enumerate(cases)]
+
+
+# Single rules -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reason", "fault"), FAULTS, ids=named(FAULTS))
+def test_a_fault_is_told_and_leads_to_the_state_of_its_rule(reason: str, fault: Fault) -> None:
+    verdict = judge(with_faults([fault]))
+    assert verdict.answers[reason] is True
+    assert reason in verdict.reasons
+    state = BY_REASON[reason].state
+    assert BADNESS.index(verdict.state) >= BADNESS.index(state)
+    assert verdict.actions
+
+
+@pytest.mark.parametrize(("reason", "fault"), QUIET, ids=named(QUIET))
+def test_what_is_no_fault_is_not_told(reason: str, fault: Fault) -> None:
+    assert judge(with_faults([fault])).answers[reason] is not True
+
+
+def test_every_rule_has_a_case_that_speaks() -> None:
+    assert {reason for reason, _ in FAULTS} == set(BY_REASON)
+    assert len(BY_REASON) == len(RULES)
+
+
+def test_a_gpu_without_a_fault_is_healthy_and_nothing_is_to_be_done() -> None:
+    verdict = judge(healthy())
+    assert (verdict.state, verdict.reasons, verdict.missing) == (HEALTHY, (), {})
+    assert set(verdict.answers.values()) == {False}
+    assert verdict.action == 0
+
+
+def test_a_gpu_that_has_little_is_healthy_if_nothing_of_it_is_wrong() -> None:
+    facts = Facts({c.GPU_POWER: {(): 70_000}, h.GPU_PCIE_WIDTH: {(): 16}})
+    verdict = judge(facts)
+    assert (verdict.state, verdict.missing) == (HEALTHY, {})
+
+
+@pytest.mark.parametrize(
+    ("sources", "reason"),
+    [
+        ({}, Absent.UNSUPPORTED),
+        ({"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}, Absent.NOT_DUE),
+        ({"gpu": Absent.UNSUPPORTED, "gpu_health": Absent.UNSUPPORTED}, Absent.UNSUPPORTED),
+    ],
+)
+def test_a_gpu_that_nothing_is_known_of_is_unknown_and_no_action_is_guessed(
+    sources: dict[str, Absent], reason: Absent
+) -> None:
+    verdict = judge(Facts(silent=sources))
+    assert (verdict.state, verdict.reasons, verdict.action) == (UNKNOWN, (), reason)
+
+
+def test_one_source_alone_does_not_say_that_a_gpu_is_lost() -> None:
+    for metrics in (PULSE[:3], PULSE[3:]):
+        verdict = judge(with_faults([all_gone(*metrics)]))
+        assert verdict.answers["gpu_lost"] is Absent.GONE
+        assert verdict.state == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("state", "answer"),
+    [
+        (0, Absent.NOT_DUE),
+        (Absent.TIMEOUT, Absent.TIMEOUT),
+        (Absent.UNSUPPORTED, Absent.UNSUPPORTED),
+    ],
+)
+def test_a_gpu_is_not_called_lost_before_the_bus_has_been_looked_at(
+    state: int | Absent, answer: Absent
+) -> None:
+    unlisted = {"gpu": Absent.GONE, "gpu_health": Absent.GONE}
+    verdict = judge(with_faults([Fault(silent=unlisted, device_state=state)]))
+    assert (verdict.state, verdict.answers["gpu_lost"]) == (UNKNOWN, answer)
+
+
+def test_a_counter_that_was_read_once_is_left_open_and_holds_nothing_up() -> None:
+    verdict = judge(replace(healthy(), changes={}))
+    open_ = {reason for reason, answer in verdict.answers.items() if answer is Absent.NOT_DUE}
+    assert open_ == {
+        "nvlink_recovering", "nvlink_crc", "nvlink_crc_rate", "pcie_replays", "pcie_errors",
+        "thermal_hardware", "thermal_software", "power_brake",
+    }  # fmt: skip
+    assert (verdict.state, verdict.missing) == (HEALTHY, {})
+
+
+def test_rates_and_shares_wait_for_a_minute() -> None:
+    burst = Change(10**12, MINUTE_NS - 1, 10**12, MINUTE_NS - 1)
+    faults = [
+        change(h.GPU_PCIE_REPLAYS, burst),
+        throttled("software_thermal", burst),
+        *(change(n.NVLINK_ERRORS, burst, str(link), "crc") for link in range(LINKS)),
+    ]
+    answers = judge(with_faults(faults)).answers
+    for reason in ("pcie_replays", "thermal_software", "nvlink_crc_rate"):
+        assert answers[reason] is Absent.NOT_DUE
+
+
+def test_older_drivers_count_heat_under_one_name() -> None:
+    old = {("thermal",): 10**11}
+    facts = with_faults([change(c.GPU_THROTTLE_TIME, seconds(60), "thermal")])
+    facts = replace(facts, readings={**facts.readings, c.GPU_THROTTLE_TIME: old})
+    assert judge(facts).reasons == ("thermal_software",)
+
+
+@pytest.mark.parametrize("fabric", [0, Absent.UNSUPPORTED])
+def test_a_card_without_a_bridge_is_no_fault_and_not_left_open(fabric: int | Absent) -> None:
+    verdict = judge(with_faults([links(*[0] * LINKS), reading(h.GPU_FABRIC_STATE, fabric)]))
+    assert verdict.answers["nvlink_down"] is False
+
+
+def test_pages_of_a_cause_that_cannot_be_told_leave_it_open_how_many_there_are() -> None:
+    verdict = judge(with_faults([reading(h.GPU_RETIRED_PAGES, Absent.ERROR, "uncorrectable")]))
+    assert verdict.answers["retired_pages_exhausted"] is Absent.ERROR
+
+
+def test_sources_that_have_not_been_read_are_not_silent_yet() -> None:
+    starting = {"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}
+    assert judge(Facts(silent=starting)).answers["driver_silent"] is Absent.NOT_DUE
+
+
+def test_a_fault_that_leads_to_unknown_is_worse_than_one_that_degrades() -> None:
+    unclear = replace(BY_REASON["row_remap_pending"], reason="unclear", state=UNKNOWN)
+    facts = with_faults([reading(h.GPU_ROW_REMAP_PENDING, 1)])
+    assert judge(facts, (unclear, BY_REASON["row_remap_pending"])).state == UNKNOWN
+
+
+def test_links_that_cannot_be_told_leave_it_open_whether_all_are_down() -> None:
+    verdict = judge(with_faults([links(*[0] * (LINKS - 1), Absent.ERROR)]))
+    assert verdict.answers["nvlink_down"] is Absent.ERROR
+
+
+def test_what_needs_root_does_not_keep_a_gpu_from_being_healthy() -> None:
+    verdict = judge(with_faults([reading(h.GPU_SRAM_THRESHOLD, Absent.DENIED)]))
+    assert verdict.answers["sram_threshold"] is Absent.DENIED
+    assert verdict.state == HEALTHY
+
+
+def test_a_kernel_log_that_cannot_be_read_leaves_xids_open() -> None:
+    verdict = judge(with_faults([Fault(silent={"kernel": Absent.DENIED})]))
+    assert verdict.answers["xid_fatal"] is Absent.DENIED
+    told = judge(with_faults([Fault(silent={"kernel": Absent.DENIED}, xids=(xid(79),))]))
+    assert told.state == FAILED
+
+
+def test_ecc_that_will_be_off_after_the_next_reset_is_no_fault() -> None:
+    modes = [reading(h.GPU_ECC_MODE, 1), reading(h.GPU_ECC_PENDING, 0)]
+    assert judge(with_faults(modes)).state == HEALTHY
+
+
+# Actions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("faults", "actions", "nvidia"),
+    [
+        ([reading(h.GPU_RECOVERY_ACTION, 1)], "reset_gpu", "GPU Reset Required"),
+        ([reading(h.GPU_RECOVERY_ACTION, 4)], "drain reset_gpu", "Drain and Reset"),
+        ([reading(h.GPU_RECOVERY_ACTION, 5)], "inspect", "Recover IMEX Domain"),
+        ([reading(h.GPU_RECOVERY_ACTION, 8)], "inspect", "0x8"),
+        ([Fault(xids=(xid(79),))], "drain reboot", "Xid 79: RESTART_BM"),
+        ([Fault(xids=(xid(149),))], "inspect", "Xid 149: WORKFLOW_NVLINK5_ERR"),
+        ([Fault(xids=(xid(165),))], "rma", "Xid 165"),
+        (
+            [Fault(xids=(xid(95), xid(79)))],
+            "drain reset_gpu reboot",
+            "Xid 95: RESET_GPU, Xid 79: RESTART_BM",
+        ),
+        ([reading(h.GPU_PCIE_WIDTH, 8), links(0)], "inspect drain reset_gpu", "WORKFLOW_NVLINK_ERR"),
+        (
+            [reading(h.GPU_ROW_REMAP_FAILURE, 1), reading(h.GPU_ROW_REMAP_PENDING, 1)],
+            "drain reset_gpu rma",
+            "CONTACT_SUPPORT, RESET_GPU",
+        ),
+    ],
+)  # fmt: skip
+def test_actions_are_those_of_all_faults_from_mildest_to_hardest(
+    faults: list[Fault], actions: str, nvidia: str
+) -> None:
+    verdict = judge(with_faults(faults))
+    assert (" ".join(verdict.actions), ", ".join(verdict.nvidia)) == (actions, nvidia)
+    assert h.GPU_ACTION.states[verdict.action] == verdict.actions[-1]  # type: ignore[index]
+
+
+def test_every_action_has_a_state_and_a_place_in_the_order() -> None:
+    assert set(HARDNESS) | {"none"} == set(h.GPU_ACTION.states.values())
+    assert HARDNESS.index(INSPECT) < HARDNESS.index("drain")
+
+
+def test_rules_are_about_sources_that_there_are() -> None:
+    names = {source.name for source in machine_sources(Periods())}
+    assert set(SOURCES) <= names
+    assert {source for rule in RULES for source in rule.sources} <= set(SOURCES)

@@ -1,0 +1,105 @@
+"""What holds of every verdict: unknown is never healthy, and no fault makes a GPU better."""
+
+from __future__ import annotations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support.faults import FAULTS
+from support.health import Fault, healthy, with_faults
+
+from agent.verdict import RULES, judge
+from agent.verdict.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, UNKNOWN, Rule
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_sharing as s
+from railscope.catalog.declare import Metric
+from railscope.reading import Absent
+
+BY_REASON = {rule.reason: rule for rule in RULES}
+BADNESS = (HEALTHY, DEGRADED, UNKNOWN, FAILED)
+BROKEN = [reason for reason in Absent if reason is not Absent.UNSUPPORTED]
+SOME_FAULTS = st.lists(st.sampled_from([fault for _, fault in FAULTS]), max_size=4)
+
+
+def places_of(metric: Metric) -> list[tuple[Metric, tuple[str, ...]]]:
+    return [(metric, part) for part in healthy().readings.get(metric, {})]
+
+
+def without(metric: Metric, reason: Absent) -> Fault:
+    """As if none of the readings of a metric had a value."""
+    return Fault(dict.fromkeys(places_of(metric), reason))
+
+
+def sole(rule: Rule) -> set[Metric]:
+    """What a rule cannot do without on a healthy GPU."""
+    return {
+        metric
+        for metric in rule.metrics
+        if places_of(metric) and rule.answer(with_faults([without(metric, Absent.ERROR)])) is not False
+    }  # fmt: skip
+
+
+def needed_metrics() -> list[Metric]:
+    found = {metric for rule in RULES if rule.needed for metric in sole(rule)}
+    return sorted(found, key=lambda metric: metric.name)
+
+
+def test_nearly_every_metric_is_one_that_a_verdict_cannot_do_without() -> None:
+    of_rules = {metric for rule in RULES if rule.needed for metric in rule.metrics}
+    assert of_rules - set(needed_metrics()) == {
+        # one pulse is enough, and speed matters under load only
+        c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL, c.GPU_PERFORMANCE_STATE,
+        c.GPU_UTILIZATION,
+        # links that are up need no explanation
+        s.GPU_MIG_MODE,
+    }  # fmt: skip
+
+
+@given(
+    st.sampled_from(needed_metrics()),
+    st.sampled_from(BROKEN),
+    SOME_FAULTS,
+)
+def test_a_gpu_that_something_needed_is_not_known_of_is_never_healthy(
+    metric: Metric, reason: Absent, faults: list[Fault]
+) -> None:
+    verdict = judge(with_faults([*faults, without(metric, reason)]))
+    assert verdict.state in {UNKNOWN, FAILED}
+
+
+@given(st.sampled_from(["gpu", "gpu_health", "nvlink"]), st.sampled_from(BROKEN), SOME_FAULTS)
+def test_a_gpu_that_a_needed_source_is_silent_of_is_never_healthy(
+    source: str, reason: Absent, faults: list[Fault]
+) -> None:
+    verdict = judge(with_faults([*faults, Fault(silent={source: reason})]))
+    assert verdict.state in {UNKNOWN, FAILED}
+
+
+@given(
+    SOME_FAULTS,
+    # Silence is no fault more: it takes knowledge away, also that of faults.
+    st.sampled_from([fault for _, fault in FAULTS if not fault.silent]),
+    st.lists(st.tuples(st.sampled_from(needed_metrics()), st.sampled_from(BROKEN)), max_size=2),
+)
+def test_one_more_fault_never_makes_a_gpu_better(
+    faults: list[Fault], another: Fault, missing: list[tuple[Metric, Absent]]
+) -> None:
+    # Two faults that want the same reading to be different are not both there.
+    assume(all(another.places.isdisjoint(fault.places) for fault in faults))
+    unknown = [without(*what) for what in missing]
+    before = judge(with_faults([*faults, *unknown]))
+    after = judge(with_faults([*faults, another, *unknown]))
+    assert BADNESS.index(after.state) >= BADNESS.index(before.state)
+
+
+@given(SOME_FAULTS)
+def test_the_action_is_the_hardest_that_any_fault_asks_for(faults: list[Fault]) -> None:
+    facts = with_faults(faults)
+    verdict = judge(facts)
+    asked = {a for reason in verdict.reasons for a in BY_REASON[reason].asked(facts).actions}
+    assert set(verdict.actions) == asked
+    assert "ignore" not in asked
+    if asked:
+        hardest = max(asked, key=HARDNESS.index)
+        assert verdict.action == next(c for c, w in h.GPU_ACTION.states.items() if w == hardest)
+    assert (verdict.action == 0) == (verdict.state == HEALTHY)

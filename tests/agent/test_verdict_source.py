@@ -1,0 +1,279 @@
+"""Verdicts over time: what counters had before, which Xids still count, what is too old to count."""
+
+from __future__ import annotations
+
+import pytest
+from support.gpus import add_gpus, answers, of_gpu
+from support.judging import ACTION, FIELD, HEALTH, Judging, judging, plug, set_field, unplug
+from support.machine import FakeHost
+from support.reading import readings
+
+from agent.config import AgentSettings
+from agent.host import NvmlError
+from agent.service import Agent
+from agent.sinks.prometheus import Page
+from agent.status import FAILED, OK, STARTING, UNSUPPORTED
+from agent.streams.xid_book import MOST_GPUS
+from railscope.exposition import Format
+from railscope.reading import Absent
+
+COUNT = "nvml.nvmlDeviceGetCount()"
+REPLAYS, THERMAL = 94, 270
+LOST = NvmlError(15, "GPU is lost")
+
+# From the start -----------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_well_is_healthy_at_the_first_look_and_nothing_happened() -> None:
+    run = judging(2)
+    run.step()
+    assert [(run.state(gpu), run.action(gpu)) for gpu in (0, 1)] == [("healthy", "none")] * 2
+    assert run.statuses["gpu_verdict"].state == OK
+    assert run.events == []
+
+
+def test_before_the_first_reading_the_verdict_waits_and_looks_again_at_its_next_turn() -> None:
+    run = judging()
+    assert run.judge() is None
+    assert run.statuses["gpu_verdict"].state == STARTING
+    run.read("gpu")
+    run.judge()
+    assert run.state() == "unknown"
+    assert readings(run.frame)[ACTION, ("GPU-0",)] is Absent.NOT_DUE
+    run.step()
+    assert run.state() == "healthy"
+    assert run.events == []
+
+
+def test_a_server_without_gpus_has_no_verdict() -> None:
+    run = Judging(FakeHost())
+    assert run.step() is None
+    assert run.statuses["gpu_verdict"].state == UNSUPPORTED
+
+
+def test_a_driver_that_is_sick_from_the_start_fails_the_verdict_until_it_is_well() -> None:
+    run = judging()
+    run.host.calls[COUNT] = NvmlError(9, "driver not loaded")
+    assert run.step() is None
+    assert run.statuses["gpu_verdict"].state == FAILED
+    run.host.calls[COUNT] = 1
+    run.step()
+    assert run.state() == "healthy"
+
+
+async def test_once_judges_after_all_others_have_been_read() -> None:
+    host = FakeHost()
+    add_gpus(host, 2)
+    host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 0]
+    agent = Agent(AgentSettings(), host, "node-1")
+    await agent.once()
+    found = readings(agent.sampler.statuses["gpu_verdict"].frame)
+    assert (found[HEALTH, ("GPU-0",)], found[HEALTH, ("GPU-1",)]) == (1, 2)
+
+
+# Counters -----------------------------------------------------------------------------------------
+
+
+def test_replays_count_by_the_minute_and_are_forgiven_when_they_end() -> None:
+    run = judging()
+    run.step()
+    replays = 0
+    for _ in range(14):
+        replays += 3  # 36 a minute; at 16 lanes of generation 5 there may be 31
+        set_field(run, REPLAYS, replays)
+        run.step()
+    assert (run.state(), run.reasons(), run.action()) == ("degraded", ["pcie_replays"], "inspect")
+    run.steps(100)
+    assert (run.state(), run.reasons()) == ("healthy", [])
+
+
+def test_time_spent_too_hot_counts_for_ten_minutes() -> None:
+    run = judging()
+    run.step()
+    set_field(run, THERMAL, 10**10)
+    run.step()
+    assert run.reasons() == ["thermal_hardware"]
+    run.steps(590)
+    assert run.reasons() == ["thermal_hardware"]
+    run.steps(60)
+    assert run.reasons() == []
+    assert [event.facts["after"] for event in run.events] == ["degraded", "healthy"]
+
+
+def test_a_counter_that_falls_back_to_zero_has_no_past() -> None:
+    run = judging()
+    set_field(run, 91, 1)
+    set_field(run, "165:0", 1)
+    set_field(run, "161:0", 1000)
+    run.step()
+    set_field(run, "161:0", 1007)
+    run.step()
+    assert (run.state(), run.reasons()) == ("failed", ["nvlink_recovering"])
+    set_field(run, "161:0", 0)
+    run.step()
+    assert run.reasons() == []
+    set_field(run, "161:0", 1)
+    run.step()
+    assert run.reasons() == ["nvlink_recovering"]
+
+
+def test_a_counter_that_cannot_be_read_for_a_while_keeps_its_past() -> None:
+    run = judging()
+    set_field(run, THERMAL, 10**9)
+    run.steps(120)
+    run.host.calls[FIELD.format(0, THERMAL)] = [999, 0]
+    run.step()
+    assert run.answer("thermal_hardware") is Absent.ERROR
+    assert run.state() == "unknown"
+    set_field(run, THERMAL, 2 * 10**9)
+    run.step()
+    assert run.reasons() == ["thermal_hardware"]
+
+
+# What is too old, or gone -------------------------------------------------------------------------
+
+
+def test_a_gpu_whose_readings_are_too_old_for_the_page_is_unknown() -> None:
+    run = judging()
+    run.step()
+    page = Page("node-1", run.statuses.values, lambda: run.host.clock.now().boot_ns, "")
+    run.step(5, silent={"gpu"})
+    assert "railscope_gpu_power_watts" in page.text(Format.PROMETHEUS)
+    assert run.state() == "healthy"
+    run.step(0.1, silent={"gpu"})
+    text = page.text(Format.PROMETHEUS)
+    assert "railscope_gpu_power_watts" not in text
+    assert 'railscope_gpu_health{gpu="GPU-0",state="unknown"} 1' in text
+    assert (run.reasons(), run.action()) == (["driver_silent"], "inspect")
+    assert run.answer("gpu_lost") is Absent.TIMEOUT
+    run.step()
+    assert run.state() == "healthy"
+
+
+@pytest.mark.parametrize("source", ["gpu", "gpu_health"])
+def test_a_driver_that_hangs_makes_every_gpu_unknown(source: str) -> None:
+    run = judging(2)
+    run.step()
+    run.hang(source)
+    run.judge()
+    assert [run.state(gpu) for gpu in (0, 1)] == ["unknown", "unknown"]
+
+
+def test_a_fault_that_was_there_before_the_driver_hung_is_not_known_to_be_gone() -> None:
+    run = judging()
+    run.host.calls["nvml.nvmlDeviceGetRemappedRows(0)"] = [0, 1, 0, 1]
+    run.step()
+    assert run.state() == "failed"
+    run.hang("gpu_health")
+    run.judge()
+    assert run.state() == "unknown"
+
+
+def test_a_driver_that_fails_keeps_the_columns_of_its_gpus() -> None:
+    run = judging(2)
+    run.step()
+    run.host.calls[COUNT] = NvmlError(18, "driver was updated")
+    run.host.clock.advance(61)
+    run.step()
+    assert [run.state(gpu) for gpu in (0, 1)] == ["unknown", "unknown"]
+    assert run.reasons() == ["driver_silent"]
+
+
+def test_a_lost_gpu_has_failed_and_its_neighbour_has_not() -> None:
+    run = judging(2)
+    run.step()
+    run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), LOST)
+    run.step(5, silent={"gpu_health"})
+    assert run.state(1) == "unknown"  # one source alone may have met a driver being unloaded
+    run.step()
+    assert (run.state(1), run.reasons(1), run.action(1)) == ("failed", ["gpu_lost"], "reboot")
+    assert run.state(0) == "healthy"
+
+
+def test_a_gpu_that_the_driver_no_longer_tells_of_has_failed() -> None:
+    run = judging(2)
+    run.step()
+    run.host.calls[COUNT] = 1
+    run.step(61)
+    assert (run.state(1), run.reasons(1)) == ("failed", ["gpu_lost"])
+    unplug(run.host, "0000:02:00.0")
+    run.step(61)
+    run.step()
+    assert (run.state(1), run.reasons(1)) == ("failed", ["gpu_lost"])
+    plug(run.host, "0000:02:00.0", "nvidia")
+    run.host.calls[COUNT] = 2
+    run.step(61)
+    run.step()
+    assert run.state(1) == "healthy"
+
+
+def test_a_gpu_that_was_handed_to_a_virtual_machine_is_no_longer_judged() -> None:
+    run = judging(2)
+    run.step()
+    run.host.calls[COUNT] = 1
+    plug(run.host, "0000:02:00.0", "vfio-pci")
+    run.step(61)
+    run.step()
+    assert [key for name, key in readings(run.frame) if name == HEALTH] == [("GPU-0",)]
+    assert [event.entity.key for event in run.events if event.facts["after"] == "failed"] == []
+
+
+# Events and bounds --------------------------------------------------------------------------------
+
+
+def test_a_change_is_told_once_with_all_that_is_to_be_known_of_it() -> None:
+    run = judging(2)
+    run.steps(20)
+    run.host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 0]
+    run.steps(60)
+    run.host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 1]
+    run.steps(60)
+    run.host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 0, 0]
+    run.steps(60)
+    assert {event.entity.key for event in run.events} == {("GPU-1",)}
+    assert [event.facts for event in run.events] == [
+        {
+            "before": "healthy",
+            "after": "degraded",
+            "reasons": "row_remap_pending",
+            "action": "reset_gpu",
+            "nvidia_action": "RESET_GPU",
+        },
+        {
+            "before": "degraded",
+            "after": "failed",
+            "reasons": "row_remap_failed, row_remap_pending",
+            "action": "drain reset_gpu rma",
+            "nvidia_action": "CONTACT_SUPPORT, RESET_GPU",
+        },
+        {"before": "failed", "after": "healthy"},
+    ]
+
+
+def test_a_gpu_that_is_not_well_from_the_start_is_told_of() -> None:
+    run = judging()
+    run.host.calls["nvml.nvmlDeviceGetCurrPcieLinkWidth(0)"] = 8
+    run.steps(20)
+    (event,) = run.events
+    assert event.facts == {"after": "degraded", "reasons": "pcie_width", "action": "inspect"}
+
+
+def test_an_event_says_what_keeps_a_gpu_from_being_known() -> None:
+    run = judging()
+    run.step()
+    run.host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
+    run.steps(20)
+    (event,) = run.events
+    assert event.facts == {
+        "before": "healthy", "after": "unknown", "reasons": "pcie_width (error)",
+    }  # fmt: skip
+
+
+def test_gpus_that_come_and_go_fill_no_memory() -> None:
+    run = judging()
+    for number in range(2 * MOST_GPUS):
+        run.host.calls |= answers(0) | {"nvml.nvmlDeviceGetUUID(0)": f"GPU-{number}"}
+        run.step(61)
+    assert run.frame
+    judged = [key for name, key in readings(run.frame) if name == HEALTH]
+    assert len(judged) == MOST_GPUS

@@ -1,0 +1,140 @@
+"""Which Xids still speak against a GPU: until a reset, a load of the driver, or its all-clear."""
+
+from __future__ import annotations
+
+import pytest
+from support.gpus import of_gpu
+from support.judging import RECOVERY, judging, old_driver, set_field
+from support.machine import DENIED
+
+from agent.host import NvmlError
+from agent.streams.xid_book import MOST_GPUS, MOST_REMEMBERED, JudgedXid, XidBook
+from railscope.catalog.xids import judge
+from railscope.reading import Absent
+
+ENERGY = 83
+LOST = NvmlError(15, "GPU is lost")
+FALLEN = "NVRM: Xid (PCI:0000:01:00): 79, pid=41, name=python3, GPU has fallen off the bus."
+ALL_CLEAR = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  590.48.01"
+
+
+def test_a_fatal_xid_fails_its_gpu_and_no_other() -> None:
+    run = judging(2)
+    old_driver(run)
+    run.step()
+    run.log(1, FALLEN)
+    run.step()
+    assert (run.state(0), run.reasons(0), run.action(0)) == ("failed", ["xid_fatal"], "reboot")
+    assert run.state(1) == "healthy"
+
+
+def test_an_xid_counts_until_the_energy_counter_tells_of_a_reset() -> None:
+    run = judging()
+    old_driver(run)
+    run.step()
+    run.log(1, FALLEN)
+    run.steps(600)
+    assert run.reasons() == ["xid_fatal"]
+    set_field(run, ENERGY, 5)
+    run.step()
+    assert (run.state(), run.reasons()) == ("healthy", [])
+    run.log(2, FALLEN)
+    run.step()
+    assert run.reasons() == ["xid_fatal"]
+
+
+def test_an_xid_that_may_have_come_after_the_reset_still_counts() -> None:
+    run = judging()
+    old_driver(run)
+    run.step()
+    set_field(run, ENERGY, 5)
+    run.host.clock.advance(4)
+    run.log(1, FALLEN, ago_seconds=1)
+    run.step(1)
+    assert run.reasons() == ["xid_fatal"]
+
+
+def test_an_xid_of_a_gpu_that_was_lost_is_forgotten_when_the_gpu_is_back() -> None:
+    run = judging()
+    old_driver(run)
+    run.step()
+    well = {key: run.host.calls[key] for key in of_gpu(run.host, 0)}
+    run.host.calls |= dict.fromkeys(well, LOST)
+    run.log(1, FALLEN)
+    run.steps(60)
+    assert run.reasons() == ["gpu_lost", "xid_fatal"]
+    run.host.calls |= well
+    set_field(run, ENERGY, 5)
+    run.step()
+    assert (run.state(), run.reasons()) == ("healthy", [])
+
+
+def test_an_xid_is_forgotten_when_the_driver_needs_nothing_after_it() -> None:
+    run = judging()
+    run.step()
+    run.log(1, FALLEN)
+    run.step(4)
+    assert run.reasons() == ["xid_fatal"]
+    run.step(1)
+    assert run.reasons() == []
+
+
+def test_the_recovery_action_of_the_driver_takes_over_from_the_xid() -> None:
+    run = judging()
+    run.step()
+    run.log(1, FALLEN)
+    set_field(run, RECOVERY, 1)
+    run.steps(120)
+    assert run.reasons() == ["recovery_action", "xid_fatal"]
+    set_field(run, RECOVERY, 0)
+    run.step()
+    assert run.reasons() == []
+
+
+@pytest.mark.parametrize("cleared_by", [LOADED, ALL_CLEAR])
+def test_the_kernel_log_tells_of_what_came_before_the_agent(cleared_by: str) -> None:
+    for lines in ([FALLEN], [FALLEN, cleared_by], [FALLEN, cleared_by, FALLEN]):
+        run = judging()
+        old_driver(run)
+        for sequence, text in enumerate(lines):
+            run.log(sequence, text, ago_seconds=900 - sequence)
+        run.step()
+        assert run.state() == ("failed" if lines[-1] == FALLEN else "healthy")
+
+
+def test_a_flood_of_one_xid_displaces_no_other_and_fills_no_memory() -> None:
+    book = XidBook()
+    for number in range(100):
+        for address in ("0000:01:00.0", f"{number:04x}:ff:00.0"):
+            for severity in ("Fatal", "Nonfatal"):
+                text = f"NETIR {severity} XC0 i0 Link 0{number}"
+                book.judged(address, JudgedXid(149, number, judge(149, text)))
+            book.judged(address, JudgedXid(1000 + number, number, judge(1000 + number, "")))
+            book.judged(address, JudgedXid(79, number, judge(79, "")))
+    remembered = book.remembered("0000:01:00.0")
+    assert [(told.number, told.boot_ns) for told in remembered] == [(149, 99), (79, 99)]
+    assert book.remembered(f"{99:04x}:ff:00.0") == ()
+    known = [n for n in range(100) if book.remembered(f"{n:04x}:ff:00.0")]
+    assert len(known) == MOST_GPUS - 1
+    for number in range(2 * MOST_REMEMBERED):
+        book.judged("0000:01:00.0", JudgedXid(number, number, judge(79, "")))
+    assert len(book.remembered("0000:01:00.0")) == MOST_REMEMBERED
+
+
+def test_a_kernel_log_that_is_denied_leaves_xids_open() -> None:
+    run = judging()
+    run.host.log.closed = DENIED
+    run.step()
+    assert run.answer("xid_fatal") is Absent.DENIED
+    assert run.state() == "healthy"
+
+
+def test_a_kernel_log_that_can_no_longer_be_read_leaves_xids_open() -> None:
+    run = judging()
+    run.log(1, "NVRM: Xid (PCI:0000:01:00): 31, pid=41, name=python3, MMU Fault")
+    run.step()
+    run.host.log.broken = run.host.log.closed = DENIED
+    run.steps(15)
+    assert run.statuses["kernel"].frame is not None
+    assert run.answer("xid_fatal") is Absent.DENIED

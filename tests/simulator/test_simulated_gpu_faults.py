@@ -1,0 +1,165 @@
+"""The faults of GPUs show in NVML, in its events and in the kernel log, as each generation has it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from railscope.capture import Capture, Json, Timeline
+from railscope.simulator import NodeSpec, find_model, simulate
+from railscope.simulator.nvlink import NO_ERROR, STRUCK_LINK
+
+SECONDS, ONSET = 40, 20
+STRUCK, OTHER = 1, 0
+LOST, TIMEOUT, DENIED = ({"error": ["nvml", code]} for code in (15, 10, 4))
+XID, DOUBLE_BIT, RETIREMENT, RECOVERY = 0x8, 0x2, 0x400, 0x8000
+
+
+@cache
+def run(scenario: str, model: str = "h100") -> Capture:
+    return simulate(NodeSpec("gpu-001", gpus=2, model=model, scenario=scenario), SECONDS)
+
+
+def nvml(capture: Capture, call: str, second: int = SECONDS) -> Json:
+    return Timeline(capture.moments).look("calls", f"nvml.nvml{call}", second * 10**9)
+
+
+def field(capture: Capture, gpu: int, entry: int | str, second: int = SECONDS) -> int:
+    code, value = nvml(capture, f"DeviceGetFieldValues({gpu},{entry})", second)
+    assert code == 0
+    return int(value)
+
+
+def xids(capture: Capture) -> list[int]:
+    """Numbers of the Xids in the kernel log, in their order."""
+    log = [record for moment in capture.moments for record in moment.log]
+    return [int(r.split("): ", 1)[1].split(",")[0]) for r in log if "NVRM: Xid" in r]
+
+
+def events(capture: Capture, second: int = SECONDS) -> list[tuple[int, int]]:
+    told = nvml(capture, "EventSetWait()", second)
+    assert [number for number, *_ in told] == list(range(1, len(told) + 1))
+    assert {gpu for _, gpu, *_ in told} <= {STRUCK}
+    return [(kind, data) for _, _, kind, data, *_ in told]
+
+
+@pytest.mark.parametrize("model", ["v100", "a100", "h100", "b200"])
+def test_a_bad_nvlink_has_errors_where_its_generation_counts_them(model: str) -> None:
+    capture = run("nvlink_errors", model)
+    nvlink = find_model(model).nvlink
+    assert nvlink
+    link = min(STRUCK_LINK, nvlink.links - 1)
+    entries: dict[str, tuple[int | str, ...]] = {
+        "v100": (32 + link, 46 + link, 53 + link),
+        "a100": (96 + link - 6, 108 + link - 6, 114 + link - 6),
+        "h100": (f"161:{link}", f"162:{link}", f"163:{link}"),
+        "b200": (f"219:{link}", f"221:{link}", f"295:{link}", f"243:{link}"),
+    }
+    for entry in entries[model]:
+        assert field(capture, STRUCK, entry, ONSET - 1) == 0
+        assert field(capture, STRUCK, entry) > 0
+        assert field(capture, OTHER, entry) == 0
+
+
+def test_the_ratios_of_a_bad_link_get_worse_and_those_of_others_stay() -> None:
+    capture = run("nvlink_errors", "b200")
+    for entry in (220, 222):
+        assert field(capture, STRUCK, f"{entry}:{STRUCK_LINK}", ONSET - 1) == NO_ERROR
+        word = field(capture, STRUCK, f"{entry}:{STRUCK_LINK}")
+        assert (word >> 8) * 10.0 ** -(word & 0xFF) > 1e-12
+        assert field(capture, STRUCK, f"{entry}:{STRUCK_LINK - 1}") == NO_ERROR
+
+
+@pytest.mark.parametrize(
+    ("model", "xid", "sxids"), [("a100", 74, 3), ("h100", 74, 3), ("v100", 74, 0), ("b200", 149, 0)]
+)
+def test_a_bad_link_is_told_by_the_driver_and_by_switches_that_the_host_sees(
+    model: str, xid: int, sxids: int
+) -> None:
+    capture = run("nvlink_errors", model)
+    assert xids(capture) == [xid]
+    assert events(capture) == [(XID, xid)]
+    log = [record for moment in capture.moments for record in moment.log]
+    assert sum("SXid" in record for record in log) == sxids
+
+
+@pytest.mark.parametrize(
+    ("model", "numbers"),
+    [("h100", [48, 63, 94, 154]), ("l40s", [48, 63, 94, 154]), ("a100", [48, 63, 94]), ("t4", [48, 63])],
+)  # fmt: skip
+def test_an_uncorrectable_error_is_counted_told_and_ends_the_job(
+    model: str, numbers: list[int]
+) -> None:
+    capture = run("ecc_uncorrected", model)
+    assert xids(capture) == numbers
+    told = events(capture)
+    assert [data for kind, data in told if kind == XID] == numbers
+    assert (DOUBLE_BIT, 0) in told
+    assert events(capture, ONSET - 1) == []
+    for gpu, errors in ((STRUCK, 1), (OTHER, 0)):
+        for lifetime in (0, 1):
+            assert nvml(capture, f"DeviceGetTotalEccErrors({gpu},1,{lifetime})") == errors
+            assert nvml(capture, f"DeviceGetMemoryErrorCounter({gpu},1,{lifetime},2)") == errors
+            assert field(capture, gpu, 4 + 2 * lifetime) == errors
+    if find_model(model).remaps_rows:
+        assert nvml(capture, f"DeviceGetRemappedRows({STRUCK})") == [0, 1, 1, 0]
+    else:
+        assert len(nvml(capture, f"DeviceGetRetiredPages({STRUCK},1)")) == 1
+        assert nvml(capture, f"DeviceGetRetiredPagesPendingStatus({STRUCK})") == 1
+    assert nvml(capture, f"DeviceGetComputeRunningProcesses({OTHER})") == []
+
+
+def test_a_row_that_waits_shows_in_banks_in_fields_and_in_what_the_driver_wants() -> None:
+    capture = run("row_remap")
+    banks = find_model("h100").banks
+    histograms = [nvml(capture, f"DeviceGetRowRemapperHistogram({gpu})") for gpu in (STRUCK, OTHER)]
+    assert [(h["max"], h["high"]) for h in histograms] == [(banks - 1, 1), (banks, 0)]
+    assert [field(capture, STRUCK, number) for number in (301, 302, 230)] == [1, 0, 4]
+    assert [field(capture, OTHER, number) for number in (301, 302, 230)] == [0, 0, 0]
+    assert events(capture) == [(XID, 63), (RETIREMENT, 0), (XID, 154), (RECOVERY, 4)]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "answer", "numbers"),
+    [("xid79", LOST, [79, 154]), ("gpu_hung", TIMEOUT, [119, 154])],
+)
+def test_a_dead_gpu_answers_one_thing_and_sends_no_event(
+    scenario: str, answer: Json, numbers: list[int]
+) -> None:
+    capture = run(scenario)
+    own = [
+        call for call in capture.moments[0].calls if f"({STRUCK}," in call or f"({STRUCK})" in call
+    ]
+    assert len(own) > 300
+    timeline = Timeline(capture.moments)
+    assert all(timeline.look("calls", call, ONSET * 10**9) == answer for call in own)
+    assert all(timeline.look("calls", call, SECONDS * 10**9) == answer for call in own)
+    assert nvml(capture, "DeviceGetCount()") == 2
+    assert nvml(capture, f"DeviceGetPowerUsage({OTHER})") < 250_000
+    assert xids(capture) == numbers
+    assert events(capture) == []
+
+
+def test_an_older_driver_says_nothing_of_recovery() -> None:
+    assert xids(run("xid79", "a100")) == [79]
+
+
+def test_what_is_denied_is_denied_everywhere_and_always() -> None:
+    capture = run("nvml_denied")
+    for gpu in (STRUCK, OTHER):
+        for second in (0, SECONDS):
+            assert nvml(capture, f"GpmMetricsGet({gpu},2)", second) == DENIED
+            assert nvml(capture, f"DeviceGetSramEccErrorStatus({gpu})", second) == DENIED
+            assert nvml(capture, f"DeviceGetPowerUsage({gpu})", second) > 0
+    assert xids(capture) == []
+
+
+def test_links_are_told_every_ten_seconds_and_a_dead_gpu_at_once() -> None:
+    capture = simulate(NodeSpec("gpu-001", gpus=1, scenario="xid79"), 46)
+    at = [
+        moment.offset_ns // 10**9
+        for moment in capture.moments
+        if "nvml.nvmlDeviceGetFieldValues(0,138:3)" in moment.calls
+    ]
+    assert at == [0, 10, 20, 23]

@@ -1,0 +1,64 @@
+"""The captures of nvidia_gpu_exporter, as a machine that answers what nvidia-smi printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from support import nvidia_smi_csv as csv
+from support import nvidia_smi_text as text
+from support.exporter_pairs import PAIRS
+from support.gpu_readings import Told, read_gpus
+from support.machine import FakeHost
+from support.nvidia_smi import Row, machine
+from support.nvidia_smi_shares import MigDevice, name_processes, shares
+from support.pages import Sample, samples
+from support.shared import captured
+
+FOLDER = "nvidia-smi/exporter-captures"
+H100 = "linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01"
+H200_MIG = "linux-x86_64__nvidia-h200-mig__590.48.01"
+L40S = "linux-x86_64__nvidia-l40s__595.80"
+RTX = "linux-x86_64__nvidia-geforce-rtx-4080-super__595.71.05"
+CASES = [(card, moment) for card in (H100, H200_MIG, L40S, RTX) for moment in ("idle", "load")]
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One card at one moment: what nvidia-smi printed, our readings, and their page."""
+
+    capture: str
+    row: Row
+    mig_devices: list[MigDevice]
+    host: FakeHost
+    told: Told
+    page: dict[Sample, float]
+
+    def our(self, name: str) -> float | None:
+        """Our number beside a name of theirs."""
+        metric, part = PAIRS[name]
+        return self.told.number(f"gpu_{metric}", GPU, *part)
+
+    @property
+    def theirs(self) -> dict[str, float]:
+        """Their metrics of the GPU by name; those of processes have one for each."""
+        return {name.removeprefix("nvidia_smi_"): value for (name, _), value in self.page.items()}
+
+
+@cache
+def read(card: str, moment: str) -> Case:
+    """A card at a moment, "idle" or "load"; read once for all tests."""
+    capture = captured(f"{FOLDER}/{card}.txt").read_text()
+    printed = csv.section(capture, f"{moment} :: query (-q)")
+    (lines,) = text.gpus(printed)
+    row = text.row(printed, lines) | csv.query(capture, moment)
+    running = csv.compute_processes(capture, moment, text.processes(lines))
+    devices = csv.name_mig_devices(capture, row["name"], text.mig_devices(lines))
+    host = FakeHost()
+    host.calls |= machine([row]) | shares(0, running, devices)
+    busy = csv.process_samples(capture, moment)
+    host.calls["nvml.nvmlDeviceGetProcessUtilization(0)"] = busy
+    name_processes(host, running)
+    page = samples(captured(f"{FOLDER}/{card}__{moment}.metrics").read_text())
+    return Case(capture, row, devices, host, read_gpus(host), page)

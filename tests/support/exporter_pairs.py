@@ -1,0 +1,221 @@
+"""What nvidia_gpu_exporter calls our metrics of a GPU.
+
+Every name on its pages is in one of these tables: a pair, a number made of our readings, or one that
+stands alone, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from support.gpu_readings import Told
+
+from agent.sources.nvidia.load import THROTTLE_BITS
+
+Part = tuple[str, ...]
+
+PAIRS: dict[str, tuple[str, Part]] = {
+    "utilization_gpu_ratio": ("utilization_ratio", ()),
+    "utilization_memory_ratio": ("memory_activity_ratio", ()),
+    "utilization_encoder_ratio": ("engine_utilization_ratio", ("encoder",)),
+    "utilization_decoder_ratio": ("engine_utilization_ratio", ("decoder",)),
+    "utilization_jpeg_ratio": ("engine_utilization_ratio", ("jpeg",)),
+    "utilization_ofa_ratio": ("engine_utilization_ratio", ("optical_flow",)),
+    "encoder_stats_session_count": ("encoder_sessions", ()),
+    "encoder_stats_average_fps": ("encoder_frames_per_second", ()),
+    "memory_total_bytes": ("memory_size_bytes", ()),
+    "memory_used_bytes": ("memory_used_bytes", ()),
+    "memory_free_bytes": ("memory_free_bytes", ()),
+    "memory_reserved_bytes": ("memory_reserved_bytes", ()),
+    "protected_memory_total_bytes": ("protected_memory_size_bytes", ()),
+    "protected_memory_used_bytes": ("protected_memory_used_bytes", ()),
+    "clocks_max_graphics_clock_hz": ("clock_limit_hertz", ("graphics",)),
+    "clocks_max_sm_clock_hz": ("clock_limit_hertz", ("sm",)),
+    "clocks_max_memory_clock_hz": ("clock_limit_hertz", ("memory",)),
+    "power_draw_watts": ("power_watts", ()),
+    "power_draw_average_watts": ("power_average_watts", ()),
+    "power_draw_instant_watts": ("power_instant_watts", ()),
+    "enforced_power_limit_watts": ("power_limit_watts", ()),
+    "power_limit_watts": ("power_limit_bound_watts", ("requested",)),
+    "power_default_limit_watts": ("power_limit_bound_watts", ("default",)),
+    "power_min_limit_watts": ("power_limit_bound_watts", ("minimum",)),
+    "power_max_limit_watts": ("power_limit_bound_watts", ("maximum",)),
+    "edpp_multiplier_ratio": ("peak_power_multiplier_ratio", ()),
+    "temperature_gpu": ("temperature_celsius", ()),
+    "temperature_gpu_tlimit": ("temperature_margin_celsius", ()),
+    "temperature_memory": ("memory_temperature_celsius", ()),
+    "fan_speed_ratio": ("fan_speed_ratio", ("0",)),
+    "pstate": ("performance_state", ()),
+    "persistence_mode": ("persistence_enabled", ()),
+    "compute_mode": ("compute_mode", ()),
+    "accounting_mode": ("accounting_enabled", ()),
+    "gsp_mode_current": ("gsp_firmware_enabled", ()),
+    "c2c_mode": ("c2c_enabled", ()),
+    "mig_mode_current": ("mig_enabled", ()),
+    "mig_mode_pending": ("mig_pending", ()),
+    "gpu_recovery_action": ("recovery_action", ()),
+    "fabric_state": ("fabric_state", ()),
+    "ecc_mode_current": ("ecc_enabled", ()),
+    "ecc_mode_pending": ("ecc_pending", ()),
+    "ecc_errors_uncorrected_aggregate_sram_threshold_exceeded": ("sram_threshold_exceeded", ()),
+    "remapped_rows_correctable": ("remapped_rows", ("correctable",)),
+    "remapped_rows_uncorrectable": ("remapped_rows", ("uncorrectable",)),
+    "remapped_rows_correctable_inactive": ("remapped_rows_inactive", ("correctable",)),
+    "remapped_rows_uncorrectable_inactive": ("remapped_rows_inactive", ("uncorrectable",)),
+    "remapped_rows_pending": ("row_remap_pending", ()),
+    "remapped_rows_failure": ("row_remap_failure", ()),
+    "pcie_link_gen_current": ("pcie_link_generation", ()),
+    "pcie_link_gen_gpucurrent": ("pcie_link_generation", ()),
+    "pcie_link_gen_max": ("pcie_link_generation_limit", ()),
+    "pcie_link_gen_gpumax": ("pcie_link_generation_gpu_limit", ()),
+    "pcie_link_width_current": ("pcie_link_width_lanes", ()),
+    "pcie_link_width_max": ("pcie_link_width_limit_lanes", ()),
+}
+for _clock in ("graphics", "sm", "memory", "video"):
+    PAIRS[f"clocks_current_{_clock}_clock_hz"] = ("clock_hertz", (_clock,))
+for _bank in ("max", "high", "partial", "low", "none"):
+    PAIRS[f"remapped_rows_histogram_{_bank}"] = ("row_remap_banks", (_bank,))
+
+REASONS = {
+    "gpu_idle": "gpu_idle",
+    "applications_clocks_setting": "application_clocks",
+    "sw_power_cap": "software_power_cap",
+    "hw_slowdown": "hardware_slowdown",
+    "sync_boost": "sync_boost",
+    "sw_thermal_slowdown": "software_thermal",
+    "hw_thermal_slowdown": "hardware_thermal",
+    "hw_power_brake_slowdown": "hardware_power_brake",
+}
+"""Their word for a reason to hold the clocks down, and ours."""
+_TIMED = set(REASONS) - {"gpu_idle", "applications_clocks_setting", "hw_slowdown"}
+for _theirs, _ours in REASONS.items():
+    PAIRS[f"clocks_event_reasons_{_theirs}"] = ("throttle_active", (_ours,))
+for _theirs in _TIMED:
+    _seconds = f"clocks_event_reasons_counters_{_theirs}_seconds"
+    PAIRS[_seconds] = ("throttle_seconds_total", (REASONS[_theirs],))
+
+_PLACES = {"device_memory": "dram", "dram": "dram", "sram": "sram"}
+for _error in ("corrected", "uncorrected"):
+    for _lifetime in ("volatile", "aggregate"):
+        _stem = f"ecc_errors_{_error}_{_lifetime}"
+        PAIRS[f"{_stem}_total"] = ("ecc_errors_total", (_error, _lifetime))
+        for _theirs, _ours in _PLACES.items():
+            where = (_error, _lifetime, _ours)
+            PAIRS[f"{_stem}_{_theirs}"] = ("ecc_location_errors_total", where)
+for _lifetime in ("volatile", "aggregate"):
+    for _theirs, _ours in {"parity": "parity", "secded": "sec_ded"}.items():
+        PAIRS[f"ecc_errors_uncorrected_{_lifetime}_sram_{_theirs}"] = (
+            "sram_uncorrected_errors_total",
+            (_lifetime, _ours),
+        )
+_UNITS = {"l2": "l2", "sm": "sm", "mcu": "microcontroller", "pcie": "pcie", "other": "other"}
+for _theirs, _ours in _UNITS.items():
+    PAIRS[f"ecc_errors_uncorrected_aggregate_sram_{_theirs}"] = (
+        "sram_location_errors_total",
+        ("uncorrected", "aggregate", _ours),
+    )
+
+
+def _facts(told: Told) -> dict[str, str]:
+    (facts,) = [dict(facts) for (kind, _), facts in told.facts.items() if kind == "gpu"]
+    return facts
+
+
+def _address(told: Told) -> list[int]:
+    """Domain, bus, device and function."""
+    return [int(part, 16) for part in _facts(told)["pci_address"].replace(".", ":").split(":")]
+
+
+def _mask(told: Told, *, only_active: bool) -> int:
+    active = told.named("gpu_throttle_active")
+    return sum(THROTTLE_BITS[key[-1]] for key, on in active.items() if on or not only_active)
+
+
+def _of(told: Told, metric: str) -> float:
+    (value,) = told.named(metric).values()
+    return value
+
+
+MADE: dict[str, Callable[[Told], float]] = {
+    "clocks_event_reasons_active": lambda told: _mask(told, only_active=True),
+    "clocks_event_reasons_supported": lambda told: _mask(told, only_active=False),
+    "encoder_stats_average_latency": lambda t: 1e6 * _of(t, "gpu_encoder_latency_seconds"),
+    "protected_memory_free_bytes": lambda told: (
+        _of(told, "gpu_protected_memory_size_bytes") - _of(told, "gpu_protected_memory_used_bytes")
+    ),
+    "count": lambda told: sum(kind == "gpu" for kind, _ in told.facts),
+    "compute_apps": lambda told: sum(
+        kind == "gpu_process" and facts["context"] == "compute"
+        for (kind, _), facts in told.facts.items()
+    ),
+    "index": lambda told: float(_facts(told)["index"]),
+    "serial": lambda told: float(_facts(told)["serial"]),
+    "compute_cap": lambda told: float(_facts(told)["compute_capability"]),
+    "driver_version": lambda told: float(_facts(told)["driver"]),
+    "kmd_version": lambda told: float(_facts(told)["driver"]),
+    "pci_domain": lambda told: _address(told)[0],
+    "pci_bus": lambda told: _address(told)[1],
+    "pci_device": lambda told: _address(told)[2],
+    "platform_module_id": lambda told: float(_facts(told)["module"]),
+}
+"""Theirs as it follows from ours: from facts, from bits, from parts of a whole."""
+
+LABELS = {
+    "compute_cap": "compute_capability", "cuda_version": "cuda", "driver_version": "driver",
+    "index": "index", "name": "model", "serial": "serial", "vbios_version": "vbios",
+}  # fmt: skip
+"""The labels of their gpu_info, and our facts; the PCI address stands apart."""
+
+THEIRS_ALONE = {
+    "command_exit_code": "of the exporter",
+    "failed_scrapes_total": "of the exporter",
+    "last_collect_success": "of the exporter",
+    "compute_apps_last_collect_success": "of the exporter",
+    "gpu_info": "labels, compared one by one",
+    "compute_app_info": "labels, compared one by one",
+    "compute_app_used_memory_bytes": "one for each process, compared one by one",
+    "name": "the digits in the name of the model, which is a fact",
+    "pci_base_class": "3, a display, of every GPU",
+    "pci_sub_class": "0 with outputs for displays and 2 without; the model says so",
+    "pci_device_id": "the model as a number",
+    "pci_sub_device_id": "the maker of the board as a number; the part number says more",
+    "inforom_ecc": "part of the version of the InfoROM's image, which is a fact",
+    "inforom_oem": "part of the version of the InfoROM's image, which is a fact",
+    "accounting_buffer_size": "4000 processes, of every GPU",
+    "display_active": "of screens, which servers have none of",
+    "display_attached": "of screens, which servers have none of",
+    "gsp_mode_default": "what the GSP would do without the setting that is in force",
+    "pcie_link_gen_hostmax": "of the slot; NVML has no call for it, and sysfs tells it of the bridge",
+    "fabric_clique_id": "says something only beside the cluster, and its UUID is masked here",
+    "platform_slot_number": "0 of a server that stands in no rack system; -q leaves it out too",
+    "platform_tray_index": "0 of a server that stands in no rack system; -q leaves it out too",
+    "platform_host_id": "1 of a server that stands in no rack system; -q leaves it out too",
+    "platform_gpu_fabric_guid": "0 of a GPU whose links InfiniBand does not manage",
+}
+
+OURS_ALONE = {
+    "fabric_status_code": "a word in the row, which the exporter leaves out",
+    "fabric_health": "a word in the row, which the exporter leaves out",
+    "encoder_latency_seconds": "theirs is in microseconds",
+    "memory_power_watts": "only -q prints it",
+    "bar1_size_bytes": "only -q prints it",
+    "bar1_used_bytes": "only -q prints it",
+    "pcie_replays_total": "only -q prints it",
+    "pcie_replay_rollovers_total": "only -q prints it",
+    "temperature_threshold_celsius": "only -q prints it",
+    "temperature_threshold_margin_celsius": "only -q prints it",
+    "repair_pending": "only -q prints it",
+    "unrepairable_memory": "only -q prints it",
+    "mig_devices": "MIG devices are compared with -q",
+    "processes": "processes are compared one by one",
+    "processes_untold": "processes are compared one by one",
+    "process_memory_used_bytes": "processes are compared one by one",
+    "process_sm_utilization_ratio": "processes are compared with pmon",
+    "process_memory_activity_ratio": "processes are compared with pmon",
+    "sharing": "what follows of modes and processes",
+}
+"""Ours of which nothing of theirs tells, and why."""
+OURS_ALONE_BY_PART = {
+    ("clock_limit_hertz", ("video",)): "only -q prints it",
+    ("throttle_active", ("display_clocks",)): "a bit of their mask without a name",
+}

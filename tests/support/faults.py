@@ -1,0 +1,149 @@
+"""Everything that can go wrong with a GPU, and what only looks like it, by the reason of its rule."""
+
+from __future__ import annotations
+
+from support.health import LINKS, ONE_MORE, Fault, change, late, links, reading, xid
+
+from agent.verdict.facts import MINUTE_NS, Change
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_sharing as s
+from railscope.catalog import nvlink as n
+from railscope.catalog.declare import Metric
+from railscope.reading import Absent
+
+PULSE = (
+    c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL, c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH,
+    h.GPU_PCIE_GENERATION,
+)  # fmt: skip
+FATAL_LINK = "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6)"
+RESET_WANTED = "Contained: SM (0x1). RST: Yes, D-RST: No"
+
+
+def all_gone(*metrics: Metric) -> Fault:
+    return Fault({(metric, ()): Absent.GONE for metric in metrics})
+
+
+def throttled(reason: str, grown: Change) -> Fault:
+    return change(c.GPU_THROTTLE_TIME, grown, reason)
+
+
+def seconds(spent: float) -> Change:
+    return Change(round(spent * 10**9), 10 * MINUTE_NS, 0, MINUTE_NS)
+
+
+def both(*faults: Fault) -> Fault:
+    """Several at once."""
+    readings = {place: value for fault in faults for place, value in fault.readings.items()}
+    return Fault(readings, {p: grown for fault in faults for p, grown in fault.changes.items()})
+
+
+FAULTS: list[tuple[str, Fault]] = [
+    ("gpu_lost", all_gone(*PULSE)),
+    ("gpu_lost", Fault(silent={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=4)),
+    (
+        "gpu_lost",
+        Fault(silent={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=Absent.GONE),
+    ),
+    ("driver_silent", Fault(silent={"gpu": Absent.TIMEOUT})),
+    ("driver_silent", Fault(silent={"gpu_health": Absent.ERROR})),
+    ("driver_silent", Fault(silent={"nvlink": Absent.DENIED, "gpu": Absent.NOT_DUE})),
+    *(("recovery_action", reading(h.GPU_RECOVERY_ACTION, value)) for value in (1, 2, 6, 7, 8)),
+    *(("recovery_drain", reading(h.GPU_RECOVERY_ACTION, value)) for value in (3, 4, 5)),
+    ("row_remap_failed", reading(h.GPU_ROW_REMAP_FAILURE, 1)),
+    ("row_remap_pending", reading(h.GPU_ROW_REMAP_PENDING, 1)),
+    ("remapped_rows_exhausted", reading(h.GPU_REMAPPED_ROWS, 512, "uncorrectable")),
+    ("retired_pages_pending", reading(h.GPU_RETIRED_PENDING, 1)),
+    ("retired_pages_exhausted", reading(h.GPU_RETIRED_PAGES, 33, "uncorrectable")),
+    (
+        "retired_pages_exhausted",
+        both(
+            reading(h.GPU_RETIRED_PAGES, 63, "uncorrectable"),
+            reading(h.GPU_RETIRED_PAGES, Absent.ERROR, "correctable"),
+        ),
+    ),
+    ("ecc_uncorrected_volatile", reading(h.GPU_ECC_ERRORS, 1, "uncorrected", "volatile")),
+    ("sram_threshold", reading(h.GPU_SRAM_THRESHOLD, 1)),
+    ("unrepairable_memory", reading(h.GPU_UNREPAIRABLE, 1)),
+    ("repair_pending", reading(h.GPU_REPAIR_PENDING, 1, "tpc")),
+    ("repair_pending", reading(h.GPU_REPAIR_PENDING, 1, "memory_channel")),
+    ("fabric_not_joined", reading(h.GPU_FABRIC_STATE, 1)),
+    ("fabric_not_joined", reading(h.GPU_FABRIC_STATE, 2)),
+    ("fabric_not_joined", reading(h.GPU_FABRIC_STATUS, 999)),
+    ("fabric_unhealthy", reading(h.GPU_FABRIC_HEALTH, 2)),
+    ("fabric_limited", reading(h.GPU_FABRIC_HEALTH, 3)),
+    ("fabric_condition", reading(h.GPU_FABRIC_CONDITION, 1, "route_unhealthy")),
+    ("nvlink_down", links(0)),
+    ("nvlink_down", links(0, Absent.ERROR)),
+    ("nvlink_down", links(*[0] * LINKS)),
+    ("nvlink_recovering", change(n.NVLINK_ERRORS, ONE_MORE, "3", "replay")),
+    ("nvlink_recovering", change(n.NVLINK_ERRORS, ONE_MORE, "17", "recovery")),
+    ("nvlink_recovering", change(n.NVLINK_RECOVERIES, ONE_MORE, "0", "successful")),
+    ("nvlink_crc", change(n.NVLINK_ERRORS, ONE_MORE, "3", "crc")),
+    ("nvlink_crc_rate", change(n.NVLINK_ERRORS, late(6000), "3", "crc")),
+    (
+        "nvlink_crc_rate",
+        both(*(change(n.NVLINK_ERRORS, late(600), str(link), "crc") for link in range(10))),
+    ),
+    ("nvlink_bit_errors", reading(n.NVLINK_BIT_ERRORS, 11_999, "3", "effective")),
+    ("pcie_width", reading(h.GPU_PCIE_WIDTH, 8)),
+    ("pcie_generation", reading(h.GPU_PCIE_GENERATION, 4)),
+    ("pcie_replays", change(h.GPU_PCIE_REPLAYS, late(32))),
+    (
+        "pcie_replays",
+        both(reading(h.GPU_PCIE_GENERATION_LIMIT, 1), reading(h.GPU_PCIE_GENERATION, 1),
+             change(h.GPU_PCIE_REPLAYS, late(4))),
+    ),
+    ("pcie_errors", change(h.GPU_PCIE_ERRORS, ONE_MORE, "fatal")),
+    ("pcie_errors", change(h.GPU_PCIE_ERRORS, ONE_MORE, "nonfatal")),
+    ("thermal_hardware", throttled("hardware_thermal", seconds(0.001))),
+    ("thermal_hardware", reading(c.GPU_THROTTLE_ACTIVE, 1, "hardware_thermal")),
+    ("thermal_software", throttled("software_thermal", seconds(60))),
+    ("power_brake", throttled("hardware_power_brake", seconds(0.001))),
+    ("power_brake", reading(c.GPU_THROTTLE_ACTIVE, 1, "hardware_power_brake")),
+    ("temperature_margin", reading(c.GPU_TEMPERATURE_MARGIN, 0)),
+    ("temperature_margin", reading(c.GPU_TEMPERATURE_MARGIN, -4)),
+    ("xid_fatal", Fault(xids=(xid(79),))),
+    ("xid_fatal", Fault(xids=(xid(149, FATAL_LINK),))),
+    ("xid_action", Fault(xids=(xid(94, RESET_WANTED),))),
+]  # fmt: skip
+
+QUIET: list[tuple[str, Fault]] = [
+    ("gpu_lost", reading(c.GPU_POWER, Absent.ERROR)),
+    ("gpu_lost", all_gone(c.GPU_POWER, c.GPU_PERFORMANCE_STATE)),
+    ("driver_silent", Fault(silent={"nvlink": Absent.UNSUPPORTED, "kernel": Absent.DENIED})),
+    ("recovery_action", reading(h.GPU_RECOVERY_ACTION, Absent.UNSUPPORTED)),
+    ("remapped_rows_exhausted", reading(h.GPU_REMAPPED_ROWS, 511, "uncorrectable")),
+    ("retired_pages_exhausted", reading(h.GPU_RETIRED_PAGES, 31, "uncorrectable")),
+    ("ecc_uncorrected_volatile", reading(h.GPU_ECC_ERRORS, 9, "corrected", "volatile")),
+    ("fabric_not_joined", reading(h.GPU_FABRIC_STATE, 0)),
+    ("fabric_unhealthy", reading(h.GPU_FABRIC_HEALTH, 0)),
+    ("nvlink_down", links(1, 2, 3)),
+    ("nvlink_down", both(links(*[0] * LINKS), reading(h.GPU_FABRIC_STATE, 0))),
+    (
+        "nvlink_down",
+        both(links(*[0] * LINKS), reading(h.GPU_FABRIC_STATE, Absent.UNSUPPORTED)),
+    ),
+    ("nvlink_down", both(links(*[0] * LINKS), reading(s.GPU_MIG_MODE, 1))),
+    ("nvlink_recovering", change(n.NVLINK_ERRORS, ONE_MORE, "3", "receive")),
+    ("nvlink_recovering", change(n.NVLINK_ERRORS, ONE_MORE, "3", "crc")),
+    ("nvlink_crc", change(n.NVLINK_ERRORS, ONE_MORE, "3", "replay")),
+    ("nvlink_crc_rate", change(n.NVLINK_ERRORS, late(5999), "3", "crc")),
+    ("nvlink_bit_errors", reading(n.NVLINK_BIT_ERRORS, 12_000, "3", "effective")),
+    ("nvlink_bit_errors", reading(n.NVLINK_BIT_ERRORS, 3_000, "3", "raw")),
+    (
+        "pcie_generation",
+        both(reading(h.GPU_PCIE_GENERATION, 1), reading(c.GPU_PERFORMANCE_STATE, 8)),
+    ),
+    ("pcie_generation", both(reading(h.GPU_PCIE_GENERATION, 1), reading(c.GPU_UTILIZATION, 0))),
+    ("pcie_replays", change(h.GPU_PCIE_REPLAYS, late(31))),
+    ("pcie_replays", change(h.GPU_PCIE_REPLAYS, Change(300, 10 * MINUTE_NS, 0, MINUTE_NS))),
+    ("pcie_errors", change(h.GPU_PCIE_ERRORS, ONE_MORE, "correctable")),
+    ("thermal_hardware", throttled("software_thermal", seconds(30))),
+    ("thermal_software", throttled("software_thermal", seconds(59.9))),
+    ("power_brake", throttled("hardware_thermal", seconds(9))),
+    ("temperature_margin", reading(c.GPU_TEMPERATURE_MARGIN, 1)),
+    ("xid_fatal", Fault(xids=(xid(94, RESET_WANTED),))),
+    ("xid_action", Fault(xids=(xid(79),))),
+    ("xid_fatal", Fault(silent={"kernel": Absent.UNSUPPORTED})),
+]

@@ -1,0 +1,64 @@
+"""What all GPU sources say of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from support.reading import Label, numbers, read_once, readings
+
+from agent.host import Host
+from agent.source import Source
+from agent.sources.nvidia.activity import Activity
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.inventory import Gpus
+from agent.sources.nvidia.mig import Mig
+from agent.sources.nvidia.nvlink import NvLink
+from agent.sources.nvidia.processes import Processes
+from railscope.reading import Absent
+
+
+@dataclass
+class Told:
+    """Numbers in base units, reasons where there is none, and the facts of entities by kind."""
+
+    numbers: dict[Label, float] = field(default_factory=dict)
+    absent: dict[Label, Absent] = field(default_factory=dict)
+    facts: dict[tuple[str, tuple[str, ...]], Mapping[str, str]] = field(default_factory=dict)
+
+    def number(self, metric: str, *key: str) -> float | None:
+        """A number; None where there is none."""
+        return self.numbers.get((f"railscope_{metric}", key))
+
+    def named(self, metric: str) -> dict[tuple[str, ...], float]:
+        """All numbers of a metric, by key."""
+        return {k: v for (name, k), v in self.numbers.items() if name == f"railscope_{metric}"}
+
+
+def sources() -> list[Source]:
+    """Every source of the driver's thread that reads GPUs, with one inventory."""
+    gpus = Gpus()
+    return [
+        Gpu.load(gpus=gpus),
+        Gpu.health(gpus=gpus),
+        Gpu.settings(gpus=gpus),
+        Activity(gpus=gpus),
+        Mig(gpus=gpus),
+        Processes(gpus=gpus),
+        NvLink.traffic(gpus=gpus),
+        NvLink.signal(gpus=gpus),
+    ]
+
+
+def read_gpus(host: Host) -> Told:
+    """Read every GPU source once; none may fail."""
+    told = Told()
+    for source in sources():
+        outcome = read_once(source, host)
+        assert outcome.problem == "", f"{source.name}: {outcome.problem}"
+        told.numbers |= numbers(outcome.frame)
+        found = readings(outcome.frame)
+        told.absent |= {label: r for label, r in found.items() if isinstance(r, Absent)}
+        for _, entity in outcome.frame.schema.columns if outcome.frame else ():
+            told.facts[entity.kind.name, entity.key] = entity.facts
+    return told

@@ -1,0 +1,144 @@
+"""Facts of a GPU in good health, and everything that can go wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.streams.xid_book import JudgedXid
+from agent.verdict.facts import MINUTE_NS, Change, Facts, Part
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_sharing as s
+from railscope.catalog import nvlink as n
+from railscope.catalog.declare import Metric
+from railscope.catalog.xids import judge
+from railscope.reading import Absent, Reading
+
+LINKS = 18
+WINDOW_NS = 10 * MINUTE_NS
+STILL = Change(0, WINDOW_NS, 0, MINUTE_NS)
+ONE_MORE = Change(1, WINDOW_NS, 0, MINUTE_NS)
+
+Place = tuple[Metric, Part]
+
+
+def xid(number: int, message: str = "") -> JudgedXid:
+    """An Xid as the kernel log told it."""
+    return JudgedXid(number, 5, judge(number, message))
+
+
+def late(amount: int) -> Change:
+    """So much growth within the last minute."""
+    return Change(amount, WINDOW_NS, amount, MINUTE_NS)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What facts are when something is wrong."""
+
+    readings: Mapping[Place, Reading] = field(default_factory=dict)
+    changes: Mapping[Place, Change] = field(default_factory=dict)
+    xids: tuple[JudgedXid, ...] = ()
+    silent: Mapping[str, Absent] = field(default_factory=dict)
+    device_state: Reading | None = None
+
+    @property
+    def places(self) -> set[object]:
+        """What of the facts it is about."""
+        return {*self.readings, *self.changes, *self.silent, *(x.number for x in self.xids)}
+
+
+def reading(metric: Metric, value: Reading, *part: str) -> Fault:
+    """One other reading."""
+    return Fault({(metric, part): value})
+
+
+def change(metric: Metric, grown: Change, *part: str) -> Fault:
+    """One counter that has grown."""
+    return Fault(changes={(metric, part): grown})
+
+
+def links(*states: Reading) -> Fault:
+    """NVLinks in these states, the others active."""
+    return Fault({(n.NVLINK_STATE, (str(link),)): state for link, state in enumerate(states)})
+
+
+def with_faults(faults: Iterable[Fault], facts: Facts | None = None) -> Facts:
+    """The facts of a healthy GPU, or others, with faults."""
+    found = facts or healthy()
+    readings = {metric: dict(parts) for metric, parts in found.readings.items()}
+    changes = {metric: dict(parts) for metric, parts in found.changes.items()}
+    xids, silent, state = found.xids, dict(found.silent), found.device_state
+    for fault in faults:
+        for (metric, part), value in fault.readings.items():
+            readings.setdefault(metric, {})[part] = value
+        for (metric, part), grown in fault.changes.items():
+            changes.setdefault(metric, {})[part] = grown
+        xids += fault.xids
+        silent |= fault.silent
+        state = state if fault.device_state is None else fault.device_state
+    return replace(
+        found, readings=readings, changes=changes, xids=xids, silent=silent, device_state=state
+    )
+
+
+def healthy() -> Facts:
+    """A GPU on an NVSwitch board that has everything there is, and nothing wrong."""
+    whole: dict[Metric, Reading] = {
+        c.GPU_POWER: 300_000,
+        c.GPU_TEMPERATURE: 50,
+        c.GPU_MEMORY_TOTAL: 80 << 30,
+        c.GPU_UTILIZATION: 90,
+        c.GPU_ENERGY: 10**12,
+        c.GPU_PERFORMANCE_STATE: 0,
+        c.GPU_TEMPERATURE_MARGIN: 30,
+        h.GPU_ROW_REMAP_PENDING: 0,
+        h.GPU_ROW_REMAP_FAILURE: 0,
+        h.GPU_RETIRED_PENDING: 0,
+        h.GPU_SRAM_THRESHOLD: 0,
+        h.GPU_UNREPAIRABLE: 0,
+        h.GPU_RECOVERY_ACTION: 0,
+        h.GPU_PCIE_GENERATION: 5,
+        h.GPU_PCIE_GENERATION_LIMIT: 5,
+        h.GPU_PCIE_WIDTH: 16,
+        h.GPU_PCIE_WIDTH_LIMIT: 16,
+        h.GPU_PCIE_REPLAYS: 7,
+        h.GPU_FABRIC_STATE: 3,
+        h.GPU_FABRIC_STATUS: 0,
+        h.GPU_FABRIC_HEALTH: 1,
+        s.GPU_MIG_MODE: 0,
+    }
+    parts: dict[Place, Reading] = {
+        (h.GPU_ECC_ERRORS, ("uncorrected", "volatile")): 0,
+        (h.GPU_ECC_ERRORS, ("uncorrected", "aggregate")): 3,
+        (h.GPU_REMAPPED_ROWS, ("correctable",)): 511,
+        (h.GPU_REMAPPED_ROWS, ("uncorrectable",)): 2,
+        (h.GPU_RETIRED_PAGES, ("correctable",)): 30,
+        (h.GPU_RETIRED_PAGES, ("uncorrectable",)): 32,
+        (h.GPU_REPAIR_PENDING, ("memory_channel",)): 0,
+        (h.GPU_REPAIR_PENDING, ("tpc",)): 0,
+        (h.GPU_FABRIC_CONDITION, ("route_unhealthy",)): 0,
+        (h.GPU_PCIE_ERRORS, ("correctable",)): 5,
+        (h.GPU_PCIE_ERRORS, ("fatal",)): 1,
+        (h.GPU_PCIE_ERRORS, ("nonfatal",)): 1,
+    }
+    for reason in ("hardware_thermal", "software_thermal", "hardware_power_brake"):
+        parts[c.GPU_THROTTLE_TIME, (reason,)] = 10**9
+        parts[c.GPU_THROTTLE_ACTIVE, (reason,)] = 0
+    for link in map(str, range(LINKS)):
+        parts[n.NVLINK_STATE, (link,)] = 1
+        parts[n.NVLINK_BIT_ERRORS, (link, "effective")] = 15_000
+        parts[n.NVLINK_BIT_ERRORS, (link, "raw")] = 6_000
+        for error in ("replay", "recovery", "crc", "receive"):
+            parts[n.NVLINK_ERRORS, (link, error)] = 9
+        parts[n.NVLINK_RECOVERIES, (link, "successful")] = 4
+    readings: dict[Metric, dict[Part, Reading]] = {metric: {(): v} for metric, v in whole.items()}
+    for (metric, part), value in parts.items():
+        readings.setdefault(metric, {})[part] = value
+    growing = (
+        h.GPU_PCIE_REPLAYS, h.GPU_PCIE_ERRORS, c.GPU_THROTTLE_TIME, n.NVLINK_ERRORS,
+        n.NVLINK_RECOVERIES,
+    )  # fmt: skip
+    changes = {metric: dict.fromkeys(readings[metric], STILL) for metric in growing}
+    return Facts(readings, changes)

@@ -1,0 +1,147 @@
+"""An agent's verdicts without its threads: the test says which source is read when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from support.clock import NS
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.reading import ORIGIN, readings
+
+from agent.reader import Outcome, Reader
+from agent.source import Source
+from agent.sources.nvidia.devices import GpuDevices
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.inventory import Gpus
+from agent.sources.nvidia.nvlink import NvLink
+from agent.sources.verdict import GpuVerdicts
+from agent.status import Grader, Status
+from agent.streams.kernel_log import KernelLogStream
+from agent.streams.xid_book import XidBook
+from railscope.catalog import gpu_health as h
+from railscope.frame import Event, Frame
+from railscope.reading import Absent, Reading
+
+DEVICES = "/sys/bus/pci/devices"
+FIELD = "nvml.nvmlDeviceGetFieldValues({},{})"
+RECOVERY = 230
+HEALTH, ACTION = h.GPU_HEALTH.name, h.GPU_ACTION.name
+REASON = h.GPU_HEALTH_REASON.name
+
+
+class Judging:
+    """The sources that verdicts are made of, read in turn, and the verdicts after them."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.host = host
+        self.book = XidBook()
+        self.events: list[Event] = []
+        self.frame: Frame | None = None
+        gpus = Gpus()
+        self.machine: list[Source] = [
+            Gpu.load(gpus=gpus),
+            Gpu.health(gpus=gpus),
+            GpuDevices(gpus=gpus),
+            NvLink.traffic(gpus=gpus),
+            KernelLogStream(xids=self.book),
+        ]
+        self.verdicts = GpuVerdicts(lambda: self.statuses, self.book)
+        sources = [*self.machine, self.verdicts]
+        self.statuses = {source.name: Status(source) for source in sources}
+        self._readers = {source.name: Reader(source, host, ORIGIN) for source in sources}
+        self._grader = Grader()
+
+    def read(self, name: str) -> Outcome:
+        """Read one source, as the sampler would."""
+        outcome = self._readers[name].run()
+        self._grader.came_back(self.statuses[name], outcome, self.host.clock.now())
+        return outcome
+
+    def judge(self) -> Frame | None:
+        """Read the verdicts alone."""
+        self.frame = self.read("gpu_verdict").frame
+        if self.frame:
+            self.events += self.frame.events
+        return self.frame
+
+    def step(self, seconds: float = 5.0, *, silent: Collection[str] = ()) -> Frame | None:
+        """Let time pass, read all sources but the silent ones, and judge."""
+        self.host.clock.advance(seconds)
+        for source in self.machine:
+            if source.name not in silent:
+                self.read(source.name)
+        return self.judge()
+
+    def steps(self, seconds: float, every: float = 5.0) -> None:
+        """Go on like this for some time."""
+        for _ in range(round(seconds / every)):
+            self.step(every)
+
+    def hang(self, name: str) -> None:
+        """A source whose read does not come back."""
+        self._grader.overdue(self.statuses[name], 1.0, self.host.clock.now())
+
+    def state(self, gpu: int = 0) -> str:
+        """The state of a GPU in the latest verdict."""
+        return h.GPU_HEALTH.states[self._number(HEALTH, gpu)]
+
+    def action(self, gpu: int = 0) -> str:
+        """What the latest verdict recommends for a GPU."""
+        return h.GPU_ACTION.states[self._number(ACTION, gpu)]
+
+    def reasons(self, gpu: int = 0) -> list[str]:
+        """What speaks against a GPU now."""
+        return [
+            key[1]
+            for (name, key), reading in readings(self.frame).items()
+            if name == REASON and key[0] == f"GPU-{gpu}" and reading == 1
+        ]
+
+    def answer(self, reason: str, gpu: int = 0) -> Reading:
+        """What the latest verdict says of one rule."""
+        return readings(self.frame)[REASON, (f"GPU-{gpu}", reason)]
+
+    def log(self, sequence: int, text: str, ago_seconds: float = 0) -> None:
+        """A line of the kernel log, of now or earlier."""
+        microseconds = (self.host.clock.now().boot_ns - round(ago_seconds * NS)) // 1000
+        self.host.log.waiting.append(f"3,{sequence},{microseconds},-;{text}")
+
+    def _number(self, name: str, gpu: int) -> int:
+        reading = readings(self.frame)[name, (f"GPU-{gpu}",)]
+        assert not isinstance(reading, Absent), reading
+        return reading
+
+
+def plug(host: FakeHost, address: str, driver: str) -> None:
+    """Put a GPU on the PCI bus, with this driver."""
+    host.files[f"{DEVICES}/{address}/vendor"] = "0x10de"
+    host.files[f"{DEVICES}/{address}/class"] = "0x030200"
+    host.links[f"{DEVICES}/{address}/driver"] = f"/sys/bus/pci/drivers/{driver}"
+    host.files[f"/sys/bus/pci/drivers/{driver}/new_id"] = ""
+
+
+def unplug(host: FakeHost, address: str) -> None:
+    """Take a GPU off the PCI bus."""
+    inside = f"{DEVICES}/{address}/"
+    host.files = {path: text for path, text in host.files.items() if not path.startswith(inside)}
+    host.links.pop(f"{inside}driver")
+
+
+def judging(gpus: int = 1) -> Judging:
+    """Verdicts on a server whose GPUs are all well."""
+    host = FakeHost()
+    add_gpus(host, gpus)
+    for index in range(gpus):
+        plug(host, f"0000:{index + 1:02x}:00.0", "nvidia")
+    return Judging(host)
+
+
+def set_field(run: Judging, field: int | str, value: int, gpu: int = 0) -> None:
+    """What NVML tells of a field, or of one of a link ("165:0")."""
+    run.host.calls[FIELD.format(gpu, field)] = [0, value]
+
+
+def old_driver(run: Judging, gpu: int = 0) -> None:
+    """A driver that does not say what a GPU needs to recover."""
+    del run.host.calls[FIELD.format(gpu, RECOVERY)]

@@ -1,0 +1,67 @@
+"""Simulated GPUs, and what NVML answers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from railscope.capture import Capture, Json, Timeline
+from railscope.simulator import MODES, SHORT_NAMES, NodeSpec, simulate
+from railscope.simulator.gpu_model import GpuModel
+
+NOT_SUPPORTED = {"error": ["nvml", 3]}
+SECONDS, STEP = 40, 10
+
+
+def modes_of(model: GpuModel) -> list[str]:
+    """The ways in which GPUs of a model can be shared."""
+    lacking = {"mig": not model.mig_profiles, "vgpu": model.vgpu_type is None}
+    return [mode for mode in MODES if not lacking.get(mode, False)]
+
+
+ALL_WAYS = [(name, mode) for name, model in SHORT_NAMES.items() for mode in modes_of(model)]
+
+
+class Nvml:
+    """What NVML answers at a moment of a capture."""
+
+    def __init__(self, capture: Capture, second: int) -> None:
+        self._timeline = Timeline(capture.moments)
+        self._offset_ns = second * 10**9
+
+    def call(self, name: str, *arguments: int | str) -> Json:
+        key = f"nvml.nvml{name}({','.join(map(str, arguments))})"
+        return self._timeline.look("calls", key, self._offset_ns)
+
+    def device(self, name: str, *arguments: int | str) -> Json:
+        return self.call(f"DeviceGet{name}", *arguments)
+
+    def field(self, gpu: int, entry: int | str) -> int:
+        code, value = self.device("FieldValues", gpu, entry)
+        assert code == 0
+        return int(value)
+
+    def metric(self, device: int | str, number: int) -> float:
+        code, value = self.call("GpmMetricsGet", device, number)
+        assert code == 0
+        return float(value)
+
+    def has(self, name: str, *arguments: int | str) -> bool:
+        """Whether there is an answer, and not that it is not supported."""
+        try:
+            return bool(self.call(name, *arguments) != NOT_SUPPORTED)
+        except KeyError:
+            return False
+
+
+@cache
+def node(model: str, mode: str = "whole", seed: int = 0, scenario: str = "training") -> Capture:
+    """A node with two GPUs."""
+    spec = NodeSpec("gpu-001", seed=seed, gpus=2, model=model, mode=mode, scenario=scenario)
+    return simulate(spec, SECONDS, STEP)
+
+
+def pairs(capture: Capture) -> Iterator[tuple[Nvml, Nvml]]:
+    """Each moment, and the one after it."""
+    for second in range(0, SECONDS, STEP):
+        yield Nvml(capture, second), Nvml(capture, second + STEP)

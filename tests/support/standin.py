@@ -1,0 +1,237 @@
+"""The stand-in for libnvidia-ml.so.1: its table, made of a capture's answers, and its control.
+
+The library is C, in tests/nvml_standin, and answers nvidia-ml-py itself. A test that needs it runs
+in a process of its own, because nvidia-ml-py loads one library for good: see `scenario`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib.util
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.machine import FakeHost
+from support.reading import ORIGIN, Label, readings
+from support.standin_table import table
+
+from agent.host import Json
+from agent.host.nvml import Nvml
+from agent.reader import Outcome, Reader
+from agent.source import Source
+from railscope.reading import Reading
+
+SOURCES = Path(__file__).parents[1] / "nvml_standin"
+LIBRARY = "libnvidia-ml.so.1"
+TABLE = "table"
+ROOT = Path(__file__).parents[2]
+DRIVER = -1
+NO_INSTANCE = 0xFFFF_FFFF
+_PATIENCE_SECONDS = 60
+
+
+def build(folder: Path, hidden: Sequence[str] = (), version: str = "") -> Path:
+    """Compile the library into a folder.
+
+    `hidden` are functions that an older driver does not have; with a version the library fits only
+    the driver of that version.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f"{LIBRARY}.fresh"
+    flags = ["-std=c11", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror",
+             f"-Wl,-soname,{LIBRARY}", f'-DSTANDIN_VERSION="{version}"']  # fmt: skip
+    if hidden:
+        script = folder / "hidden"
+        script.write_text("{ global: *; local: " + " ".join(f"{name};" for name in hidden) + " };")
+        flags.append(f"-Wl,--version-script={script}")
+    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
+    command = ["cc", *flags, "-o", str(fresh), *sources, "-lpthread", "-lm"]
+    subprocess.run(command, check=True)
+    return fresh.replace(folder / LIBRARY)  # never into a file that some process has mapped
+
+
+class Standin:
+    """What a test may do to the library that this process finds first, or to a certain file.
+
+    That file is found by nvidia-ml-py, too, if it is loaded first: it has the driver's name.
+    """
+
+    def __init__(self, folder: Path, library: str = LIBRARY) -> None:
+        self.folder = folder
+        self._name = library
+        self._library: ctypes.CDLL | None = None
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """The library, loaded at the first use."""
+        if self._library is None:
+            self._library = ctypes.CDLL(self._name)
+            self._library.standin_event.argtypes = [
+                ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_uint, ctypes.c_uint,
+            ]  # fmt: skip
+            self._library.standin_nanoseconds.restype = ctypes.c_ulonglong
+            self._library.standin_calls.restype = ctypes.c_ulong
+        return self._library
+
+    def write(self, calls: Mapping[str, Any], later_us: int = 0) -> Path:
+        """Write the table that the library starts with; `later_us` is added to time stamps."""
+        path = self.folder / TABLE
+        path.write_text(table(calls, later_us), encoding="utf-8", errors="surrogateescape")
+        return path
+
+    def tell(self, calls: Mapping[str, Any], later_us: int = 0) -> None:
+        """From now on, answer so."""
+        path = self.write(calls, later_us)
+        assert self.library.standin_load(str(path).encode()) == 0
+
+    def fail(self, gpu: int, code: int) -> None:
+        """Make every call about a GPU, or about the driver, return a code; 0 mends it."""
+        self.library.standin_fail(gpu, code)
+
+    def hang(self) -> None:
+        """Let every call hang until `release`."""
+        self.library.standin_hang(1)
+
+    def await_hung(self, calls: int = 1) -> None:
+        """Wait until so many calls hang."""
+        self.library.standin_await_hung(calls)
+
+    def release(self) -> None:
+        """Let the calls that hang go on."""
+        self.library.standin_hang(0)
+
+    def event(self, gpu: int, kind: int, data: int = 0, *instances: int) -> int:
+        """Let something happen on a GPU; how many event sets heard of it."""
+        return int(self.library.standin_event(gpu, kind, data, *(instances or [NO_INSTANCE] * 2)))
+
+    def calls(self, function: str = "") -> int:
+        """How often a function was called; all of them together without a name."""
+        return int(self.library.standin_calls(function.encode()))
+
+    def count(self, what: str) -> int:
+        """One of: starts, attached, handles, samples, event_sets, nanoseconds."""
+        return int(getattr(self.library, f"standin_{what}")())
+
+
+class StandinHost(FakeHost):
+    """A host whose NVML is the real binding over the stand-in; its clock is the manual one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nvml = Nvml(lambda: self.clock.now().boot_ns)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        if seam == "nvml":
+            return self.nvml.call(function, *arguments)
+        return super().call(seam, function, *arguments)
+
+
+class Readers:
+    """The agent's NVML sources on a host, read all at once, as at a tick where all are due."""
+
+    def __init__(self, host: StandinHost, sources: Sequence[Source]) -> None:
+        self.host = host
+        self.outcomes: dict[str, Outcome] = {}
+        self._readers = [Reader(source, host, ORIGIN) for source in sources]
+
+    def tick(self, seconds: float = 1.0) -> None:
+        """Let time pass and read."""
+        self.host.clock.advance(seconds)
+        self.outcomes = {reader.source.name: reader.run() for reader in self._readers}
+
+    @property
+    def problems(self) -> set[str]:
+        """What kept sources from being read at the last tick."""
+        return {outcome.problem for outcome in self.outcomes.values()} - {""}
+
+    def of(self, gpu: int, stream: str = "gpu") -> dict[Label, Reading]:
+        """What a source said of a GPU at the last tick."""
+        found = readings(self.outcomes[stream].frame)
+        return {label: reading for label, reading in found.items() if label[1][0] == f"GPU-{gpu}"}
+
+
+Scenario = Callable[[Standin], Any]
+
+
+def scenario(
+    *, hidden: Sequence[str] = (), version: str = ""
+) -> Callable[[Scenario], Callable[[pytest.TempPathFactory], None]]:
+    """Make a test of a function of the stand-in, to be run in a process of its own."""
+
+    def decorate(function: Scenario) -> Callable[[pytest.TempPathFactory], None]:
+        def test(tmp_path_factory: pytest.TempPathFactory) -> None:
+            run_scenario(tmp_path_factory, function, hidden=hidden, version=version)
+
+        test.__name__ = test.__qualname__ = function.__name__
+        test.__doc__ = function.__doc__
+        test.__dict__["scenario"] = function
+        return test
+
+    return decorate
+
+
+def run_scenario(
+    tmp_path_factory: pytest.TempPathFactory,
+    function: Callable[..., Any],
+    *arguments: str,
+    hidden: Sequence[str] = (),
+    version: str = "",
+) -> None:
+    """Run a function of the stand-in and some words in a process of its own."""
+    folder = tmp_path_factory.mktemp(function.__name__[:40])
+    shutil.copy(_built(tmp_path_factory, tuple(hidden), version), folder)
+    where = inspect.getfile(function), function.__name__
+    outcome = run_beside(folder, __file__, *where, *arguments)
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def run_beside(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python that finds the library of this folder."""
+    paths = [str(ROOT), str(ROOT / "tests")]
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(folder),
+        "STANDIN_TABLE": str(folder / TABLE),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True, text=True, check=False, cwd=folder, env=environment,
+        timeout=_PATIENCE_SECONDS,
+    )  # fmt: skip
+
+
+_variants: dict[tuple[tuple[str, ...], str], Path] = {}
+
+
+def _built(tmp_path_factory: pytest.TempPathFactory, hidden: tuple[str, ...], version: str) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler: install the Debian package gcc")
+    if (hidden, version) not in _variants:
+        folder = tmp_path_factory.mktemp("library")
+        _variants[hidden, version] = build(folder, hidden, version)
+    return _variants[hidden, version]
+
+
+def _main(file: str, name: str, *arguments: str) -> None:
+    """Run one scenario; this is the process of its own."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name)
+    outcome: Json = getattr(function, "scenario", function)(Standin(Path.cwd()), *arguments)
+    if inspect.iscoroutine(outcome):
+        asyncio.run(outcome)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
