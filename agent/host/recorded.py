@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Callable, Sequence
 
 from agent.host import Clock, Json
@@ -11,6 +12,9 @@ from agent.host.files import PlainFiles
 from railscope.capture import Capture, Timeline, result
 
 BEFORE_START = -1
+_NS_PER_US = 1000
+_RECORD = re.compile(r"\A(\d+,\d+,)(\d+)(?=[,;])")
+"""Priority, sequence number and microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
 KERNEL_LOG = "kernel_log.open()"
 """Where a capture keeps whether the log could be read; one that says nothing had one."""
 
@@ -103,7 +107,12 @@ class RecordedHost:
         """The recorded kernel log. Raises OSError where it could not be read then either."""
         with contextlib.suppress(KeyError):
             result(self._timeline.look("calls", KERNEL_LOG, self._offset_ns()))
-        return RecordedKernelLog(self._timeline, self._offset_ns)
+        return RecordedKernelLog(self._timeline, self._offset_ns, self._shift_ns)
+
+    def _shift_ns(self) -> int:
+        """How far the recorded machine's boot clock must be put forward to agree with ours."""
+        started_ns = self._clock.now().boot_ns - self._offset_ns()
+        return started_ns - self._capture.about.started_boot_ns
 
     def _look(self, section: str, key: str) -> Json:
         try:
@@ -113,11 +122,18 @@ class RecordedHost:
 
 
 class RecordedKernelLog:
-    """The kernel log of a recorded machine."""
+    """The kernel log of a recorded machine, as if it were written now.
 
-    def __init__(self, timeline: Timeline, offset_ns: Callable[[], int]) -> None:
+    Records carry the time since boot; it is put on the present clock, so that what the log says and
+    what was read beside it are of one time.
+    """
+
+    def __init__(
+        self, timeline: Timeline, offset_ns: Callable[[], int], shift_ns: Callable[[], int]
+    ) -> None:
         self._timeline = timeline
         self._offset_ns = offset_ns
+        self._shift_ns = shift_ns
         self._seen_until = BEFORE_START
 
     def poll(self) -> list[str]:
@@ -127,7 +143,13 @@ class RecordedKernelLog:
             self._seen_until = BEFORE_START
         records = self._timeline.log_between(self._seen_until, now)
         self._seen_until = now
-        return records
+        shift_us = self._shift_ns() // _NS_PER_US
+        return [_RECORD.sub(lambda match: _later(match, shift_us), record) for record in records]
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _later(record: re.Match[str], shift_us: int) -> str:
+    # A machine that had been up for longer than ours has records from before our boot.
+    return f"{record[1]}{max(int(record[2]) + shift_us, 0)}"

@@ -327,7 +327,7 @@ GPU_TEMPERATURE_MARGIN = Metric(
     GPU,
     unit=Unit.CELSIUS,
     rollups=(Rollup.MIN,),
-    since="Hopper",
+    since="Ada",
     help="Degrees left until the nearest slowdown threshold; negative beyond it.",
     origin="nvmlDeviceGetMarginTemperature (degrees Celsius)",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_GPU_TEMP_LIMIT"},

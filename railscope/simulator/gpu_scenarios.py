@@ -8,6 +8,8 @@ from railscope.simulator.conditions import (
     Scenario,
     SlowedExchange,
 )
+from railscope.simulator.gpu_model import Generation
+from railscope.simulator.gpu_models import find
 from railscope.simulator.span import Span, seconds
 
 # What the driver wants done (nvml.h, nvmlDeviceGpuRecoveryAction_t).
@@ -85,8 +87,12 @@ class NvlinkErrors(SlowedExchange):
     error_every_ns = seconds(0.025)
 
     def struck_gpu(self, span: Span) -> GpuConditions:
-        """Errors at a steady rate."""
-        return GpuConditions(link_errors=span.count_recurring(self.onset_ns, self.error_every_ns))
+        """Errors at a steady rate; the driver calls them fatal up to Hopper and wants a reset."""
+        fatal = find(self.spec.model).generation < Generation.BLACKWELL
+        return GpuConditions(
+            link_errors=span.count_recurring(self.onset_ns, self.error_every_ns),
+            recovery_action=GPU_RESET if fatal and self.onset_ns <= span.end_ns else 0,
+        )
 
 
 class NvmlDenied(Scenario):

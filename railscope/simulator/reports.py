@@ -143,6 +143,7 @@ def _nvlink(driver: _Driver) -> Iterator[Report]:
         f"{_NOBODY}NVLink: fatal error detected on link {link}"
         "(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
     )
+    yield from driver.recovery(GPU_RESET)
 
 
 _FAULTS: dict[str, Callable[[_Driver], Iterator[Report]]] = {

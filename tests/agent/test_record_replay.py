@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.cards import INFINIBAND
-from support.clock import ManualClock
+from support.clock import NS, ManualClock
 from support.gpus import of_gpu
 from support.machine import FakeHost
 from support.pages import samples
@@ -26,7 +26,7 @@ from agent.reader import Reader
 from agent.service import machine_sources
 from agent.source import Verdict
 from agent.streams.kernel_log import KernelLogStream
-from railscope.capture import About, Capture, read_capture
+from railscope.capture import About, Capture, Moment, read_capture
 from railscope.frame import Frame, Instant
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
@@ -85,10 +85,11 @@ def frames_of(host: Host, clock: ManualClock, change: Callable[[int], None]) -> 
 def recorded(root: Path, redactor: Redactor | None = None) -> tuple[list[Frame], Capture]:
     """Live frames of the story, and the capture of it."""
     clock = ManualClock()
+    started = clock.now()
     host = TreeHost(make_tree(root), clock)
     recording = RecordingHost(host, redactor)
     live = frames_of(recording, clock, lambda tick: STORY[tick](host, root))
-    about = About("node-1", "boot-1", 0, 0, TICKS * 10**9, "test")
+    about = About("node-1", "boot-1", started.wall_ns, started.boot_ns, TICKS * 10**9, "test")
     return live, Capture(about, tuple(recording.moments))
 
 
@@ -123,6 +124,22 @@ def test_a_replay_starts_over_when_its_time_does(tmp_path: Path) -> None:
         offset = 5 * 10**9
         assert host.read(path) == b"12345678901234567890"
         assert len(log.poll()) == 1
+
+
+def test_a_replayed_log_is_of_the_present() -> None:
+    """What the log says and what is read beside it are on one clock, whenever it was recorded."""
+    capture = Capture(
+        About("n", "b", 0, 1_000 * NS, 10 * NS, "test"),
+        (Moment(0, log=["6,1,2000000,-;old", "4,2,1000500000,-;new", "plain"]),),
+    )
+    clock = ManualClock()
+    started_ns = clock.now().boot_ns
+    log = RecordedHost(capture, clock, lambda: clock.now().boot_ns - started_ns).kernel_log()
+    clock.advance(3)
+    old, new, plain = log.poll()
+    assert new == f"4,2,{(started_ns + NS // 2) // 1000},-;new"
+    assert int(old.split(",")[2]) == max((started_ns - 998 * NS) // 1000, 0)
+    assert plain == "plain"
 
 
 def test_what_was_never_asked_does_not_exist(tmp_path: Path) -> None:

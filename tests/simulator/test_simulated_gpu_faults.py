@@ -78,7 +78,7 @@ def test_a_bad_link_is_told_by_the_driver_and_by_switches_that_the_host_sees(
     model: str, xid: int, sxids: int
 ) -> None:
     capture = run("nvlink_errors", model)
-    assert xids(capture) == [xid]
+    assert [number for number in xids(capture) if number != 154] == [xid]
     assert events(capture) == [(XID, xid)]
     log = [record for moment in capture.moments for record in moment.log]
     assert sum("SXid" in record for record in log) == sxids
