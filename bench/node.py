@@ -20,8 +20,9 @@ import msgspec
 
 from agent.config import AgentSettings, CollectorLink, Periods
 from agent.host import Clock, Json, KeptFiles, KernelLog
+from agent.host.nvml_gpm import SHORTEST_NS
 from agent.host.real import RealHost
-from agent.host.recorded import call_key
+from agent.host.recorded import BATCHES, call_key
 from agent.service import Agent
 from railscope import logs
 from railscope.capture import NvmlError, result
@@ -29,6 +30,10 @@ from railscope.capture import NvmlError, result
 _LIBRARY_NOT_FOUND = 12
 _DRIVERS = {"nvml", "ethtool"}
 _STATISTICS = "ethtool.statistics("
+_NOT_ASKED = (3, 0)
+SHORTEST_SECONDS = SHORTEST_NS / 1e9
+_PROCESSES, _HEALTH, _SETTINGS = 5, 10, 60
+"""How many times rarer than the load these are read, as in the settings' defaults."""
 
 
 class BenchHost:
@@ -39,6 +44,7 @@ class BenchHost:
         self.asked = self.files = self.preads = 0
         moments = msgspec.msgpack.decode(answers.read_bytes()) if answers else []
         self.interfaces = _interfaces(moments)
+        self._moments = moments
         self._answers = {key: _turns(key, moments) for key in (moments[0] if moments else ())}
         self._keys: dict[tuple[int | str, ...], Iterator[Json]] = {}
 
@@ -80,7 +86,7 @@ class BenchHost:
         if turns is None:
             if seam not in _DRIVERS:
                 return self._real.call(seam, function, *arguments)
-            turns = self._answers.get(call_key(seam, function, arguments))
+            turns = self._turns(seam, function, arguments)
             if turns is None:
                 if seam == "nvml":
                     raise NvmlError(_LIBRARY_NOT_FOUND)
@@ -88,6 +94,17 @@ class BenchHost:
             self._keys[function, *arguments] = turns
         answer = next(turns)
         return result(answer) if isinstance(answer, dict) else answer
+
+    def _turns(
+        self, seam: str, function: str, arguments: tuple[int | str, ...]
+    ) -> Iterator[Json] | None:
+        """The answers to a call, over and over; those of a batch are put together once."""
+        if function not in BATCHES:
+            return self._answers.get(call_key(seam, function, arguments))
+        device, *entries = arguments
+        keys = [call_key(seam, function, (device, entry)) for entry in entries]
+        told = [[moment.get(key, _NOT_ASKED) for key in keys] for moment in self._moments]
+        return cycle([[[v for _, v in pairs], [code for code, _ in pairs]] for pairs in told])
 
     def kernel_log(self) -> KernelLog:
         """That of the tree."""
@@ -151,8 +168,12 @@ def main(  # noqa: PLR0913 - flags
     logs.configure("warning")
     host = BenchHost(root, answers)
     periods = Periods(
-        gpu=period, gpu_health=period, rdma=rdma_period or period, nic=period, pcie=period,
-        host=period, kernel=period, agent=period,
+        gpu=period, gpu_activity=max(period, SHORTEST_SECONDS), gpu_event=period,
+        gpu_health=period, gpu_process=_PROCESSES * period, gpu_verdict=_PROCESSES * period,
+        mig=_PROCESSES * period, gpu_device=_HEALTH * period, nvlink=_HEALTH * period,
+        gpu_settings=_SETTINGS * period, nvlink_signal=_SETTINGS * period,
+        rdma=rdma_period or period, nic=period, pcie=period, host=period, kernel=period,
+        agent=period,
     )  # fmt: skip
     settings = AgentSettings(
         node="bench-node", listen=listen, state_directory=state_directory, periods=periods,

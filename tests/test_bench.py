@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,19 @@ def test_agent_bench_finishes_and_prints_its_ratios():
         "agent resident",
     ):
         assert ratio in printed
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_gpu_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.agent_gpu")
+    for line in (
+        "Python a tick, 8 GPUs, 1 Hz",
+        "Python a tick, agent / one call a value",
+        "gpu_activity",
+        "nvlink_signal",
+    ):
+        assert line in printed
 
 
 @pytest.mark.timeout(110)

@@ -30,11 +30,13 @@ _NO_STAMP = 0
 Device = int | str
 
 # Calls that fill a structure of the caller's: its names and versions in pynvml, the newest first.
+# The oldest structures have no version.
 _FILLED = {
     "nvmlDeviceGetGpuFabricInfoV": (
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlGpuFabricInfo_v3"),
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlGpuFabricInfo_v2"),
     ),
+    "nvmlDeviceGetGpuFabricInfo": (("c_nvmlGpuFabricInfo_t", ""),),  # the only one of driver 535
     "nvmlDeviceGetPlatformInfo": (
         ("c_nvmlPlatformInfo_v2_t", "nvmlPlatformInfo_v2"),
         ("c_nvmlPlatformInfo_v1_t", "nvmlPlatformInfo_v1"),
@@ -57,7 +59,6 @@ class Nvml:
             "nvmlEventSetWait": self._wait,
             "nvmlDeviceGetMigMode": self._mig_mode,
             "nvmlDeviceGetMigDevices": self._mig_devices,
-            "nvmlDeviceGetMemoryInfo": self._memory,
             "nvmlDeviceGetProcessUtilization": self._process_samples,
             "nvmlDeviceGetVgpuUtilization": self._vgpu_samples,
             "nvmlVgpuInstanceGetFbUsage": self._vgpu_memory,
@@ -108,14 +109,18 @@ class Nvml:
         if target is None:
             raise NvmlError(_FUNCTION_NOT_FOUND, function)
         if not arguments or not function.startswith(_DEVICE):
-            return lambda: plain(target(*arguments))
+            return partial(_plainly, target, *arguments)
         device, *rest = arguments
         handle = self._handle(module, device)
-        way: Callable[[], Json] = lambda: plain(target(handle, *rest))  # noqa: E731 - beside the others
+        way: Callable[[], Json]
         if function == "nvmlDeviceGetFieldValues":
             way = FieldBatch(module, handle, rest).get
         elif function in _FILLED:
             way = partial(_filled, module, target, handle, function)
+        elif function == "nvmlDeviceGetMemoryInfo":
+            way = partial(_plainly, target, handle, module.nvmlMemory_v2)
+        else:
+            way = partial(_plainly, target, handle, *rest)
         self._ways[function, arguments] = way
         return way
 
@@ -214,10 +219,6 @@ class Nvml:
             self._events.open(module, gpus)
         return self._events.take()
 
-    def _memory(self, module: ModuleType, device: Device) -> Json:
-        handle = self._handle(module, device)
-        return plain(module.nvmlDeviceGetMemoryInfo(handle, module.nvmlMemory_v2))
-
     def _process_samples(self, module: ModuleType, gpu: int) -> Json:
         return self._since_last(module, module.nvmlDeviceGetProcessUtilization, "process", gpu)
 
@@ -246,13 +247,18 @@ class Nvml:
         return size.value
 
 
+def _plainly(target: Callable[..., Any], *arguments: Any) -> Json:
+    return plain(target(*arguments))
+
+
 def _filled(module: ModuleType, target: Any, handle: Any, function: str) -> Json:
     """A structure of the newest version that both pynvml and the driver know."""
     for structure, version in _FILLED[function]:
         if not hasattr(module, structure):
             continue
         space = getattr(module, structure)()
-        space.version = getattr(module, version)
+        if version:
+            space.version = getattr(module, version)
         try:
             target(handle, ctypes.byref(space))
         except module.NVMLError as error:

@@ -152,6 +152,26 @@ def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin
     assert active == {"software_power_cap"}
 
 
+@scenario(hidden=["nvmlDeviceGetGpuFabricInfoV"])
+def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: Standin) -> None:
+    calls = full_gpus(1)
+    fabric = calls.pop("nvml.nvmlDeviceGetGpuFabricInfoV(0)")
+    older = {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}
+    calls["nvml.nvmlDeviceGetGpuFabricInfo(0)"] = older
+    standin.tell(calls)
+    host = StandinHost()
+    assert host.nvml.call("nvmlDeviceGetGpuFabricInfo", 0) == older
+    frame = read_once(Gpu.health(), host).frame
+    found = readings(frame)
+    assert found["railscope_gpu_fabric_state", ("GPU-0",)] == older["state"]
+    assert found["railscope_gpu_fabric_health", ("GPU-0",)] is Absent.UNSUPPORTED
+    conditions = [r for (name, _), r in found.items() if name == "railscope_gpu_fabric_condition_active"]  # fmt: skip
+    assert set(conditions) == {Absent.UNSUPPORTED}
+    assert frame is not None
+    facts = next(e.facts for e in frame.schema.entities if e.kind.name == "gpu")
+    assert facts["fabric_clique"] == str(older["cliqueId"])
+
+
 @scenario(hidden=["nvmlDeviceGetMarginTemperature", "nvmlGpmQueryDeviceSupport"])
 def test_what_neither_driver_nor_binding_has_is_no_function(standin: Standin) -> None:
     standin.tell(full_gpus(1))

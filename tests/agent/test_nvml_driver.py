@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 from support.cards import add_card
@@ -23,7 +24,8 @@ from railscope.reading import Absent
 
 SM = "railscope_gpu_sm_activity_ratio"
 XID, RECOVERY_ACTION = 0x8, 0x8000
-SHORT = 0.3
+SHORT = 1.0
+ASKS = ("gpu", "gpu_activity", "gpu_process", "gpu_health", "nvlink")
 
 
 def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
@@ -113,6 +115,22 @@ def test_a_lost_gpu_that_said_nothing_is_news_of_its_own(standin: Standin) -> No
     standin.fail(1, 15)
     assert code_of(nvml, "nvmlEventSetWait") == 15
     assert events(nvml) == []
+
+
+@scenario()
+def test_what_came_before_a_gpu_is_back_is_not_lost_with_the_old_set(standin: Standin) -> None:
+    standin.tell(quiet(2))
+    nvml = Nvml()
+    events(nvml)
+    standin.fail(1, 15)
+    assert code_of(nvml, "nvmlDeviceGetUUID", 1) == 15
+    assert code_of(nvml, "nvmlEventSetWait") == 15
+    assert events(nvml) == []
+    standin.event(0, XID, 31)
+    standin.fail(1, 0)
+    assert nvml.call("nvmlDeviceGetUUID", 1) == "GPU-1"
+    assert standin.count("event_sets") == 0, "another will be made, for both"
+    assert events(nvml) == [[1, 0, 31]]
 
 
 @scenario()
@@ -207,25 +225,27 @@ async def test_a_hung_call_ages_what_asks_nvml_and_nothing_else(standin: Standin
     standin.tell(quiet(2))
     host = StandinHost()
     add_card(host)
+    host.nvml.call("nvmlDeviceGetCount")
     sources = [*nvml_sources(), Rdma()]
     async with sampling(host, sources, SHORT) as run:
-        await run.until(lambda: run.sampler.statuses["gpu_activity"].reads > 2)
         statuses = run.sampler.statuses
         gpu, rdma = statuses["gpu"], statuses["rdma"]
-        healthy = {name: status.state for name, status in statuses.items()}
-        due = [n for n, s in statuses.items() if s.source.period_seconds <= 10 and healthy[n] == OK]
-        assert {"gpu", "gpu_activity", "gpu_health", "nvlink", "gpu_process"} < set(due)
+
+        def states() -> dict[str, str]:
+            return {name: statuses[name].state for name in ASKS}
+
+        await run.until(lambda: set(states().values()) == {OK})
         before = readings(gpu.frame)
         standin.hang()
         reads = rdma.reads
         for _ in range(12):
             await run.step()
         standin.await_hung()
-        assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT} s")
-        assert {name for name in due if statuses[name].state != FAILED} == {"rdma"}
+        assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT:g} s")
+        assert set(states().values()) == {FAILED}
         assert (rdma.state, rdma.reads - reads, rdma.missed_ticks) == (OK, 12, 0)
         standin.release()
-        await run.until(lambda: {n: status.state for n, status in statuses.items()} == healthy)
+        await run.until(lambda: set(states().values()) == {OK})
         assert readings(gpu.frame) == before
     assert (standin.count("starts"), standin.count("handles")) == (1, 2)
     assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)
@@ -237,7 +257,8 @@ def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: Standin)
     nvml, answers = Nvml(), list[Json]()
     nvml.call("nvmlDeviceGetCount")
     standin.hang()
-    thread = threading.Thread(target=lambda: answers.append(nvml.call("nvmlDeviceGetUUID", 0)))
+    ask = partial(nvml.call, "nvmlDeviceGetUUID", 0)
+    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()
     standin.await_hung()
     assert answers == []

@@ -112,6 +112,17 @@ def test_a_mig_change_makes_all_look_anew() -> None:
     assert shared.generation == before + 1
 
 
+def test_xids_of_before_are_the_logs_to_tell() -> None:
+    """After a reload of the settings the driver's last events are given again."""
+    host, book = gpu(), XidBook()
+    host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(40, 104)]
+    reader = Reader(NvmlEvents(book), host, ORIGIN)
+    assert readings(reader.run().frame)[LOST, ()] == 0
+    host.calls[WAIT] = [*host.calls[WAIT][1:], [104, 0, XID, 94, NONE, NONE]]
+    reader.run()
+    assert [told.xid for told in book.unlogged(10**18)] == [94]
+
+
 def test_a_recording_that_starts_over_gives_its_events_again() -> None:
     host = gpu()
     reader = Reader(NvmlEvents(XidBook()), host, ORIGIN)

@@ -31,7 +31,7 @@ static natural now_ns(void) {
     return (natural)now.tv_sec * NS_PER_SECOND + (natural)now.tv_nsec;
 }
 
-/* What one look at the clock costs: of the two around a call, one falls outside of what they time. */
+/* What a look at the clock costs: one of the two around a call is outside of what they time. */
 static natural cost_of_clock(void) {
     enum { LOOKS = 1000 };
     natural began_ns = now_ns();

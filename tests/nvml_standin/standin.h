@@ -64,7 +64,11 @@ void retire_devices(int gpu);
 #define NONE 0, NULL
 #define ARGUMENTS(...) \
     sizeof((unsigned[]){__VA_ARGS__}) / sizeof(unsigned), (unsigned[]){__VA_ARGS__}
-struct mig_place { char gpu[16]; unsigned index, gpu_instance, compute_instance; const char *uuid; };
+struct mig_place {
+    char gpu[16];
+    unsigned index, gpu_instance, compute_instance;
+    const char *uuid;
+};
 
 int load_table(const char *path);
 int table_loaded(void);

@@ -24,6 +24,11 @@ typedef struct {
     char bus_id[32];
 } pci;
 typedef struct {
+    unsigned char cluster[16];
+    int status;
+    unsigned clique, state;
+} fabric_v1;
+typedef struct {
     unsigned version;
     unsigned char cluster[16];
     int status;
@@ -166,6 +171,22 @@ static int fabric_into(nvmlDevice_t device, fabric_v3 *to) {
 
 int nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, fabric_v3 *to) {
     CALL(fabric_into(device, to));
+}
+
+/* The only one that driver 535 has: without a version, and without health. */
+static int old_fabric_into(nvmlDevice_t device, fabric_v1 *to) {
+    const struct answer *answer;
+    int code = answer_of(device, NONE, &answer);
+    if (code) return code;
+    for (size_t i = 0; i < 16; i++) to->cluster[i] = (unsigned char)number_at(answer, 1 + i);
+    to->status = (int)number_at(answer, 17);
+    to->clique = (unsigned)number_at(answer, 18);
+    to->state = (unsigned)number_at(answer, 19);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, fabric_v1 *to) {
+    CALL(old_fabric_into(device, to));
 }
 
 static int platform_into(nvmlDevice_t device, platform *to) {

@@ -223,6 +223,7 @@ def _virtual_machine(answer: Json) -> str:
 _ENCODERS: dict[str, Callable[[Json], str]] = {
     "DeviceGetPciInfo": _pci,
     "DeviceGetNvLinkRemotePciInfo": _pci,
+    "DeviceGetGpuFabricInfo": _fabric,
     "DeviceGetGpuFabricInfoV": _fabric,
     "DeviceGetPlatformInfo": _platform,
     "DeviceGetComputeRunningProcesses": _processes,

@@ -49,6 +49,7 @@ class NvmlEvents(HoldsNothing):
         self.period_seconds = period_seconds
         self._book = book
         self._gpus = gpus or Gpus()
+        self._begun = False
         self._taken = 0
         self._lost = 0
         self._waiting: list[Event] = []
@@ -90,9 +91,10 @@ class NvmlEvents(HoldsNothing):
         now = host.clock.now()
         told = host.call("nvml", "nvmlEventSetWait")
         numbers = [number for number, *_ in told]
+        first, self._begun = not self._begun, True
         if max(numbers, default=0) < self._taken:
             self._taken = 0  # a recording that has started over
-        elif numbers:
+        elif numbers and not first:
             self._lost += max(min(numbers) - self._taken - 1, 0)
         found = []
         for number, index, kind, data, gpu_instance, compute_instance in told:
@@ -101,6 +103,8 @@ class NvmlEvents(HoldsNothing):
             gpu = self._gpus.found.get(index)
             address = gpu.pci_address if gpu else "unknown"
             instances = (_instance(gpu_instance), _instance(compute_instance))
+            if kind == XID and first:
+                continue  # of before, which the kernel log tells from its oldest record on
             if kind == XID:
                 self._book.seen(Sighting(address, data, now.wall_ns, now.boot_ns, *instances))
                 continue

@@ -80,7 +80,7 @@ def _status(result: Json) -> Reading:
 
 def _condition(shift: int, at_fault: int) -> Pick:
     def pick(result: Json) -> Reading:
-        told = int(result["healthMask"]) >> shift & _TWO_BITS
+        told = int(result.get("healthMask", 0)) >> shift & _TWO_BITS
         if told == _TWO_BITS:
             return Absent.ERROR  # neither true nor false
         return int(told == at_fault) if told else Absent.UNSUPPORTED
@@ -89,7 +89,7 @@ def _condition(shift: int, at_fault: int) -> Pick:
 
 
 def _misconfigured(result: Json) -> Reading:
-    told = int(result["healthMask"]) >> _CONFIGURATION_SHIFT & _FOUR_BITS
+    told = int(result.get("healthMask", 0)) >> _CONFIGURATION_SHIFT & _FOUR_BITS
     return int(told != _CONFIGURATION_RIGHT) if told else Absent.UNSUPPORTED
 
 
@@ -164,7 +164,7 @@ _CALLS: tuple[Call, ...] = (
     simple("nvmlDeviceGetCurrPcieLinkWidth", h.GPU_PCIE_WIDTH),
     simple("nvmlDeviceGetMaxPcieLinkWidth", h.GPU_PCIE_WIDTH_LIMIT),
     Call(
-        ("nvmlDeviceGetGpuFabricInfoV",),
+        ("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"),
         (
             Target(h.GPU_FABRIC_STATE, key("state")),
             Target(h.GPU_FABRIC_STATUS, _status),

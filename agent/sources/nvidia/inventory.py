@@ -227,7 +227,9 @@ def _byte(told: str | int) -> str:
 
 def _fabric(host: Host, index: int) -> dict[str, str]:
     """The NVLink domain: GPUs with the same cluster and clique reach each other."""
-    told = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index)
+    told = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index) or _answer(
+        host, "nvmlDeviceGetGpuFabricInfo", index
+    )
     if not told or not any(told["clusterUuid"]):
         return {}
     cluster = str(uuid.UUID(bytes=bytes(told["clusterUuid"])))

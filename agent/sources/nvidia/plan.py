@@ -7,7 +7,7 @@ it does not have, like its eighth decoder or the error counters of another gener
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,13 @@ from agent.host import Host, Json, NvmlError
 from agent.source import Columns, Table, nvml_reason
 from agent.sources.nvidia.calls import Call, Field, Questions, Target
 from railscope.entity import Entity
+from railscope.frame import Column
 from railscope.reading import Absent, Reading
 
 _NOT_SUPPORTED = 3
-_GONE = {1, 9, 15, 16}
-"""UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED: whatever comes back may have other things."""
+_GONE = {1, 9, 15, 16, 18}
+"""UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH: whatever
+comes back may have other things."""
 _DOES_NOT_HAVE = {_NOT_SUPPORTED, 13, 25, 26}
 """NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED."""
 _HAS_NO_ENTRY = {*_DOES_NOT_HAVE, 2}
@@ -39,13 +41,14 @@ class _Asked:
     call: Call
     left: list[str]
     arguments: tuple[Device, ...]
+    columns: tuple[Column, ...]
     column: int = 0
 
     @classmethod
-    def of(cls, call: Call, device: Device, column: int = 0) -> _Asked:
+    def of(cls, call: Call, device: Device, about: Entity) -> _Asked:
         """A call that nothing is known of yet."""
         arguments = (device, *call.arguments) if call.of_device else call.arguments
-        return cls(call, list(call.functions), arguments, column)
+        return cls(call, list(call.functions), arguments, _columns(call.targets, about))
 
 
 @dataclass(slots=True)
@@ -54,6 +57,7 @@ class _Slot:
 
     field: Field
     left: list[Device]
+    columns: tuple[Column, ...]
     column: int = 0
 
     @property
@@ -72,9 +76,14 @@ class Plan:
         self._device = device
         self._about = about
         self._batch = questions.batch
-        self._calls = [_Asked.of(call, device) for call in questions.calls]
-        self._ask_for([_Slot(field, list(field.entries)) for field in questions.fields])
-        self._missing: list[Target] = []
+        self._calls = [_Asked.of(call, device, about) for call in questions.calls]
+        self._ask_for(
+            [
+                _Slot(field, list(field.entries), _columns([field.target], about))
+                for field in questions.fields
+            ]
+        )
+        self._missing: list[tuple[Target, Column]] = []
         self._unsupported: list[int] = []
         self._first = self._width = 0
 
@@ -87,14 +96,12 @@ class Plan:
     def place(self, columns: Columns) -> None:
         """Add the columns of what the device has, and of what a whole device should have."""
         self._first = len(columns.columns)
-        for asked in self._calls:
-            added = [columns.add(t.metric, t.about(self._about)) for t in asked.call.targets]
-            asked.column = min(added)
-        for slot in self._slots:
-            target = slot.field.target
-            slot.column = columns.add(target.metric, target.about(self._about))
-        self._missing = [target for target in self._missing if not target.of_part]
-        self._unsupported = [columns.add(t.metric, t.about(self._about)) for t in self._missing]
+        parts: list[_Asked | _Slot] = [*self._calls, *self._slots]
+        for part in parts:
+            part.column = len(columns.columns)
+            columns.columns += part.columns
+        self._missing = [(target, column) for target, column in self._missing if not target.of_part]
+        self._unsupported = [columns.add(*column) for _, column in self._missing]
         self._width = len(columns.columns) - self._first
         self.outgrown = False
 
@@ -114,11 +121,10 @@ class Plan:
         for column in self._unsupported:
             into.reasons[column] = Absent.UNSUPPORTED.value
 
-    def _miss(self, targets: Iterable[Target], first: int) -> None:
-        for column, target in enumerate(targets, first):
-            self._missing.append(target)
-            self._unsupported.append(column)
-            self.outgrown |= target.of_part
+    def _miss(self, targets: Sequence[Target], part: _Asked | _Slot) -> None:
+        self._missing += zip(targets, part.columns, strict=True)
+        self._unsupported += range(part.column, part.column + len(targets))
+        self.outgrown |= any(target.of_part for target in targets)
 
     # Calls -------------------------------------------------------------------------------------
 
@@ -141,7 +147,7 @@ class Plan:
                     into.put(place, _picked(target, result))
                 return
             del asked.left[0]
-        self._miss(targets, column)
+        self._miss(targets, asked)
 
     # The batch ---------------------------------------------------------------------------------
 
@@ -183,9 +189,11 @@ class Plan:
             if slot.left:
                 kept.append(slot)
             elif slot.field.otherwise:
-                self._calls.append(_Asked.of(slot.field.otherwise, self._device, slot.column))
+                asked = _Asked.of(slot.field.otherwise, self._device, self._about)
+                asked.column = slot.column
+                self._calls.append(asked)
             else:
-                self._miss([slot.field.target], slot.column)
+                self._miss([slot.field.target], slot)
         self._ask_for(kept)
         return any(code in _HAS_NO_ENTRY for code in codes)
 
@@ -248,6 +256,10 @@ class Plans:
         for plan in self._current:
             plan.read(host, into)
         into.grown |= any(plan.outgrown for plan in self._current)
+
+
+def _columns(targets: Iterable[Target], about: Entity) -> tuple[Column, ...]:
+    return tuple((target.metric, target.about(about)) for target in targets)
 
 
 def _picked(target: Target, answer: Json) -> Reading:
