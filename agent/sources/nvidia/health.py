@@ -78,9 +78,14 @@ def _status(result: Json) -> Reading:
     return int(result["status"]) if result["state"] == COMPLETED else Absent.UNSUPPORTED
 
 
+def _health_mask(result: Json) -> int:
+    """Zero, which says nothing of any condition, where the structure is too old to have one."""
+    return int(result["healthMask"]) if "healthMask" in result else 0
+
+
 def _condition(shift: int, at_fault: int) -> Pick:
     def pick(result: Json) -> Reading:
-        told = int(result.get("healthMask", 0)) >> shift & _TWO_BITS
+        told = _health_mask(result) >> shift & _TWO_BITS
         if told == _TWO_BITS:
             return Absent.ERROR  # neither true nor false
         return int(told == at_fault) if told else Absent.UNSUPPORTED
@@ -89,7 +94,7 @@ def _condition(shift: int, at_fault: int) -> Pick:
 
 
 def _misconfigured(result: Json) -> Reading:
-    told = int(result.get("healthMask", 0)) >> _CONFIGURATION_SHIFT & _FOUR_BITS
+    told = _health_mask(result) >> _CONFIGURATION_SHIFT & _FOUR_BITS
     return int(told != _CONFIGURATION_RIGHT) if told else Absent.UNSUPPORTED
 
 

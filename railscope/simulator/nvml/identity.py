@@ -47,6 +47,7 @@ def tell(spec: NodeSpec, gpu: GpuState, told: Answers) -> None:
         ModuleId=where(model.nvlink, identity.index + 1),
         PlatformInfo=where(blackwell, _place(spec, gpu)),
         GpuFabricInfoV=where(model.joins_fabric, _fabric(spec, model)),
+        GpuFabricInfo=where(model.joins_fabric, _older(_fabric(spec, model))),
         PciInfo={
             "busIdLegacy": identity.pci_address.upper(),
             "domain": int(domain, 16),
@@ -89,3 +90,8 @@ def _fabric(spec: NodeSpec, model: GpuModel) -> Json:
         "healthMask": _ALL_WELL if watched else 0,
         "healthSummary": _HEALTHY if watched else 0,
     }
+
+
+def _older(fabric: Json) -> Json:
+    """The structure before it had versions and health."""
+    return {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}
