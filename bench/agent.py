@@ -18,7 +18,6 @@ from bench.tree import VALUES_A_PORT, write_tree
 
 DEVICES = 8
 VALUES = 3000
-EXTRA_CARDS = 15
 ANSWER_SECONDS = 20
 FOUR_A_SECOND = 0.25
 
@@ -104,7 +103,7 @@ def tick_ratios(report: Report, folder: Path, length: Length) -> None:
     mixed, files = folder / "mixed", folder / "files"
     answers = folder / "answers.msgpack"
     moving = write_tree(mixed, DEVICES)
-    write_answers(answers, ANSWER_SECONDS, EXTRA_CARDS)
+    write_answers(answers, ANSWER_SECONDS)
     all_files = write_tree(files, VALUES // VALUES_A_PORT)
 
     def cost(root: Path, moved: list[Path], period: float, kept: Path | None) -> TickCost:

@@ -31,22 +31,22 @@ def main(*, quick: bool) -> None:
     report = Report("Collector")
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
-        schemas = load.schemas_of_a_node(folder)
-        load.save(schemas, folder / "schemas")
-        columns = sum(load.columns_of(schema) for schema in schemas)
+        streams = load.streams_of_a_node(folder)
+        load.save(streams, folder / "streams")
+        node = load.Nodes(streams, 1)
         report.figure(
-            "load", f"{columns} values a second and node in {len(schemas)} streams,"
-            f" {load.ROWS} s an envelope",
+            "load", f"{node.columns:,} columns a node in {len(streams)} streams,"
+            f" {node.values_a_turn / load.ROWS:,.0f} values a second, {load.ROWS} s an envelope",
         )  # fmt: skip
         costs = [
-            fleets.measure(size, folder / "schemas", folder)
+            fleets.measure(size, folder / "streams", folder)
             for size in (QUICK_SIZES if quick else SIZES)
         ]
         if shutil.which(victoria.PROGRAM):
             nodes, turns = (
                 (QUICK_STORE_NODES, QUICK_STORE_TURNS) if quick else (STORE_NODES, STORE_TURNS)
             )
-            store = victoria.measure(schemas, nodes, turns, folder)
+            store = victoria.measure(streams, nodes, turns, folder)
             report.figure("victoria-metrics", f"{nodes} nodes: {store}")
             for cost in costs:
                 report.ratio(

@@ -72,8 +72,8 @@ class FleetCost:
 class LoadProcess:
     """The load generator, told what to do line by line."""
 
-    def __init__(self, port: int, nodes: int, schemas: Path) -> None:
-        self._command = [sys.executable, "-m", "bench.loader", str(port), str(nodes), str(schemas)]
+    def __init__(self, port: int, nodes: int, streams: Path) -> None:
+        self._command = [sys.executable, "-m", "bench.loader", str(port), str(nodes), str(streams)]
 
     def __enter__(self) -> Self:
         """Start."""
@@ -102,11 +102,11 @@ class LoadProcess:
         return answer
 
 
-def measure(size: Size, schemas: Path, folder: Path) -> FleetCost:
+def measure(size: Size, streams: Path, folder: Path) -> FleetCost:
     """Register nodes, flood, look at the views, then go on at the natural pace."""
     with (
         collector(size.nodes, folder) as server,
-        LoadProcess(server.port, size.nodes, schemas) as loader,
+        LoadProcess(server.port, size.nodes, streams) as loader,
     ):
         views_of(server)
         empty = server.memory().resident

@@ -39,22 +39,34 @@ TICK_NS = 1_000_000_000
 START_WALL_NS = 1_700_000_000 * TICK_NS
 START_BOOT_NS = 1_000 * TICK_NS
 VARIANTS = 8
-DEVICES, EXTRA_CARDS = 8, 15
+DEVICES = 8
 _GPU = "GPU-"
 _ZERO, _COUNTER, _GAUGE = 0.6, 0.85, 0.95
 
 Rows = npt.NDArray[np.int64]
 
 
-def schemas_of_a_node(folder: Path) -> list[WireSchema]:
-    """What one agent with about 3,000 values would register."""
+class Stream(msgspec.Struct, frozen=True):
+    """The schema of a source, and how many of its frames are in an envelope of ten seconds."""
+
+    schema: WireSchema
+    rows: int
+
+
+def streams_of_a_node(folder: Path) -> list[Stream]:
+    """What one agent would register at its default periods: about 3,000 values a second."""
     logs.configure("error")
     write_tree(folder / "tree", DEVICES)
-    write_answers(folder / "answers", 2, EXTRA_CARDS)
+    write_answers(folder / "answers", 2)
     one = Agent(AgentSettings(node="bench"), BenchHost(folder / "tree", folder / "answers"))
     asyncio.run(one.once())
-    frames = [status.frame for status in one.sampler.statuses.values()]
-    return [to_wire_schema(frame.schema) for frame in frames if frame]
+    return [
+        Stream(
+            to_wire_schema(status.frame.schema), max(round(ROWS / status.source.period_seconds), 1)
+        )
+        for status in one.sampler.statuses.values()
+        if status.frame
+    ]
 
 
 def of_node(schema: WireSchema, number: int) -> WireSchema:
@@ -95,55 +107,60 @@ class Piece:
     """A batch without its schema's name: what many nodes share."""
 
     stream: str
+    rows: int
     base: bytes
     changed: bytes
     steps: bytes
 
 
-def piece(stream: str, rows: Rows) -> Piece:
-    """Rows as the parts of a batch."""
+def _piece(stream: Stream, variant: int, turn: int) -> Piece:
+    """The last rows of a turn as the parts of a batch."""
+    rows = rows_of(columns_of(stream.schema), variant, turn)[-stream.rows :]
     differences = np.diff(rows, axis=0)
     touched = differences.any(axis=0)
     return Piece(
-        stream, rows[0].tobytes(), np.packbits(touched, bitorder="little").tobytes(),
+        stream.schema.stream, len(rows), rows[0].tobytes(),
+        np.packbits(touched, bitorder="little").tobytes(),
         np.ascontiguousarray(differences[:, touched].T).tobytes(),
     )  # fmt: skip
 
 
-def instants(turn: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Wall and boot clock of the ten rows of a turn."""
-    first = turn * ROWS
+def instants(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Wall and boot clock of the rows of a turn, the last of them at its end."""
+    last, step = turn * ROWS + ROWS - 1, ROWS // rows
+    seconds = range(last - step * (rows - 1), last + 1, step)
     return (
-        tuple(START_WALL_NS + (first + row) * TICK_NS for row in range(ROWS)),
-        tuple(START_BOOT_NS + (first + row) * TICK_NS for row in range(ROWS)),
+        tuple(START_WALL_NS + second * TICK_NS for second in seconds),
+        tuple(START_BOOT_NS + second * TICK_NS for second in seconds),
     )
 
 
 class Nodes:
     """The nodes of one load, and what each sends in each turn."""
 
-    def __init__(self, schemas: Sequence[WireSchema], count: int) -> None:
-        self._templates = schemas
+    def __init__(self, streams: Sequence[Stream], count: int) -> None:
+        self._streams = streams
         self.count = count
         self._common = {
             schema.stream: schema_hash(schema)
-            for schema in schemas
+            for schema in (stream.schema for stream in streams)
             if not any(entity.key and entity.key[0].startswith(_GPU) for entity in schema.entities)
         }
         self._digests = [self._digests_of(number) for number in range(count)]
-        self.values_a_turn = ROWS * sum(columns_of(schema) for schema in schemas)
+        self.values_a_turn = sum(s.rows * columns_of(s.schema) for s in streams)
+        self.columns = sum(columns_of(stream.schema) for stream in streams)
 
     def _digests_of(self, number: int) -> dict[str, bytes]:
         own = {
             schema.stream: schema_hash(of_node(schema, number))
-            for schema in self._templates
+            for schema in (stream.schema for stream in self._streams)
             if schema.stream not in self._common
         }
         return self._common | own
 
     def schemas(self, number: int, digests: Sequence[str]) -> bytes:
         """An envelope with the schemas the collector asks one node for."""
-        own = [of_node(schema, number) for schema in self._templates]
+        own = [of_node(stream.schema, number) for stream in self._streams]
         wanted = [schema for schema in own if schema_hash(schema).hex() in digests]
         return pack(envelope(origin(number), [], wanted, agent_version=__version__))
 
@@ -151,30 +168,19 @@ class Nodes:
         """What every node sends in a turn."""
         pieces = [
             [
-                piece(schema.stream, rows_of(columns_of(schema), variant * 100 + position, turn))
-                for position, schema in enumerate(self._templates)
+                _piece(stream, variant * 100 + position, turn)
+                for position, stream in enumerate(self._streams)
             ]
             for variant in range(min(VARIANTS, self.count))
         ]
-        wall, boot = instants(turn)
-        return [
-            self._body(number, turn, pieces[number % len(pieces)], wall, boot)
-            for number in range(self.count)
-        ]
+        return [self._body(n, turn, pieces[n % len(pieces)]) for n in range(self.count)]
 
-    def _body(
-        self,
-        number: int,
-        turn: int,
-        pieces: Sequence[Piece],
-        wall: tuple[int, ...],
-        boot: tuple[int, ...],
-    ) -> bytes:
+    def _body(self, number: int, turn: int, pieces: Sequence[Piece]) -> bytes:
         digests = self._digests[number]
         batches = [
             Batch(
-                part.stream, digests[part.stream], turn * ROWS + 1, wall, boot, part.base,
-                part.changed, part.steps,
+                part.stream, digests[part.stream], turn * part.rows + 1,
+                *instants(turn, part.rows), part.base, part.changed, part.steps,
             )
             for part in pieces
         ]  # fmt: skip
@@ -208,11 +214,11 @@ def head(number: int, turn: int, path: str, content_type: str, size: int) -> byt
     return f"POST {path} HTTP/1.1\r\n{text}\r\n".encode()
 
 
-def save(schemas: Sequence[WireSchema], path: Path) -> None:
-    """Leave the schemas for the load generator."""
-    path.write_bytes(msgspec.msgpack.encode(schemas))
+def save(streams: Sequence[Stream], path: Path) -> None:
+    """Leave the streams for the load generator."""
+    path.write_bytes(msgspec.msgpack.encode(streams))
 
 
-def load(path: Path) -> list[WireSchema]:
-    """The schemas that were left."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=list[WireSchema])
+def load(path: Path) -> list[Stream]:
+    """The streams that were left."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=list[Stream])

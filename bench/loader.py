@@ -1,6 +1,6 @@
 """The load generator: a process of its own, told what to do line by line.
 
-Run as `python -m bench.loader PORT NODES SCHEMAS`. Commands on standard input, one answer (JSON)
+Run as `python -m bench.loader PORT NODES STREAMS`. Commands on standard input, one answer (JSON)
 each: `prepare FIRST COUNT` makes the requests of some turns, `post CONNECTIONS` sends them as fast
 as they are answered, `pace CONNECTIONS SECONDS` spreads them over time. Schemas that the collector
 asks for are sent, and the frames then again, as an agent does it.
@@ -86,8 +86,8 @@ class Loader:
 
 def main() -> None:
     """Obey until standard input ends."""
-    port, count, schemas = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    loader = Loader(port, load.Nodes(load.load(schemas), count))
+    port, count, streams = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    loader = Loader(port, load.Nodes(load.load(streams), count))
     for line in sys.stdin:
         click.echo(json.dumps(loader.do(*line.split())))
         sys.stdout.flush()

@@ -32,8 +32,6 @@ _DRIVERS = {"nvml", "ethtool"}
 _STATISTICS = "ethtool.statistics("
 _NOT_ASKED = (3, 0)
 SHORTEST_SECONDS = SHORTEST_NS / 1e9
-_PROCESSES, _HEALTH, _SETTINGS = 5, 10, 60
-"""How many times rarer than the load these are read, as in the settings' defaults."""
 
 
 class BenchHost:
@@ -142,13 +140,24 @@ def _turns(key: str, moments: list[dict[str, Json]]) -> Iterator[Json]:
     return cycle(answers)
 
 
+def as_often(period_seconds: float) -> Periods:
+    """The default periods, in proportion: what is read each second is read at this period."""
+    defaults = msgspec.structs.asdict(Periods())
+    periods = Periods(**{name: period * period_seconds for name, period in defaults.items()})
+    return msgspec.structs.replace(
+        periods, gpu_activity=max(periods.gpu_activity, SHORTEST_SECONDS)
+    )
+
+
 @click.command()
 @click.option("--root", type=click.Path(path_type=Path), required=True)
 @click.option("--answers", type=click.Path(path_type=Path))
 @click.option("--listen", required=True)
 @click.option("--collector", "collector_url", default="")
 @click.option("--state-directory", required=True)
-@click.option("--period", type=float, default=1.0, help="Of every source.")
+@click.option(
+    "--period", type=float, default=1.0, help="Of what is read each second; others in proportion."
+)
 @click.option("--rdma-period", type=float, help="Of the RDMA source, if it is another.")
 @click.option("--push-seconds", type=float, default=CollectorLink().push_seconds)
 @click.option("--calls", type=click.Path(path_type=Path), help="Where to leave the call counts.")
@@ -167,14 +176,9 @@ def main(  # noqa: PLR0913 - flags
     """Run the agent on a bench host until stopped."""
     logs.configure("warning")
     host = BenchHost(root, answers)
-    periods = Periods(
-        gpu=period, gpu_activity=max(period, SHORTEST_SECONDS), gpu_event=period,
-        gpu_health=period, gpu_process=_PROCESSES * period, gpu_verdict=_PROCESSES * period,
-        mig=_PROCESSES * period, gpu_device=_HEALTH * period, nvlink=_HEALTH * period,
-        gpu_settings=_SETTINGS * period, nvlink_signal=_SETTINGS * period,
-        rdma=rdma_period or period, nic=period, pcie=period, host=period, kernel=period,
-        agent=period,
-    )  # fmt: skip
+    periods = as_often(period)
+    if rdma_period:
+        periods = msgspec.structs.replace(periods, rdma=rdma_period)
     settings = AgentSettings(
         node="bench-node", listen=listen, state_directory=state_directory, periods=periods,
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret

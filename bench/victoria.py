@@ -18,7 +18,6 @@ from bench import load
 from bench.processes import HOST, BenchError, Server, free_port
 from bench.wires import Request, post_all
 from railscope.catalog import KINDS, METRICS
-from railscope.wire import WireSchema
 
 PROGRAM = "victoria-metrics"
 PATH = "/api/v1/write"
@@ -58,17 +57,17 @@ class StoreCost:
         )
 
 
-def measure(schemas: Sequence[WireSchema], nodes: int, turns: int, folder: Path) -> StoreCost:
+def measure(streams: Sequence[load.Stream], nodes: int, turns: int, folder: Path) -> StoreCost:
     """Write some turns of some nodes; what it merges afterwards, until it rests, counts too."""
     port = free_port()
     command = [PROGRAM, f"-storageDataPath={folder / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
                "-retentionPeriod=100y", "-loggerLevel=WARN"]  # fmt: skip
-    prefixes = [_prefixes(schemas, number) for number in range(nodes)]
+    prefixes = [_prefixes(streams, number) for number in range(nodes)]
     with Server(command, port=port, log=folder / "victoria.log", ready_path="/health") as server:
-        post_all(port, _requests(schemas, prefixes, 0), CONNECTIONS)
+        post_all(port, _requests(streams, prefixes, 0), CONNECTIONS)
         _flush(port)
         _rest(server)
-        requests = [r for turn in range(1, turns + 1) for r in _requests(schemas, prefixes, turn)]
+        requests = [r for turn in range(1, turns + 1) for r in _requests(streams, prefixes, turn)]
         cpu, started = server.cpu_seconds(), time.monotonic()
         post_all(port, requests, CONNECTIONS)
         _flush(port)
@@ -76,7 +75,7 @@ def measure(schemas: Sequence[WireSchema], nodes: int, turns: int, folder: Path)
         _rest(server)
         cpu = server.cpu_seconds() - cpu
         inserted = _inserted(port)
-    values = len(prefixes[0]) * load.ROWS * nodes * turns
+    values = load.Nodes(streams, 1).values_a_turn * nodes * turns
     expected = values + values // turns
     if inserted < expected:
         message = f"the store took {inserted} values of {expected}"
@@ -116,9 +115,9 @@ def _get(port: int, path: str) -> str:
 
 
 def _requests(
-    schemas: Sequence[WireSchema], prefixes: Sequence[list[bytes]], turn: int
+    streams: Sequence[load.Stream], prefixes: Sequence[list[bytes]], turn: int
 ) -> list[Request]:
-    variants = [_samples(schemas, variant, turn) for variant in range(load.VARIANTS)]
+    variants = [_samples(streams, variant, turn) for variant in range(load.VARIANTS)]
     found = []
     for number, own in enumerate(prefixes):
         samples = variants[number % len(variants)]
@@ -132,7 +131,7 @@ def _requests(
     return found
 
 
-def _samples(schemas: Sequence[WireSchema], variant: int, turn: int) -> list[bytes]:
+def _samples(streams: Sequence[load.Stream], variant: int, turn: int) -> list[bytes]:
     """The samples of every column."""
     now_ns = time.time_ns() // load.TICK_NS * load.TICK_NS
     found = []
@@ -143,30 +142,31 @@ def _samples(schemas: Sequence[WireSchema], variant: int, turn: int) -> list[byt
         ),
         "V6",
     )
-    for position, schema in enumerate(schemas):
-        rows = load.rows_of(load.columns_of(schema), variant * 100 + position, turn)
-        block = np.zeros((rows.shape[1], load.ROWS), _SAMPLE)
+    for position, stream in enumerate(streams):
+        columns = load.columns_of(stream.schema)
+        rows = load.rows_of(columns, variant * 100 + position, turn)[-stream.rows :]
+        block = np.zeros((columns, len(rows)), _SAMPLE)
         block["tag"], block["size"] = 0x12, _SAMPLE.itemsize - 2
         block["value_tag"], block["time_tag"] = 0x09, 0x10
         block["value"] = rows.T.astype(np.float64)
-        block["time"] = times
-        data, size = block.tobytes(), block.itemsize * load.ROWS
+        block["time"] = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
+        data, size = block.tobytes(), block.itemsize * len(rows)
         found += [data[i : i + size] for i in range(0, len(data), size)]
     return found
 
 
-def _prefixes(schemas: Sequence[WireSchema], number: int) -> list[bytes]:
+def _prefixes(streams: Sequence[load.Stream], number: int) -> list[bytes]:
     """For every column of a node, what comes before its samples: size and labels."""
     node = _label("instance", load.name(number))
     found = []
-    for schema in schemas:
-        own = load.of_node(schema, number)
+    for stream in streams:
+        own = load.of_node(stream.schema, number)
         entities = [node + b"".join(map(_label, KINDS[e.kind].labels, e.key)) for e in own.entities]
         for group in own.groups:
             metric = _label("__name__", METRICS[group.metric].name)
             for member in group.entities:
                 labels = metric + entities[member]
-                size = len(labels) + _SAMPLE.itemsize * load.ROWS
+                size = len(labels) + _SAMPLE.itemsize * stream.rows
                 found.append(_field(1, size) + labels)
     return found
 
