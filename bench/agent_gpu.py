@@ -86,12 +86,16 @@ class Spent:
         self.calls += other.calls
         self.reads += other.reads
 
+    @property
+    def _a_value(self) -> str:
+        """Of a read that gave values; some only look for what is there."""
+        return f"{self.python_ns / self.values / 1000:.2f} us a value, " if self.values else ""
+
     def __str__(self) -> str:
         return (
             f"{self.python_ns / self.reads / MILLISECOND_NS:.3f} ms a read,"
             f" {self.values / self.reads:,.0f} values, {self.calls / self.reads:,.0f} calls,"
-            f" {self.python_ns / max(self.values, 1) / 1000:.2f} us a value,"
-            f" {self.within_ns / self.reads / MILLISECOND_NS:.3f} ms in the library"
+            f" {self._a_value}{self.within_ns / self.reads / MILLISECOND_NS:.3f} ms in the library"
         )
 
 

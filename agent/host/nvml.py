@@ -118,7 +118,7 @@ class Nvml:
         elif function in _FILLED:
             way = partial(_filled, module, target, handle, function)
         elif function == "nvmlDeviceGetMemoryInfo":
-            way = partial(_plainly, target, handle, module.nvmlMemory_v2)
+            way = partial(self._memory, module, target, handle, (function, arguments))
         else:
             way = partial(_plainly, target, handle, *rest)
         self._ways[function, arguments] = way
@@ -236,6 +236,18 @@ class Nvml:
             raise
         self._stamps[what, gpu] = max([stamp, *(sample["timeStamp"] for sample in samples)])
         return samples
+
+    def _memory(
+        self, module: ModuleType, target: Any, handle: Any, key: tuple[str, tuple[Device, ...]]
+    ) -> Json:
+        """Version 2 tells what is reserved from what is used; older drivers have the first only."""
+        try:
+            return plain(target(handle, module.nvmlMemory_v2))
+        except module.NVMLError as error:
+            if error.value not in {_FUNCTION_NOT_FOUND, _ARGUMENT_VERSION}:
+                raise
+        way = self._ways[key] = partial(_plainly, target, handle)
+        return way()
 
     def _vgpu_memory(self, module: ModuleType, instance: int) -> Json:
         """Bytes in 64 bits (nvml.h); pynvml has room for 32 of them."""

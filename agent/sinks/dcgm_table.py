@@ -38,21 +38,6 @@ BYTES_PER_SECOND = Measure("in B/s")
 # second by 1000 instead (DcgmCacheManager.cpp), which would be 2.4 percent more.
 MEBIBYTES_PER_SECOND = Measure("in MiB/s", Fraction(1, 1 << 20))
 
-# nvml.h, nvmlClocksEventReason*: the bit that stands for each reason.
-CLOCK_REASONS = {
-    "gpu_idle": 0x1,
-    "application_clocks": 0x2,
-    "software_power_cap": 0x4,
-    "hardware_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "software_thermal": 0x20,
-    "hardware_thermal": 0x40,
-    "hardware_power_brake": 0x80,
-    "display_clocks": 0x100,
-    "board_limit": 0x200,
-    "reliability": 0x400,
-}
-
 
 def _rest(total: Metric, taken: Metric) -> Formula:
     return Formula((Term(total), Term(taken, weight=-1)))
@@ -62,7 +47,7 @@ def _used_share(used: Metric, total: Metric, reserved: Metric) -> Formula:
     return Formula((Term(used),), _rest(total, reserved).terms)
 
 
-_REASONS = Formula((Term(c.GPU_THROTTLE_ACTIVE, (EACH,), weights=CLOCK_REASONS),))
+_REASONS = Formula((Term(c.GPU_THROTTLE_ACTIVE, (EACH,), weights=c.THROTTLE_BITS),))
 _NVLINK_TRAFFIC = Formula((Term(a.GPU_NVLINK_TRANSMIT), Term(a.GPU_NVLINK_RECEIVE)))
 _GPU_USED_SHARE = _used_share(c.GPU_MEMORY_USED, c.GPU_MEMORY_TOTAL, c.GPU_MEMORY_RESERVED)
 _MIG_USED_SHARE = _used_share(s.MIG_MEMORY_USED, s.MIG_MEMORY_SIZE, s.MIG_MEMORY_RESERVED)

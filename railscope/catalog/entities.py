@@ -26,6 +26,7 @@ GPU = EntityKind(
         "driver",
         "cuda",
         "module",
+        "numa_node",
         "chassis",
         "slot",
         "tray",
@@ -52,7 +53,8 @@ GPU_REMAP = EntityKind("gpu_remap", ("gpu", "cause"), part_of=GPU)
 GPU_BANK = EntityKind("gpu_bank", ("gpu", "spares"), part_of=GPU)
 GPU_PCIE_ERROR = EntityKind("gpu_pcie_error", ("gpu", "error"), part_of=GPU)
 GPU_CONDITION = EntityKind("gpu_condition", ("gpu", "condition"), part_of=GPU)
-GPU_C2C = EntityKind("gpu_c2c", ("gpu", "error"), part_of=GPU)
+GPU_C2C = EntityKind("gpu_c2c", ("gpu", "c2c_link"), part_of=GPU)
+GPU_C2C_ERROR = EntityKind("gpu_c2c_error", ("gpu", "c2c_link", "error"), part_of=GPU)
 GPU_REASON = EntityKind("gpu_reason", ("gpu", "reason"), part_of=GPU)
 GPU_PROCESS = EntityKind(
     "gpu_process",

@@ -18,6 +18,21 @@ from railscope.catalog.entities import (
 
 DRIVER_LOAD = "Counts from driver load; falls back to zero at a driver reload or GPU reset."
 
+# nvml.h, nvmlClocksEventReason*: what may hold the clocks down, by its bit.
+THROTTLE_BITS = {
+    "gpu_idle": 0x1,
+    "application_clocks": 0x2,
+    "software_power_cap": 0x4,
+    "hardware_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "software_thermal": 0x20,
+    "hardware_thermal": 0x40,
+    "hardware_power_brake": 0x80,
+    "display_clocks": 0x100,
+    "board_limit": 0x200,
+    "reliability": 0x400,
+}
+
 GPU_INFO = Metric(
     "railscope_gpu_info",
     Kind.INFO,
@@ -170,6 +185,7 @@ GPU_MEMORY_TEMPERATURE = Metric(
     GPU,
     unit=Unit.CELSIUS,
     rollups=(Rollup.MEAN, Rollup.MAX),
+    since="GPUs with HBM",
     help="Temperature of the GPU memory.",
     origin="nvmlDeviceGetFieldValues 82 MEMORY_TEMP (degrees Celsius)",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_MEMORY_TEMP"},
@@ -298,6 +314,17 @@ GPU_MEMORY_POWER = Metric(
     since="Hopper",
     help="Power of the GPU memory, averaged over one second; part of the board's.",
     origin="nvmlDeviceGetFieldValues 185 POWER_AVERAGE, scope 2 (mW)",
+)
+GPU_MODULE_POWER_LIMIT = Metric(
+    "railscope_gpu_module_power_limit_watts",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.WATTS,
+    scale=per(1000),
+    rollups=(Rollup.SUM,),
+    since="Grace Hopper",
+    help="Power limit of the module that is enforced now: GPU and Grace processor together.",
+    origin="nvmlDeviceGetFieldValues 190 POWER_CURRENT_LIMIT, scope 1 (mW)",
 )
 GPU_POWER_BOUNDS = Metric(
     "railscope_gpu_power_limit_bound_watts",

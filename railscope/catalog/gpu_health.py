@@ -11,6 +11,7 @@ from railscope.catalog.entities import (
     GPU_ADDRESS,
     GPU_BANK,
     GPU_C2C,
+    GPU_C2C_ERROR,
     GPU_CONDITION,
     GPU_ECC,
     GPU_ECC_LOCATION,
@@ -54,6 +55,7 @@ GPU_REMAPPED_ROWS = Metric(
     Kind.GAUGE,
     GPU_REMAP,
     rollups=(Rollup.SUM,),
+    since="Ampere",
     help="Memory rows replaced by spare ones, by the kind of error that caused it.",
     origin="nvmlDeviceGetRemappedRows",
     other_names={
@@ -65,6 +67,7 @@ GPU_ROW_REMAP_PENDING = Metric(
     Kind.GAUGE,
     GPU,
     rollups=(Rollup.SUM,),
+    since="Ampere",
     help="Whether a row remap waits for a GPU reset (1) or not (0).",
     origin="nvmlDeviceGetRemappedRows pending",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_ROW_REMAP_PENDING"},
@@ -74,6 +77,7 @@ GPU_ROW_REMAP_FAILURE = Metric(
     Kind.GAUGE,
     GPU,
     rollups=(Rollup.SUM,),
+    since="Ampere",
     help="Whether a row could not be remapped (1) or not (0).",
     origin="nvmlDeviceGetRemappedRows failure",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_ROW_REMAP_FAILURE"},
@@ -353,26 +357,35 @@ GPU_C2C_LINKS = Metric(
     help="Links between Grace processor and GPU.",
     origin="nvmlDeviceGetFieldValues 170 C2C_LINK_COUNT",
 )
+GPU_C2C_ACTIVE = Metric(
+    "railscope_gpu_c2c_link_active",
+    Kind.GAUGE,
+    GPU_C2C,
+    since="Grace Hopper",
+    rollups=(Rollup.MIN,),
+    help="Whether one link between Grace processor and GPU is up (1) or not (0).",
+    origin="nvmlDeviceGetFieldValues 171 C2C_LINK_GET_STATUS, scope of the link",
+)
 GPU_C2C_BANDWIDTH = Metric(
     "railscope_gpu_c2c_link_limit_bytes_per_second",
     Kind.GAUGE,
-    GPU,
+    GPU_C2C,
     unit=Unit.BYTES_PER_SECOND,
     scale=Fraction(10**6),
     since="Grace Hopper",
     help="Highest speed of one link between Grace processor and GPU.",
-    origin="nvmlDeviceGetFieldValues 172 C2C_LINK_GET_MAX_BW, link 0 (MB/s)",
+    origin="nvmlDeviceGetFieldValues 172 C2C_LINK_GET_MAX_BW, scope of the link (MB/s)",
 )
 GPU_C2C_ERRORS = Metric(
     "railscope_gpu_c2c_errors_total",
     Kind.COUNTER,
-    GPU_C2C,
+    GPU_C2C_ERROR,
     unit=Unit.ERRORS,
     rollups=(Rollup.SUM,),
     resets=DRIVER_LOAD,
     since="Grace Hopper",
-    help="Errors of the links between Grace processor and GPU, by kind.",
-    origin="nvmlDeviceGetFieldValues 231 ERROR_INTR, 232 REPLAY, 233 REPLAY_B2B, link 0",
+    help="Errors of one link between Grace processor and GPU, by kind.",
+    origin="nvmlDeviceGetFieldValues 231 ERROR_INTR, 232 REPLAY, 233 REPLAY_B2B, scope of the link",
 )
 GPU_XID_ERRORS = Metric(
     "railscope_gpu_xid_errors_total",

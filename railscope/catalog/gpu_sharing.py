@@ -9,7 +9,7 @@ GPU_MIG_MODE = Metric(
     GPU,
     rollups=(Rollup.SUM,),
     since="Ampere",
-    help="Whether the GPU is cut into MIG instances (1) or not (0).",
+    help="Whether the GPU is in MIG mode, to be cut into instances (1), or not (0).",
     origin="nvmlDeviceGetMigMode current",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_MIG_MODE"},
 )
@@ -18,7 +18,7 @@ GPU_MIG_PENDING = Metric(
     Kind.GAUGE,
     GPU,
     since="Ampere",
-    help="Whether the GPU will be cut into MIG instances after the next reset (1) or not (0).",
+    help="Whether the GPU will be in MIG mode after the next reset (1) or not (0).",
     origin="nvmlDeviceGetMigMode pending",
 )
 GPU_MIG_DEVICES = Metric(

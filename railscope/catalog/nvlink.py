@@ -49,6 +49,15 @@ NVLINK_STATE = Metric(
     help="State of the link.",
     origin="nvmlDeviceGetFieldValues 165 NVLINK_GET_STATE, nvmlDeviceGetNvLinkState",
 )
+NVLINK_POWER_STATE = Metric(
+    "railscope_nvlink_power_state",
+    Kind.STATE,
+    NVLINK,
+    since="Hopper",
+    states={0: "high_speed", 1: "low_power"},
+    help="Power state of the link; an idle link may rest.",
+    origin="nvmlDeviceGetFieldValues 167 NVLINK_GET_POWER_STATE",
+)
 NVLINK_SPEED = Metric(
     "railscope_nvlink_speed_bytes_per_second",
     Kind.GAUGE,
@@ -58,7 +67,7 @@ NVLINK_SPEED = Metric(
     rollups=(Rollup.MIN,),
     since="Volta",
     help="Raw speed of the link in one direction; about six percent above the nominal one.",
-    origin="nvmlDeviceGetFieldValues 164 NVLINK_GET_SPEED (MB/s)",
+    origin="nvmlDeviceGetFieldValues 164 NVLINK_GET_SPEED, 84 to 89, 132 to 137 (MB/s)",
 )
 GPU_NVLINK_TRANSMITTED = Metric(
     "railscope_gpu_nvlink_transmitted_bytes_total",
@@ -181,7 +190,7 @@ NVLINK_ERRORS = Metric(
     resets=DRIVER_LOAD,
     since="Volta",
     help="Errors of the link, by kind: replay, recovery and CRC up to Hopper, packets and symbols from Blackwell on.",
-    origin="nvmlDeviceGetNvLinkErrorCounter; nvmlDeviceGetFieldValues 148 to 159, 161 to 163, 205 to 212, 219, 221, 289, 290",
+    origin="nvmlDeviceGetFieldValues 32 to 58, 96 to 119, 148 to 159, 161 to 163, 205 to 212, 219, 221, 289, 290",
     other_names={
         "dcgm-exporter": "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL"
     },
@@ -204,7 +213,7 @@ NVLINK_BIT_ERRORS = Metric(
     rollups=(Rollup.MIN,),
     since="Blackwell",
     help="Bit error ratio as the power of ten below one: 12 stands for 1e-12. Higher is better.",
-    origin="nvmlDeviceGetFieldValues 220 EFFECTIVE_BER, 222 SYMBOL_BER, 293 RAW_BER_V2 (mantissa and exponent)",
+    origin="nvmlDeviceGetFieldValues 220 EFFECTIVE_BER, 222 SYMBOL_BER, 293 RAW_BER_V2 or 218 RAW_BER (mantissa and exponent)",
 )
 NVLINK_CODEWORDS = Metric(
     "railscope_nvlink_fec_codewords_total",

@@ -8,8 +8,6 @@ from typing import Any
 from railscope.catalog import EVENTS, METRICS, SUBJECT_OF, rollups
 from railscope.catalog.declare import Metric
 
-_FORMS = ("table", "md", "json")
-
 
 def render(form: str) -> str:
     """The reference as "table", "md" or "json"."""

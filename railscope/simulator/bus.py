@@ -1,7 +1,9 @@
 """What goes between a GPU and the rest of the server: over PCIe, and over C2C to a Grace processor.
 
-A rail's traffic is the GPU's own memory: its NIC reads and writes it over PCIe. What goes to and
-from the processors are checkpoints, data and commands.
+A rail's traffic is the GPU's own memory, which its NIC reads and writes. What goes to and from the
+processors are checkpoints, data and commands. All of it takes PCIe, but where the GPU is on a module
+with a Grace processor: the NIC is at the processor there, and what it reads and writes takes C2C as
+well. The GPU's own PCIe link is left with what the driver does to its registers.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ _CHECKPOINT_BYTES_PER_SECOND = 1_200_000_000
 _DATA_BYTES_PER_SECOND = 900_000_000
 _USUAL_BYTES_PER_SECOND = 15_000_000_000
 _COMMAND_BYTES_PER_SECOND, _RESULT_BYTES_PER_SECOND = 6_000_000, 3_000_000
+_REGISTER_BYTES_PER_SECOND = 50_000
 
 
 @dataclass(slots=True)
@@ -35,7 +38,8 @@ class Bus:
 
     def __init__(self, *, grace: bool, uptime_ns: int) -> None:
         self.grace = grace
-        usual = _USUAL_BYTES_PER_SECOND * uptime_ns // NS_PER_SECOND
+        rate = _REGISTER_BYTES_PER_SECOND if grace else _USUAL_BYTES_PER_SECOND
+        usual = rate * uptime_ns // NS_PER_SECOND
         self.pcie_out, self.pcie_in = Way(usual), Way(usual)
         self.c2c_out, self.c2c_in = Way(), Way()
 
@@ -54,9 +58,10 @@ class Bus:
             _DATA_BYTES_PER_SECOND * demand.fetch + _COMMAND_BYTES_PER_SECOND * demand.occupied
         ))  # fmt: skip
         sent, received = rail_bytes
+        outward, inward = outward + sent, inward + received
         if self.grace:
             self.c2c_out.move(span, outward)
             self.c2c_in.move(span, inward)
-            outward = inward = 0
-        self.pcie_out.move(span, sent + outward)
-        self.pcie_in.move(span, received + inward)
+            outward = inward = int(span.seconds * _REGISTER_BYTES_PER_SECOND * demand.occupied)
+        self.pcie_out.move(span, outward)
+        self.pcie_in.move(span, inward)

@@ -123,6 +123,13 @@ class Sharing:
             memory_activity=self._demand.memory_activity * load,
         )
 
+    def part_of(self, tenant: Tenant) -> tuple[float, float]:
+        """Which part of the GPU's busy time, and of its memory's, is a tenant's."""
+        return (
+            tenant.compute * tenant.load / self._compute,
+            tenant.memory * tenant.load / self._memory,
+        )
+
     def take(self, demand: Demand) -> Demand:
         """Let the job's demand act on the tenants; what of it reaches the GPU."""
         self._demand = demand
@@ -132,8 +139,11 @@ class Sharing:
             self.present = tuple(tenant for tenant in self._tenants if tenant.stays)
         if self.mode in ALONE:
             return demand
+        # Virtual machines take turns, each for a slice of time: what one leaves of it is idle.
+        taken = self._compute if self.mode == "vgpu" else 1.0
         return replace(
             demand,
+            occupied=demand.occupied * taken,
             activity=demand.activity * self._compute,
             memory_activity=demand.memory_activity * self._memory,
         )

@@ -22,13 +22,14 @@ from support.shared import captured
 
 from agent.sinks.dcgm import DcgmExposition
 from agent.sinks.dcgm_formula import EACH, Row, Term
-from agent.sinks.dcgm_table import CLOCK_REASONS, ROWS
+from agent.sinks.dcgm_table import ROWS
 from agent.sources.nvidia import activity, health, load, mig, settings
 from agent.sources.nvidia.calls import Questions
 from agent.sources.nvidia.nvlink import traffic_fields
 from railscope.catalog import METRICS, Kind
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG, NVLINK
+from railscope.catalog.gpu import THROTTLE_BITS
 from railscope.catalog.gpu_health import GPU_LAST_XID
 from railscope.entity import Entity
 from railscope.exposition import Format
@@ -90,7 +91,7 @@ def read_by_the_sources() -> set[tuple[Metric, tuple[str, ...]]]:
     host = FakeHost()
     add_gpus(host, 1)
     host.calls["nvml.nvmlDeviceGetNumFans(0)"] = 1
-    host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = sum(CLOCK_REASONS.values())
+    host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = sum(THROTTLE_BITS.values())
     link = Entity(NVLINK, ("GPU-1", "0"))
     asked = [
         load.questions(host, 0), health.QUESTIONS, settings.questions(host, 0), activity.OF_GPU,
@@ -113,10 +114,6 @@ def test_a_row_is_made_of_what_the_sources_read(row: Row) -> None:
             for part in parts
             if len(part) == len(term.part)
         ), (term, parts)
-
-
-def test_the_bits_are_those_that_nvml_gives():
-    assert CLOCK_REASONS == load.THROTTLE_BITS
 
 
 def test_a_name_that_is_not_served_is_not_in_the_table_and_its_substitute_exists():

@@ -111,6 +111,19 @@ async def test_a_gpu_that_is_unplugged_and_another_that_is_plugged_in() -> None:
         ]  # fmt: skip
 
 
+async def test_a_gpu_that_runs_into_timeouts_is_still_there() -> None:
+    host = gpus(2)
+    async with sampling(host, sources()) as run:
+        before = fail(host, of_gpu(host, 1), 10)
+        await run.step()
+        await run.step(61)
+        assert last(run, "gpu", POWER) == {"GPU-0": 500_000, "GPU-1": Absent.TIMEOUT}
+        host.calls |= before
+        await run.step()
+        assert last(run, "gpu", POWER)["GPU-1"] == 500_001
+        assert changes(run) == []
+
+
 async def test_a_library_that_does_not_fit_the_driver_is_named_and_tried_again() -> None:
     host = gpus(1)
     before = fail(host, [key for key in host.calls if key.startswith("nvml.")], 18)

@@ -266,6 +266,20 @@ def test_a_memory_temperature_must_be_believable(field: list[int], reading: Read
     assert found["railscope_gpu_memory_temperature_celsius", ("GPU-0",)] == reading
 
 
+def test_links_to_a_grace_processor_are_told_one_by_one() -> None:
+    host = gpus(1)
+    host.calls[FIELD.format(0, 170)] = [0, 2]
+    for link in range(2):
+        told = {171: 1 - link, 172: 45_000, 231: link, 232: 7 * link, 233: 0}
+        for field, value in told.items():
+            host.calls[FIELD.format(0, f"{field}:{link}")] = [0, value]
+    found = readings(read_once(Gpu.settings(), host).frame)
+    assert found["railscope_gpu_c2c_links", ("GPU-0",)] == 2
+    assert found["railscope_gpu_c2c_link_active", ("GPU-0", "0")] == 1
+    assert found["railscope_gpu_c2c_link_active", ("GPU-0", "1")] == 0
+    assert found["railscope_gpu_c2c_errors_total", ("GPU-0", "1", "replay")] == 7
+
+
 def test_reasons_to_hold_the_clocks_down_are_told_one_by_one() -> None:
     host = gpus(1)
     host.calls["nvml.nvmlDeviceGetCurrentClocksEventReasons(0)"] = 0x48

@@ -106,6 +106,19 @@ async def test_a_process_is_told_once_it_has_stayed_and_no_more_when_it_is_gone(
         assert told(run.frames[-1]) == {"2": 1000}
 
 
+async def test_who_was_there_keeps_the_columns_while_nobody_can_be_told() -> None:
+    host = gpu(process(1))
+    async with sampling(host, [Processes()]) as run:
+        host.calls[COMPUTE] = NvmlError(15, "GPU is lost")
+        for _ in range(4):
+            await run.step(5)
+            assert told(run.frames[-1]) == {"1": Absent.GONE}
+        assert {id(frame.schema) for frame in run.frames} == {id(run.frames[0].schema)}
+        host.calls[COMPUTE] = [process(1)]
+        await run.step(5)
+        assert told(run.frames[-1]) == {"1": 1000}
+
+
 async def test_short_lives_are_counted_and_make_no_schema() -> None:
     host = gpu()
     async with sampling(host, [Processes()]) as run:
@@ -152,6 +165,32 @@ def test_what_may_not_be_seen_is_denied_and_not_none() -> None:
     frame = read_once(Processes(), host).frame
     assert of_gpu(frame, "processes") is Absent.DENIED
     assert of_gpu(frame, "sharing") is Absent.DENIED
+
+
+@pytest.mark.parametrize("code", [3, 13, 25])
+def test_a_driver_that_has_no_list_leaves_nothing_told_and_not_nobody_there(code: int) -> None:
+    host = gpu()
+    host.calls[COMPUTE] = NvmlError(code)
+    frame = read_once(Processes(), host).frame
+    for what in ("processes", "processes_untold", "sharing"):
+        assert of_gpu(frame, what) is Absent.UNSUPPORTED
+
+
+def test_the_older_list_is_taken_where_the_newer_is_missing() -> None:
+    host = gpu()
+    host.calls[COMPUTE] = NvmlError(13, "Function Not Found")
+    host.calls["nvml.nvmlDeviceGetComputeRunningProcesses_v2(0)"] = [process(5, 700)]
+    frame = read_once(Processes(), host).frame
+    assert told(frame) == {"5": 700}
+    assert sharing(frame) == "exclusive"
+
+
+@pytest.mark.parametrize("code", [6, 21])
+def test_no_process_is_none(code: int) -> None:
+    host = gpu()
+    host.calls[COMPUTE] = NvmlError(code)
+    frame = read_once(Processes(), host).frame
+    assert (of_gpu(frame, "processes"), sharing(frame)) == (0, "unused")
 
 
 def test_virtual_gpus_of_a_host() -> None:

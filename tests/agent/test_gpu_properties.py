@@ -25,6 +25,7 @@ from agent.sources.nvidia.plan import Plan
 from agent.sources.nvidia.processes import Processes
 from agent.topology import pci_address
 from railscope.catalog.entities import GPU, MIG, NVLINK
+from railscope.catalog.gpu import THROTTLE_BITS
 from railscope.entity import Entity
 from railscope.reading import REASONS, Absent
 
@@ -135,7 +136,7 @@ def call_of(questions: Questions, function: str) -> Call:
 def test_a_reason_to_hold_clocks_down_is_its_bit(mask: int) -> None:
     call = call_of(load.QUESTIONS, "nvmlDeviceGetCurrentClocksEventReasons")
     for (reason,), active in picked(call, mask).items():
-        assert active == (1 if mask & load.THROTTLE_BITS[reason] else 0)
+        assert active == (1 if mask & THROTTLE_BITS[reason] else 0)
 
 
 @given(st.integers(0, 2**11 - 1))
@@ -143,7 +144,7 @@ def test_only_reasons_that_a_gpu_can_tell_are_asked_for(supported: int) -> None:
     host = FakeHost()
     host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
     call = call_of(load.questions(host, 0), "nvmlDeviceGetCurrentClocksEventReasons")
-    asked = sum(load.THROTTLE_BITS[reason] for (reason,) in picked(call, 0))
+    asked = sum(THROTTLE_BITS[reason] for (reason,) in picked(call, 0))
     assert asked == (supported or 0x1FF)
 
 

@@ -59,7 +59,7 @@ def test_hopper_tells_errors_by_link() -> None:
 
 def test_ampere_tells_them_by_fields_of_their_own() -> None:
     host = linked(12, {})
-    legacy = {46: 1, 51: 2, 108: 3, 113: 4, 32: 5, 101: 6, 148: 7, 159: 8}
+    legacy = {46: 1, 51: 2, 108: 3, 113: 4, 32: 5, 101: 6, 148: 7, 159: 8, 84: 25_781, 137: 25_782}
     for field, value in legacy.items():
         host.calls[f"nvml.nvmlDeviceGetFieldValues(0,{field})"] = [0, value]
     for link in range(12):
@@ -74,6 +74,10 @@ def test_ampere_tells_them_by_fields_of_their_own() -> None:
             ("11", "ecc_data"): 8,
         }  # fmt: skip
         assert found["railscope_gpu_nvlinks_active", ("GPU-0",)] == 11
+        speeds = [
+            found["railscope_nvlink_speed_bytes_per_second", ("GPU-0", n)] for n in ("0", "11")
+        ]
+        assert speeds == [25_781e6, 25_782e6]
     assert host.asked["nvml.nvmlDeviceGetFieldValues(0,161:0)"] == 1
 
 

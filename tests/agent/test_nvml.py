@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.full_gpus import full_gpus
-from support.reading import read_once, readings
+from support.reading import ORIGIN, read_once, readings
 from support.standin import LIBRARY, Standin, StandinHost, scenario
 from support.standin_table import DOUBLE, INT, LLONG, UINT, ULLONG, ULONG, USHORT, error
 
@@ -17,6 +17,7 @@ from agent.host import Json, NvmlError
 from agent.host.nvml import Nvml
 from agent.host.nvml_gpm import SHORTEST_NS
 from agent.host.real import RealHost
+from agent.reader import Reader
 from agent.sources.nvidia.gpu import Gpu
 from railscope.reading import Absent
 
@@ -150,6 +151,21 @@ def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin
     assert found["railscope_gpu_temperature_celsius", ("GPU-0",)] == 61
     active = {key[1] for (name, key), reading in found.items() if "throttle_active" in name and reading}  # fmt: skip
     assert active == {"software_power_cap"}
+
+
+@scenario(hidden=["nvmlDeviceGetMemoryInfo_v2"])
+def test_a_driver_that_does_not_tell_what_is_reserved_has_memory_all_the_same(
+    standin: Standin,
+) -> None:
+    standin.tell(full_gpus(1))
+    host = StandinHost()
+    reader = Reader(Gpu.load(), host, ORIGIN)
+    for _ in range(2):
+        found = readings(reader.run().frame)
+    told = {name: found[f"railscope_gpu_memory_{name}_bytes", ("GPU-0",)] for name in ("size", "free", "used", "reserved")}  # fmt: skip
+    memory = full_gpus(1)["nvml.nvmlDeviceGetMemoryInfo(0)"]
+    assert (told["size"], told["free"]) == (memory["total"], memory["free"])
+    assert told["used"] is told["reserved"] is Absent.UNSUPPORTED
 
 
 @scenario(hidden=["nvmlDeviceGetGpuFabricInfoV"])

@@ -55,6 +55,18 @@ int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, memory_v2 *to) {
          naturals(device, NONE, INTO(natural, &to->total, &to->reserved, &to->free, &to->used)));
 }
 
+/* Of older drivers: what is reserved counts as used. */
+static int old_memory_into(nvmlDevice_t device, memory_v1 *to) {
+    natural reserved = 0;
+    int code = naturals(device, NONE, INTO(natural, &to->total, &reserved, &to->free, &to->used));
+    to->used += reserved;
+    return code;
+}
+
+int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, memory_v1 *to) {
+    CALL(old_memory_into(device, to));
+}
+
 int nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, memory_v1 *to) {
     CALL(naturals(device, NONE, INTO(natural, &to->total, &to->free, &to->used)));
 }

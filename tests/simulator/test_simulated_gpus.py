@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated import ALL_WAYS, SECONDS, STEP, Nvml, node, pairs
 
-from railscope.capture import Timeline
+from railscope.capture import Capture, Timeline
 from railscope.simulator import MODELS, SHORT_NAMES, NodeSpec, find_model, simulate
 from railscope.simulator.nvlink import NO_ERROR, ratio_word
 
@@ -67,22 +67,44 @@ def test_links_add_up_to_the_gpu_and_need_more_than_they_carry(model: str) -> No
             assert raw == pytest.approx(nvlink.raw_megabytes / nvlink.nominal_megabytes)
 
 
+def sent_and_received(capture: Capture, second: int) -> tuple[int, int]:
+    """Bytes that the first GPU's NIC has moved."""
+    counters = "/sys/class/infiniband/mlx5_0/ports/1/counters"
+    sent, received = (
+        4 * int(Timeline(capture.moments).look("files", f"{counters}/port_{way}", second * 10**9))
+        for way in ("xmit_data", "rcv_data")
+    )
+    return sent, received
+
+
 def test_a_gpu_moves_over_pcie_what_its_nic_sends_and_receives() -> None:
     capture = node("h100")
     for second in range(0, SECONDS, STEP):
-        timeline = Timeline(capture.moments)
         moved = []
         for at in (second, second + STEP):
             nvml = Nvml(capture, at)
-            counters = "/sys/class/infiniband/mlx5_0/ports/1/counters"
-            sent, received = (
-                4 * int(timeline.look("files", f"{counters}/port_{way}_data", at * 10**9))
-                for way in ("xmit", "rcv")
-            )
+            sent, received = sent_and_received(capture, at)
             moved.append((nvml.field(0, 197) - sent, nvml.field(0, 198) - received))
         (out, back), (later_out, later_back) = moved
         assert 0 <= later_out - out < 2 * 10**9 * STEP
         assert 0 <= later_back - back < 2 * 10**9 * STEP
+
+
+def test_a_gpu_beside_grace_moves_that_over_c2c_and_next_to_nothing_over_pcie() -> None:
+    capture = node("gb200")
+    for second in range(0, SECONDS, STEP):
+        late = Nvml(capture, second + STEP)
+        moved = zip(
+            sent_and_received(capture, second),
+            sent_and_received(capture, second + STEP),
+            strict=True,
+        )
+        for (before, after), c2c, pcie in zip(moved, (100, 101), (20, 21), strict=True):
+            rail = (after - before) / STEP
+            assert rail > 10**9
+            assert 0 <= late.metric(0, c2c) * MEBIBYTE - rail < 2 * 10**9
+            assert late.metric(0, pcie) < 1
+    assert Nvml(capture, 0).field(0, 197) < Nvml(node("b200"), 0).field(0, 197) / 10_000
 
 
 def test_an_idle_node_moves_nothing_and_computes_nothing() -> None:
@@ -114,6 +136,34 @@ def test_every_gpu_stays_within_its_limits(model: str, mode: str) -> None:
         assert kind.idle_megahertz <= nvml.device("ClockInfo", 0, 1) <= kind.most_megahertz
         assert nvml.field(0, 83) == nvml.device("TotalEnergyConsumption", 0)
         assert nvml.device("BAR1MemoryInfo", 0)["bar1Free"] >= 0
+
+
+@pytest.mark.parametrize("model", SHORT_NAMES)
+def test_an_idle_gpu_has_next_to_nothing_in_bar1(model: str) -> None:
+    used = Nvml(node(model, scenario="idle"), SECONDS).device("BAR1MemoryInfo", 0)["bar1Used"]
+    assert used == 2 * MEBIBYTE
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "mebibytes"),
+    [
+        ("v100", "whole", 4096),
+        ("a100", "whole", 4096),
+        ("h100", "passthrough", 4096),
+        ("b200", "whole", 4096),
+        ("t4", "whole", 5),
+        ("gb200", "whole", 2),
+        ("h100", "time_slicing", 2),
+        ("h100", "mps", 2),
+        ("l40s", "vgpu", 2),
+    ],
+)
+def test_bar1_shows_what_is_registered_for_the_rail(model: str, mode: str, mebibytes: int) -> None:
+    for _, nvml in pairs(node(model, mode)):
+        bar1 = nvml.device("BAR1MemoryInfo", 0)
+        assert bar1["bar1Used"] == mebibytes * MEBIBYTE
+        assert bar1["bar1Used"] + bar1["bar1Free"] == bar1["bar1Total"]
+        assert bar1["bar1Used"] < nvml.device("MemoryInfo", 0)["used"]
 
 
 # What each generation has: a call or a field, and the models that answer it.

@@ -40,6 +40,20 @@ def test_the_activity_of_instances_adds_up_to_that_of_the_gpu(model: str) -> Non
         assert nvml.device("ComputeRunningProcesses", devices[-1]) == []
 
 
+@pytest.mark.parametrize("model", ["a100", "h100", "h200"])
+def test_instances_have_small_parts_of_what_the_gpu_has_in_bar1(model: str) -> None:
+    nvml = Nvml(node(model, "mig"), SECONDS)
+    for gpu in (0, 1):
+        windows = [
+            nvml.device("BAR1MemoryInfo", device["uuid"])
+            for device in nvml.device("MigDevices", gpu)
+        ]
+        assert all(bar1["bar1Used"] + bar1["bar1Free"] == bar1["bar1Total"] for bar1 in windows)
+        used = [bar1["bar1Used"] for bar1 in windows]
+        assert min(used) > 0
+        assert sum(used) <= nvml.device("BAR1MemoryInfo", gpu)["bar1Used"] == 2 << 20
+
+
 @pytest.mark.parametrize(
     ("gpu", "profiles", "instances"),
     [
@@ -81,6 +95,20 @@ def test_processes_share_the_time_of_the_gpu(mode: str) -> None:
     assert len(samples) == {"whole": 1, "time_slicing": 2, "mps": 4}[mode]
     busy = nvml.device("UtilizationRates", 0)["gpu"]
     assert sum(sample["smUtil"] for sample in samples) == pytest.approx(busy, abs=2)
+
+
+@pytest.mark.parametrize("model", ["l40s", "t4"])
+@pytest.mark.parametrize("seed", range(5))
+def test_virtual_gpus_share_the_time_of_the_gpu_and_leave_some(model: str, seed: int) -> None:
+    for _, nvml in pairs(node(model, "vgpu", seed=seed)):
+        for gpu in (0, 1):
+            rates = nvml.device("UtilizationRates", gpu)
+            samples = nvml.device("VgpuUtilization", gpu)
+            assert len(samples) == 3
+            assert 0 < rates["gpu"] < 95
+            for part, whole in (("smUtil", "gpu"), ("memUtil", "memory")):
+                shares = sum(sample[part] for sample in samples)
+                assert shares == pytest.approx(rates[whole], abs=1.5)
 
 
 @pytest.mark.parametrize("model", ["l40s", "t4"])

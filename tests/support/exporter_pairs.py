@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from support.gpu_readings import Told
 
-from agent.sources.nvidia.load import THROTTLE_BITS
+from railscope.catalog.gpu import THROTTLE_BITS
 
 Part = tuple[str, ...]
 

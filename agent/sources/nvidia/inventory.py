@@ -10,17 +10,18 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.facts import known
+from agent.facts import known, text
 from agent.host import Host, Json, NvmlError
 from agent.source import Finding, Verdict
-from agent.topology import gpu_addresses, pci_address
+from agent.topology import NO_NUMA_NODE, gpu_addresses, pci_address
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
 from railscope.entity import Entity
 from railscope.frame import Event
 
 _LIBRARY_NOT_FOUND = 12
-_LOST = {15, 16, 2, 999}
+_STAYS = {2, 10, 15, 16, 19, 23, 27, 999}
+"""What a GPU that is still there may answer while it is sick (nvml.h): it keeps its place."""
 _ARCHITECTURES = {
     2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada",
     9: "Hopper", 10: "Blackwell", 13: "Rubin",
@@ -141,7 +142,7 @@ class Gpus:
             name = host.call("nvml", "nvmlDeviceGetUUID", index)
             bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
         except NvmlError as error:
-            return self.found.get(index) if error.code in _LOST else None
+            return self.found.get(index) if error.code in _STAYS else None
         entity = Entity(GPU, (name,), _facts(host, index, driver, addresses, bus))
         mode = _answer(host, "nvmlDeviceGetMigMode", index)
         enabled = bool(mode and mode[0])
@@ -196,6 +197,7 @@ def _facts(
         driver=driver.version,
         cuda=driver.cuda,
         virtualization=_VIRTUALIZATION.get(virtual, virtual),
+        numa_node=text(host, f"/sys/bus/pci/devices/{bus}/numa_node").removeprefix(NO_NUMA_NODE),
         rail=str(_rail(addresses, bus, index)),
         **_place(host, index),
         **_fabric(host, index),

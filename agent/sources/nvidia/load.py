@@ -24,19 +24,6 @@ from railscope.reading import Absent, Reading
 
 CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
 ENGINES = {"encoder": "Encoder", "decoder": "Decoder", "jpeg": "Jpg", "optical_flow": "Ofa"}
-THROTTLE_BITS = {
-    "gpu_idle": 0x1,
-    "application_clocks": 0x2,
-    "software_power_cap": 0x4,
-    "hardware_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "software_thermal": 0x20,
-    "hardware_thermal": 0x40,
-    "hardware_power_brake": 0x80,
-    "display_clocks": 0x100,
-    "board_limit": 0x200,
-    "reliability": 0x400,
-}
 # Fields that count the nanoseconds a reason was active since driver load.
 THROTTLE_FIELDS = {
     74: "software_power_cap",
@@ -115,6 +102,7 @@ _FIELDS: tuple[Field, ...] = (
     field(185, c.GPU_POWER_AVERAGE),
     field(186, c.GPU_POWER_INSTANT),
     field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
+    field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
     Field((f"185:{MEMORY_SCOPE}",), Target(c.GPU_MEMORY_POWER, _memory_power)),
     Field((82,), Target(c.GPU_MEMORY_TEMPERATURE, _memory_temperature)),
     *(
@@ -138,7 +126,7 @@ def _questions(reasons: int, first_slowdown_field: int) -> Questions:
         ),
         tuple(
             Target(c.GPU_THROTTLE_ACTIVE, bit(mask), GPU_THROTTLE, (reason,))
-            for reason, mask in THROTTLE_BITS.items()
+            for reason, mask in c.THROTTLE_BITS.items()
             if reasons & mask
         ),
     )
@@ -164,7 +152,7 @@ def _supported(host: Host, gpu: int) -> int:
             told = int(host.call("nvml", f"nvmlDeviceGetSupportedClocks{what}Reasons", gpu))
         except (NvmlError, OSError):
             continue
-        return told & sum(THROTTLE_BITS.values()) or _REASONS_OF_ALL
+        return told & sum(c.THROTTLE_BITS.values()) or _REASONS_OF_ALL
     return _REASONS_OF_ALL
 
 

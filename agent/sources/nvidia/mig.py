@@ -1,7 +1,7 @@
 """MIG devices: what each has and uses.
 
-Power, energy, heat, clocks, PCIe and NVLink are the whole GPU's and stay with it; utilisation is
-told of neither while a GPU is cut (nvml.h). Activity by GPM is in `activity`.
+Power, energy, heat, clocks and PCIe are the whole GPU's and stay with it; utilisation is told of
+neither while a GPU is cut, and NVLink is off (nvml.h). Activity by GPM is in `activity`.
 """
 
 from __future__ import annotations

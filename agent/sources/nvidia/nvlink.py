@@ -43,6 +43,7 @@ _LEGACY_ERRORS = {
     "crc_data": ((39, 102), None),
     "ecc_data": ((148, 154), None),
 }
+_LEGACY_SPEED = (84, 132)
 _PACKET_ERRORS = {
     205: "vl15_dropped",
     206: "malformed_packet",
@@ -54,7 +55,7 @@ _PACKET_ERRORS = {
     212: "transmit_discard",
 }
 _SIGNAL_ERRORS = {219: "effective", 221: "symbol", 289: "raw_lane0", 290: "raw_lane1"}
-_BIT_ERRORS = {220: "effective", 222: "symbol", 293: "raw"}
+_BIT_ERRORS = {"effective": (220,), "symbol": (222,), "raw": (293, 218)}
 _FIRST_FEC, _FEC_BINS = 235, 16
 _EXPONENT_BITS, _MANTISSA_MASK = 8, 0xF
 _EXPONENT_MASK = (1 << _EXPONENT_BITS) - 1
@@ -94,10 +95,15 @@ def _field(
 def _error_entries(name: str, link: int) -> tuple[int | str, ...]:
     """Where to find the count of an error of the link, the newest place first."""
     runs, scoped = _LEGACY_ERRORS[name]
-    found: list[int | str] = [] if scoped is None else [f"{scoped}:{link}"]
-    if runs and link < 2 * _LEGACY_SPLIT:
-        found.append(runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT)
-    return tuple(found)
+    newest: tuple[int | str, ...] = () if scoped is None else (f"{scoped}:{link}",)
+    return (*newest, *_legacy(runs, link))
+
+
+def _legacy(runs: tuple[int, ...], link: int) -> tuple[int, ...]:
+    """The field of the link itself, for the first twelve."""
+    if not runs or link >= 2 * _LEGACY_SPLIT:
+        return ()
+    return (runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT,)
 
 
 def traffic_fields(link: int, entity: Entity) -> list[Field]:
@@ -105,7 +111,8 @@ def traffic_fields(link: int, entity: Entity) -> list[Field]:
     state = Target(n.NVLINK_STATE, whole, entity=entity)
     fields = [
         Field((f"165:{link}",), state, Call(("nvmlDeviceGetNvLinkState",), (state,), (link,))),
-        _field((f"164:{link}",), n.NVLINK_SPEED, entity),
+        _field((f"164:{link}", *_legacy(_LEGACY_SPEED, link)), n.NVLINK_SPEED, entity),
+        _field((f"167:{link}",), n.NVLINK_POWER_STATE, entity),
         _field((f"138:{link}",), n.NVLINK_TRANSMITTED, entity),
         _field((f"139:{link}",), n.NVLINK_RECEIVED, entity),
         _field((f"140:{link}",), n.NVLINK_RAW_TRANSMITTED, entity),
@@ -130,8 +137,11 @@ def signal_fields(link: int, entity: Entity) -> list[Field]:
     """How well the link carries: error ratios, corrected codewords, blocks sent again."""
     own = entity.key[1:]
     fields = [
-        Field((f"{number}:{link}",), Target(n.NVLINK_BIT_ERRORS, _decades, NVLINK_BER, (*own, s)))
-        for number, s in _BIT_ERRORS.items()
+        Field(
+            tuple(f"{number}:{link}" for number in numbers),
+            Target(n.NVLINK_BIT_ERRORS, _decades, NVLINK_BER, (*own, stage)),
+        )
+        for stage, numbers in _BIT_ERRORS.items()
     ]
     for number, name in _SIGNAL_ERRORS.items():
         entry = (f"{number}:{link}",)

@@ -20,7 +20,8 @@ from railscope.reading import Absent, Reading
 
 MOST_TOLD = 64
 _NOT_SUPPORTED, _NOT_FOUND = 3, 6
-_NOTHING = {_NOT_SUPPORTED, _NOT_FOUND, 13, 21, 25}
+_NONE = {_NOT_FOUND, 21}  # NOT_FOUND, NO_DATA
+_HAS_NO_LIST = {_NOT_SUPPORTED, 13, 25}
 UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
 _CONTEXTS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
@@ -68,6 +69,7 @@ class Processes(HoldsNothing):
         self._uses: list[_Use] = []
         self._seen: dict[int, set[int]] = {}
         """Processes of each GPU at the last look: those that are still there now may be told."""
+        self._planned: dict[int, list[Process]] = {}
 
     def probe(self, host: Host) -> Inventory:
         """Make columns for every GPU, and for the processes that have been there a while."""
@@ -81,10 +83,14 @@ class Processes(HoldsNothing):
         use = _Use(gpu, columns.add(s.GPU_SHARING, gpu.entity))
         for metric in (s.GPU_PROCESSES, s.GPU_PROCESSES_UNTOLD, s.GPU_VGPUS):
             columns.add(metric, gpu.entity)
-        there, _ = processes(host, gpu)
+        there, trouble = processes(host, gpu)
         seen = self._seen.get(gpu.index)
         lasting = [p for p in there.values() if seen is None or p.pid in seen]
-        self._seen[gpu.index] = set(there)
+        if trouble:  # who was there keeps the columns until it can be told that they are gone
+            lasting = self._planned.get(gpu.index, [])
+        else:
+            self._seen[gpu.index] = set(there)
+        self._planned[gpu.index] = lasting
         for process in sorted(lasting, key=_by_memory)[: self._most_told]:
             entity = _entity(host, gpu.entity, process)
             use.told[process.pid] = columns.add(s.PROCESS_MEMORY, entity)
@@ -100,12 +106,18 @@ class Processes(HoldsNothing):
         """Look at every GPU. Whoever has come to stay, or is gone, makes the next read plan anew."""
         for use in self._uses:
             there, trouble = processes(host, use.gpu)
-            lasting = {pid for pid in there if pid in self._seen.get(use.gpu.index, ())}
-            self._seen[use.gpu.index] = set(there)
             self._tell(host, use, there, trouble, into)
+            if trouble:
+                into.put(use.column, trouble)
+                into.put_none(use.column + 3, 1, trouble)
+                for column in use.vgpus.values():
+                    into.put_none(column, 2, trouble)
+                continue
             instances = _vgpus(host, use.gpu.index)
             self._tell_vgpus(host, use, instances, into)
-            into.put(use.column, trouble or _sharing(use.gpu, there, instances))
+            into.put(use.column, _sharing(use.gpu, there, instances))
+            lasting = {pid for pid in there if pid in self._seen.get(use.gpu.index, ())}
+            self._seen[use.gpu.index] = set(there)
             wanted = min(len(lasting | use.told.keys() & there.keys()), self._most_told)
             into.grown |= use.told.keys() - there.keys() != set() or len(use.told) < wanted
             into.grown |= set(instances or ()) != use.vgpus.keys()
@@ -117,7 +129,7 @@ class Processes(HoldsNothing):
         told = use.told.keys() & there.keys()
         into.put(use.column + 1, trouble or len(there))
         into.put(use.column + 2, trouble or len(there) - len(told))
-        busy = _utilization(host, use.gpu)
+        busy = trouble or _utilization(host, use.gpu)
         for pid, column in use.told.items():
             process = there.get(pid)
             if process is None:
@@ -155,14 +167,11 @@ def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | 
     for device in devices if gpu.mig_mode == "1" else [gpu.index]:
         here: dict[int, Process] = {}
         for context, function in _CONTEXTS.items():
-            try:
-                told = host.call("nvml", function, device)
-            except NvmlError as error:
-                if error.code in _NOTHING:
-                    continue
-                return {}, nvml_reason(error.code)
-            except FileNotFoundError:
-                continue
+            told = _listed(host, function, device)
+            if isinstance(told, Absent):
+                if context == "compute" or told is not Absent.UNSUPPORTED:
+                    return {}, told
+                continue  # a GPU need not draw, nor have MPS
             for process in told:
                 _merge(here, process, context)
         for pid, process in here.items():
@@ -170,6 +179,21 @@ def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | 
             if before is not process:
                 before.memory_bytes = _sum(before.memory_bytes, process.memory_bytes)
     return found, None
+
+
+def _listed(host: Host, function: str, device: int | str) -> Json | Absent:
+    """A list of processes, by the older function where the driver lacks the newer."""
+    for name in (function, f"{function}_v2"):
+        try:
+            return host.call("nvml", name, device)
+        except NvmlError as error:
+            if error.code in _NONE:
+                return []
+            if error.code not in _HAS_NO_LIST:
+                return nvml_reason(error.code)
+        except FileNotFoundError:
+            continue
+    return Absent.UNSUPPORTED
 
 
 def _merge(here: dict[int, Process], told: Json, context: str) -> None:

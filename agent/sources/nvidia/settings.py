@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from agent.host import Host, NvmlError
+from agent.host import Host, Json, NvmlError
 from agent.sources.nvidia.calls import (
     Call,
     Field,
@@ -24,6 +25,7 @@ from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import (
     GPU_BANK,
     GPU_C2C,
+    GPU_C2C_ERROR,
     GPU_CLOCK,
     GPU_ECC_LOCATION,
     GPU_FAN,
@@ -46,6 +48,7 @@ ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
 LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
 BANKS = ("max", "high", "partial", "low", "none")
 RETIREMENTS = {"correctable": 0, "uncorrectable": 1}
+_C2C_LINK_COUNT, _MOST_PARTS = 170, 64
 C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
 _CALLS: tuple[Call, ...] = (
@@ -130,22 +133,43 @@ _FIELDS: tuple[Field, ...] = (
     ),
     field(301, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "correctable"),
     field(302, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "uncorrectable"),
-    field(170, h.GPU_C2C_LINKS),
-    field("172:0", h.GPU_C2C_BANDWIDTH),
-    *(
-        field(f"{number}:0", h.GPU_C2C_ERRORS, GPU_C2C, error)
-        for number, error in C2C_ERRORS.items()
-    ),
+    field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
 )
 
 
 def questions(host: Host, gpu: int) -> Questions:
-    """What to ask one GPU: about fans for as many as it has."""
+    """What to ask one GPU: about fans and links to a Grace processor for as many as it has."""
+    fans = _count(lambda: host.call("nvml", "nvmlDeviceGetNumFans", gpu))
+    links = _count(lambda: _first_field(host, gpu, _C2C_LINK_COUNT))
+    return Questions(
+        (*_CALLS, *(call for fan in range(fans) for call in _fan(fan))),
+        (*_FIELDS, *(one for link in range(links) for one in _c2c(link))),
+    )
+
+
+def _count(ask: Callable[[], Json]) -> int:
     try:
-        fans = int(host.call("nvml", "nvmlDeviceGetNumFans", gpu))
-    except (NvmlError, OSError):
-        fans = 0
-    return Questions((*_CALLS, *(call for fan in range(fans) for call in _fan(fan))), _FIELDS)
+        return min(int(ask()), _MOST_PARTS)
+    except (NvmlError, OSError, TypeError, ValueError):
+        return 0
+
+
+def _first_field(host: Host, gpu: int, number: int) -> Json:
+    (value,), (code,) = host.call("nvml", "nvmlDeviceGetFieldValues", gpu, number)
+    return 0 if code else value
+
+
+def _c2c(link: int) -> tuple[Field, ...]:
+    name = str(link)
+    errors = (
+        field(f"{number}:{link}", h.GPU_C2C_ERRORS, GPU_C2C_ERROR, name, error)
+        for number, error in C2C_ERRORS.items()
+    )
+    return (
+        field(f"171:{link}", h.GPU_C2C_ACTIVE, GPU_C2C, name),
+        field(f"172:{link}", h.GPU_C2C_BANDWIDTH, GPU_C2C, name),
+        *errors,
+    )
 
 
 def _fan(fan: int) -> tuple[Call, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from railscope.capture import Json
 from railscope.simulator.gpu import GpuState
-from railscope.simulator.gpu_model import MEBIBYTE, Generation, GpuModel, Thresholds
+from railscope.simulator.gpu_model import Generation, GpuModel, Thresholds
+from railscope.simulator.nvml import bar1
 from railscope.simulator.nvml.answers import Answers, where
 
 _DEFAULT, _EXCLUSIVE_PROCESS = 0, 3
@@ -12,9 +13,6 @@ _C2C_LINKS, _C2C_MEGABYTES = 5, 44_712
 """A GPU's half of the 900 GB/s both ways, over links of 44.7 GB/s one way."""
 
 _C2C_ERRORS = (231, 232, 233)
-_SMALL_WINDOW_BYTES = 5 * MEBIBYTE
-"""What is mapped where not all of the memory can be seen through BAR1."""
-
 _PEAK_POWER, _ALL_OF_IT = 274, 100
 
 
@@ -38,10 +36,8 @@ def tell(gpu: GpuState, told: Answers) -> None:
             if margin is not None:
                 told.field(number, margin)
     told.call("NumFans", where(condition=False, answer=0))  # servers cool these boards
-    all_visible = model.bar1_mebibytes > model.memory_mebibytes
-    mapped = gpu.sharing.used_bytes if all_visible else _SMALL_WINDOW_BYTES
     told.calls(
-        BAR1MemoryInfo=bar1(model.bar1_mebibytes, mapped),
+        BAR1MemoryInfo=bar1.of_gpu(gpu),
         PersistenceMode=1,
         ComputeMode=_EXCLUSIVE_PROCESS if gpu.sharing.mode == "mps" else _DEFAULT,
         AccountingMode=0,
@@ -71,9 +67,3 @@ def _margins(limits: Thresholds) -> tuple[int | None, ...]:
         None if limits.memory is None else 0,
         0,
     )
-
-
-def bar1(mebibytes: int, used_bytes: int) -> Json:
-    """Address space, and what of it is mapped."""
-    total = mebibytes * MEBIBYTE
-    return {"bar1Total": total, "bar1Free": total - used_bytes, "bar1Used": used_bytes}

@@ -6,9 +6,8 @@ import errno
 
 from railscope.capture import Json, Moment, failure
 from railscope.simulator.gpu import GpuState
-from railscope.simulator.nvml import activity
+from railscope.simulator.nvml import activity, bar1
 from railscope.simulator.nvml.answers import NO_INSTANCE, NOT_FOUND, NOT_SUPPORTED, Answers
-from railscope.simulator.nvml.settings import bar1
 from railscope.simulator.sharing import MigDevice, Tenant, Vgpu
 
 _GONE = failure(OSError(errno.ENOENT, ""))
@@ -70,14 +69,15 @@ def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
     silicon = gpu.silicon
     found = []
     for tenant in gpu.sharing.present:
-        busy = round(silicon.occupied_percent * tenant.compute * tenant.load)
+        compute, memory = gpu.sharing.part_of(tenant)
+        busy = round(silicon.occupied_percent * compute)
         if busy:
             found.append(
                 {
                     key: tenant.vgpu.number if tenant.vgpu and key != "pid" else tenant.pid,
                     "timeStamp": now_us,
                     "smUtil": busy,
-                    "memUtil": round(silicon.memory_percent * tenant.memory * tenant.load),
+                    "memUtil": round(silicon.memory_percent * memory),
                     "encUtil": 0,
                     "decUtil": 0,
                 }
@@ -110,7 +110,7 @@ def tell_instance(gpu: GpuState, device: MigDevice) -> Answers:
             "free": device.memory_bytes - used,
             "used": used,
         },
-        BAR1MemoryInfo=bar1(profile.bar1_mebibytes, 0),
+        BAR1MemoryInfo=bar1.of_instance(device),
         Attributes_v2={
             "multiprocessorCount": profile.multiprocessors,
             "sharedCopyEngineCount": profile.slices,
