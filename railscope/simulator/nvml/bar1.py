@@ -1,8 +1,8 @@
 """What of a GPU's memory is mapped into BAR1, its window on PCIe.
 
-Beside what the driver keeps there, it is the job's communication buffers, which are registered so
-that the rail's NIC reaches them (NVIDIA, GPUDirect RDMA, "Displaying GPU BAR space"). Drivers of
-late (590, 595) have been seen to map all memory that is used; that is not simulated.
+As real GPUs with a window as large as their memory show it: drivers from 590 on map all that is used;
+before, what is registered for the rail's NIC is mapped (NVIDIA, GPUDirect RDMA, "Displaying GPU BAR
+space"). MIG devices show nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ _REGISTERED_BYTES = 4096 * MEBIBYTE
 _SMALL_WINDOW_BYTES = 5 * MEBIBYTE
 """What processes map where the window is too small for the memory, and for such buffers."""
 
-_SLICE_BYTES = _IDLE_BYTES // 8
-"""Of a memory slice of a MIG instance: there are eight in a GPU."""
+_MAPS_ALL_SINCE = 590
 
 
 def of_gpu(gpu: GpuState) -> Json:
@@ -27,8 +26,8 @@ def of_gpu(gpu: GpuState) -> Json:
 
 
 def of_instance(device: MigDevice) -> Json:
-    """The window of a MIG device. It has a part of the driver's own; it takes part in no rail."""
-    return _window(device.profile.bar1_mebibytes, device.profile.memory_slices * _SLICE_BYTES)
+    """The window of a MIG device: part of the GPU's, and nothing of it counted as used."""
+    return _window(device.profile.bar1_mebibytes, 0)
 
 
 def _mapped_bytes(gpu: GpuState) -> int:
@@ -37,6 +36,8 @@ def _mapped_bytes(gpu: GpuState) -> int:
         return _IDLE_BYTES
     if model.bar1_mebibytes < model.memory_mebibytes:
         return _SMALL_WINDOW_BYTES
+    if model.driver_branch >= _MAPS_ALL_SINCE:
+        return sharing.used_bytes
     # The NIC of a Grace processor reaches the memory over C2C, past BAR1.
     if sharing.mode not in ALONE or model.grace:
         return _IDLE_BYTES

@@ -43,6 +43,8 @@ def tell(parts: Machine, gpu: GpuState, told: Answers) -> None:
         if generation > Generation.VOLTA:
             told.field(f"165:{number}", _ACTIVE)
             told.field(f"164:{number}", links.model.raw_megabytes)
+        if generation >= Generation.HOPPER:
+            told.field(f"167:{number}", 0)  # at full speed: the links of a job never rest
         carried = (link.transmitted_kibibytes, link.received_kibibytes)
         for entry, kibibytes in enumerate((*carried, *map(links.raw, carried)), 138):
             told.field(f"{entry}:{number}", kibibytes)

@@ -54,9 +54,11 @@ def tell(gpu: GpuState, told: Answers) -> None:
         told.field(_PEAK_POWER, _ALL_OF_IT)
     if model.grace:
         told.field(170, _C2C_LINKS)
-        told.field("172:0", _C2C_MEGABYTES)
-        for number in _C2C_ERRORS:
-            told.field(f"{number}:0", 0)
+        for link in range(_C2C_LINKS):
+            told.field(f"171:{link}", 1)
+            told.field(f"172:{link}", _C2C_MEGABYTES)
+            for number in _C2C_ERRORS:
+                told.field(f"{number}:{link}", 0)
 
 
 def _margins(limits: Thresholds) -> tuple[int | None, ...]:
