@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -20,6 +20,7 @@ from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost, Redactor
 from agent.sampler import Sampler
 from agent.service import Agent, machine_sources, node_name
+from agent.walk import Walk
 from railscope import logs, settings
 from railscope.capture import About, Capture, CaptureError, read_capture
 from railscope.exposition import Format
@@ -28,6 +29,7 @@ from railscope.reading import Absent
 from railscope.service import Serve, supervise
 
 NS = 1_000_000_000
+_Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
 
 _config = click.option(
     "--config", "config", type=click.Path(dir_okay=False, path_type=Path), help="Settings (TOML)."
@@ -88,12 +90,15 @@ def run(config: Path | None, root: Path, replay: Path | None, **flags: str | Non
     show_default=True, help="How to print.",
 )  # fmt: skip
 def once(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
-    """Read everything one time, print it and leave. Of a capture, its end is shown."""
+    """Read everything one time, print it and leave.
+
+    A capture is walked through, so that what has grown is seen, and its end is shown.
+    """
     loaded = _loader(config, {})()
     logs.configure("error")
-    host, node = _host(root, replay, at_end=True)
+    host, node, read = _host_once(root, replay)
     one = Agent(loaded, host, loaded.node or node)
-    asyncio.run(one.once())
+    asyncio.run(read(one))
     if form == "json":
         click.echo(json.dumps(_as_json(one), indent=1))
     elif form == "dcgm":
@@ -110,13 +115,13 @@ def once(config: Path | None, root: Path, replay: Path | None, form: str) -> Non
 def check(config: Path | None, root: Path, replay: Path | None) -> None:
     """Say what is supported, denied and absent here, and how to mend it.
 
-    Leaves with 1 where something is denied or broken.
+    Leaves with 1 where something is denied or broken, or a GPU is degraded or has failed.
     """
     loaded = _loader(config, {})()
     logs.configure("error")
-    host, node = _host(root, replay, at_end=True)
+    host, node, read = _host_once(root, replay)
     one = Agent(loaded, host, loaded.node or node)
-    sys.exit(0 if asyncio.run(run_check(one, click.echo)) else 1)
+    sys.exit(0 if asyncio.run(run_check(one, click.echo, read)) else 1)
 
 
 @agent.command()
@@ -146,22 +151,35 @@ def _loader(config: Path | None, flags: dict[str, Any]) -> Callable[[], AgentSet
     return lambda: settings.load(AgentSettings, file=config, prefix=PREFIX, flags=flags)
 
 
-def _host(root: Path, replay: Path | None, *, at_end: bool = False) -> tuple[Host, str]:
-    """The machine to read, and its name where a capture knows it."""
+def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
+    """The machine to read again and again, and its name where a capture knows it."""
     if replay is None:
         return RealHost(root), ""
-    try:
-        capture = read_capture(replay)
-    except CaptureError as error:
-        raise click.ClickException(str(error)) from error
-    clock = RealClock()
+    capture, clock = _capture(replay), RealClock()
     started_ns = clock.now().boot_ns
     length_ns = max(capture.about.duration_ns, 1)
 
     def offset_ns() -> int:
-        return length_ns if at_end else (clock.now().boot_ns - started_ns) % length_ns
+        # The last moment is at the end of the capture, and lasts a while like the others.
+        return (clock.now().boot_ns - started_ns) % (length_ns + NS)
 
     return RecordedHost(capture, clock, offset_ns), capture.about.node
+
+
+def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:
+    """The machine to read once, its name where a capture knows it, and how to read it."""
+    if replay is None:
+        return RealHost(root), "", Agent.once
+    capture = _capture(replay)
+    walk = Walk(capture)
+    return walk.host, capture.about.node, walk.read
+
+
+def _capture(folder: Path) -> Capture:
+    try:
+        return read_capture(folder)
+    except CaptureError as error:
+        raise click.ClickException(str(error)) from error
 
 
 async def _record(real: RealHost, seconds: float, *, redact: bool) -> Capture:

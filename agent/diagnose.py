@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from agent.facts import counted
 from agent.service import Agent
 from agent.sinks.collector_client import CollectorClient, LinkError
 from agent.sinks.collector_client import Verdict as Answered
@@ -29,10 +30,15 @@ _DENIED = {
 """What lets the agent read what it may not, by source."""
 
 
-async def check(agent: Agent, say: Callable[[str], None]) -> bool:
-    """Probe every source and the collector; true where nothing is denied or broken."""
+async def check(
+    agent: Agent, say: Callable[[str], None], read: Callable[[Agent], Awaitable[None]] = Agent.once
+) -> bool:
+    """Have every source read, try the collector; true where nothing is denied or broken.
+
+    A GPU that is degraded or has failed is broken; one that is unknown is what its sources are.
+    """
     say(f"Railscope agent {__version__} on node {agent.node}")
-    await agent.once()
+    await read(agent)
     statuses = agent.sampler.statuses.values()
     found = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
     found.append(await _collector(agent))
@@ -63,7 +69,9 @@ def _readings(status: Status) -> list[Finding]:
         })  # fmt: skip
         if not names or reason is Absent.NOT_DUE:
             continue
-        detail = f"{frame.reasons.count(code)} readings {reason.word}: {', '.join(names)}"
+        detail = (
+            f"{counted(frame.reasons.count(code), 'reading')} {reason.word}: {', '.join(names)}"
+        )
         verdict = Verdict.ABSENT if reason is Absent.UNSUPPORTED else Verdict.BROKEN
         remedy = ""
         if reason is Absent.DENIED:

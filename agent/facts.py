@@ -29,6 +29,11 @@ def linked(host: Host, path: str) -> str:
         return ""
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: `1 GPU`, `2 GPUs`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def known(**facts: str) -> dict[str, str]:
     """Only the facts that say something."""
     return {name: value for name, value in facts.items() if value}

@@ -31,6 +31,7 @@ from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.mig import Mig
 from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.processes import Processes
+from agent.sources.nvidia.sharing import Sharing
 from agent.sources.pcie import Pcie
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
@@ -48,6 +49,8 @@ log = structlog.get_logger(__name__)
 
 SECOND_LOOK_NS = 150_000_000
 """Longer than the 100 ms that two samples of a GPU's counters must be apart (nvml.h, GPM)."""
+PAGE_ONLY = {Processes.name}
+"""Sources that are not shipped: every job would be a new schema, to be kept by all collectors."""
 LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
 """Sources that read what the others have read, in the order in which they may do so."""
 
@@ -59,6 +62,7 @@ def machine_sources(periods: Periods, xids: XidBook | None = None) -> list[Sourc
         Gpu.load(periods.gpu, gpus),
         Activity(periods.gpu_activity, gpus),
         NvmlEvents(book, periods.gpu_event, gpus),
+        Sharing(periods.gpu_process, gpus),
         Processes(periods.gpu_process, gpus),
         Mig(periods.mig, gpus),
         Gpu.health(periods.gpu_health, gpus),
@@ -73,6 +77,11 @@ def machine_sources(periods: Periods, xids: XidBook | None = None) -> list[Sourc
         HostSource(periods.host),
         KernelLogStream(periods.kernel, book),
     ]
+
+
+def travels(frame: Frame) -> bool:
+    """Whether a frame is for the collector, and not for the page alone."""
+    return frame.schema.stream not in PAGE_ONLY
 
 
 def node_name(settings: AgentSettings, host: Host) -> str:
@@ -134,7 +143,7 @@ class Agent:
         return events
 
     def _publish(self, frame: Frame) -> None:
-        if self._shipper:
+        if self._shipper and travels(frame):
             self._shipper.publish(frame)
 
     async def run(self) -> None:

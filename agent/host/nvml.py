@@ -6,6 +6,7 @@ A GPU is named by its NVML index, a MIG device by its UUID. All calls must come 
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -52,6 +53,8 @@ class Nvml:
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
+        self._turn = threading.Lock()
+        """After a reload of the settings an older thread may still be stuck in a call."""
         self._module: ModuleType | None = None
         self._events = EventQueue()
         self._own: dict[str, Callable[..., Json]] = {
@@ -74,6 +77,10 @@ class Nvml:
         `nvmlEventSetWait()` gives the latest events, numbered.
         Raises NvmlError with NVML's return code.
         """
+        with self._turn:
+            return self._call(function, arguments)
+
+    def _call(self, function: str, arguments: tuple[Device, ...]) -> Json:
         module = self._module
         if module is None:
             module = self._module = start()

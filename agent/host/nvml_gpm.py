@@ -44,6 +44,7 @@ class Monitor:
         self._spare = module.nvmlGpmSampleAlloc()
         self._latest = module.nvmlGpmSampleAlloc()
         self._taken_ns: int | None = None
+        self._compared = False
         self._asked: tuple[int, ...] = ()
         self._request = module.c_nvmlGpmMetricsGet_t(version=module.NVML_GPM_METRICS_GET_VERSION)
         view = memoryview(self._request).cast("B")
@@ -58,19 +59,23 @@ class Monitor:
     def read(self, metrics: tuple[int, ...]) -> Json:
         """Two lists: a value for each metric, and its return code.
 
-        Raises NVMLError NOT_READY where there is no sample yet that is old enough to compare with,
-        and what the driver says, NO_PERMISSION among others, where it gives none.
+        What is asked right after is told of the same two samples. Raises NVMLError NOT_READY where
+        there is no sample yet that is old enough to compare with, and what the driver says,
+        NO_PERMISSION among others, where it gives none.
         """
         now_ns = self._monotonic_ns()
         before_ns, module = self._taken_ns, self._module
         if before_ns is not None and now_ns - before_ns < SHORTEST_NS:
+            if self._compared:
+                return self._compare(metrics)
             raise module.NVMLError(_NOT_READY)
-        self._taken_ns = None
+        self._taken_ns, self._compared = None, False
         self._sample(self._spare)
         self._spare, self._latest = self._latest, self._spare
         self._taken_ns = now_ns
         if before_ns is None or now_ns - before_ns > LONGEST_NS:
             raise module.NVMLError(_NOT_READY)
+        self._compared = True
         return self._compare(metrics)
 
     def _sample(self, into: Any) -> None:

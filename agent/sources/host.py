@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from agent.facts import known, text
+from agent.facts import counted, known, text
 from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from railscope import __version__
@@ -166,5 +166,5 @@ def _pressure(severity: str) -> Callable[[bytes], Reading]:
 
 def _finding(columns: int) -> Finding:
     if columns:
-        return Finding("host", Verdict.SUPPORTED, f"{columns} readings")
+        return Finding("host", Verdict.SUPPORTED, counted(columns, "reading"))
     return Finding("host", Verdict.ABSENT, "there is no /proc to read")

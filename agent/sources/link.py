@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.facts import names, text
+from agent.facts import counted, names, text
 from agent.host import Host, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from railscope.catalog import host as c
@@ -59,7 +59,7 @@ class Link:
         self.close()
         self._kept = host.keep(paths)
         verdict = Verdict.SUPPORTED if columns.columns else Verdict.ABSENT
-        finding = Finding("network links", verdict, f"{len(interfaces)} interfaces")
+        finding = Finding("network links", verdict, counted(len(interfaces), "interface"))
         return Inventory(tuple(columns.columns), (), (finding,))
 
     def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept

@@ -168,6 +168,6 @@ def _facts(host: Host, address: str, role: str) -> dict[str, str]:
 def _finding(devices: dict[str, str], errors: bool) -> Finding:  # noqa: FBT001 - a plain fact
     if not devices:
         return Finding("PCIe devices", Verdict.ABSENT, f"{ROOT} has no GPU, card or drive")
-    counted = "with" if errors else "without"
-    detail = f"{len(devices)} devices and bridges, {counted} AER counters"
-    return Finding("PCIe devices", Verdict.SUPPORTED, detail)
+    aer = f"{'with' if errors else 'without'} AER counters"
+    what = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
+    return Finding("PCIe devices", Verdict.SUPPORTED, f"{what}, {aer}")

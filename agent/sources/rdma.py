@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from agent.facts import known, linked, names, text
+from agent.facts import counted, known, linked, names, text
 from agent.host import Host, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.topology import rails_by_address
@@ -153,5 +153,6 @@ def _rate(files: KeptFiles, index: int) -> Reading:
 def _finding(devices: list[str], ports: int, files: int) -> Finding:
     if not devices:
         return Finding("RDMA devices", Verdict.ABSENT, f"{ROOT} has no device")
-    detail = f"{len(devices)} devices, {ports} ports, {files} counter files"
+    found = (counted(len(devices), "device"), counted(ports, "port"))
+    detail = f"{', '.join(found)}, {counted(files, 'counter file')}"
     return Finding("RDMA devices", Verdict.SUPPORTED, detail)

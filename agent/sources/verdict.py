@@ -6,9 +6,10 @@ in `agent.verdict`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
-from agent.facts import known
+from agent.facts import counted, known
 from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.status import FAILED, STARTING, UNSUPPORTED, Status
@@ -16,6 +17,7 @@ from agent.streams.xid_book import XidBook
 from agent.verdict import RULES, GpuVerdict, judge
 from agent.verdict.gather import SOURCES, Gathering
 from agent.verdict.rule import HEALTHY, LOAD, UNKNOWN
+from agent.verdict.words import in_words
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import GPU_REASON
 from railscope.entity import Entity
@@ -55,7 +57,7 @@ class GpuVerdicts(HoldsNothing):
             columns.add(h.GPU_ACTION, gpu)
             for rule in RULES:
                 columns.add(h.GPU_HEALTH_REASON, gpu.part(GPU_REASON, rule.reason))
-        return Inventory(tuple(columns.columns), (), (self._finding(),))
+        return Inventory(tuple(columns.columns), (), tuple(self._findings()))
 
     def read(self, host: Host, into: Table) -> None:
         """Judge every GPU."""
@@ -85,10 +87,27 @@ class GpuVerdicts(HoldsNothing):
         status = self._statuses().get(LOAD)
         return status.state if status else UNSUPPORTED
 
-    def _finding(self) -> Finding:
-        if self._judged:
-            detail = f"{len(self._judged)} GPUs by {len(RULES)} rules"
-            return Finding("health of GPUs", Verdict.SUPPORTED, detail)
+    def _findings(self) -> list[Finding]:
+        """How many GPUs are in which state, and of each that is not healthy why, and what to do."""
+        if not self._judged:
+            return [self._no_gpu()]
+        facts = {gpu.key[0]: self._gathering.facts(gpu) for gpu in self._judged}
+        verdicts = {name: judge(of_gpu) for name, of_gpu in facts.items()}
+        number = Counter(verdict.state for verdict in verdicts.values())
+        states = [f"{number[s]} {word}" for s, word in h.GPU_HEALTH.states.items() if number[s]]
+        detail = f"{counted(len(facts), 'GPU')} by {len(RULES)} rules: {', '.join(states)}"
+        return [Finding("health of GPUs", Verdict.SUPPORTED, detail)] + [
+            # What keeps a GPU from being known is a finding of its source, if it is one at all.
+            Finding(
+                f"GPU {name}",
+                Verdict.ABSENT if verdict.state == UNKNOWN else Verdict.BROKEN,
+                in_words(facts[name], verdict),
+            )
+            for name, verdict in verdicts.items()
+            if verdict.state != HEALTHY
+        ]
+
+    def _no_gpu(self) -> Finding:
         verdict, detail = {
             STARTING: (Verdict.AWAITED, "waits for the first reading of the GPUs"),
             FAILED: (Verdict.BROKEN, "no GPU could be read so far"),

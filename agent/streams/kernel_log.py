@@ -32,6 +32,8 @@ _LEVEL_BITS = 3
 """A priority is a level and, above it, a facility; that of the kernel itself is 0."""
 _MOST_ENTITIES = 1000
 _MOST_GPUS = 64
+MOST_EVENTS_A_FRAME, MOST_EVENTS_WAITING = 500, 10_000
+"""A collector takes so many events in one envelope, of some seconds and of all sources."""
 _BY_ENTITY: dict[str, Metric] = {
     c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
     c.SXID_EVENT.name: c.SXID_ERRORS,
@@ -67,6 +69,7 @@ class KernelLogStream:
         self._next_sequence: int | None = None
         self._known_below = 0
         self._events: list[Event] = []
+        self._untold = 0
         self._columns: list[tuple[str, Entity]] = []
         self._last: list[tuple[str, ...]] = []
 
@@ -80,7 +83,7 @@ class KernelLogStream:
         columns = Columns()
         node = Entity(NODE)
         if self._log or self._counts:
-            for metric in (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST):
+            for metric in (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_UNTOLD):
                 columns.add(metric, node)
         self._columns = list(self._counts)
         for name, entity in self._columns:
@@ -108,14 +111,15 @@ class KernelLogStream:
         if self._log:
             self._follow(host, self._log)
         self._take_unlogged(host)
-        into.events, self._events = self._events, []
+        into.events = self._events[:MOST_EVENTS_A_FRAME]
+        del self._events[:MOST_EVENTS_A_FRAME]
         into.grown = (len(self._counts), len(self._last_xid)) != (
             len(self._columns), len(self._last)
         )  # fmt: skip
         if not into.reasons:
             return
         of_log: list[Reading] = [self._node_counts[metric] for metric in _NODE_METRICS]
-        of_log += [self._records, self._lost]
+        of_log += [self._records, self._lost, self._untold]
         into.put(0, self._node_counts[c.XIDS])
         for position, reading in enumerate(of_log, 1):
             into.put(position, self._trouble or reading)
@@ -173,6 +177,9 @@ class KernelLogStream:
                 action=" ".join(judged.actions), nvidia_action=judged.nvidia,
             )  # fmt: skip
         self._count(message)
+        if len(self._events) >= MOST_EVENTS_WAITING:
+            self._untold += 1
+            return
         self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
 
     def _known(self, record: str) -> bool:

@@ -28,12 +28,16 @@ _ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An Xid of a GPU, as NVML told it. Instances are empty where it is about no MIG device."""
+    """An Xid of a GPU, as NVML told it; it happened after `since_boot_ns` and until `boot_ns`.
+
+    Instances are empty where it is about no MIG device.
+    """
 
     pci_address: str
     xid: int
     wall_ns: int
     boot_ns: int
+    since_boot_ns: int
     gpu_instance: str = ""
     compute_instance: str = ""
 
@@ -67,9 +71,7 @@ class XidBook:
         """The kernel log told of an Xid."""
         with self._lock:
             for sighting in self._waiting:
-                if (sighting.pci_address, sighting.xid) == (pci_address, xid) and _near(
-                    sighting.boot_ns, boot_ns
-                ):
+                if _same(sighting, pci_address, xid, boot_ns):
                     self._waiting.remove(sighting)
                     return
             self._logged.append((pci_address, xid, boot_ns))
@@ -78,10 +80,7 @@ class XidBook:
         """NVML told of an Xid."""
         with self._lock:
             for told in self._logged:
-                address, xid, boot_ns = told
-                if (sighting.pci_address, sighting.xid) == (address, xid) and _near(
-                    sighting.boot_ns, boot_ns
-                ):
+                if _same(sighting, *told):
                     self._logged.remove(told)
                     return
             if len(self._waiting) < MOST_WAITING:
@@ -131,5 +130,8 @@ class XidBook:
             return tuple(self._judged.get(pci_address, {}).values())
 
 
-def _near(one_ns: int, other_ns: int) -> bool:
-    return abs(one_ns - other_ns) <= SAME_NS
+def _same(sighting: Sighting, pci_address: str, xid: int, boot_ns: int) -> bool:
+    """Whether the log's Xid may be this one: a driver that hangs gives its events late."""
+    if (sighting.pci_address, sighting.xid) != (pci_address, xid):
+        return False
+    return sighting.since_boot_ns - SAME_NS <= boot_ns <= sighting.boot_ns + SAME_NS

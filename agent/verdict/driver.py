@@ -6,6 +6,8 @@ catalogue, by `railscope.catalog.xids`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agent.streams.xid_book import JudgedXid
 from agent.verdict.facts import Facts, Untold
 from agent.verdict.rule import (
@@ -32,6 +34,8 @@ PULSE: dict[str, tuple[Metric, ...]] = {
 }
 """By source, readings that a GPU has as long as it is there at all."""
 _LOST = xid(79)
+_FIRMWARE_SILENT = {119, 120}
+"""The GPU's system processor (GSP) did not answer, or failed: every call runs into a timeout."""
 _SILENCE = {Absent.TIMEOUT, Absent.ERROR, Absent.DENIED}
 _DRIVER, _, _, _, _MISSING = h.GPU_DEVICE_STATE.states
 _NO_ACTION = 0
@@ -73,9 +77,17 @@ def _left_behind(facts: Facts) -> bool:
     return state in {_MISSING, Absent.GONE}
 
 
+def firmware_is_silent(xids: Iterable[JudgedXid]) -> bool:
+    """Whether Xids tell of a GPU that is still on the bus and no longer answers the driver."""
+    numbers = {told.number for told in xids}
+    return bool(numbers & _FIRMWARE_SILENT) and _LOST.number not in numbers
+
+
 def _silent(facts: Facts) -> bool:
     reasons = [facts.silent[source] for source in (LOAD, HEALTH, NVLINK) if source in facts.silent]
     if any(reason in _SILENCE for reason in reasons):
+        return True
+    if all(_pulse(facts, source) in _SILENCE for source in PULSE):
         return True
     if Absent.NOT_DUE in reasons:
         raise Untold(Absent.NOT_DUE)
@@ -97,6 +109,10 @@ def _recovery_asks(facts: Facts) -> Asked:
     return Asked(action.actions, (action.nvidia,)) if action else Asked((), (f"0x{value:x}",))
 
 
+def _recovery_says(facts: Facts) -> str:
+    return f"the driver asks for {', '.join(_recovery_asks(facts).nvidia)}"
+
+
 def _told(*, fatal: bool) -> Tell:
     def tell(facts: Facts) -> bool:
         if _xids(facts, fatal=fatal):
@@ -112,6 +128,14 @@ def _xids(facts: Facts, *, fatal: bool) -> list[JudgedXid]:
     return [told for told in facts.xids if told.fatal is fatal]
 
 
+def _xid_says(facts: Facts, *, fatal: bool) -> str:
+    """Each Xid with its name and meaning."""
+    entries = (xid(told.number) for told in _xids(facts, fatal=fatal))
+    return " ".join(
+        dict.fromkeys(f"Xid {entry.number} {entry.name}: {entry.meaning}" for entry in entries)
+    )
+
+
 def _xid_asks(facts: Facts, *, fatal: bool) -> Asked:
     found = _xids(facts, fatal=fatal)
     actions = {action for told in found for action in told.judgement.actions}
@@ -123,7 +147,7 @@ RULES = (
     Rule(
         reason="gpu_lost",
         state=FAILED,
-        when="NVML calls the GPU lost, or no longer tells of it though nobody took it away",
+        when="NVML calls the GPU lost, or does not tell of it though nobody took it away",
         origin="nvml.h, NVML_ERROR_GPU_IS_LOST; action as for Xid 79",
         tell=_gone,
         asks=Asked(_LOST.actions, (_LOST.immediate,)),
@@ -133,7 +157,7 @@ RULES = (
     Rule(
         reason="driver_silent",
         state=UNKNOWN,
-        when="a source of the GPU's readings has failed, or its readings are too old",
+        when="a source of the GPU's readings has failed or is too old, or the GPU gives no answer",
         origin="ours: what does not answer is not known to be broken, nor to be well",
         tell=_silent,
         asks=Asked(("inspect",)),
@@ -146,6 +170,7 @@ RULES = (
         origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
         tell=_recovery(may_finish=False),
         asks=_recovery_asks,
+        says=_recovery_says,
         metrics=(h.GPU_RECOVERY_ACTION,),
     ),
     Rule(
@@ -155,6 +180,7 @@ RULES = (
         origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
         tell=_recovery(may_finish=True),
         asks=_recovery_asks,
+        says=_recovery_says,
         metrics=(h.GPU_RECOVERY_ACTION,),
     ),
     Rule(
@@ -164,6 +190,7 @@ RULES = (
         origin="Xid catalogue, and what the message says",
         tell=_told(fatal=True),
         asks=lambda facts: _xid_asks(facts, fatal=True),
+        says=lambda facts: _xid_says(facts, fatal=True),
         sources=(),
         needed=False,
     ),
@@ -174,6 +201,7 @@ RULES = (
         origin="Xid catalogue, and what the message says",
         tell=_told(fatal=False),
         asks=lambda facts: _xid_asks(facts, fatal=False),
+        says=lambda facts: _xid_says(facts, fatal=False),
         sources=(),
         needed=False,
     ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from agent.streams.xid_book import JudgedXid
 from agent.verdict import RULES
+from agent.verdict.driver import firmware_is_silent
 from agent.verdict.facts import Change, Facts, Part
 from agent.verdict.lifetime import Lifetime
 from agent.verdict.rule import HEALTH, KERNEL_LOG, LOAD, NVLINK, NVLINK_SIGNAL, SETTINGS
@@ -137,7 +138,7 @@ class Gathering:
         self._devices = {e.key[0]: told for _, e, told in devices.readings()} if devices else {}
         if KERNEL_LOG in frames:
             self._listen(frames[KERNEL_LOG])
-        self._meet()
+        self._meet(devices)
         for name, gpu in self._gpus.items():
             energy, _ = self._readings[LOAD].one(name, c.GPU_ENERGY)
             recovery, told_ns = self._readings[HEALTH].one(name, h.GPU_RECOVERY_ACTION)
@@ -154,10 +155,14 @@ class Gathering:
                 readings.setdefault(metric, {})[part] = reading
                 if change:
                     changes.setdefault(metric, {})[part] = change
-        unlisted = {s: Absent.GONE for s in _ONE_EACH if name not in self._readings[s].columns}
         told = self._xids(met.address)
         xids = tuple(xid for xid in told if xid.boot_ns > met.lifetime.cleared_ns)
-        return Facts(readings, changes, xids, unlisted | self._silent, self._device_state(met))
+        state = self._device_state(met)
+        # NVML does not tell of it, but the kernel log does: it is there, and does not answer.
+        hung = state == _MISSING and firmware_is_silent(xids)
+        why = Absent.TIMEOUT if hung else Absent.GONE
+        unlisted = {s: why for s in _ONE_EACH if name not in self._readings[s].columns}
+        return Facts(readings, changes, xids, unlisted | self._silent, state)
 
     def _listen(self, log: Frame) -> None:
         """The kernel log is followed by a source that has more to tell than the log."""
@@ -165,16 +170,28 @@ class Gathering:
             if metric is LOG_RECORDS and isinstance(told, Absent):
                 self._silent[KERNEL_LOG] = told
 
-    def _meet(self) -> None:
+    def _meet(self, devices: Frame | None) -> None:
         for source in _ONE_EACH:
             frame = self._readings[source].frame
             for entity in frame.schema.entities if frame else ():
                 if entity.kind is GPU:
                     self._met(entity)
+        self._meet_missing(devices)
+        listed = {gpu for source in _ONE_EACH for gpu in self._readings[source].columns}
+        named = {gpu.address for name, gpu in self._gpus.items() if name in listed}
         for name, gpu in tuple(self._gpus.items()):
-            listed = any(name in self._readings[source].columns for source in _ONE_EACH)
-            if not listed and self._device_state(gpu) in _TAKEN_AWAY:
+            if name in listed:
+                continue
+            has_a_name_now = name == gpu.address and name in named
+            if has_a_name_now or self._device_state(gpu) in _TAKEN_AWAY:
                 del self._gpus[name]
+
+    def _meet_missing(self, devices: Frame | None) -> None:
+        """GPUs that NVML never told of: those that were lost before the agent started."""
+        met = {gpu.address for gpu in self._gpus.values()}
+        for entity in devices.schema.entities if devices else ():
+            if entity.kind is GPU and entity.facts["pci_address"] not in met:
+                self._met(entity)
 
     def _met(self, entity: Entity) -> None:
         gpu = self._gpus.get(entity.key[0])

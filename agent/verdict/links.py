@@ -6,7 +6,7 @@ warn, many of them fail; from Blackwell on, recoveries of a link); nvml.h, nvmlG
 
 from __future__ import annotations
 
-from agent.verdict.facts import SECOND_NS, Change, Facts, any_of, present, untold
+from agent.verdict.facts import SECOND_NS, Change, Facts, Part, Untold, any_of, present, untold
 from agent.verdict.rule import (
     DEGRADED,
     FAILED,
@@ -31,6 +31,9 @@ CRC_PER_SECOND = 100
 WORST_BIT_ERROR_DECADES = 12
 _NOT_SUPPORTED, _NOT_STARTED, _IN_PROGRESS, _COMPLETED = h.GPU_FABRIC_STATE.states
 _INACTIVE = 0
+_CARRIED = (
+    n.NVLINK_RAW_TRANSMITTED, n.NVLINK_RAW_RECEIVED, n.NVLINK_TRANSMITTED, n.NVLINK_RECEIVED,
+)  # fmt: skip
 _DCGM = "DCGM health"
 _RESET = Asked(("drain", "reset_gpu"), ("WORKFLOW_NVLINK_ERR",))
 
@@ -43,14 +46,27 @@ def _not_joined(facts: Facts) -> bool:
 
 
 def _down(facts: Facts) -> bool:
-    """Some links down and others up is a fault; all down is one only where there is a fabric.
+    """A link that is down is a fault where there is a fabric, or where it has been up before.
 
-    A card may have no bridge, and a GPU that is cut into MIG devices uses no link.
+    A card may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a GPU that is
+    cut into MIG devices uses none.
     """
-    states = facts.parts(n.NVLINK_STATE).values()
-    if not any_of(states, lambda state: state == _INACTIVE):
+    states = facts.parts(n.NVLINK_STATE)
+    if not any_of(states.values(), lambda state: state == _INACTIVE):
         return False
-    return any_of(states, lambda state: state != _INACTIVE) or _should_be_up(facts)
+    down = [part for part, state in states.items() if state == _INACTIVE]
+    return _should_be_up(facts) or any(_has_carried(facts, part) for part in down)
+
+
+def _has_carried(facts: Facts, link: Part) -> bool:
+    """Whether bytes went over the link since the driver was loaded."""
+    counts = [facts.reading(metric, *link) for metric in _CARRIED]
+    if any(not isinstance(count, Absent) and count > 0 for count in counts):
+        return True
+    for count in counts:
+        if isinstance(count, Absent) and count is not Absent.UNSUPPORTED:
+            raise Untold(count)
+    return False
 
 
 def _should_be_up(facts: Facts) -> bool:
@@ -133,12 +149,12 @@ RULES = (
     Rule(
         reason="nvlink_down",
         state=FAILED,
-        when="some NVLinks are down and others up; or all are down, there is a fabric, and no MIG",
+        when="an NVLink is down that carried something since the driver was loaded, or that belongs to a fabric",
         origin=f"{_DCGM}: DCGM_FR_NVLINK_DOWN fails",
         tell=_down,
         asks=_RESET,
         sources=(NVLINK, HEALTH),
-        metrics=(n.NVLINK_STATE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE),
+        metrics=(n.NVLINK_STATE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED),
     ),
     Rule(
         reason="nvlink_recovering",

@@ -54,6 +54,8 @@ class Rule:
     """What it is told from."""
     needed: bool = True
     """Whether a GPU is healthy only where this can be told."""
+    says: Callable[[Facts], str] | None = None
+    """What was found, for a person; without it `when` says enough."""
     over_time: bool = False
     """Whether it compares readings: the first one leaves it open, and the verdict does not wait."""
 
@@ -72,6 +74,10 @@ class Rule:
         asked = self.asks if isinstance(self.asks, Asked) else self.asks(facts)
         beyond = (action for action in HARDNESS if action in asked.actions and action != _IGNORE)
         return Asked(tuple(beyond) or (INSPECT,), asked.nvidia)
+
+    def said(self, facts: Facts) -> str:
+        """The fault in words."""
+        return self.says(facts) if self.says else self.when
 
     def holds_up(self, facts: Facts, answer: Answer) -> bool:
         """Whether this answer keeps the GPU from being called healthy or degraded."""

@@ -83,6 +83,15 @@ LOG_LOST = Metric(
     help="Kernel log records that were overwritten before the agent could read them.",
     origin="/dev/kmsg, gaps in the sequence number",
 )
+LOG_UNTOLD = Metric(
+    "railscope_kernel_log_untold_events_total",
+    Kind.COUNTER,
+    NODE,
+    rollups=(Rollup.SUM,),
+    resets=LOG,
+    help="Messages that were counted but not told one by one, because too many came at once.",
+    origin="/dev/kmsg",
+)
 
 XID_EVENT = EventClass(
     "xid",

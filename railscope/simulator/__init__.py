@@ -5,7 +5,8 @@
     model      job, GPUs, ports and server advance together  (job, gpu, fabric, server)
     gpu        what a GPU is made of  (silicon, activity, memory, nvlink, bus, sharing)
     scenarios  the faults  (conditions, gpu_scenarios; reports: what the driver says of them)
-    views      what each interface of the machine shows of it  (nvml, rdma, nic, pcie, host, kernel)
+    views      what each interface of the machine shows of it  (nvml, driver_files, rdma, nic, pcie,
+               host, kernel)
     run        the captures that come of it
     tree       a capture as a tree of files and links
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from railscope.capture import SECTIONS, About, Capture, Json, Moment
-from railscope.simulator import host, nic, pcie, rdma
+from railscope.simulator import driver_files, host, nic, pcie, rdma
 from railscope.simulator.gpu_models import find
 from railscope.simulator.kernel import KernelLog
 from railscope.simulator.model import NodeModel
@@ -47,7 +47,10 @@ def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator
 
 
 def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[Moment]:
-    views = (Nvml(model).show, rdma.show, nic.show, pcie.show, host.show, KernelLog(model).show)
+    views = (
+        Nvml(model).show, driver_files.show, rdma.show, nic.show, pcie.show, host.show,
+        KernelLog(model).show,
+    )  # fmt: skip
     known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for offset_ns in range(0, duration_ns + 1, step_ns):
         if offset_ns:

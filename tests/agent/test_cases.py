@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -23,11 +24,14 @@ from captures.make import (
     page,
     without_the_agent,
 )
-from support.pages import Sample, samples
+from support.pages import Sample, sample, samples
+
+from railscope.capture import SECTIONS, Capture, Moment, read_capture
 
 MOST_BYTES_OF_ALL = 3_500_000
 EACH_CASE = pytest.mark.parametrize("case", CASES)
 STRUCK = "0000:61:00.0"
+LOST, HUNG = "GPU-561aa6e6-8938-4a36-9103-2c3b8e5b96f8", "GPU-bf9bac40-b130-4c39-877e-f58a33c92348"
 HANDED_OVER = "0000:43:00.0"
 TRAFFIC = "railscope_gpu_nvlink_transmitted_bytes_total"
 
@@ -120,7 +124,7 @@ NUMBER_OF_SERIES = [
     ("hgx-b200", "railscope_nvlink_transmitted_packets_total", {}, 18),
     ("hgx-b200", "railscope_gpu_module_power_watts", {}, 0),
     ("gb200-tray", "railscope_gpu_module_power_watts", {}, 2),
-    ("gb200-tray", "railscope_gpu_c2c_errors_total", {}, 2 * 3),
+    ("gb200-tray", "railscope_gpu_c2c_errors_total", {}, 2 * 5 * 3),
     ("gb200-tray", "railscope_gpu_c2c_transmit_bytes_per_second", {}, 2),
     ("gb200-tray", "railscope_gpu_info", {"chassis": "1821724190042"}, 2),
     ("gb200-tray", "railscope_gpu_info", {"module": "2", "fabric_clique": "1"}, 1),
@@ -148,10 +152,12 @@ NUMBER_OF_SERIES = [
     ("vgpu-host", "railscope_gpu_info", {"virtualization": "vgpu_host"}, 2),
     ("passthrough-host", "railscope_gpu_info", {}, 1),
     ("passthrough-host", "railscope_gpu_device_state", {"pci_address": HANDED_OVER}, 5),
-    ("lost-gpu", "railscope_gpu_info", {}, 3),
-    ("lost-gpu", "railscope_gpu_info", {"index": "3"}, 0),
+    ("lost-gpu", "railscope_gpu_info", {}, 4),
+    ("lost-gpu", "railscope_gpu_info", {"index": "3"}, 1),
+    ("lost-gpu", "railscope_gpu_health", {"state": "failed"}, 4),
     ("lost-gpu", "railscope_gpu_power_watts", {}, 3),
     ("hung-gpu", "railscope_gpu_power_watts", {}, 3),
+    ("hung-gpu", "railscope_gpu_health", {"state": "failed"}, 4),
     ("denied", "railscope_gpu_sm_activity_ratio", {}, 0),
     ("denied", "railscope_gpu_sram_threshold_exceeded", {}, 0),
     ("denied", "railscope_gpu_power_watts", {}, 1),
@@ -183,9 +189,11 @@ VALUES = [
     (
         "lost-gpu",
         "railscope_gpu_device_state",
-        {"pci_address": STRUCK, "state": "missing"},
+        {"pci_address": STRUCK, "state": "driver"},
         1,
     ),
+    ("lost-gpu", "railscope_gpu_recommended_action", {"gpu": LOST, "state": "reboot"}, 1),
+    ("hung-gpu", "railscope_gpu_recommended_action", {"gpu": HUNG, "state": "reboot"}, 1),
     ("lost-gpu", "railscope_kernel_gpu_failures_total", {}, 1),
     ("hung-gpu", "railscope_gpu_last_xid", {"pci_address": STRUCK}, 119),
     ("pending-row-remap", "railscope_gpu_row_remap_pending", {}, 1),
@@ -214,6 +222,57 @@ def test_each_case_shows_its_fact(
     case: str, name: str, labels: dict[str, str], value: float
 ) -> None:
     assert set(series(case, name, **labels)) == {value}
+
+
+FAULTS = {
+    "lost-gpu": {(LOST, "gpu_lost"), (LOST, "xid_fatal")},
+    "hung-gpu": {(HUNG, "driver_silent"), (HUNG, "xid_fatal")},
+    "pending-row-remap": {"recovery_drain", "xid_action", "row_remap_pending"},
+    "thermal-throttling": {"thermal_hardware", "thermal_software", "temperature_margin"},
+    "nvlink-errors": {
+        "recovery_action", "xid_fatal", "xid_action", "nvlink_recovering", "nvlink_crc",
+    },
+}  # fmt: skip
+"""What speaks against a GPU; with the GPU where there is more than one."""
+
+
+@EACH_CASE
+def test_each_fault_has_its_reasons_and_what_is_well_has_none(case: str) -> None:
+    told = {
+        (dict(has)["gpu"], dict(has)["reason"])
+        for (metric, has), value in expected(case).items()
+        if metric == "railscope_gpu_health_reason_active" and value
+    }
+    wanted = FAULTS.get(case, set())
+    assert {pair if pair in wanted else pair[1] for pair in told} == wanted
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"), [("lost-gpu", "gpu_lost"), ("hung-gpu", "driver_silent")]
+)
+def test_a_gpu_that_was_sick_before_the_first_look_is_told_of_too(
+    case: str, reason: str, tmp_path: Path
+) -> None:
+    at_end = _end_of(read_capture(HERE / case))
+    at_end.write(tmp_path)
+    shown = samples(page(tmp_path))
+    (gpu,) = {gpu for gpu in (LOST, HUNG) if (gpu, "xid_fatal") in FAULTS[case]}
+    state = sample("railscope_gpu_device_state", pci_address=STRUCK, state="missing")
+    assert shown[state] == 1
+    assert shown[sample("railscope_gpu_health", gpu=gpu, state="failed")] == 1
+    active = sample("railscope_gpu_health_reason_active", gpu=gpu, reason=reason)
+    assert shown[active] == 1
+
+
+def _end_of(capture: Capture) -> Capture:
+    """A capture of the last instant alone."""
+    last = Moment(0)
+    for moment in capture.moments:
+        last.log += moment.log
+        for section in SECTIONS:
+            getattr(last, section).update(getattr(moment, section))
+    started_ns = capture.about.started_boot_ns + capture.about.duration_ns
+    return Capture(replace(capture.about, started_boot_ns=started_ns, duration_ns=0), (last,))
 
 
 def test_a_loaded_gpu_is_busier_than_an_idle_one() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
 from support.cards import INFINIBAND, add_card
+from support.clock import START
 from support.collector import ScriptedCollector
 from support.gpus import add_gpus, of_gpu
 from support.machine import DENIED, FakeHost
@@ -21,6 +23,7 @@ from agent.diagnose import check
 from agent.host import NvmlError
 from agent.service import Agent
 
+BOOT_US = START.boot_ns // 1000
 COUNT = "nvml.nvmlDeviceGetCount()"
 COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
 
@@ -58,7 +61,7 @@ async def test_a_healthy_server() -> None:
     assert said[0].startswith("Railscope agent ")
     assert said[0].endswith(" on node node-1")
     assert "2 of 2 GPUs, driver 590.48.01" in line(said, "ok      GPUs")
-    assert "1 devices, 1 ports, 1 counter files" in line(said, "ok      RDMA devices")
+    assert "1 device, 1 port, 1 counter file" in line(said, "ok      RDMA devices")
     assert "driver mlx5_core, 1 typed" in line(said, "ok      statistics of eth0")
     assert "nothing is shipped" in line(said, "absent  collector")
     assert not any(text.startswith(("DENIED", "BROKEN")) for text in said)
@@ -121,12 +124,51 @@ async def test_a_lost_gpu_is_broken() -> None:
     assert "1 of 2 GPUs" in line(said, "BROKEN  GPUs")
 
 
+async def test_each_gpu_that_is_not_healthy_is_told_of_with_why_and_what_to_do() -> None:
+    host = healthy()
+    host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 0]
+    host.log.waiting.append(f"4,1,{BOOT_US},-;NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=python3")
+    well, said = await checked(host)
+    assert not well
+    assert line(said, "ok      health of GPUs").endswith("2 GPUs by 32 rules: 1 degraded, 1 failed")
+    assert line(said, "BROKEN  GPU GPU-0") == (
+        "BROKEN  GPU GPU-0: failed: xid_fatal (Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: The GPU cannot"
+        " be reached over PCIe.); do: drain, reboot (NVIDIA: RESTART_BM)"
+    )
+    assert line(said, "BROKEN  GPU GPU-1") == (
+        "BROKEN  GPU GPU-1: degraded: row_remap_pending (a row of memory waits to be replaced;"
+        " running jobs are safe meanwhile); do: reset_gpu (NVIDIA: RESET_GPU)"
+    )
+
+
+async def test_a_gpu_that_is_unknown_is_told_of_and_its_sources_decide_how_well_that_is() -> None:
+    host = healthy()
+    host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
+    _, said = await checked(host)
+    told = "unknown: cannot be told: pcie_width (error)"
+    assert line(said, "absent  GPU GPU-0") == f"absent  GPU GPU-0: {told}"
+    assert "1 unknown, 1 healthy" in line(said, "ok      health of GPUs")
+    assert not any(text.startswith(("absent  GPU GPU-1", "BROKEN  GPU GPU-")) for text in said)
+
+
+async def test_what_keeps_a_gpu_from_being_known_is_counted_where_it_is_much() -> None:
+    host = healthy()
+    host.calls |= dict.fromkeys(of_gpu(host, 0), NvmlError(999, "unknown"))
+    host.calls["nvml.nvmlDeviceGetUUID(0)"] = "GPU-0"
+    host.calls["nvml.nvmlDeviceGetPciInfo(0)"] = {"busId": "00000000:01:00.0"}
+    well, said = await checked(host)
+    assert not well
+    told = line(said, "absent  GPU GPU-0")
+    assert "unknown: driver_silent (a source" in told
+    assert re.search(r"cannot be told: .*(\(error\).*){3} and \d+ more; do: inspect$", told)
+
+
 async def test_nonsense_in_a_counter_file_is_broken() -> None:
     host = healthy()
     host.files[COUNTER] = "garbage"
     well, said = await checked(host)
     assert not well
-    assert "1 readings error: railscope_rdma_transmit_packets_total" in line(said, "BROKEN  rdma")
+    assert "1 reading error: railscope_rdma_transmit_packets_total" in line(said, "BROKEN  rdma")
 
 
 # The collector ------------------------------------------------------------------------------------
@@ -192,7 +234,7 @@ def test_a_tree_with_something_broken_leaves_with_1(tmp_path: Path) -> None:
     (make_tree(tmp_path) / COUNTER[1:]).write_text("garbage")
     code, said = exit_code("--root", tmp_path)
     assert code == 1
-    assert "BROKEN  rdma: 1 readings error" in said
+    assert "BROKEN  rdma: 1 reading error" in said
 
 
 @pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from support.gpus import add_gpus
-from support.machine import FakeHost
+from support.machine import DENIED, FakeHost
 from support.reading import read_once, readings
 from support.sampling import sampling
 
@@ -11,7 +12,9 @@ from agent.source import Verdict
 from agent.sources.nvidia.devices import GpuDevices
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.inventory import Gpus
+from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_DEVICE_STATE
+from railscope.entity import Entity
 
 DEVICES = "/sys/bus/pci/devices"
 
@@ -46,6 +49,28 @@ def test_each_gpu_is_told_by_who_has_it() -> None:
         "0000:01:00.0": "driver", "0000:02:00.0": "virtual_machine", "0000:03:00.0": "unbound",
         "0000:04:00.0": "other_driver", "0000:05:00.0": "missing",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("information", "name"),
+    [
+        ("Model: \t\t NVIDIA H200\nIRQ:   \t\t 300\nGPU UUID: \t GPU-5\nDevice Minor: \t 4\n", "GPU-5"),
+        ("Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-????????-????-????\n", "0000:05:00.0"),
+        ("Model: \t\t NVIDIA H200\nVideo BIOS: \t ??.??.??.??.??\n", "0000:05:00.0"),
+        (DENIED, "0000:05:00.0"),
+    ],
+)  # fmt: skip
+def test_a_missing_gpu_is_described_by_the_name_that_the_driver_has_for_it(
+    information: str | OSError, name: str
+) -> None:
+    host, gpus = FakeHost(), Gpus()
+    plug(host, "0000:05:00.0", "nvidia")
+    plug(host, "0000:06:00.0", "vfio-pci")
+    host.files["/proc/driver/nvidia/gpus/0000:05:00.0/information"] = information
+    inventory = GpuDevices(gpus=gpus).probe(host)
+    assert inventory.bystanders == (Entity(GPU, (name,), {"pci_address": "0000:05:00.0"}),)
+    broken = [f for f in inventory.findings if f.verdict is Verdict.BROKEN]
+    assert [(f.what, name in f.detail) for f in broken] == [("GPU 0000:05:00.0", True)]
 
 
 def test_a_gpu_given_to_a_virtual_machine_is_no_problem_and_a_missing_one_is() -> None:

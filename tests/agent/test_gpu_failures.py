@@ -257,7 +257,12 @@ def test_memory_of_the_older_call_has_no_used() -> None:
 
 @pytest.mark.parametrize(
     ("field", "reading"),
-    [([0, 70], 70), ([0, 0], Absent.ERROR), ([0, 255], Absent.ERROR), ([3, 0], Absent.UNSUPPORTED)],
+    [
+        ([0, 70], 70),
+        ([0, 0], Absent.UNSUPPORTED),
+        ([0, 255], Absent.ERROR),
+        ([3, 0], Absent.UNSUPPORTED),
+    ],
 )
 def test_a_memory_temperature_must_be_believable(field: list[int], reading: Reading) -> None:
     host = gpus(1)

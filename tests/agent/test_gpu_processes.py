@@ -11,10 +11,14 @@ from support.mig import cut
 from support.reading import numbers, read_once, readings
 from support.sampling import sampling
 
+from agent.config import AgentSettings
 from agent.host import NvmlError
+from agent.service import Agent, travels
 from agent.sources.nvidia.processes import Processes
+from agent.sources.nvidia.sharing import Sharing
 from railscope.catalog.gpu_sharing import GPU_SHARING
-from railscope.frame import Frame
+from railscope.exposition import Format
+from railscope.frame import Frame, Schema
 from railscope.reading import Absent
 
 COMPUTE = "nvml.nvmlDeviceGetComputeRunningProcesses(0)"
@@ -48,8 +52,12 @@ def of_gpu(frame: Frame | None, what: str) -> int | Absent:
     return readings(frame)[f"railscope_gpu_{what}", ("GPU-0",)]
 
 
-def sharing(frame: Frame | None) -> str:
-    state = of_gpu(frame, "sharing")
+def shared(host: FakeHost) -> Frame | None:
+    return read_once(Sharing(), host).frame
+
+
+def sharing(host: FakeHost) -> str:
+    state = of_gpu(shared(host), "sharing")
     assert isinstance(state, int)
     return GPU_SHARING.states[state]
 
@@ -71,7 +79,7 @@ def test_a_process_tells_its_memory_name_and_activity() -> None:
         entity.facts for entity in frame.schema.entities if entity.kind.name == "gpu_process"
     ]
     assert facts == {"process_name": "python3", "context": "compute"}
-    assert sharing(frame) == "exclusive"
+    assert sharing(host) == "exclusive"
 
 
 def test_a_process_without_a_sample_was_idle_and_one_without_memory_has_none() -> None:
@@ -85,7 +93,7 @@ def test_no_more_are_told_than_the_bound_and_the_rest_is_counted() -> None:
     host = gpu(*(process(pid, memory=pid) for pid in range(1, 101)))
     frame = read_once(Processes(most_told=8), host).frame
     assert set(told(frame)) == {str(pid) for pid in range(93, 101)}
-    assert of_gpu(frame, "processes") == 100
+    assert of_gpu(shared(host), "processes") == 100
     assert of_gpu(frame, "processes_untold") == 92
 
 
@@ -137,8 +145,8 @@ def test_one_process_in_two_instances_has_their_memory_together() -> None:
         host.calls[key] = [process(7, 500, gpu=1, compute=0)]
     frame = read_once(Processes(), host).frame
     assert told(frame) == {"7": 1000}
-    assert sharing(frame) == "mig"
-    assert of_gpu(frame, "processes") == 1
+    assert sharing(host) == "mig"
+    assert of_gpu(shared(host), "processes") == 1
     found = readings(frame)
     sm = found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "7")]
     assert sm is Absent.UNSUPPORTED, "NVML tells no process utilisation of a GPU that is cut"
@@ -156,24 +164,24 @@ def test_one_process_in_two_instances_has_their_memory_together() -> None:
 def test_how_a_gpu_is_shared(compute: list[int], mps: list[int], state: str) -> None:
     host = gpu(*map(process, compute))
     host.calls[MPS] = [process(pid) for pid in mps]
-    assert sharing(read_once(Processes(), host).frame) == state
+    assert sharing(host) == state
 
 
 def test_what_may_not_be_seen_is_denied_and_not_none() -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(4, "Insufficient Permissions")
-    frame = read_once(Processes(), host).frame
-    assert of_gpu(frame, "processes") is Absent.DENIED
-    assert of_gpu(frame, "sharing") is Absent.DENIED
+    assert of_gpu(read_once(Processes(), host).frame, "processes_untold") is Absent.DENIED
+    for what in ("processes", "sharing", "vgpus"):
+        assert of_gpu(shared(host), what) is Absent.DENIED
 
 
 @pytest.mark.parametrize("code", [3, 13, 25])
 def test_a_driver_that_has_no_list_leaves_nothing_told_and_not_nobody_there(code: int) -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(code)
-    frame = read_once(Processes(), host).frame
-    for what in ("processes", "processes_untold", "sharing"):
-        assert of_gpu(frame, what) is Absent.UNSUPPORTED
+    assert of_gpu(read_once(Processes(), host).frame, "processes_untold") is Absent.UNSUPPORTED
+    for what in ("processes", "sharing"):
+        assert of_gpu(shared(host), what) is Absent.UNSUPPORTED
 
 
 def test_the_older_list_is_taken_where_the_newer_is_missing() -> None:
@@ -182,15 +190,14 @@ def test_the_older_list_is_taken_where_the_newer_is_missing() -> None:
     host.calls["nvml.nvmlDeviceGetComputeRunningProcesses_v2(0)"] = [process(5, 700)]
     frame = read_once(Processes(), host).frame
     assert told(frame) == {"5": 700}
-    assert sharing(frame) == "exclusive"
+    assert sharing(host) == "exclusive"
 
 
 @pytest.mark.parametrize("code", [6, 21])
 def test_no_process_is_none(code: int) -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(code)
-    frame = read_once(Processes(), host).frame
-    assert (of_gpu(frame, "processes"), sharing(frame)) == (0, "unused")
+    assert (of_gpu(shared(host), "processes"), sharing(host)) == (0, "unused")
 
 
 def test_virtual_gpus_of_a_host() -> None:
@@ -210,4 +217,21 @@ def test_virtual_gpus_of_a_host() -> None:
     found = numbers(frame)
     assert found["railscope_vgpu_memory_used_bytes", ("GPU-0", "vgpu-11")] == 4096
     assert found["railscope_vgpu_sm_utilization_ratio", ("GPU-0", "vgpu-11")] == 0.33
-    assert (of_gpu(frame, "vgpus"), sharing(frame)) == (1, "vgpu")
+    assert (of_gpu(shared(host), "vgpus"), sharing(host)) == (1, "vgpu")
+
+
+async def test_jobs_that_come_and_go_make_no_schema_that_travels() -> None:
+    """A collector keeps every schema of a node: what changes with each job stays on the page."""
+    host = gpu()
+    one = Agent(AgentSettings(node="node-1"), host)
+    schemas: dict[str, set[Schema]] = {}
+    for pid in range(1, 20):
+        host.calls[COMPUTE] = [process(pid), process(pid + 1)]
+        await one.once()
+        for frame in one.page.fresh_frames():
+            if travels(frame):
+                schemas.setdefault(frame.schema.stream, set()).add(frame.schema)
+    assert "gpu_sharing" in schemas
+    assert "gpu_process" not in schemas
+    assert {len(found) for found in schemas.values()} == {1}
+    assert "railscope_gpu_process_memory_used_bytes" in one.page.text(Format.PROMETHEUS)

@@ -23,6 +23,7 @@ from agent.sources.nvidia.inventory import mig_devices
 from agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
 from agent.sources.nvidia.plan import Plan
 from agent.sources.nvidia.processes import Processes
+from agent.sources.nvidia.sharing import Sharing
 from agent.topology import pci_address
 from railscope.catalog.entities import GPU, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
@@ -225,7 +226,8 @@ def test_processes_add_up(
     add_gpus(host, 1)
     host.calls["nvml.nvmlDeviceGetComputeRunningProcesses(0)"] = compute
     host.calls["nvml.nvmlDeviceGetGraphicsRunningProcesses(0)"] = graphics
-    found = readings(read_once(Processes(most_told=most), host).frame)
+    frames = [read_once(source, host).frame for source in (Processes(most_told=most), Sharing())]
+    found = readings(frames[0]) | readings(frames[1])
     told = {
         key[1]: reading
         for (name, key), reading in found.items()

@@ -248,3 +248,17 @@ def test_the_device_gives_records_in_order() -> None:
     finally:
         log.close()
     assert sequences == sorted(set(sequences))
+
+
+def test_a_flood_is_told_in_portions_and_what_is_too_much_is_counted() -> None:
+    """A collector refuses an envelope with more events than it takes."""
+    host = FakeHost()
+    reader = Reader(KernelLogStream(), host, ORIGIN)
+    reader.run()
+    host.log.waiting = [record(n, n, XID) for n in range(1, 12_001)]
+    frames = [reader.run().frame for _ in range(25)]
+    told = [len(frame.events) for frame in frames if frame]
+    assert max(told) == 500
+    assert sum(told) == 10_000
+    assert counted(frames[-1], "railscope_kernel_xids_total") == 12_000
+    assert counted(frames[-1], "railscope_kernel_log_untold_events_total") == 2_000

@@ -297,7 +297,7 @@ def test_the_agents_own_host_reads_every_source(standin: Standin) -> None:
         pause.wait(0.01)
     assert sm == calls["nvml.nvmlGpmMetricsGet(1,2)"][1] * 10_000
     assert all(outcome.frame for name, outcome in outcomes.items() if name != "gpu_device")
-    vgpus = readings(outcomes["gpu_process"].frame)["railscope_gpu_vgpus", ("GPU-1",)]
+    vgpus = readings(outcomes["gpu_sharing"].frame)["railscope_gpu_vgpus", ("GPU-1",)]
     assert vgpus == 1
     host.close()
     assert (standin.count("samples"), standin.count("attached")) == (0, 0)

@@ -161,9 +161,11 @@ def test_a_fault_that_leads_to_unknown_is_worse_than_one_that_degrades() -> None
     assert judge(facts, (unclear, BY_REASON["row_remap_pending"])).state == UNKNOWN
 
 
-def test_links_that_cannot_be_told_leave_it_open_whether_all_are_down() -> None:
-    verdict = judge(with_faults([links(*[0] * (LINKS - 1), Absent.ERROR)]))
+def test_a_link_that_cannot_be_told_leaves_it_open_whether_one_is_down() -> None:
+    verdict = judge(with_faults([links(Absent.ERROR)]))
     assert verdict.answers["nvlink_down"] is Absent.ERROR
+    verdict = judge(with_faults([links(*[0] * (LINKS - 1), Absent.ERROR)]))
+    assert verdict.answers["nvlink_down"] is True
 
 
 def test_what_needs_root_does_not_keep_a_gpu_from_being_healthy() -> None:

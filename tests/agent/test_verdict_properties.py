@@ -12,6 +12,7 @@ from agent.verdict.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, UNKNOWN, Rul
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s
+from railscope.catalog import nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.reading import Absent
 
@@ -51,7 +52,8 @@ def test_nearly_every_metric_is_one_that_a_verdict_cannot_do_without() -> None:
         c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL, c.GPU_PERFORMANCE_STATE,
         c.GPU_UTILIZATION,
         # links that are up need no explanation
-        s.GPU_MIG_MODE,
+        s.GPU_MIG_MODE, n.NVLINK_RAW_TRANSMITTED, n.NVLINK_RAW_RECEIVED, n.NVLINK_TRANSMITTED,
+        n.NVLINK_RECEIVED,
     }  # fmt: skip
 
 

@@ -51,14 +51,26 @@ def test_a_server_without_gpus_has_no_verdict() -> None:
     assert run.statuses["gpu_verdict"].state == UNSUPPORTED
 
 
-def test_a_driver_that_is_sick_from_the_start_fails_the_verdict_until_it_is_well() -> None:
+def test_a_driver_that_is_sick_and_has_no_gpu_fails_the_verdict_until_it_is_well() -> None:
     run = judging()
+    unplug(run.host, "0000:01:00.0")
     run.host.calls[COUNT] = NvmlError(9, "driver not loaded")
     assert run.step() is None
     assert run.statuses["gpu_verdict"].state == FAILED
     run.host.calls[COUNT] = 1
     run.step()
     assert run.state() == "healthy"
+
+
+@pytest.mark.parametrize("code", [10, 999])
+def test_a_gpu_that_answers_nothing_any_more_is_unknown(code: int) -> None:
+    run = judging(2)
+    run.step()
+    run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), NvmlError(code, "no answer"))
+    run.step()
+    assert (run.state(1), run.reasons(1)) == ("unknown", ["driver_silent"])
+    assert run.action(1) == "inspect"
+    assert run.state(0) == "healthy"
 
 
 async def test_once_judges_after_all_others_have_been_read() -> None:

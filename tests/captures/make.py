@@ -31,19 +31,20 @@ MOMENTS = 2
 _PCI = "/sys/bus/pci/devices"
 _PCI_FACTS = ("vendor", "device", "class")
 _GPU_CLASS = "0x0302"
-_KEPT_FILES = re.compile(r"/proc/(?:\d+/comm|sys/kernel/hostname)")
+_KEPT_FILES = re.compile(r"/proc/(?:\d+/comm|sys/kernel/hostname|driver/nvidia/.*)")
 _FAMILY = re.compile(r"(?:# (?:HELP|TYPE|UNIT) )?(?P<name>[a-z0-9_]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is simulated, and for how long: one second at a time, of which few are kept."""
+    """What is simulated, for how long and in which steps, of which few are kept."""
 
     gpus: int
     model: str
     scenario: str = "training"
     mode: str = "whole"
     seconds: int = 60
+    step_seconds: float = 1.0
 
     def spec(self, name: str) -> NodeSpec:
         """The node of the case, which has the case's name."""
@@ -66,7 +67,7 @@ CASES = {
     "passthrough-host": Case(2, "h100", mode="passthrough"),
     "lost-gpu": Case(4, "a100", "xid79"),
     "pending-row-remap": Case(1, "h100", "row_remap"),
-    "thermal-throttling": Case(1, "h100", "thermal", seconds=120),
+    "thermal-throttling": Case(1, "h100", "thermal", seconds=240, step_seconds=2.0),
     "nvlink-errors": Case(1, "h100", "nvlink_errors"),
     "denied": Case(1, "h100", "nvml_denied"),
     "hung-gpu": Case(4, "a100", "gpu_hung"),
@@ -78,7 +79,8 @@ def capture(name: str) -> Capture:
     case = CASES[name]
     spec = case.spec(name)
     every_ns = case.seconds * 10**9 // MOMENTS
-    kept = tuple(_gpus_only(_thinned(moments(spec, case.seconds), every_ns)))
+    fine = moments(spec, case.seconds, case.step_seconds)
+    kept = tuple(_gpus_only(_thinned(fine, every_ns)))
     return Capture(about(spec, case.seconds), kept)
 
 

@@ -332,3 +332,17 @@ def test_what_cannot_be_simulated_is_refused(wrong: dict[str, Json]) -> None:
 def test_a_simulation_needs_time(seconds: int, step_seconds: float) -> None:
     with pytest.raises(ValueError, match="no simulation"):
         moments(NodeSpec("gpu-001"), seconds, step_seconds)
+
+
+def test_the_driver_names_its_gpus_as_nvml_does_and_goes_on_when_one_is_lost() -> None:
+    spec = NodeSpec(node="n", gpus=4, model="a100", scenario="xid79")
+    capture = simulate(spec, 4)
+    start = Seen(capture, 0)
+    for index in range(4):
+        bus = start.look("calls", f"nvml.nvmlDeviceGetPciInfo({index})")["busId"].lower()[4:]
+        path = f"/proc/driver/nvidia/gpus/{bus}/information"
+        uuid = start.look("calls", f"nvml.nvmlDeviceGetUUID({index})")
+        for second in (0, 4):
+            lines = Seen(capture, second).look("files", path).splitlines()
+            assert f"GPU UUID: \t {uuid}" in lines
+            assert f"Bus Location: \t {bus}" in lines

@@ -76,6 +76,13 @@ FAULTS: list[tuple[str, Fault]] = [
     ("nvlink_down", links(0)),
     ("nvlink_down", links(0, Absent.ERROR)),
     ("nvlink_down", links(*[0] * LINKS)),
+    (
+        "nvlink_down",
+        both(
+            links(1, 0), reading(h.GPU_FABRIC_STATE, Absent.UNSUPPORTED),
+            reading(n.NVLINK_RAW_RECEIVED, 7, "1"),
+        ),
+    ),
     ("nvlink_recovering", change(n.NVLINK_ERRORS, ONE_MORE, "3", "replay")),
     ("nvlink_recovering", change(n.NVLINK_ERRORS, ONE_MORE, "17", "recovery")),
     ("nvlink_recovering", change(n.NVLINK_RECOVERIES, ONE_MORE, "0", "successful")),
@@ -120,6 +127,7 @@ QUIET: list[tuple[str, Fault]] = [
     ("fabric_unhealthy", reading(h.GPU_FABRIC_HEALTH, 0)),
     ("nvlink_down", links(1, 2, 3)),
     ("nvlink_down", both(links(*[0] * LINKS), reading(h.GPU_FABRIC_STATE, 0))),
+    ("nvlink_down", both(links(*[0] * 6), reading(h.GPU_FABRIC_STATE, Absent.UNSUPPORTED))),
     (
         "nvlink_down",
         both(links(*[0] * LINKS), reading(h.GPU_FABRIC_STATE, Absent.UNSUPPORTED)),

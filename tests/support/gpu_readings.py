@@ -15,6 +15,7 @@ from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.mig import Mig
 from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.processes import Processes
+from agent.sources.nvidia.sharing import Sharing
 from railscope.reading import Absent
 
 
@@ -44,6 +45,7 @@ def sources() -> list[Source]:
         Gpu.settings(gpus=gpus),
         Activity(gpus=gpus),
         Mig(gpus=gpus),
+        Sharing(gpus=gpus),
         Processes(gpus=gpus),
         NvLink.traffic(gpus=gpus),
         NvLink.signal(gpus=gpus),

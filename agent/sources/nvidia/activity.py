@@ -32,8 +32,8 @@ ENGINES = {
     **{30 + n: f"decoder{n}" for n in range(8)},
     **{40 + n: f"jpeg{n}" for n in range(8)},
     **{50 + n: f"optical_flow{n}" for n in range(2)},
-    **{166 + n: f"encoder{n}" for n in range(4)},
 }
+ENCODERS = {166 + n: f"encoder{n}" for n in range(4)}
 CYCLES = {
     248: "elapsed",
     249: "sm_active",
@@ -79,6 +79,10 @@ _GPU_FIELDS: tuple[Field, ...] = (
     _field(60, a.GPU_NVLINK_RECEIVE, _mebibytes),
     _field(100, a.GPU_C2C_TRANSMIT, _mebibytes),
     _field(101, a.GPU_C2C_RECEIVE, _mebibytes),
+)
+# Metrics that older drivers do not know: they might refuse a request that names one of them.
+_RECENT_FIELDS: tuple[Field, ...] = (
+    *(_field(n, a.GPU_ENGINE_ACTIVITY, _percent, GPU_ENGINE, e) for n, e in ENCODERS.items()),
     *(_field(n, a.GPU_CYCLES, whole, GPU_CYCLE, cycle) for n, cycle in CYCLES.items()),
 )
 _MIG_FIELDS: tuple[Field, ...] = (
@@ -91,6 +95,7 @@ _MIG_FIELDS: tuple[Field, ...] = (
 )
 
 OF_GPU = Questions(fields=_GPU_FIELDS, batch=GPM)
+OF_GPU_RECENT = Questions(fields=_RECENT_FIELDS, batch=GPM, recent=True)
 OF_MIG = Questions(fields=_MIG_FIELDS, batch=GPM)
 
 
@@ -121,5 +126,6 @@ class Activity(HoldsNothing):
 
 def _devices(gpu: GpuDevice) -> Iterator[tuple[int | str, Entity, Questions]]:
     yield gpu.index, gpu.entity, OF_GPU
+    yield gpu.index, gpu.entity, OF_GPU_RECENT
     for device in gpu.mig_devices:
         yield device.uuid, device.entity, OF_MIG

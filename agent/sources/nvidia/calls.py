@@ -67,11 +67,16 @@ FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """All that is asked of a device at one period; `batch` is the call that takes the fields."""
+    """All that is asked of a device at one period; `batch` is the call that takes the fields.
+
+    `recent` marks fields that older drivers do not know: one that refuses the whole batch as an
+    invalid argument has none of them.
+    """
 
     calls: tuple[Call, ...] = ()
     fields: tuple[Field, ...] = ()
     batch: str = FIELD_VALUES
+    recent: bool = False
 
 
 def whole(result: Json) -> Reading:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from agent.facts import linked
+from agent.facts import linked, text
 from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.inventory import Gpus
 from agent.topology import gpu_addresses
 from railscope.catalog import gpu_health as h
-from railscope.catalog.entities import GPU_ADDRESS
+from railscope.catalog.entities import GPU, GPU_ADDRESS
 from railscope.entity import Entity
 
 DRIVER, VIRTUAL_MACHINE, UNBOUND, OTHER_DRIVER, MISSING = h.GPU_DEVICE_STATE.states
 _PASSED_ON = {"vfio-pci", "xen-pciback", "pci-stub", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"}
+_UUID = "GPU UUID:"
 
 
 class GpuDevices(HoldsNothing):
-    """The state of every NVIDIA GPU the PCI bus has."""
+    """The state of every NVIDIA GPU the PCI bus has.
+
+    One that is missing is described, so that what is known of it otherwise has a GPU to be about.
+    """
 
     name = "gpu_device"
     family = "nvml"
@@ -25,6 +29,7 @@ class GpuDevices(HoldsNothing):
         self.period_seconds = period_seconds
         self._gpus = gpus or Gpus()
         self._addresses: list[str] = []
+        self._missing: list[str] = []
 
     def probe(self, host: Host) -> Inventory:
         """Find the GPUs on the bus. Those of the driver were found by the sources before."""
@@ -32,14 +37,26 @@ class GpuDevices(HoldsNothing):
         self._addresses = gpu_addresses(host)
         for address in self._addresses:
             columns.add(h.GPU_DEVICE_STATE, Entity(GPU_ADDRESS, (address,)))
-        findings = [self._finding(host, address) for address in self._addresses]
-        return Inventory(tuple(columns.columns), (), tuple(f for f in findings if f))
+        states = {address: self._state(host, address) for address in self._addresses}
+        self._missing = [address for address, state in states.items() if state == MISSING]
+        missing = {address: _missing(host, address) for address in self._missing}
+        findings = [
+            *(self._finding(host, address, state) for address, state in states.items()),
+            *(_not_told(gpu) for gpu in missing.values()),
+        ]
+        return Inventory(
+            tuple(columns.columns), tuple(missing.values()), tuple(f for f in findings if f)
+        )
 
     def read(self, host: Host, into: Table) -> None:
         """Look at each GPU's driver; one that has come or gone makes the next read look anew."""
+        missing = []
         for position, address in enumerate(self._addresses):
-            into.put(position, self._state(host, address))
-        into.grown = gpu_addresses(host) != self._addresses
+            state = self._state(host, address)
+            into.put(position, state)
+            if state == MISSING:
+                missing.append(address)
+        into.grown = gpu_addresses(host) != self._addresses or missing != self._missing
 
     def _state(self, host: Host, address: str) -> int:
         driver = linked(host, f"/sys/bus/pci/devices/{address}/driver")
@@ -52,8 +69,7 @@ class GpuDevices(HoldsNothing):
         known = {gpu.pci_address for gpu in self._gpus.found.values()}
         return DRIVER if address in known else MISSING
 
-    def _finding(self, host: Host, address: str) -> Finding | None:
-        state = self._state(host, address)
+    def _finding(self, host: Host, address: str, state: int) -> Finding | None:
         what = f"GPU {address}"
         driver = linked(host, f"/sys/bus/pci/devices/{address}/driver")
         if state == VIRTUAL_MACHINE:
@@ -65,7 +81,22 @@ class GpuDevices(HoldsNothing):
             )
         if state == OTHER_DRIVER:
             return Finding(what, Verdict.ABSENT, f"the driver {driver} has it")
-        if state == MISSING:
-            detail = "the nvidia driver has it, but NVML does not tell of it"
-            return Finding(what, Verdict.BROKEN, detail, "look for Xids in the kernel log")
         return None
+
+
+def _missing(host: Host, address: str) -> Entity:
+    """A GPU that NVML does not tell of; its PCI address is its name where the driver has no UUID.
+
+    A driver that never got the GPU to run writes question marks, or leaves the line out
+    (open-gpu-kernel-modules, kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info).
+    """
+    lines = text(host, f"/proc/driver/nvidia/gpus/{address}/information").splitlines()
+    told = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")
+    name = told if told and "?" not in told else address
+    return Entity(GPU, (name,), {"pci_address": address})
+
+
+def _not_told(gpu: Entity) -> Finding:
+    detail = f"the nvidia driver has it as {gpu.key[0]}, but NVML does not tell of it"
+    remedy = "see the health of this GPU below"
+    return Finding(f"GPU {gpu.facts['pci_address']}", Verdict.BROKEN, detail, remedy)

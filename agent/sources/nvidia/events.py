@@ -51,6 +51,7 @@ class NvmlEvents(HoldsNothing):
         self._gpus = gpus or Gpus()
         self._begun = False
         self._taken = 0
+        self._taken_boot_ns = 0
         self._lost = 0
         self._waiting: list[Event] = []
         self._counts: Counter[Entity] = Counter()
@@ -98,20 +99,19 @@ class NvmlEvents(HoldsNothing):
             self._lost += max(min(numbers) - self._taken - 1, 0)
         found = []
         for number, index, kind, data, gpu_instance, compute_instance in told:
-            if number <= self._taken:
-                continue
+            if number <= self._taken or first:
+                continue  # of before this agent, or before its settings were read anew
             gpu = self._gpus.found.get(index)
             address = gpu.pci_address if gpu else "unknown"
             instances = (_instance(gpu_instance), _instance(compute_instance))
-            if kind == XID and first:
-                continue  # of before, which the kernel log tells from its oldest record on
             if kind == XID:
-                self._book.seen(Sighting(address, data, now.wall_ns, now.boot_ns, *instances))
+                at = (now.wall_ns, now.boot_ns, self._taken_boot_ns)
+                self._book.seen(Sighting(address, data, *at, *instances))
                 continue
             if kind == MIG_CHANGE:
                 self._gpus.changed()
             found.append(self._event(address, kind, data, instances, now))
-        self._taken = max(numbers, default=0)
+        self._taken, self._taken_boot_ns = max(numbers, default=0), now.boot_ns
         return found
 
     def _event(

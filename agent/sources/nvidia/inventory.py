@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.facts import known, text
+from agent.facts import counted, known, text
 from agent.host import Host, Json, NvmlError
 from agent.source import Finding, Verdict
 from agent.topology import NO_NUMA_NODE, gpu_addresses, pci_address
@@ -20,6 +20,7 @@ from railscope.entity import Entity
 from railscope.frame import Event
 
 _LIBRARY_NOT_FOUND = 12
+_LOST = {15, 16}
 _STAYS = {2, 10, 15, 16, 19, 23, 27, 999}
 """What a GPU that is still there may answer while it is sick (nvml.h): it keeps its place."""
 _ARCHITECTURES = {
@@ -86,10 +87,12 @@ class Gpus:
         driver = _Driver.asked(host)
         addresses = gpu_addresses(host)
         asked = {index: self._identify(host, index, driver, addresses) for index in range(count)}
-        gpus = {index: gpu for index, gpu in asked.items() if gpu}
-        detail = f"{len(gpus)} of {count} GPUs, driver {driver.version}"
+        named = {gpu.entity.key: index for index, gpu in asked.items() if gpu}
+        gpus = {i: gpu for i, gpu in asked.items() if gpu and named[gpu.entity.key] == i}
+        detail = f"{len(gpus)} of {counted(count, 'GPU')}, driver {driver.version}"
         complete = Verdict.SUPPORTED if len(gpus) == count else Verdict.BROKEN
-        self._settle(host, gpus, (Finding("GPUs", complete, detail),))
+        mend = "" if len(gpus) == count else "look for the others below, and into the kernel log"
+        self._settle(host, gpus, (Finding("GPUs", complete, detail, mend),))
         return gpus
 
     def changed(self) -> None:
@@ -141,12 +144,12 @@ class Gpus:
         try:
             name = host.call("nvml", "nvmlDeviceGetUUID", index)
             bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
+            entity = Entity(GPU, (name,), _facts(host, index, driver, addresses, bus))
+            mode = _answer(host, "nvmlDeviceGetMigMode", index)
+            enabled = bool(mode and mode[0])
+            devices = mig_devices(host, index, entity) if enabled else ()
         except NvmlError as error:
             return self.found.get(index) if error.code in _STAYS else None
-        entity = Entity(GPU, (name,), _facts(host, index, driver, addresses, bus))
-        mode = _answer(host, "nvmlDeviceGetMigMode", index)
-        enabled = bool(mode and mode[0])
-        devices = mig_devices(host, index, entity) if enabled else ()
         return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices)
 
 
@@ -263,10 +266,17 @@ def _rail(addresses: Sequence[str], bus: str, index: int) -> int:
 
 
 def _answer(host: Host, function: str, *arguments: int | str) -> Json:
-    """An answer, or None where there is none: a fact is told or it is not."""
+    """An answer, or None where there is none: a fact is told or it is not.
+
+    Raises NvmlError where the GPU is lost meanwhile: then nothing new is known of it.
+    """
     try:
         return host.call("nvml", function, *arguments)
-    except (NvmlError, OSError):
+    except NvmlError as error:
+        if error.code in _LOST:
+            raise
+        return None
+    except OSError:
         return None
 
 

@@ -6,6 +6,7 @@ neither while a GPU is cut, and NVLink is off (nvml.h). Activity by GPM is in `a
 
 from __future__ import annotations
 
+from agent.facts import counted
 from agent.host import Host, NvmlError
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.calls import Call, Questions, Target, count, key, used, whole
@@ -69,7 +70,7 @@ class Mig(HoldsNothing):
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
         wanted = [(m.uuid, m.entity, QUESTIONS) for gpu in capable for m in gpu.mig_devices]
         self._plans.place(host, self._gpus.generation, wanted, columns)
-        detail = f"{len(wanted)} on {len(capable)} GPUs that can be cut"
+        detail = f"{len(wanted)} on {counted(len(capable), 'GPU')} that can be cut"
         findings = (Finding("MIG devices", Verdict.SUPPORTED, detail),) if capable else ()
         return Inventory(tuple(columns.columns), (), findings)
 

@@ -30,6 +30,9 @@ from railscope.reading import Absent, Reading
 
 _LINK_COUNT = 91
 _MOST_LINKS = 36
+_NOT_SUPPORTED = 3
+_HAS_NONE = {2, _NOT_SUPPORTED, 13}
+"""INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND."""
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTE_TYPES = {0: "gpu", 1: "ibm_npu", 2: "switch"}
 _LEGACY_SPLIT = 6
@@ -170,6 +173,9 @@ class NvLink(HoldsNothing):
         self._plans = Plans()
         self._asked: dict[int, tuple[int, Questions]] = {}
         """For each GPU the number of its links, and what is asked of them."""
+        self._counts: dict[tuple[str, ...], int] = {}
+        self._up: dict[int, list[int]] = {}
+        """States of the links of each GPU at the last read."""
         self._totals: list[tuple[int, list[int]]] = []
         """Where the number of links of a GPU stands, and where the states of its links stand."""
 
@@ -196,7 +202,10 @@ class NvLink(HoldsNothing):
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
         """How many links a GPU has. What to ask of them is kept: it is thousands of fields."""
-        count = _count(host, gpu.index)
+        told = _count(host, gpu.index)
+        if told is None:  # it cannot say now, and has lost none for that
+            told = self._counts.get(gpu.entity.key, 0)
+        count = self._counts[gpu.entity.key] = told
         if count != self._asked.get(gpu.index, (0, None))[0]:
             make = signal_fields if self._signal else traffic_fields
             links = [
@@ -215,7 +224,14 @@ class NvLink(HoldsNothing):
             untold = [position for position in states if into.reasons[position]]
             active = sum(into.values[position] == ACTIVE for position in states)
             into.put(total + 1, Absent(into.reasons[untold[0]]) if untold else active)
+            if not untold and self._trained(total, [into.values[position] for position in states]):
+                self._gpus.changed()
         into.grown |= self._gpus.generation != self._plans.generation
+
+    def _trained(self, total: int, states: list[int]) -> bool:
+        """Whether links came up or went down: what a link supports may hang on its being up."""
+        before, self._up[total] = self._up.get(total), states
+        return before is not None and before != states
 
 
 def _totals(gpus: Sequence[GpuDevice], columns: Columns) -> list[tuple[int, list[int]]]:
@@ -232,13 +248,18 @@ def _totals(gpus: Sequence[GpuDevice], columns: Columns) -> list[tuple[int, list
     return totals
 
 
-def _count(host: Host, gpu: int) -> int:
+def _count(host: Host, gpu: int) -> int | None:
+    """How many links a GPU has; None where it does not say just now."""
     try:
-        values, codes = host.call("nvml", "nvmlDeviceGetFieldValues", gpu, _LINK_COUNT)
-    except (NvmlError, OSError):
-        codes = [1]
-    if not any(codes):
-        return min(int(values[0]), _MOST_LINKS)
+        (value,), (code,) = host.call("nvml", "nvmlDeviceGetFieldValues", gpu, _LINK_COUNT)
+    except NvmlError as error:
+        value, code = 0, error.code
+    except OSError:
+        value, code = 0, _NOT_SUPPORTED
+    if code == 0:
+        return min(int(value), _MOST_LINKS)
+    if code not in _HAS_NONE:
+        return None
     link = 0
     while link < _MOST_LINKS and _ask(host, "nvmlDeviceGetNvLinkState", gpu, link) is not None:
         link += 1

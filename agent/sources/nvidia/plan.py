@@ -75,7 +75,7 @@ class Plan:
         """Whether parts turned out to be missing that still have columns."""
         self._device = device
         self._about = about
-        self._batch = questions.batch
+        self._batch, self._recent = questions.batch, questions.recent
         self._calls = [_Asked.of(call, device, about) for call in questions.calls]
         self._ask_for(
             [
@@ -173,7 +173,8 @@ class Plan:
         except NvmlError as error:
             if error.code in _GONE:
                 raise
-            return (lacking, lacking) if error.code in _DOES_NOT_HAVE else nvml_reason(error.code)
+            none = error.code in (_HAS_NO_ENTRY if self._recent else _DOES_NOT_HAVE)
+            return (lacking, lacking) if none else nvml_reason(error.code)
         except FileNotFoundError:
             return lacking, lacking
         except (TypeError, ValueError):  # of another form: a capture that was written by hand
@@ -222,7 +223,7 @@ class Plans:
 
     def __init__(self) -> None:
         self.generation = -1
-        self._kept: dict[tuple[Device, tuple[str, ...]], Plan] = {}
+        self._kept: dict[tuple[Device, tuple[str, ...], bool], Plan] = {}
         self._current: list[Plan] = []
 
     def place(
@@ -239,7 +240,7 @@ class Plans:
         before, changed = self._kept, generation != self.generation
         self.generation, self._kept = generation, {}
         for device, about, questions in wanted:
-            key = (device, about.key)
+            key = (device, about.key, questions.recent)
             old = before.get(key)
             plan = old
             if plan is None or changed or not plan.learnt:

@@ -1,8 +1,9 @@
-"""Who uses a GPU: processes, bounded in number, and virtual GPUs; and how they share it.
+"""Each process on a GPU and each virtual GPU by itself, bounded in number.
 
 A process is told one by one once it has lived through two looks, so that many short ones do not
-make a new schema every time; what is not told is counted. Process ids are those of the host: in a
-container the agent needs the host's PID namespace.
+make new columns every time; what is not told is counted. Process ids are those of the host: in a
+container the agent needs the host's PID namespace. Every job makes other columns: that is good for a
+page, and too much for a schema that travels.
 """
 
 from __future__ import annotations
@@ -13,33 +14,14 @@ from agent.facts import known, text
 from agent.host import Host, Json, NvmlError
 from agent.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
 from agent.sources.nvidia.inventory import GpuDevice, Gpus
+from agent.sources.nvidia.sharing import Process, processes, vgpus_of
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog.entities import GPU_PROCESS, VGPU
 from railscope.entity import Entity
-from railscope.reading import Absent, Reading
+from railscope.reading import Absent
 
 MOST_TOLD = 64
-_NOT_SUPPORTED, _NOT_FOUND = 3, 6
-_NONE = {_NOT_FOUND, 21}  # NOT_FOUND, NO_DATA
-_HAS_NO_LIST = {_NOT_SUPPORTED, 13, 25}
-UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
-_CONTEXTS = {
-    "compute": "nvmlDeviceGetComputeRunningProcesses",
-    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
-    "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
-}
-_NO_INSTANCE = 0xFFFF_FFFF
-
-
-@dataclass(slots=True)
-class Process:
-    """A process as one look found it; None where the driver does not tell its memory."""
-
-    pid: int
-    context: str
-    memory_bytes: int | None
-    gpu_instance: str = ""
-    compute_instance: str = ""
+_NOT_FOUND = 6
 
 
 @dataclass(slots=True)
@@ -54,7 +36,7 @@ class _Use:
 
 
 class Processes(HoldsNothing):
-    """Processes and virtual GPUs of every GPU."""
+    """Processes and virtual GPUs of every GPU, one by one."""
 
     name = "gpu_process"
     family = "nvml"
@@ -80,9 +62,7 @@ class Processes(HoldsNothing):
         return Inventory(tuple(columns.columns))
 
     def _plan(self, host: Host, gpu: GpuDevice, columns: Columns) -> _Use:
-        use = _Use(gpu, columns.add(s.GPU_SHARING, gpu.entity))
-        for metric in (s.GPU_PROCESSES, s.GPU_PROCESSES_UNTOLD, s.GPU_VGPUS):
-            columns.add(metric, gpu.entity)
+        use = _Use(gpu, columns.add(s.GPU_PROCESSES_UNTOLD, gpu.entity))
         there, trouble = processes(host, gpu)
         seen = self._seen.get(gpu.index)
         lasting = [p for p in there.values() if seen is None or p.pid in seen]
@@ -96,7 +76,7 @@ class Processes(HoldsNothing):
             use.told[process.pid] = columns.add(s.PROCESS_MEMORY, entity)
             columns.add(s.PROCESS_SM, entity)
             columns.add(s.PROCESS_MEMORY_ACTIVITY, entity)
-        for instance in _vgpus(host, gpu.index) or ():
+        for instance in vgpus_of(host, gpu.index) or ():
             entity = _vgpu_entity(host, gpu.entity, instance)
             use.vgpus[instance] = columns.add(s.VGPU_MEMORY, entity)
             columns.add(s.VGPU_UTILIZATION, entity)
@@ -108,14 +88,11 @@ class Processes(HoldsNothing):
             there, trouble = processes(host, use.gpu)
             self._tell(host, use, there, trouble, into)
             if trouble:
-                into.put(use.column, trouble)
-                into.put_none(use.column + 3, 1, trouble)
                 for column in use.vgpus.values():
                     into.put_none(column, 2, trouble)
                 continue
-            instances = _vgpus(host, use.gpu.index)
-            self._tell_vgpus(host, use, instances, into)
-            into.put(use.column, _sharing(use.gpu, there, instances))
+            instances = vgpus_of(host, use.gpu.index)
+            self._tell_vgpus(host, use, into)
             lasting = {pid for pid in there if pid in self._seen.get(use.gpu.index, ())}
             self._seen[use.gpu.index] = set(there)
             wanted = min(len(lasting | use.told.keys() & there.keys()), self._most_told)
@@ -127,8 +104,7 @@ class Processes(HoldsNothing):
         self, host: Host, use: _Use, there: dict[int, Process], trouble: Absent | None, into: Table
     ) -> None:
         told = use.told.keys() & there.keys()
-        into.put(use.column + 1, trouble or len(there))
-        into.put(use.column + 2, trouble or len(there) - len(told))
+        into.put(use.column, trouble or len(there) - len(told))
         busy = trouble or _utilization(host, use.gpu)
         for pid, column in use.told.items():
             process = there.get(pid)
@@ -143,8 +119,7 @@ class Processes(HoldsNothing):
                 into.put(column + 1, busy.get(pid, (0, 0))[0])
                 into.put(column + 2, busy.get(pid, (0, 0))[1])
 
-    def _tell_vgpus(self, host: Host, use: _Use, instances: list[int] | None, into: Table) -> None:
-        into.put(use.column + 3, Absent.UNSUPPORTED if instances is None else len(instances))
+    def _tell_vgpus(self, host: Host, use: _Use, into: Table) -> None:
         if not use.vgpus:
             return
         busy = _vgpu_utilization(host, use.gpu.index)
@@ -155,67 +130,6 @@ class Processes(HoldsNothing):
                 into.put(column, nvml_reason(error.code))
             idle_or_not = busy if isinstance(busy, Absent) else busy.get(instance, 0)
             into.put(column + 1, idle_or_not)
-
-
-def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | None]:
-    """The processes of a GPU by their id, or why they cannot be told.
-
-    A GPU that is cut tells those of its MIG devices; the whole needs privilege then.
-    """
-    devices: list[int | str] = [device.uuid for device in gpu.mig_devices]
-    found: dict[int, Process] = {}
-    for device in devices if gpu.mig_mode == "1" else [gpu.index]:
-        here: dict[int, Process] = {}
-        for context, function in _CONTEXTS.items():
-            told = _listed(host, function, device)
-            if isinstance(told, Absent):
-                if context == "compute" or told is not Absent.UNSUPPORTED:
-                    return {}, told
-                continue  # a GPU need not draw, nor have MPS
-            for process in told:
-                _merge(here, process, context)
-        for pid, process in here.items():
-            before = found.setdefault(pid, process)
-            if before is not process:
-                before.memory_bytes = _sum(before.memory_bytes, process.memory_bytes)
-    return found, None
-
-
-def _listed(host: Host, function: str, device: int | str) -> Json | Absent:
-    """A list of processes, by the older function where the driver lacks the newer."""
-    for name in (function, f"{function}_v2"):
-        try:
-            return host.call("nvml", name, device)
-        except NvmlError as error:
-            if error.code in _NONE:
-                return []
-            if error.code not in _HAS_NO_LIST:
-                return nvml_reason(error.code)
-        except FileNotFoundError:
-            continue
-    return Absent.UNSUPPORTED
-
-
-def _merge(here: dict[int, Process], told: Json, context: str) -> None:
-    """Add a process of one device. Its memory is the same in the list of every context it has."""
-    pid, memory = int(told["pid"]), told["usedGpuMemory"]
-    before = here.get(pid)
-    if before is None:
-        gpu, compute = (_instance(told.get(k)) for k in ("gpuInstanceId", "computeInstanceId"))
-        here[pid] = Process(pid, context, memory, gpu, compute)
-    elif before.context == context:
-        before.memory_bytes = _sum(before.memory_bytes, memory)
-    elif context == "mps":
-        before.context = "mps"
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    """A part that is not known leaves the whole unknown."""
-    return None if one is None or other is None else one + other
-
-
-def _instance(number: int | None) -> str:
-    return "" if number in {None, _NO_INSTANCE} else str(number)
 
 
 def _by_memory(process: Process) -> tuple[int, int]:
@@ -246,14 +160,6 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
     return {sample["pid"]: (sample["smUtil"], sample["memUtil"]) for sample in ordered}
 
 
-def _vgpus(host: Host, gpu: int) -> list[int] | None:
-    """The virtual GPUs that run on a GPU; None where it can have none."""
-    try:
-        return [int(instance) for instance in host.call("nvml", "nvmlDeviceGetActiveVgpus", gpu)]
-    except (NvmlError, FileNotFoundError):
-        return None
-
-
 def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:
     def ask(function: str, *arguments: int) -> Json:
         try:
@@ -279,18 +185,3 @@ def _vgpu_utilization(host: Host, gpu: int) -> dict[int, int] | Absent:
         return Absent.UNSUPPORTED
     ordered = sorted(samples, key=lambda sample: sample["timeStamp"])
     return {sample["vgpuInstance"]: sample["smUtil"] & 0xFFFF_FFFF for sample in ordered}
-
-
-def _sharing(gpu: GpuDevice, there: dict[int, Process], vgpus: list[int] | None) -> Reading:
-    """How the GPU is shared. More than one process that computes, without MPS, takes turns."""
-    if gpu.mig_mode == "1":
-        return MIG
-    if vgpus:
-        return VGPUS
-    contexts = [process.context for process in there.values()]
-    if "mps" in contexts:
-        return MPS
-    computing = contexts.count("compute")
-    if computing > 1:
-        return TIME_SLICING
-    return EXCLUSIVE if computing else UNUSED

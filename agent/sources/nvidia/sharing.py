@@ -1,0 +1,153 @@
+"""How many use a GPU, and how they share it: the same columns, whoever comes and goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.host import Host, Json, NvmlError
+from agent.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
+from agent.sources.nvidia.inventory import GpuDevice, Gpus
+from railscope.catalog import gpu_sharing as s
+from railscope.reading import Absent, Reading
+
+_NOT_SUPPORTED, _NOT_FOUND = 3, 6
+_NONE = {_NOT_FOUND, 21}  # NOT_FOUND, NO_DATA
+_HAS_NO_LIST = {_NOT_SUPPORTED, 13, 25}
+UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
+_CONTEXTS = {
+    "compute": "nvmlDeviceGetComputeRunningProcesses",
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
+    "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
+}
+_NO_INSTANCE = 0xFFFF_FFFF
+
+
+@dataclass(slots=True)
+class Process:
+    """A process as one look found it; None where the driver does not tell its memory."""
+
+    pid: int
+    context: str
+    memory_bytes: int | None
+    gpu_instance: str = ""
+    compute_instance: str = ""
+
+
+class Sharing(HoldsNothing):
+    """How many use each GPU, and how they share it."""
+
+    name = "gpu_sharing"
+    family = "nvml"
+
+    def __init__(self, period_seconds: float = 5.0, gpus: Gpus | None = None) -> None:
+        self.period_seconds = period_seconds
+        self._gpus = gpus or Gpus()
+        self._generation = 0
+        self._columns: list[tuple[GpuDevice, int]] = []
+
+    def probe(self, host: Host) -> Inventory:
+        """Three columns for each GPU."""
+        gpus = self._gpus.look(host)
+        self._generation = self._gpus.generation
+        columns = Columns()
+        self._columns = [(gpu, columns.add(s.GPU_SHARING, gpu.entity)) for gpu in gpus.values()]
+        for metric in (s.GPU_PROCESSES, s.GPU_VGPUS):
+            for gpu in gpus.values():
+                columns.add(metric, gpu.entity)
+        return Inventory(tuple(columns.columns))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Count who is there."""
+        count = len(self._columns)
+        for gpu, column in self._columns:
+            there, trouble = processes(host, gpu)
+            vgpus = None if trouble else vgpus_of(host, gpu.index)
+            into.put(column, trouble or _sharing(gpu, there, vgpus))
+            into.put(column + count, trouble or len(there))
+            none = trouble or Absent.UNSUPPORTED
+            into.put(column + 2 * count, none if vgpus is None else len(vgpus))
+        into.grown = self._gpus.generation != self._generation
+
+
+def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | None]:
+    """The processes of a GPU by their id, or why they cannot be told.
+
+    A GPU that is cut tells those of its MIG devices; the whole needs privilege then.
+    """
+    devices: list[int | str] = [device.uuid for device in gpu.mig_devices]
+    found: dict[int, Process] = {}
+    for device in devices if gpu.mig_mode == "1" else [gpu.index]:
+        here: dict[int, Process] = {}
+        for context, function in _CONTEXTS.items():
+            told = _listed(host, function, device)
+            if isinstance(told, Absent):
+                if context == "compute" or told is not Absent.UNSUPPORTED:
+                    return {}, told
+                continue  # a GPU need not draw, nor have MPS
+            for process in told:
+                _merge(here, process, context)
+        for pid, process in here.items():
+            before = found.setdefault(pid, process)
+            if before is not process:
+                before.memory_bytes = _sum(before.memory_bytes, process.memory_bytes)
+    return found, None
+
+
+def _listed(host: Host, function: str, device: int | str) -> Json | Absent:
+    """A list of processes, by the older function where the driver lacks the newer."""
+    for name in (function, f"{function}_v2"):
+        try:
+            return host.call("nvml", name, device)
+        except NvmlError as error:
+            if error.code in _NONE:
+                return []
+            if error.code not in _HAS_NO_LIST:
+                return nvml_reason(error.code)
+        except FileNotFoundError:
+            continue
+    return Absent.UNSUPPORTED
+
+
+def _merge(here: dict[int, Process], told: Json, context: str) -> None:
+    """Add a process of one device. Its memory is the same in the list of every context it has."""
+    pid, memory = int(told["pid"]), told["usedGpuMemory"]
+    before = here.get(pid)
+    if before is None:
+        gpu, compute = (_instance(told.get(k)) for k in ("gpuInstanceId", "computeInstanceId"))
+        here[pid] = Process(pid, context, memory, gpu, compute)
+    elif before.context == context:
+        before.memory_bytes = _sum(before.memory_bytes, memory)
+    elif context == "mps":
+        before.context = "mps"
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    """A part that is not known leaves the whole unknown."""
+    return None if one is None or other is None else one + other
+
+
+def _instance(number: int | None) -> str:
+    return "" if number in {None, _NO_INSTANCE} else str(number)
+
+
+def vgpus_of(host: Host, gpu: int) -> list[int] | None:
+    """The virtual GPUs that run on a GPU; None where it can have none."""
+    try:
+        return [int(instance) for instance in host.call("nvml", "nvmlDeviceGetActiveVgpus", gpu)]
+    except (NvmlError, FileNotFoundError):
+        return None
+
+
+def _sharing(gpu: GpuDevice, there: dict[int, Process], vgpus: list[int] | None) -> Reading:
+    """How the GPU is shared. More than one process that computes, without MPS, takes turns."""
+    if gpu.mig_mode == "1":
+        return MIG
+    if vgpus:
+        return VGPUS
+    contexts = [process.context for process in there.values()]
+    if "mps" in contexts:
+        return MPS
+    computing = contexts.count("compute")
+    if computing > 1:
+        return TIME_SLICING
+    return EXCLUSIVE if computing else UNUSED

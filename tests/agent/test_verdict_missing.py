@@ -1,0 +1,92 @@
+"""Verdicts on GPUs that NVML never told of: lost, hung or without a driver before the first look."""
+
+from __future__ import annotations
+
+import pytest
+from support.gpus import of_gpu
+from support.judging import HEALTH, REASON, Judging, judging, plug
+from support.reading import readings
+
+from agent.host import NvmlError
+from railscope.catalog import gpu_health as h
+from railscope.reading import Absent
+
+COUNT = "nvml.nvmlDeviceGetCount()"
+LOST = NvmlError(15, "GPU is lost")
+INFORMATION = "/proc/driver/nvidia/gpus/0000:02:00.0/information"
+
+
+def told(run: Judging) -> dict[str, str]:
+    """The state of every GPU in the latest verdict, by its name."""
+    found = readings(run.frame).items()
+    return {
+        key[0]: h.GPU_HEALTH.states[state]
+        for (name, key), state in found
+        if name == HEALTH and isinstance(state, int)
+    }
+
+
+def test_a_driver_that_is_sick_from_the_start_makes_the_gpus_of_the_bus_unknown() -> None:
+    run = judging()
+    run.host.calls[COUNT] = NvmlError(18, "driver was updated")
+    run.step()
+    assert told(run) == {"0000:01:00.0": "unknown"}
+    run.host.calls[COUNT] = 1
+    run.step(61)
+    run.step()
+    assert told(run) == {"GPU-0": "healthy"}
+
+
+@pytest.mark.parametrize("uuid", ["GPU-1", ""])
+def test_a_gpu_that_was_lost_before_the_start_has_failed_until_it_is_back(uuid: str) -> None:
+    run = judging(2)
+    there = {call: run.host.calls[call] for call in of_gpu(run.host, 1)}
+    run.host.calls |= dict.fromkeys(there, LOST)
+    if uuid:
+        run.host.files[INFORMATION] = f"GPU UUID: \t {uuid}\n"
+    run.step()
+    name = uuid or "0000:02:00.0"
+    assert told(run) == {"GPU-0": "healthy", name: "failed"}
+    found = readings(run.frame)
+    assert found[REASON, (name, "gpu_lost")] == 1
+    assert found[REASON, (name, "driver_silent")] == 0
+    assert [event.entity.key for event in run.events] == [(name,)]
+    run.host.calls |= there
+    run.step(61)
+    run.step()
+    assert told(run) == {"GPU-0": "healthy", "GPU-1": "healthy"}
+
+
+def test_the_xids_of_a_gpu_that_was_lost_before_the_start_count() -> None:
+    run = judging(2)
+    run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), LOST)
+    run.log(
+        1, "NVRM: Xid (PCI:0000:02:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
+    )
+    run.step()
+    assert readings(run.frame)[REASON, ("0000:02:00.0", "xid_fatal")] == 1
+    assert readings(run.frame)[REASON, ("0000:02:00.0", "gpu_lost")] == 1
+
+
+def test_a_gpu_whose_firmware_was_silent_before_the_start_is_not_called_lost() -> None:
+    run = judging(2)
+    run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), NvmlError(10, "timeout"))
+    run.log(1, "NVRM: Xid (PCI:0000:02:00): 119, pid=7, name=python3, Timeout after 6s")
+    run.step()
+    found = readings(run.frame)
+    assert found[REASON, ("0000:02:00.0", "gpu_lost")] is Absent.TIMEOUT
+    assert found[REASON, ("0000:02:00.0", "driver_silent")] == 1
+    assert told(run)["0000:02:00.0"] == "failed"
+    run.log(2, "NVRM: Xid (PCI:0000:02:00): 79, pid=7, name=python3, GPU has fallen off the bus.")
+    run.step()
+    assert readings(run.frame)[REASON, ("0000:02:00.0", "gpu_lost")] == 1
+
+
+def test_a_gpu_that_was_lost_and_is_given_away_is_no_longer_judged() -> None:
+    run = judging(2)
+    run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), LOST)
+    run.step()
+    plug(run.host, "0000:02:00.0", "vfio-pci")
+    run.step()
+    run.step()
+    assert told(run) == {"GPU-0": "healthy"}

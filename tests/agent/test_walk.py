@@ -1,0 +1,84 @@
+"""A capture walked through: where it is looked at, on what clock, and what is seen of the past."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from support.pages import sample, samples
+
+from agent.cli import agent
+from agent.config import AgentSettings
+from agent.service import Agent
+from agent.walk import MOST_LOOKS, Walk, WalkClock, looks
+from railscope.capture import About, Capture, Moment, read_capture
+from railscope.exposition import Format
+
+NS = 10**9
+CAPTURES = Path(__file__).parents[1] / "captures"
+GPU = "GPU-895f3d94-b02d-48a6-a43b-61d5471207e8"
+
+
+def capture(*offsets_ns: int, duration_ns: int) -> Capture:
+    about = About("n", "b", 1_760_000_000 * NS, 777 * NS, duration_ns, "test")
+    return Capture(about, tuple(Moment(offset_ns) for offset_ns in offsets_ns))
+
+
+@given(
+    st.lists(st.integers(0, 100 * NS), max_size=60).map(sorted), st.integers(0, 100 * NS)
+)  # fmt: skip
+def test_looks_are_few_in_order_and_end_with_the_capture(
+    offsets_ns: list[int], duration_ns: int
+) -> None:
+    found = looks(capture(*offsets_ns, duration_ns=duration_ns))
+    assert 1 <= len(found) <= MOST_LOOKS
+    assert found == sorted(set(found))
+    assert found[-1] == duration_ns
+    assert set(found[:-1]) <= set(offsets_ns)
+
+
+def test_every_moment_is_looked_at_where_there_are_few_and_others_evenly() -> None:
+    assert looks(capture(0, 30, 60, duration_ns=60)) == [0, 30, 60]
+    assert looks(capture(*range(111), duration_ns=110)) == list(range(0, 111, 10))
+    assert looks(capture(0, duration_ns=0)) == [0]
+    assert looks(capture(duration_ns=5)) == [5]
+
+
+async def test_the_clock_stands_and_never_goes_back() -> None:
+    clock = WalkClock(capture(duration_ns=60 * NS).about)
+    start = clock.now()
+    assert (start.wall_ns, start.boot_ns) == (1_760_000_000 * NS, 777 * NS)
+    clock.go_to(30 * NS)
+    await clock.sleep_until(start.boot_ns + 31 * NS)
+    clock.go_to(30 * NS)
+    now = clock.now()
+    assert (now.wall_ns - start.wall_ns, now.boot_ns - start.boot_ns) == (31 * NS, 31 * NS)
+
+
+async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_end_alone() -> None:
+    walk = Walk(read_capture(CAPTURES / "nvlink-errors"))
+    walked = Agent(AgentSettings(), walk.host, "n")
+    await walk.read(walked)
+    recovering = sample("railscope_gpu_health_reason_active", gpu=GPU, reason="nvlink_recovering")
+    assert samples(walked.page.text(Format.PROMETHEUS))[recovering] == 1
+    looked = Agent(AgentSettings(), walk.host, "n")
+    await looked.once()
+    assert recovering not in samples(looked.page.text(Format.PROMETHEUS))
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "told"),
+    [
+        ("lost-gpu", 1, "failed: gpu_lost (NVML calls the GPU lost"),
+        ("pending-row-remap", 1, "degraded: recovery_drain (the driver asks for Drain and Reset)"),
+        ("dgx-a100", 0, "health of GPUs: 2 GPUs by 32 rules: 2 healthy"),
+    ],
+)
+def test_a_check_of_a_capture_says_what_is_wrong_with_its_gpus(
+    case: str, code: int, told: str
+) -> None:
+    outcome = CliRunner().invoke(agent, ["check", "--replay", str(CAPTURES / case)])
+    assert (outcome.exit_code, told in outcome.output) == (code, True), outcome.output
