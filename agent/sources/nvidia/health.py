@@ -1,4 +1,6 @@
-"""What is or may go wrong: memory errors and repairs, PCIe, the fabric, what the driver asks for."""
+"""What is or may go wrong: memory errors and repairs, PCIe, the fabric, what the driver asks for.
+
+And what need not be known each second: the performance state, media engines."""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ from railscope.catalog.entities import (
     GPU_CONDITION,
     GPU_ECC,
     GPU_ECC_LOCATION,
+    GPU_ENGINE,
     GPU_PCIE_ERROR,
     GPU_REMAP,
     GPU_SRAM,
 )
 from railscope.reading import Absent, Reading
 
+ENGINES = {"encoder": "Encoder", "decoder": "Decoder", "jpeg": "Jpg", "optical_flow": "Ofa"}
 SLOWEST_PERFORMANCE_STATE = 15  # 32 stands for unknown
 COMPLETED = 3
 # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 is true. A GPU without a partition, or
@@ -110,6 +114,14 @@ _CALLS: tuple[Call, ...] = (
     ),
     simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
     simple("nvmlDeviceGetMarginTemperature", c.GPU_TEMPERATURE_MARGIN),
+    # Not each second: where it matters, on Hopper and later, GPM tells the engines one by one.
+    *(
+        Call(
+            (f"nvmlDeviceGet{name}Utilization",),
+            (Target(c.GPU_ENGINE_UTILIZATION, item(0), GPU_ENGINE, (engine,)),),
+        )
+        for engine, name in ENGINES.items()
+    ),
     Call(
         ("nvmlDeviceGetEncoderStats",),
         (

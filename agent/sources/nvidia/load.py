@@ -10,7 +10,6 @@ from agent.sources.nvidia.calls import (
     Target,
     bit,
     field,
-    item,
     key,
     simple,
     used,
@@ -19,11 +18,10 @@ from agent.sources.nvidia.calls import (
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_health as h
 from railscope.catalog import nvlink as n
-from railscope.catalog.entities import GPU_CLOCK, GPU_ENGINE, GPU_THROTTLE
+from railscope.catalog.entities import GPU_CLOCK, GPU_THROTTLE
 from railscope.reading import Absent, Reading
 
 CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
-ENGINES = {"encoder": "Encoder", "decoder": "Decoder", "jpeg": "Jpg", "optical_flow": "Ofa"}
 # Fields that count the nanoseconds a reason was active since driver load.
 THROTTLE_FIELDS = {
     74: "software_power_cap",
@@ -62,13 +60,6 @@ _CALLS: tuple[Call, ...] = (
     Call(
         ("nvmlDeviceGetUtilizationRates",),
         (Target(c.GPU_UTILIZATION, key("gpu")), Target(c.GPU_MEMORY_ACTIVITY, key("memory"))),
-    ),
-    *(
-        Call(
-            (f"nvmlDeviceGet{name}Utilization",),
-            (Target(c.GPU_ENGINE_UTILIZATION, item(0), GPU_ENGINE, (engine,)),),
-        )
-        for engine, name in ENGINES.items()
     ),
     Call(
         ("nvmlDeviceGetMemoryInfo",),
