@@ -1,6 +1,7 @@
 """What is or may go wrong: memory errors and repairs, PCIe, the fabric, what the driver asks for.
 
-And what need not be known each second: the performance state, media engines."""
+And what need not be known each second: the performance state, media engines.
+"""
 
 from __future__ import annotations
 
