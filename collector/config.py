@@ -24,7 +24,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         int, described("Most holes in the sequence of one stream of a running agent.", ge=1)
     ] = 1000
     schemas_per_node: Annotated[
-        int, described("Most different schemas a node may register between two restarts.", ge=1)
+        int, described("Most new schemas a node may register in an hour.", ge=1)
     ] = 200
     requests_per_second: Annotated[
         float, described("Most requests a second of one node, averaged over ten seconds.", gt=0)

@@ -44,6 +44,7 @@ OFF_LOOP_BYTES = 64 << 10
 RATE_WINDOW_SECONDS = 10.0
 RETRY_SECONDS = "5"
 _DAY_NS = 86_400_000_000_000
+_HOUR_NS = _DAY_NS // 24
 _FUTURE_NS = 60_000_000_000
 
 
@@ -56,13 +57,20 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an accident
 
 
 @dataclass(slots=True)
-class _Sender:
+class NodeSender:
     """What is kept of a node while it sends: one request at a time, and how many lately."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     allowance: float = 0.0
     counted_at: float = 0.0
     schemas: int = 0
+    schemas_since_ns: int = 0
+
+    def may_register(self, count: int, most: int, now_ns: int) -> bool:
+        """Whether so many more schemas are within the bound of the present hour."""
+        if not 0 <= now_ns - self.schemas_since_ns < _HOUR_NS:
+            self.schemas, self.schemas_since_ns = 0, now_ns
+        return self.schemas + count <= most
 
 
 @dataclass(slots=True)
@@ -74,7 +82,7 @@ class Ingest:
     tokens: Callable[[], Tokens]
     limits: Limits
     wall_ns: Callable[[], int] = time.time_ns
-    _senders: dict[str, _Sender] = field(default_factory=dict)
+    _senders: dict[str, NodeSender] = field(default_factory=dict)
 
     async def handle(self, request: web.Request) -> web.Response:
         """Answer one POST."""
@@ -94,7 +102,7 @@ class Ingest:
         if node is None:
             text = "no token, or one that no node has"
             raise Refusal(HTTPStatus.UNAUTHORIZED, "token", text)
-        sender = self._senders.setdefault(node, _Sender())
+        sender = self._senders.setdefault(node, NodeSender())
         self._check_rate(sender, node)
         async with sender.lock:
             body = await self._body(request)
@@ -111,7 +119,7 @@ class Ingest:
             text = f"the body is larger than {most} bytes"
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text) from None
 
-    def _check_rate(self, sender: _Sender, node: str) -> None:
+    def _check_rate(self, sender: NodeSender, node: str) -> None:
         now = asyncio.get_running_loop().time()
         most = self.limits.requests_per_second * RATE_WINDOW_SECONDS
         refill = (now - sender.counted_at) * self.limits.requests_per_second
@@ -123,7 +131,7 @@ class Ingest:
         sender.allowance -= 1
 
     async def _take(
-        self, request: web.Request, node: str, sender: _Sender, body: bytes
+        self, request: web.Request, node: str, sender: NodeSender, body: bytes
     ) -> dict[str, int]:
         envelope, sent = await self._decode(request, node, body)
         await self._keep_schemas(envelope, sender)
@@ -162,12 +170,13 @@ class Ingest:
             raise Refusal(HTTPStatus.FORBIDDEN, "node", text)
         return envelope, sent
 
-    async def _keep_schemas(self, envelope: Envelope, sender: _Sender) -> None:
+    async def _keep_schemas(self, envelope: Envelope, sender: NodeSender) -> None:
         new = [s for s in envelope.schemas if self.core.schemas.get(schema_hash(s)) is None]
         if not new:
             return
-        if sender.schemas + len(new) > self.limits.schemas_per_node:
-            text = f"more than {self.limits.schemas_per_node} schemas from one node"
+        most = self.limits.schemas_per_node
+        if not sender.may_register(len(new), most, self.wall_ns()):
+            text = f"more than {most} new schemas from one node in an hour"
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
         try:
             for schema in new:

@@ -16,6 +16,7 @@ from makers import SECOND, Sender, gpu_schema, rdma_schema
 
 from collector import tokens
 from collector.config import CollectorSettings, FrameLogSettings, Limits
+from collector.ingest import NodeSender
 from collector.segments import LogStats, read_segment, segment_path, segments
 from collector.service import Collector
 from railscope.catalog import gpu
@@ -370,6 +371,16 @@ async def test_schemas_of_one_node_are_bounded(tmp_path: Path):
                 (await one.post(sender.body(sender.frames(schema, [[1]], at=0), schemas=True)))[0]
             )
         assert statuses == [200] * 5 + [429] * 2
+
+
+def test_the_bound_on_schemas_is_one_of_an_hour():
+    """Or else a node whose machine changes often would one day not be heard any more."""
+    hour_ns, sender = 3600 * 10**9, NodeSender()
+    assert sender.may_register(5, 5, 10 * hour_ns)
+    sender.schemas += 5
+    assert not sender.may_register(1, 5, 11 * hour_ns - 1)
+    assert sender.may_register(1, 5, 11 * hour_ns)
+    assert not sender.may_register(6, 5, 11 * hour_ns)
 
 
 async def test_two_collectors_do_not_share_a_state_directory(tmp_path: Path):
