@@ -9,7 +9,6 @@ from html import escape
 from http import HTTPStatus
 
 from agent.http_server import Request, Response
-from agent.sinks.dcgm import DcgmExposition
 from agent.status import STARTING, Status
 from railscope import __version__
 from railscope.exposition import Exposition, Format
@@ -33,7 +32,7 @@ class Page:
         self._now_ns = now_ns
         self._token = token
         self._exposition = Exposition()
-        self._dcgm = DcgmExposition(node)
+        self._dcgm: Callable[[Iterable[Frame], Format], str] | None = None
 
     def respond(self, request: Request) -> Response:
         """Answer a request."""
@@ -70,7 +69,11 @@ class Page:
 
     def dcgm_text(self, text_format: Format) -> str:
         """The exposition under the names of dcgm-exporter."""
-        return self._dcgm.render(self.fresh_frames(), text_format)
+        if self._dcgm is None:
+            from agent.sinks.dcgm import DcgmExposition  # noqa: PLC0415 - most agents are never asked, and need not carry its table
+
+            self._dcgm = DcgmExposition(self._node).render
+        return self._dcgm(self.fresh_frames(), text_format)
 
     def _ready(self, _: Request) -> Response:
         waiting = [s.source.name for s in self._statuses() if s.state == STARTING]

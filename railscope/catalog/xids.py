@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -203,4 +203,5 @@ def _entry(number: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _tables() -> dict[str, Any]:
-    return tomllib.loads(files("railscope.catalog").joinpath("xids.toml").read_text("utf-8"))
+    # Not by importlib.resources: that would cost every agent a megabyte for reading one file.
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
