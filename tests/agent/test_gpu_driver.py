@@ -138,6 +138,16 @@ async def test_a_library_that_does_not_fit_the_driver_is_named_and_tried_again()
         assert {status.state for status in run.sampler.statuses.values()} == {OK}
 
 
+async def test_a_driver_that_refuses_is_tried_once_a_tick_and_not_by_every_source() -> None:
+    host = gpus(1)
+    host.calls[COUNT] = NvmlError(9, "Driver Not Loaded")
+    async with sampling(host, sources()) as run:
+        assert host.asked[COUNT] == 1
+        await run.step()
+        assert host.asked[COUNT] == 2
+        assert {status.state for status in run.sampler.statuses.values()} == {FAILED}
+
+
 async def test_permission_that_is_lost_costs_what_needs_it() -> None:
     host = gpus(1)
     async with sampling(host, sources()) as run:

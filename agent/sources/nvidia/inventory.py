@@ -35,6 +35,7 @@ _VIRTUALIZATION = {
     "4": "vsga",
 }
 _MOST_EVENTS = 100
+REFUSED_FOR_NS = 900_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,25 @@ class Gpus:
     findings: tuple[Finding, ...] = ()
     _events: list[Event] = field(default_factory=list)
     _looked: bool = False
+    _refusal: NvmlError | None = None
+    _refused_ns: int = 0
 
     def look(self, host: Host) -> dict[int, GpuDevice]:
         """Count the GPUs and ask each who it is. Raises NvmlError where the driver is sick.
 
-        A GPU that is lost keeps its place: it is not absent, it is lost.
+        A GPU that is lost keeps its place: it is not absent, it is lost. A driver that has refused
+        is not asked again within the same second, by whatever source.
         """
+        now_ns = host.clock.now().boot_ns
+        if self._refusal and 0 <= now_ns - self._refused_ns < REFUSED_FOR_NS:
+            raise self._refusal
+        self._refusal = None
         try:
             count = host.call("nvml", "nvmlDeviceGetCount")
         except NvmlError as error:
             if error.code != _LIBRARY_NOT_FOUND:
                 self.generation += 1  # whatever comes back may support other things
+                self._refusal, self._refused_ns = error, now_ns
                 raise
             count = None
         except FileNotFoundError:
