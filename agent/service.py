@@ -9,12 +9,14 @@ import resource
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
 from agent.config import AgentSettings, Periods
 from agent.host import Clock, Host
 from agent.http_server import HttpServer
+from agent.reset_memory import ResetMemory
 from agent.sampler import Limits, Sampler
 from agent.sinks.collector_client import LinkError
 from agent.sinks.prometheus import Page
@@ -49,6 +51,7 @@ log = structlog.get_logger(__name__)
 
 SECOND_LOOK_NS = 150_000_000
 """Longer than the 100 ms that two samples of a GPU's counters must be apart (nvml.h, GPM)."""
+RESETS = "gpu-resets.json"
 PAGE_ONLY = {Processes.name}
 """Sources that are not shipped: every job would be a new schema, to be kept by all collectors."""
 LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
@@ -129,9 +132,10 @@ class Agent:
 
     def _sources(self) -> list[Source]:
         periods, xids = self.settings.periods, XidBook()
+        self._verdicts = GpuVerdicts(lambda: self.sampler.statuses, xids, periods.gpu_verdict)
         return [
             *machine_sources(periods, xids),
-            GpuVerdicts(lambda: self.sampler.statuses, xids, periods.gpu_verdict),
+            self._verdicts,
             SelfMetrics(
                 lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent
             ),
@@ -152,6 +156,7 @@ class Agent:
         # What is there now stays for good: the collector of garbage need not look at it again.
         gc.collect()
         gc.freeze()
+        self._verdicts.remember(ResetMemory(self._state / RESETS, self.host.boot_id))
         self._shipper = self._make_shipper()
         server = HttpServer(self.page.respond)
         try:
@@ -168,17 +173,21 @@ class Agent:
         finally:
             await server.close()
 
+    @property
+    def _state(self) -> Path:
+        """Where the agent keeps what must outlive it."""
+        return state_directory(self.settings.state_directory, AgentSettings().state_directory)
+
     def _make_shipper(self) -> Shipper | None:
         if not self.settings.collector.url:
             return None
-        folder = state_directory(self.settings.state_directory, AgentSettings().state_directory)
         try:
             return Shipper(
-                self.settings.collector, self.origin, self.host.clock, folder, self.stats,
+                self.settings.collector, self.origin, self.host.clock, self._state, self.stats,
                 self.own_events,
             )  # fmt: skip
         except OSError as error:
-            message = f"state_directory {folder} cannot be used: {error.strerror}"
+            message = f"state_directory {self._state} cannot be used: {error.strerror}"
             raise SettingsError(message) from error
         except LinkError as error:
             raise SettingsError(str(error)) from error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from agent.facts import counted, known
 from agent.host import Host
+from agent.reset_memory import ResetMemory
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.status import FAILED, STARTING, UNSUPPORTED, Status
 from agent.streams.xid_book import XidBook
@@ -24,6 +25,7 @@ from railscope.entity import Entity
 from railscope.frame import Event, Frame, Instant
 from railscope.reading import Absent
 
+KEEP_NS = 600_000_000_000
 _Said = tuple[int, tuple[str, ...]]
 
 
@@ -42,8 +44,25 @@ class GpuVerdicts(HoldsNothing):
         self.period_seconds = period_seconds
         self._statuses = statuses
         self._gathering = Gathering(xids.remembered)
+        self._memory: ResetMemory | None = None
+        self._kept: dict[str, int] = {}
+        self._kept_ns = 0
         self._judged: list[Entity] = []
         self._said: dict[str, _Said] = {}
+
+    def remember(self, memory: ResetMemory) -> None:
+        """Take up what was known before a restart, and keep it from now on."""
+        self._memory = memory
+        self._gathering.remembered = memory.load()
+
+    def _keep(self, now_ns: int) -> None:
+        """Keep each reset at once, and now and then the counters by which the next would show."""
+        lifetimes = self._gathering.lifetimes
+        resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
+        due = resets != self._kept or now_ns - self._kept_ns >= KEEP_NS
+        if self._memory and lifetimes and due:
+            self._memory.save(lifetimes)
+            self._kept, self._kept_ns = resets, now_ns
 
     def probe(self, host: Host) -> Inventory:
         """Columns for every GPU that was met, also for those that are lost."""
@@ -63,6 +82,7 @@ class GpuVerdicts(HoldsNothing):
         """Judge every GPU."""
         now = host.clock.now()
         self._look(now.boot_ns)
+        self._keep(now.boot_ns)
         met = self._gathering.gpus
         into.grown = met != self._judged or (not met and self._load_state() != UNSUPPORTED)
         left = {gpu.key for gpu in met}

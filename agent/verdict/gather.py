@@ -7,7 +7,7 @@ reset. All of it is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.streams.xid_book import JudgedXid
 from agent.verdict import RULES
@@ -117,6 +117,8 @@ class Gathering:
     """What is known of every GPU that was met, as of the last look."""
 
     def __init__(self, xids: Callable[[str], tuple[JudgedXid, ...]]) -> None:
+        self.remembered: Mapping[str, Lifetime] = {}
+        """Of GPUs that were met before a restart of the agent."""
         self._xids = xids
         self._readings = {name: _Readings() for name in READINGS}
         self._gpus: dict[str, _Gpu] = {}
@@ -127,6 +129,11 @@ class Gathering:
     def gpus(self) -> list[Entity]:
         """The GPUs, also those that are lost; not those that were handed to someone else."""
         return [gpu.entity for gpu in self._gpus.values()]
+
+    @property
+    def lifetimes(self) -> dict[str, Lifetime]:
+        """Until when the Xids of each GPU are cleared, and by which counter that is known."""
+        return {name: gpu.lifetime for name, gpu in self._gpus.items()}
 
     def look(self, latest: Latest, now_ns: int) -> None:
         """Take in what all sources say now."""
@@ -198,7 +205,8 @@ class Gathering:
         if gpu:
             gpu.entity = entity
         elif len(self._gpus) < MOST_GPUS:
-            self._gpus[entity.key[0]] = _Gpu(entity)
+            before = self.remembered.get(entity.key[0])
+            self._gpus[entity.key[0]] = _Gpu(entity, replace(before) if before else Lifetime())
 
     def _device_state(self, gpu: _Gpu) -> Reading:
         return self._silent.get(DEVICES) or self._devices.get(gpu.address, Absent.GONE)

@@ -21,8 +21,10 @@ class Lifetime:
 
     cleared_ns: int = -1
     """Instant of the boot clock up to which all is forgotten."""
-    _energy: int | None = None
-    _looked_ns: int = -1
+    resets: int = 0
+    """How often the energy counter has been seen to fall back."""
+    energy: int | None = None
+    looked_ns: int = -1
 
     def look(self, now_ns: int, energy: Reading, recovery: Reading, recovery_ns: int) -> None:
         """Take the present readings; those of the recovery action are of an earlier instant.
@@ -30,9 +32,10 @@ class Lifetime:
         What came after the last look was perhaps after the reset, too, and is not forgotten.
         """
         if not isinstance(energy, Absent):
-            if self._energy is not None and energy < self._energy:
-                self.cleared_ns = max(self.cleared_ns, self._looked_ns)
-            self._energy = energy
+            if self.energy is not None and energy < self.energy:
+                self.cleared_ns = max(self.cleared_ns, self.looked_ns)
+                self.resets += 1
+            self.energy = energy
         if recovery == _NO_ACTION:
             self.cleared_ns = max(self.cleared_ns, recovery_ns - SETTLED_NS)
-        self._looked_ns = now_ns
+        self.looked_ns = now_ns

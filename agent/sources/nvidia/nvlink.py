@@ -198,6 +198,7 @@ class NvLink(HoldsNothing):
         wanted = [(gpu.index, gpu.entity, self._asked[gpu.index][1]) for gpu in linked]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
+        self._up.clear()  # what is supported was learned with the links as they are now
         return Inventory(tuple(columns.columns))
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:

@@ -1,0 +1,108 @@
+"""A GPU that was reset is well again, also for an agent that comes after the reset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from support.clock import NS
+from support.judging import Judging, judging, old_driver, set_field
+
+from agent.reset_memory import ResetMemory
+from agent.verdict.lifetime import Lifetime
+from railscope.reading import Absent
+
+
+def lived(*energies: int, every_ns: int = 5 * NS) -> Lifetime:
+    """A GPU whose energy counter was seen to stand so."""
+    lifetime = Lifetime()
+    for look, energy in enumerate(energies, 1):
+        lifetime.look(look * every_ns, energy, Absent.UNSUPPORTED, 0)
+    return lifetime
+
+
+def test_a_reset_before_the_restart_is_remembered(tmp_path: Path) -> None:
+    memory = ResetMemory(tmp_path / "resets.json", "boot-1")
+    memory.save({"GPU-1": lived(100, 200, 5), "GPU-2": lived(7)})
+    again = ResetMemory(tmp_path / "resets.json", "boot-1").load()
+    assert again["GPU-1"] == lived(100, 200, 5)
+    assert again["GPU-1"].cleared_ns == 10 * NS
+    assert again["GPU-2"].cleared_ns == -1
+
+
+def test_a_reset_while_the_agent_was_away_is_seen_by_the_counter(tmp_path: Path) -> None:
+    memory = ResetMemory(tmp_path / "resets.json", "boot-1")
+    memory.save({"GPU-1": lived(100, 200)})
+    lifetime = memory.load()["GPU-1"]
+    lifetime.look(1000 * NS, 3, Absent.UNSUPPORTED, 0)
+    assert lifetime.cleared_ns == 10 * NS, "all until the last look before"
+
+
+def test_without_a_state_directory_nothing_is_kept_and_none_is_made(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        ResetMemory(tmp_path / "state" / "resets.json", "boot-1").save({"GPU-1": lived(2, 1)})
+    assert (list(tmp_path.iterdir()), logs) == ([], [])
+
+
+def test_another_boot_is_another_log(tmp_path: Path) -> None:
+    ResetMemory(tmp_path / "resets.json", "boot-1").save({"GPU-1": lived(2, 1)})
+    assert ResetMemory(tmp_path / "resets.json", "boot-2").load() == {}
+
+
+def test_nothing_kept_is_nothing_known(tmp_path: Path) -> None:
+    assert ResetMemory(tmp_path / "resets.json", "boot-1").load() == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1, "gpus": {}}', b"\xff"])
+def test_a_damaged_file_is_told_and_does_no_harm(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "resets.json"
+    path.write_bytes(content)
+    with capture_logs() as logs:
+        assert ResetMemory(path, "boot-1").load() == {}
+    assert [entry["event"] for entry in logs] == ["gpu_resets_not_kept"]
+
+
+def test_what_cannot_be_written_is_told_once_and_leaves_the_old(tmp_path: Path) -> None:
+    memory = ResetMemory(tmp_path / "resets.json", "boot-1")
+    memory.save({"GPU-1": lived(2, 1)})
+    (tmp_path / "resets.partial").mkdir()
+    with capture_logs() as logs:
+        for _ in range(3):
+            memory.save({"GPU-1": lived(9)})
+    assert len(logs) == 1
+    assert json.loads((tmp_path / "resets.json").read_bytes())["gpus"]["GPU-1"]["resets"] == 1
+
+
+FALLEN = "NVRM: Xid (PCI:0000:01:00): 79, pid=41, name=python3, GPU has fallen off the bus."
+ENERGY = 83
+
+
+def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
+    tmp_path: Path,
+) -> None:
+    """On drivers that do not say themselves whether a GPU is well again."""
+    run = judging()
+    old_driver(run)
+    run.verdicts.remember(ResetMemory(tmp_path / "resets.json", "boot-1"))
+    run.step()
+    run.log(1, FALLEN)
+    records = list(run.host.log.waiting)
+    run.step()
+    assert run.state() == "failed"
+    set_field(run, ENERGY, 5)
+    run.step()
+    assert run.state() == "healthy"
+    assert restarted(run, records, ResetMemory(tmp_path / "resets.json", "boot-1")) == "healthy"
+    assert restarted(run, records, ResetMemory(tmp_path / "none.json", "boot-1")) == "failed"
+
+
+def restarted(run: Judging, records: list[str], memory: ResetMemory) -> str:
+    """The state of the GPU in an agent that reads the same kernel log from its start."""
+    again = Judging(run.host)
+    again.host.log.waiting = list(records)
+    again.verdicts.remember(memory)
+    again.step()
+    again.step()
+    return again.state()
