@@ -63,7 +63,7 @@ async def test_not_due_before_the_second_sample() -> None:
 
 
 async def test_permission_that_is_lost_is_denied_and_may_come_back() -> None:
-    """Unprivileged containers lose it after some minutes (NVIDIA/DCGM, issue 214)."""
+    """Unprivileged containers lose it after some minutes (NVIDIA/DCGM#214)."""
     host = gpu()
     healthy = {key: host.calls[key] for key in gpm(host)}
     async with sampling(host, [Activity()]) as run:

@@ -204,7 +204,7 @@ def test_an_updated_library_is_loaded_without_a_restart(standin: Standin) -> Non
 
 @scenario()
 def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: Standin) -> None:
-    """Unprivileged containers lose it after some minutes (NVIDIA/DCGM, issue 214)."""
+    """Unprivileged containers lose it after some minutes (NVIDIA/DCGM#214)."""
     calls = quiet(2)
     run = begin(standin)
     healthy = run.of(0, "gpu_activity")

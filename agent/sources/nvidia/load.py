@@ -47,7 +47,7 @@ HOTTEST_BELIEVABLE_CELSIUS = 200  # DCGM rejects higher ones too
 
 def _memory_temperature(value: Json) -> Reading:
     if value == 0:
-        return Absent.UNSUPPORTED  # of a GPU without the sensor (NVIDIA/dcgm-exporter, issue 460)
+        return Absent.UNSUPPORTED  # of a GPU without the sensor (NVIDIA/dcgm-exporter#460)
     return int(value) if 0 < value < HOTTEST_BELIEVABLE_CELSIUS else Absent.ERROR
 
 
