@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from agent.facts import counted
 from agent.host import Host, NvmlError
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, nvml_reason
 from agent.sources.nvidia.calls import Call, Questions, Target, count, key, used, whole
 from agent.sources.nvidia.inventory import GpuDevice, Gpus, mig_devices
 from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_sharing as s
-from railscope.reading import Absent, Reading
+from railscope.reading import Reading
 
 _UNCORRECTED, _VOLATILE = 1, 0
 
@@ -86,8 +86,8 @@ class Mig(HoldsNothing):
         try:
             mode = bool(host.call("nvml", "nvmlDeviceGetMigMode", gpu.index)[0])
             devices = mig_devices(host, gpu.index, gpu.entity) if mode else ()
-        except NvmlError:
-            return Absent.GONE
+        except NvmlError as error:
+            return nvml_reason(error.code)
         if str(int(mode)) != gpu.mig_mode or devices != gpu.mig_devices:
             self._gpus.changed()
         return len(devices)
