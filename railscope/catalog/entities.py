@@ -39,6 +39,7 @@ GPU = EntityKind(
 GPU_CLOCK = EntityKind("gpu_clock", ("gpu", "clock"), part_of=GPU)
 GPU_ENGINE = EntityKind("gpu_engine", ("gpu", "engine"), part_of=GPU)
 GPU_PIPE = EntityKind("gpu_pipe", ("gpu", "pipe"), part_of=GPU)
+GPU_CACHE = EntityKind("gpu_cache", ("gpu", "memory", "outcome"), part_of=GPU)
 GPU_CYCLE = EntityKind("gpu_cycle", ("gpu", "cycle"), part_of=GPU)
 GPU_FAN = EntityKind("gpu_fan", ("gpu", "fan"), part_of=GPU)
 GPU_THRESHOLD = EntityKind("gpu_threshold", ("gpu", "threshold"), part_of=GPU)

@@ -344,7 +344,7 @@ GPU_PEAK_POWER = Metric(
     GPU,
     unit=Unit.RATIO,
     scale=per(100),
-    since="Hopper, driver 590",
+    since="Hopper, newer drivers",
     help="Share of its electrical design point, the highest peaks of power, that the GPU may use.",
     origin="nvmlDeviceGetFieldValues 274 EDPP_MULTIPLIER (percent)",
 )

@@ -5,7 +5,15 @@ no GPM, and nothing else that NVML tells is as good: these are absent there.
 """
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import GPU, GPU_CYCLE, GPU_ENGINE, GPU_PIPE, MIG, MIG_PIPE
+from railscope.catalog.entities import (
+    GPU,
+    GPU_CACHE,
+    GPU_CYCLE,
+    GPU_ENGINE,
+    GPU_PIPE,
+    MIG,
+    MIG_PIPE,
+)
 
 MILLIONTHS = per(10**6)
 CHIP_RESET = "Counts from the GPU's last reset."
@@ -169,6 +177,17 @@ GPU_C2C_RECEIVE = Metric(
     help="Bytes a second the GPU receives from its Grace processor.",
     origin="nvmlGpmMetricsGet 101 C2C_TOTAL_RX_PER_SEC (MiB/s)",
 )
+GPU_CACHE_SHARE = Metric(
+    "railscope_gpu_cache_access_ratio",
+    Kind.GAUGE,
+    GPU_CACHE,
+    unit=Unit.RATIO,
+    scale=MILLIONTHS,
+    rollups=(Rollup.MEAN,),
+    since="Hopper, newer drivers",
+    help="Share of accesses to host, peer or GPU memory that hit or missed the L2 cache.",
+    origin="nvmlGpmMetricsGet 160 to 165 (percent)",
+)
 GPU_CYCLES = Metric(
     "railscope_gpu_sm_cycles_total",
     Kind.COUNTER,
@@ -176,7 +195,7 @@ GPU_CYCLES = Metric(
     unit=Unit.CYCLES,
     rollups=(Rollup.SUM,),
     resets=CHIP_RESET,
-    since="Hopper, driver 590",
+    since="Hopper, newer drivers",
     help="Cycles of all SMs, elapsed and with each pipe active: their ratio is exact over any interval.",
     origin="nvmlGpmMetricsGet 248 to 254, 257 to 260",
 )

@@ -134,7 +134,7 @@ GPU_REMAPPED_INACTIVE = Metric(
     "railscope_gpu_remapped_rows_inactive",
     Kind.GAUGE,
     GPU_REMAP,
-    since="Ampere, driver 580",
+    since="Ampere, newer drivers",
     help="Memory rows marked for remapping that are not replaced yet, by the kind of error.",
     origin="nvmlDeviceGetFieldValues 301, 302",
 )
@@ -170,7 +170,7 @@ GPU_REPAIR_PENDING = Metric(
     Kind.GAUGE,
     GPU_CONDITION,
     rollups=(Rollup.SUM,),
-    since="Ampere, driver 580",
+    since="Ampere, newer drivers",
     help="Whether a repair of a memory channel or a TPC waits for a reset (1) or not (0).",
     origin="nvmlDeviceGetRepairStatus",
 )
@@ -179,7 +179,7 @@ GPU_UNREPAIRABLE = Metric(
     Kind.GAUGE,
     GPU,
     rollups=(Rollup.SUM,),
-    since="Hopper, driver 590",
+    since="Hopper, newer drivers",
     help="Whether the GPU has memory that cannot be repaired (1) or not (0).",
     origin="nvmlDeviceGetUnrepairableMemoryFlag_v1",
 )
@@ -280,7 +280,7 @@ GPU_PCIE_ERRORS = Metric(
     unit=Unit.ERRORS,
     rollups=(Rollup.SUM,),
     resets=DRIVER_LOAD,
-    since="driver 550",
+    since="newer drivers",
     help="PCIe errors the GPU counted, by kind.",
     origin="nvmlDeviceGetFieldValues 173 to 183",
 )
@@ -291,7 +291,7 @@ GPU_PCIE_TRANSMITTED = Metric(
     unit=Unit.BYTES,
     rollups=(Rollup.SUM,),
     resets=DRIVER_LOAD,
-    since="driver 560",
+    since="newer drivers",
     help="Bytes the GPU sent over PCIe.",
     origin="nvmlDeviceGetFieldValues 197 PCIE_COUNT_TX_BYTES",
 )
@@ -302,7 +302,7 @@ GPU_PCIE_RECEIVED = Metric(
     unit=Unit.BYTES,
     rollups=(Rollup.SUM,),
     resets=DRIVER_LOAD,
-    since="driver 560",
+    since="newer drivers",
     help="Bytes the GPU received over PCIe.",
     origin="nvmlDeviceGetFieldValues 198 PCIE_COUNT_RX_BYTES",
 )
@@ -327,7 +327,7 @@ GPU_FABRIC_HEALTH = Metric(
     "railscope_gpu_fabric_health",
     Kind.STATE,
     GPU,
-    since="Hopper, driver 580",
+    since="Hopper, newer drivers",
     states={0: "not_supported", 1: "healthy", 2: "unhealthy", 3: "limited_capacity"},
     help="Health of the GPU's place in its NVLink fabric.",
     origin="nvmlDeviceGetGpuFabricInfoV v3 healthSummary",

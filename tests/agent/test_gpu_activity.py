@@ -33,6 +33,7 @@ def test_percent_and_mebibytes_become_ratios_and_bytes() -> None:
         "nvml.nvmlGpmMetricsGet(0,33)": [0, 12.5],
         "nvml.nvmlGpmMetricsGet(0,61)": [0, 1.5],
         "nvml.nvmlGpmMetricsGet(0,248)": [0, 2.0**52],
+        "nvml.nvmlGpmMetricsGet(0,162)": [0, 75.0],
     }
     found = numbers(read_once(Activity(), host).frame)
     assert found[SM] == 0.4325
@@ -40,6 +41,19 @@ def test_percent_and_mebibytes_become_ratios_and_bytes() -> None:
     assert found["railscope_gpu_engine_activity_ratio", ("GPU-0", "decoder3")] == 0.125
     assert found["railscope_gpu_nvlink_transmit_bytes_per_second", ("GPU-0",)] == 1.5 * 2**20
     assert found["railscope_gpu_sm_cycles_total", ("GPU-0", "elapsed")] == 2**52
+    assert found["railscope_gpu_cache_access_ratio", ("GPU-0", "peer", "hit")] == 0.75
+
+
+def test_a_driver_that_does_not_know_the_newest_metrics_tells_the_others() -> None:
+    """It may refuse a whole request that names one of them."""
+    host = gpu()
+    recent = [f"nvml.nvmlGpmMetricsGet(0,{n})" for n in (*range(160, 170), *range(248, 261))]
+    host.calls |= dict.fromkeys(recent, NvmlError(2, "Invalid Argument"))
+    outcome = read_once(Activity(), host)
+    found = readings(outcome.frame)
+    assert found[SM] == 200_000
+    assert outcome.broken == 0
+    assert not [name for name, _ in found if "cycles" in name or "cache" in name]
 
 
 def test_before_hopper_there_is_none_and_it_is_not_asked_again() -> None:

@@ -15,7 +15,7 @@ from agent.sources.nvidia.inventory import GpuDevice, Gpus
 from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_activity as a
 from railscope.catalog.declare import EntityKind, Metric
-from railscope.catalog.entities import GPU_CYCLE, GPU_ENGINE, GPU_PIPE, MIG_PIPE
+from railscope.catalog.entities import GPU_CACHE, GPU_CYCLE, GPU_ENGINE, GPU_PIPE, MIG_PIPE
 from railscope.entity import Entity
 
 PIPES = {
@@ -34,6 +34,14 @@ ENGINES = {
     **{50 + n: f"optical_flow{n}" for n in range(2)},
 }
 ENCODERS = {166 + n: f"encoder{n}" for n in range(4)}
+CACHES = {
+    160: ("host", "hit"),
+    161: ("host", "miss"),
+    162: ("peer", "hit"),
+    163: ("peer", "miss"),
+    164: ("dram", "hit"),
+    165: ("dram", "miss"),
+}
 CYCLES = {
     248: "elapsed",
     249: "sm_active",
@@ -83,6 +91,7 @@ _GPU_FIELDS: tuple[Field, ...] = (
 # Metrics that older drivers do not know: they might refuse a request that names one of them.
 _RECENT_FIELDS: tuple[Field, ...] = (
     *(_field(n, a.GPU_ENGINE_ACTIVITY, _percent, GPU_ENGINE, e) for n, e in ENCODERS.items()),
+    *(_field(n, a.GPU_CACHE_SHARE, _percent, GPU_CACHE, *what) for n, what in CACHES.items()),
     *(_field(n, a.GPU_CYCLES, whole, GPU_CYCLE, cycle) for n, cycle in CYCLES.items()),
 )
 _MIG_FIELDS: tuple[Field, ...] = (
