@@ -57,7 +57,7 @@ class GpuVerdicts(HoldsNothing):
 
     def _keep(self, now_ns: int) -> None:
         """Keep each reset at once, and now and then the counters by which the next would show."""
-        lifetimes = self._gathering.lifetimes
+        lifetimes = {**self._gathering.remembered, **self._gathering.lifetimes}
         resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
         due = resets != self._kept or now_ns - self._kept_ns >= KEEP_NS
         if self._memory and lifetimes and due:

@@ -220,6 +220,41 @@ def test_virtual_gpus_of_a_host() -> None:
     assert (of_gpu(shared(host), "vgpus"), sharing(host)) == (1, "vgpu")
 
 
+ACTIVE = "nvml.nvmlDeviceGetActiveVgpus(0)"
+
+
+@pytest.mark.parametrize(
+    ("code", "vgpus", "state"),
+    [
+        (3, Absent.UNSUPPORTED, 1),
+        (10, Absent.TIMEOUT, Absent.TIMEOUT),
+        (4, Absent.DENIED, Absent.DENIED),
+    ],
+)
+def test_virtual_gpus_that_cannot_be_told_say_why(
+    code: int, vgpus: Absent, state: int | Absent
+) -> None:
+    host = gpu(process(41))
+    host.calls[ACTIVE] = NvmlError(code)
+    frame = shared(host)
+    assert (of_gpu(frame, "vgpus"), of_gpu(frame, "sharing")) == (vgpus, state)
+    assert of_gpu(frame, "processes") == 1
+
+
+async def test_a_virtual_gpu_keeps_its_columns_until_it_is_known_to_be_gone() -> None:
+    host, of_vgpu = gpu(), ("railscope_vgpu_memory_used_bytes", ("GPU-0", "11"))
+    host.calls |= {ACTIVE: [11], "nvml.nvmlVgpuInstanceGetFbUsage(11)": 4096}
+    async with sampling(host, [Processes(period_seconds=1.0)]) as run:
+        assert readings(run.of("gpu_process")[-1])[of_vgpu] == 4096
+        host.calls |= {ACTIVE: NvmlError(10), COMPUTE: [process(41)]}
+        for _ in range(3):
+            await run.step()
+            assert readings(run.of("gpu_process")[-1])[of_vgpu] is Absent.TIMEOUT
+        assert told(run.of("gpu_process")[-1]) == {"41": 1000}, "columns were made anew meanwhile"
+        host.calls[ACTIVE] = []
+        await run.until(lambda: of_vgpu not in readings(run.of("gpu_process")[-1]))
+
+
 async def test_jobs_that_come_and_go_make_no_schema_that_travels() -> None:
     """A collector keeps every schema of a node: what changes with each job stays on the page."""
     host = gpu()

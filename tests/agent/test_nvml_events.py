@@ -18,7 +18,7 @@ from agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEvents
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.inventory import Gpus
 from agent.streams.kernel_log import KernelLogStream
-from agent.streams.xid_book import SAME_NS, Sighting, XidBook
+from agent.streams.xid_book import MOST_WAITING, SAME_NS, Sighting, XidBook
 from railscope.catalog.kernel import XID_EVENT
 from railscope.frame import Event
 
@@ -80,6 +80,15 @@ async def test_an_xid_the_log_does_not_tell_is_told_after_a_while() -> None:
         assert (event.facts["gpu_instance"], event.facts["compute_instance"]) == ("5", "0")
         await run.step()
         assert numbers(run.of("kernel")[-1])[XIDS, (ADDRESS, "94")] == 1
+
+
+async def test_xids_beyond_what_waits_for_the_log_are_counted_as_lost() -> None:
+    host, book = gpu(), XidBook()
+    async with sampling(host, [NvmlEvents(book)]) as run:
+        host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(1, MOST_WAITING + 4)]
+        for _ in range(2):
+            await run.step()
+        assert numbers(run.of("gpu_event")[-1])[LOST, ()] == 3
 
 
 async def test_other_events_are_counted_by_kind_and_told_once() -> None:

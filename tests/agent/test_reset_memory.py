@@ -98,6 +98,17 @@ def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
     assert restarted(run, records, ResetMemory(tmp_path / "none.json", "boot-1")) == "failed"
 
 
+def test_a_gpu_that_is_not_met_after_the_restart_is_not_forgotten(tmp_path: Path) -> None:
+    memory = ResetMemory(tmp_path / "resets.json", "boot-1")
+    memory.save({"GPU-lost": lived(100, 5)})
+    run = judging()
+    run.verdicts.remember(memory)
+    run.step()
+    kept = memory.load()
+    assert len(kept) > 1
+    assert kept["GPU-lost"] == lived(100, 5)
+
+
 def restarted(run: Judging, records: list[str], memory: ResetMemory) -> str:
     """The state of the GPU in an agent that reads the same kernel log from its start."""
     again = Judging(run.host)

@@ -83,7 +83,7 @@ class NvmlEvents(HoldsNothing):
             return
         into.events = [*self._waiting, *self._take(host)]
         self._waiting.clear()
-        into.put(0, self._lost)
+        into.put(0, self._lost + self._book.overlooked)
         for position, entity in enumerate(self._columns, 1):
             into.put(position, self._counts[entity])
         into.grown = len(self._counts) > len(self._columns)

@@ -52,6 +52,7 @@ class Processes(HoldsNothing):
         self._seen: dict[int, set[int]] = {}
         """Processes of each GPU at the last look: those that are still there now may be told."""
         self._planned: dict[int, list[Process]] = {}
+        self._vgpus: dict[int, dict[int, Entity]] = {}
 
     def probe(self, host: Host) -> Inventory:
         """Make columns for every GPU, and for the processes that have been there a while."""
@@ -76,8 +77,11 @@ class Processes(HoldsNothing):
             use.told[process.pid] = columns.add(s.PROCESS_MEMORY, entity)
             columns.add(s.PROCESS_SM, entity)
             columns.add(s.PROCESS_MEMORY_ACTIVITY, entity)
-        for instance in vgpus_of(host, gpu.index) or ():
-            entity = _vgpu_entity(host, gpu.entity, instance)
+        instances = _running_vgpus(host, gpu.index)
+        if not isinstance(instances, Absent):
+            vgpus = {instance: _vgpu_entity(host, gpu.entity, instance) for instance in instances}
+            self._vgpus[gpu.index] = vgpus
+        for instance, entity in self._vgpus.get(gpu.index, {}).items():
             use.vgpus[instance] = columns.add(s.VGPU_MEMORY, entity)
             columns.add(s.VGPU_UTILIZATION, entity)
         return use
@@ -87,17 +91,13 @@ class Processes(HoldsNothing):
         for use in self._uses:
             there, trouble = processes(host, use.gpu)
             self._tell(host, use, there, trouble, into)
+            into.grown |= self._tell_vgpus(host, use, trouble, into)
             if trouble:
-                for column in use.vgpus.values():
-                    into.put_none(column, 2, trouble)
                 continue
-            instances = vgpus_of(host, use.gpu.index)
-            self._tell_vgpus(host, use, into)
             lasting = {pid for pid in there if pid in self._seen.get(use.gpu.index, ())}
             self._seen[use.gpu.index] = set(there)
             wanted = min(len(lasting | use.told.keys() & there.keys()), self._most_told)
             into.grown |= use.told.keys() - there.keys() != set() or len(use.told) < wanted
-            into.grown |= set(instances or ()) != use.vgpus.keys()
         into.grown |= self._gpus.generation != self._generation
 
     def _tell(
@@ -119,9 +119,15 @@ class Processes(HoldsNothing):
                 into.put(column + 1, busy.get(pid, (0, 0))[0])
                 into.put(column + 2, busy.get(pid, (0, 0))[1])
 
-    def _tell_vgpus(self, host: Host, use: _Use, into: Table) -> None:
+    def _tell_vgpus(self, host: Host, use: _Use, trouble: Absent | None, into: Table) -> bool:
+        """Tell of those that have columns; whether others are there now."""
+        instances = trouble or _running_vgpus(host, use.gpu.index)
+        if isinstance(instances, Absent):
+            for column in use.vgpus.values():
+                into.put_none(column, 2, instances)
+            return False
         if not use.vgpus:
-            return
+            return bool(instances)
         busy = _vgpu_utilization(host, use.gpu.index)
         for instance, column in use.vgpus.items():
             try:
@@ -130,6 +136,7 @@ class Processes(HoldsNothing):
                 into.put(column, nvml_reason(error.code))
             idle_or_not = busy if isinstance(busy, Absent) else busy.get(instance, 0)
             into.put(column + 1, idle_or_not)
+        return set(instances) != use.vgpus.keys()
 
 
 def _by_memory(process: Process) -> tuple[int, int]:
@@ -158,6 +165,12 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
         return Absent.UNSUPPORTED
     ordered = sorted(samples, key=lambda sample: sample["timeStamp"])
     return {sample["pid"]: (sample["smUtil"], sample["memUtil"]) for sample in ordered}
+
+
+def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
+    """Those that run, none where the GPU can have none; or why that cannot be told now."""
+    told = vgpus_of(host, gpu)
+    return [] if told is Absent.UNSUPPORTED else told
 
 
 def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:

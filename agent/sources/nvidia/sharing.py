@@ -61,11 +61,10 @@ class Sharing(HoldsNothing):
         count = len(self._columns)
         for gpu, column in self._columns:
             there, trouble = processes(host, gpu)
-            vgpus = None if trouble else vgpus_of(host, gpu.index)
+            vgpus = trouble or vgpus_of(host, gpu.index)
             into.put(column, trouble or _sharing(gpu, there, vgpus))
             into.put(column + count, trouble or len(there))
-            none = trouble or Absent.UNSUPPORTED
-            into.put(column + 2 * count, none if vgpus is None else len(vgpus))
+            into.put(column + 2 * count, vgpus if isinstance(vgpus, Absent) else len(vgpus))
         into.grown = self._gpus.generation != self._generation
 
 
@@ -130,19 +129,24 @@ def _instance(number: int | None) -> str:
     return "" if number in {None, _NO_INSTANCE} else str(number)
 
 
-def vgpus_of(host: Host, gpu: int) -> list[int] | None:
-    """The virtual GPUs that run on a GPU; None where it can have none."""
+def vgpus_of(host: Host, gpu: int) -> list[int] | Absent:
+    """The virtual GPUs that run on a GPU, or why they cannot be told."""
     try:
         return [int(instance) for instance in host.call("nvml", "nvmlDeviceGetActiveVgpus", gpu)]
-    except (NvmlError, FileNotFoundError):
-        return None
+    except NvmlError as error:
+        return nvml_reason(error.code)
+    except FileNotFoundError:
+        return Absent.UNSUPPORTED
 
 
-def _sharing(gpu: GpuDevice, there: dict[int, Process], vgpus: list[int] | None) -> Reading:
+def _sharing(gpu: GpuDevice, there: dict[int, Process], vgpus: list[int] | Absent) -> Reading:
     """How the GPU is shared. More than one process that computes, without MPS, takes turns."""
     if gpu.mig_mode == "1":
         return MIG
-    if vgpus:
+    if isinstance(vgpus, Absent):
+        if vgpus is not Absent.UNSUPPORTED:
+            return vgpus  # there may be some
+    elif vgpus:
         return VGPUS
     contexts = [process.context for process in there.values()]
     if "mps" in contexts:
