@@ -22,6 +22,9 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1.0
     gpu_event: Annotated[float, described("Events of the NVIDIA driver.", ge=0.02)] = 1.0
     gpu_process: Annotated[float, described("Processes on GPUs, virtual GPUs.", ge=0.1)] = 5.0
+    gpu_burst: Annotated[
+        float, described("Samples that the NVIDIA driver takes by itself.", ge=0.1, le=10.0)
+    ] = 1.0
     mig: Annotated[float, described("Memory and state of MIG devices.", ge=0.1)] = 5.0
     gpu_health: Annotated[
         float, described("ECC, remapped rows, PCIe, fabric and recovery of GPUs.", ge=0.1)
@@ -44,6 +47,20 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     ] = 5.0
     kernel: Annotated[float, described("The kernel log.", ge=0.02)] = 1.0
     agent: Annotated[float, described("The agent's own state.", ge=0.1)] = 1.0
+
+
+class Bursts(msgspec.Struct, frozen=True, kw_only=True):
+    """The fast lane: histograms of what each short window saw."""
+
+    window_seconds: Annotated[
+        float, described("Length of a window. The cards are looked at as often.", ge=0.02, le=1.0)
+    ] = 0.1
+    interfaces: Annotated[
+        str,
+        described(
+            "Interfaces to look at, as patterns set apart by spaces. Empty: those with RDMA."
+        ),
+    ] = ""
 
 
 class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,5 +113,6 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, described("A read may take its period, but never less than this.", gt=0)
     ] = 1.0
     periods: Periods = Periods()
+    bursts: Bursts = Bursts()
     collector: CollectorLink = CollectorLink()
     tls: Tls = Tls()

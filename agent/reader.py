@@ -34,6 +34,8 @@ class Outcome:
     problem: str = ""
     broken: int = 0
     """Columns that should have a value and have none."""
+    kept_back: bool = False
+    """The source looked, and has nothing to say yet: what it said before still holds."""
 
 
 class Reader:
@@ -67,15 +69,20 @@ class Reader:
             problem = f"fault in the source: {type(error).__name__}: {error}"
             finding = Finding(self.source.name, Verdict.BROKEN, problem, "report this as a bug")
             return Outcome(None, (finding,), self._since(started), problem)
-        frame = self._frame(table, instant)
-        broken = sum(frame.reasons.count(code) for code in _BROKEN) if frame else 0
         if table.grown:
             self._probe_due_ns = 0
-        elif frame and any(code in frame.reasons for code in _GOES_BY):
+        if table.kept_back:
+            return Outcome(None, self._inventory_findings, self._since(started), kept_back=True)
+        frame = self._frame(table, instant)
+        broken = sum(frame.reasons.count(code) for code in _BROKEN) if frame else 0
+        if not table.grown and frame and any(code in frame.reasons for code in _GOES_BY):
             soon = started.boot_ns + REPROBE_AFTER_LOSS_NS
             self._probe_due_ns = min(self._probe_due_ns, soon)
-        findings = self._inventory.findings if self._inventory else ()
-        return Outcome(frame, findings, self._since(started), "", broken)
+        return Outcome(frame, self._inventory_findings, self._since(started), "", broken)
+
+    @property
+    def _inventory_findings(self) -> tuple[Finding, ...]:
+        return self._inventory.findings if self._inventory else ()
 
     def take_back(self, outcome: Outcome) -> None:
         """Undo a read that came too late to be used: its sequence is free, its events wait."""

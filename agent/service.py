@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.config import AgentSettings, Periods
+from agent.config import AgentSettings
 from agent.host import Clock, Host
 from agent.http_server import HttpServer
 from agent.reset_memory import ResetMemory
@@ -25,7 +25,9 @@ from agent.source import Source
 from agent.sources.host import HostSource
 from agent.sources.link import Link
 from agent.sources.nic import Nic
+from agent.sources.nic_burst import NicBurst
 from agent.sources.nvidia.activity import Activity
+from agent.sources.nvidia.burst import GpuBurst
 from agent.sources.nvidia.devices import GpuDevices
 from agent.sources.nvidia.events import NvmlEvents
 from agent.sources.nvidia.gpu import Gpu
@@ -58,11 +60,14 @@ LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
 """Sources that read what the others have read, in the order in which they may do so."""
 
 
-def machine_sources(periods: Periods, xids: XidBook | None = None) -> list[Source]:
+def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> list[Source]:
     """Every source that reads the machine."""
     gpus, book = Gpus(), xids or XidBook()
+    periods, bursts = settings.periods, settings.bursts
     return [
+        NicBurst(bursts.window_seconds, bursts.interfaces.split()),
         Gpu.load(periods.gpu, gpus),
+        GpuBurst(bursts.window_seconds, periods.gpu_burst, gpus),
         Activity(periods.gpu_activity, gpus),
         NvmlEvents(book, periods.gpu_event, gpus),
         Sharing(periods.gpu_process, gpus),
@@ -134,7 +139,7 @@ class Agent:
         periods, xids = self.settings.periods, XidBook()
         self._verdicts = GpuVerdicts(lambda: self.sampler.statuses, xids, periods.gpu_verdict)
         return [
-            *machine_sources(periods, xids),
+            *machine_sources(self.settings, xids),
             self._verdicts,
             SelfMetrics(
                 lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent

@@ -58,6 +58,8 @@ class Table:
         self.events: list[Event] = []
         self.grown = False
         """Set by a source that met something the last probe knew nothing of."""
+        self.kept_back = False
+        """Set by a source that only looked: what it saw comes with a later read."""
 
     def put(self, column: int, reading: Reading) -> None:
         """Set one column."""

@@ -62,6 +62,11 @@ class Grader:
         """A read came back in time."""
         status.overdue = False
         status.findings = outcome.findings
+        if outcome.kept_back:
+            status.reads += 1
+            status.duration_ns = outcome.duration_ns
+            status.finished_boot_ns = now.boot_ns
+            return
         status.frame = outcome.frame
         if outcome.problem:
             self._grade(status, FAILED, outcome.problem, now)

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from railscope.catalog import (
     agent,
+    bursts,
     collector,
     entities,
     gpu,
@@ -37,6 +38,7 @@ SUBJECTS: dict[str, ModuleType] = {
     "rdma": rdma,
     "nic": nic,
     "pcie": pcie,
+    "bursts": bursts,
     "host": host,
     "kernel": kernel,
     "agent": agent,

@@ -57,6 +57,7 @@ GPU_CONDITION = EntityKind("gpu_condition", ("gpu", "condition"), part_of=GPU)
 GPU_C2C = EntityKind("gpu_c2c", ("gpu", "c2c_link"), part_of=GPU)
 GPU_C2C_ERROR = EntityKind("gpu_c2c_error", ("gpu", "c2c_link", "error"), part_of=GPU)
 GPU_REASON = EntityKind("gpu_reason", ("gpu", "reason"), part_of=GPU)
+GPU_WINDOW = EntityKind("gpu_window", ("gpu", "le"), part_of=GPU)
 GPU_PROCESS = EntityKind(
     "gpu_process",
     ("gpu", "pid"),
@@ -87,6 +88,7 @@ NIC = EntityKind(
     ("driver", "pci_address", "firmware", "rdma_device", "rail"),
 )
 NIC_PRIORITY = EntityKind("nic_priority", ("interface", "priority"), part_of=NIC)
+NIC_WINDOW = EntityKind("nic_window", ("interface", "direction", "le"), part_of=NIC)
 NIC_LANE = EntityKind("nic_lane", ("interface", "lane"), part_of=NIC)
 
 RDMA_PORT = EntityKind(

@@ -39,7 +39,7 @@ def test_every_call_of_the_agent_is_answered(model: str, mode: str) -> None:
     capture = simulate(NodeSpec("gpu-001", gpus=2, model=model, mode=mode), 10, 10)
     host = NotingHost(capture, ManualClock(), lambda: capture.about.duration_ns)
     host.unanswered = set()
-    sources = [s for s in machine_sources(AgentSettings().periods) if s.family == "nvml"]
+    sources = [s for s in machine_sources(AgentSettings()) if s.family == "nvml"]
     frames = []
     asyncio.run(Sampler(host, Origin("n", "r", "b"), sources, frames.append).once())
     assert len({frame.schema.stream for frame in frames}) >= 6
