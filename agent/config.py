@@ -52,6 +52,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
 class Bursts(msgspec.Struct, frozen=True, kw_only=True):
     """The fast lane: histograms of what each short window saw."""
 
+    enabled: Annotated[bool, described("Whether to look that often.")] = True
     window_seconds: Annotated[
         float, described("Length of a window. The cards are looked at as often.", ge=0.02, le=1.0)
     ] = 0.1

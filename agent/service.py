@@ -64,10 +64,13 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
     """Every source that reads the machine."""
     gpus, book = Gpus(), xids or XidBook()
     periods, bursts = settings.periods, settings.bursts
-    return [
+    fast_lane: list[Source] = [
         NicBurst(bursts.window_seconds, bursts.interfaces.split()),
-        Gpu.load(periods.gpu, gpus),
         GpuBurst(bursts.window_seconds, periods.gpu_burst, gpus),
+    ]
+    return [
+        *(fast_lane if bursts.enabled else ()),
+        Gpu.load(periods.gpu, gpus),
         Activity(periods.gpu_activity, gpus),
         NvmlEvents(book, periods.gpu_event, gpus),
         Sharing(periods.gpu_process, gpus),

@@ -46,6 +46,8 @@ class Planned:
     device: str
     names: tuple[str, ...]
     positions: Mapping[What, tuple[int, ...]]
+    link_downs: int | None
+    """Where the list counts how often the link went down: only then can its speed change."""
     notifications: Mapping[What, str]
 
     @property
@@ -70,14 +72,17 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
     except OSError:
         return None
     positions: dict[What, tuple[int, ...]] = {}
+    link_downs = None
     for metric, _, position in typed(driver["driver"], listed):
+        if metric is nic.LINK_DOWNS:
+            link_downs = position
         if what := _COUNTED.get(metric):
             positions[what] = (*positions.get(what, ()), position)
     if not positions:
         return None
     device = cards.get(driver["bus"], "")
     files = _notification_files(host, device) if device else {}
-    return Planned(interface, device, tuple(listed), positions, files)
+    return Planned(interface, device, tuple(listed), positions, link_downs, files)
 
 
 def _notification_files(host: Host, device: str) -> dict[What, str]:
@@ -116,6 +121,8 @@ class Port:
         self._notifications = host.keep(planned.files)
         self._speed = host.keep([f"/sys/class/net/{planned.interface}/speed"])
         self._megabits = 0
+        self._link_downs = 0
+        self._speed_due = True
         wanted = dict.fromkeys([*planned.counters, *planned.notifications])
         for metric, direction in wanted:
             new = Windows(metric, (planned.interface, direction))
@@ -129,7 +136,10 @@ class Port:
         self._speed.close()
 
     def look_at_speed(self) -> None:
-        """Learn the line rate; without one no share of it can be told."""
+        """Learn the line rate, if it may have changed; without one no share of it can be told."""
+        if self._megabits and not self._speed_due:
+            return
+        self._speed_due = self.planned.link_downs is None
         try:
             speed = parse_speed(self._speed.text(0))
         except OSError as error:
@@ -154,6 +164,9 @@ class Port:
             what: [values[position] for position in positions]
             for what, positions in self.planned.positions.items()
         }
+        if self.planned.link_downs is not None:
+            self._speed_due |= self._link_downs != values[self.planned.link_downs]
+            self._link_downs = values[self.planned.link_downs]
         self._read_notifications(counters)
         self.problem = None
         self._compare(_Look(host.clock.now().boot_ns, counters))

@@ -211,6 +211,26 @@ def test_without_a_line_rate_there_is_no_share_of_it() -> None:
     assert told[c.NIC_UTILIZATION.name, ("ens1", "transmit", "0.0")] == 10, "nothing is nothing"
 
 
+@pytest.mark.parametrize("counts_downs", [True, False])
+def test_a_link_that_came_back_slower_has_another_line_rate(*, counts_downs: bool) -> None:
+    card = Card()
+    if counts_downs:
+        card.grown["link_down_events_phy"] = 0
+        card.names = list(card.grown)
+        card.say()
+    lane = Lane(card)
+    lane.told()
+    card.host.files["/sys/class/net/ens1/speed"] = "200000\n"
+    if counts_downs:
+        card.grown["link_down_events_phy"] = 1
+        card.say()
+    lane.told()
+    card.go_on(WINDOW_MS, rx_bytes_phy=LINE_BYTES_A_MS * 40)
+    lane.look()
+    told = lane.told()
+    assert told[c.NIC_UTILIZATION.name, ("ens1", "receive", "sum")] == 800_000
+
+
 @pytest.mark.parametrize(
     ("patterns", "found"), [((), {"ens1"}), (("eth*",), set()), (("e*",), {"ens1"})]
 )
