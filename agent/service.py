@@ -69,7 +69,6 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         GpuBurst(bursts.window_seconds, periods.gpu_burst, gpus),
     ]
     return [
-        *(fast_lane if bursts.enabled else ()),
         Gpu.load(periods.gpu, gpus),
         Activity(periods.gpu_activity, gpus),
         NvmlEvents(book, periods.gpu_event, gpus),
@@ -87,6 +86,7 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Pcie(periods.pcie),
         HostSource(periods.host),
         KernelLogStream(periods.kernel, book),
+        *(fast_lane if bursts.enabled else ()),
     ]
 
 
