@@ -27,11 +27,16 @@ _IDENTIFIERS = re.compile(
     re.IGNORECASE,
 )
 _KIND = re.compile("GPU-|MIG-|enx|", re.IGNORECASE)
-# What identifies a machine, or whose it is, in the answers of NVML.
+_OF_A_NEIGHBOUR = ("chassis", "system", "system_description", "management_address")
+# What identifies a machine, a part or a switch, or whose it is, in the answers to a function.
 _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
     "nvmlDeviceGetSerial": lambda answer: [answer],
     "nvmlDeviceGetPlatformInfo": lambda answer: [answer.get("chassisSerialNumber", "")],
     "nvmlVgpuInstanceGetVmID": lambda answer: [answer[0]],
+    "module": lambda answer: [answer["serial"]],
+    "neighbours": lambda answer: [
+        neighbour.get(name, "") for neighbour in answer.values() for name in _OF_A_NEIGHBOUR
+    ],
 }
 
 
@@ -145,7 +150,7 @@ class RecordingHost:
         return PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML, ethtool or psutil."""
+        """Ask NVML, psutil or the network."""
         if function in BATCHES:
             return self._batch(seam, function, arguments)
         key = call_key(seam, function, arguments)
