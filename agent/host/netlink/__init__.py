@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from agent.host import module_eeprom
-from agent.host.netlink import route
+from agent.host.netlink import dcb, route
 from agent.host.netlink.connection import (
     GENERIC,
     RDMA,
@@ -22,7 +22,6 @@ from agent.host.netlink.connection import (
     OpenSocket,
     open_socket,
 )
-from agent.host.netlink.dcb import dcb
 from agent.host.netlink.ethtool import EthtoolFamily
 from agent.host.netlink.rdma import Rdma
 from railscope.capture import Json
@@ -43,7 +42,7 @@ class Netlink:
         self._module_half = ethtool.module_half
         self._functions: dict[str, Callable[..., Json]] = {
             "links": lambda: route.links(self._connections.of(ROUTE)),
-            "dcb": lambda interface: dcb(self._connections.of(ROUTE), interface),
+            "dcb": lambda interface: dcb.configuration(self._connections.of(ROUTE), interface),
             "pause": ethtool.pause,
             "fec": ethtool.fec,
             "rings": ethtool.rings,

@@ -32,7 +32,7 @@ _DCBX_FLAGS = {0x01: "host", 0x02: "lld_managed", 0x04: "cee", 0x08: "ieee", 0x1
 _PRIORITIES = 8
 
 
-def dcb(connection: Connection, interface: str) -> dict[str, Json]:
+def configuration(connection: Connection, interface: str) -> dict[str, Json]:
     """What a driver says of data centre bridging on an interface. Raises OSError."""
     question = _MESSAGE.pack(0, _IEEE_GET) + interface_attribute(_INTERFACE_NAME, interface)
     body = connection.ask(_RTM_GETDCB, question)
