@@ -32,6 +32,7 @@ from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.mig import Mig
 from agent.sources.nvidia.nvlink import NvLink
+from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.nvidia.processes import Processes
 from agent.sources.nvidia.sharing import Sharing
 from agent.sources.pcie import Pcie
@@ -41,6 +42,8 @@ from agent.sources.verdict import GpuVerdicts
 from agent.stats import ShippingStats
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
+from agent.topology.network import Wiring
+from agent.topology.rules import Rules, rules
 from railscope import __version__, listen
 from railscope.frame import Event, Frame, Origin
 from railscope.reading import Absent
@@ -58,9 +61,12 @@ LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
 """Sources that read what the others have read, in the order in which they may do so."""
 
 
-def machine_sources(periods: Periods, xids: XidBook | None = None) -> list[Source]:
+def machine_sources(
+    periods: Periods, xids: XidBook | None = None, topology: Rules | None = None
+) -> list[Source]:
     """Every source that reads the machine."""
-    gpus, book = Gpus(), xids or XidBook()
+    wiring, book = Wiring(topology), xids or XidBook()
+    gpus = Gpus(wiring)
     return [
         Gpu.load(periods.gpu, gpus),
         Activity(periods.gpu_activity, gpus),
@@ -70,11 +76,12 @@ def machine_sources(periods: Periods, xids: XidBook | None = None) -> list[Sourc
         Mig(periods.mig, gpus),
         Gpu.health(periods.gpu_health, gpus),
         GpuDevices(periods.gpu_device, gpus),
+        GpuPaths(periods.pcie, gpus),
         NvLink.traffic(periods.nvlink, gpus),
         Gpu.settings(periods.gpu_settings, gpus),
         NvLink.signal(periods.nvlink_signal, gpus),
-        Rdma(periods.rdma),
-        Nic(periods.nic),
+        Rdma(periods.rdma, wiring),
+        Nic(periods.nic, wiring),
         Link(periods.link),
         Pcie(periods.pcie),
         HostSource(periods.host),
@@ -134,7 +141,7 @@ class Agent:
         periods, xids = self.settings.periods, XidBook()
         self._verdicts = GpuVerdicts(lambda: self.sampler.statuses, xids, periods.gpu_verdict)
         return [
-            *machine_sources(periods, xids),
+            *machine_sources(periods, xids, rules(self.settings.topology)),
             self._verdicts,
             SelfMetrics(
                 lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent
