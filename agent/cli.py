@@ -125,6 +125,28 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 
 
 @agent.command()
+@_config
+@_root
+@_replay
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="How to print.",
+)  # fmt: skip
+def topology(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
+    """Show the PCI tree, how far GPUs and cards are apart, and which card is whose rail.
+
+    Leaves with 1 where the section [topology] of the settings does not fit this server.
+    """
+    from agent.topology import command  # noqa: PLC0415 - only this command needs it
+
+    loaded = _loader(config, {})()
+    host, _, _ = _host_once(root, replay)
+    shown, fits = command.show(host, loaded.topology, form)
+    click.echo(shown, nl=False)
+    sys.exit(0 if fits else 1)
+
+
+@agent.command()
 @_root
 @click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True,
               help="How long to record.")  # fmt: skip

@@ -94,6 +94,33 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
 
 
+class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which network device is which rail, where that cannot be seen from the PCI tree."""
+
+    rails: Annotated[
+        dict[str, int],
+        described("Rail by RDMA device, interface or PCI address: { mlx5_0 = 0 }."),
+    ] = {}
+    rail_pattern: Annotated[
+        str,
+        described(
+            "Regular expression for whole names of RDMA devices or interfaces, with the number"
+            r" of the rail: rail(?P<rail>\d+)."
+        ),
+    ] = ""
+    roles: Annotated[
+        dict[str, str],
+        described(
+            "Role by RDMA device, interface, PCI address or regular expression for whole names:"
+            " compute, storage, management, bridge, virtual_function. The first that fits counts."
+        ),
+    ] = {}
+    nccl_file: Annotated[
+        str,
+        described("NCCL topology file (XML) that goes before the PCI tree, as in a cloud's guest."),
+    ] = ""
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the agent."""
 
@@ -117,3 +144,4 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     bursts: Bursts = Bursts()
     collector: CollectorLink = CollectorLink()
     tls: Tls = Tls()
+    topology: TopologySettings = TopologySettings()

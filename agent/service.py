@@ -34,6 +34,7 @@ from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.mig import Mig
 from agent.sources.nvidia.nvlink import NvLink
+from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.nvidia.processes import Processes
 from agent.sources.nvidia.sharing import Sharing
 from agent.sources.pcie import Pcie
@@ -43,6 +44,8 @@ from agent.sources.verdict import GpuVerdicts
 from agent.stats import ShippingStats
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
+from agent.topology.network import Wiring
+from agent.topology.rules import rules
 from railscope import __version__, listen
 from railscope.frame import Event, Frame, Origin
 from railscope.reading import Absent
@@ -62,10 +65,11 @@ LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
 
 def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> list[Source]:
     """Every source that reads the machine."""
-    gpus, book = Gpus(), xids or XidBook()
+    wiring, book = Wiring(rules(settings.topology)), xids or XidBook()
+    gpus = Gpus(wiring)
     periods, bursts = settings.periods, settings.bursts
     fast_lane: list[Source] = [
-        NicBurst(bursts.window_seconds, bursts.interfaces.split()),
+        NicBurst(bursts.window_seconds, bursts.interfaces.split(), wiring),
         GpuBurst(bursts.window_seconds, periods.gpu_burst, gpus),
     ]
     return [
@@ -77,11 +81,12 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Mig(periods.mig, gpus),
         Gpu.health(periods.gpu_health, gpus),
         GpuDevices(periods.gpu_device, gpus),
+        GpuPaths(periods.pcie, gpus),
         NvLink.traffic(periods.nvlink, gpus),
         Gpu.settings(periods.gpu_settings, gpus),
         NvLink.signal(periods.nvlink_signal, gpus),
-        Rdma(periods.rdma),
-        Nic(periods.nic),
+        Rdma(periods.rdma, wiring),
+        Nic(periods.nic, wiring),
         Link(periods.link),
         Pcie(periods.pcie),
         HostSource(periods.host),

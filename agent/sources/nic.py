@@ -14,7 +14,7 @@ from agent.facts import known
 from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import DRIVERS, typed
-from agent.topology import rails_by_address, rdma_cards
+from agent.topology.network import NetworkDevice, Wiring
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
@@ -39,8 +39,9 @@ class Nic(HoldsNothing):
     name = "nic"
     family = "network"
 
-    def __init__(self, period_seconds: float = 1.0) -> None:
+    def __init__(self, period_seconds: float = 1.0, wiring: Wiring | None = None) -> None:
         self.period_seconds = period_seconds
+        self._wiring = wiring or Wiring()
         self._cards: list[_Card] = []
 
     def probe(self, host: Host) -> Inventory:
@@ -49,8 +50,7 @@ class Nic(HoldsNothing):
         findings: list[Finding] = []
         bystanders: list[Entity] = []
         self._cards = []
-        rails = rails_by_address(host)
-        devices = {address: name for name, address in rdma_cards(host).items()}
+        network = self._wiring.look(host)
         for interface in _interfaces(host):
             try:
                 driver = host.call("ethtool", "driver", interface)
@@ -58,7 +58,7 @@ class Nic(HoldsNothing):
             except OSError as error:
                 findings.append(_trouble(interface, error))
                 continue
-            card = Entity(NIC, (interface,), _facts(driver, devices, rails))
+            card = Entity(NIC, (interface,), _facts(driver, network.at(driver["bus"])))
             found = typed(driver["driver"], statistics["names"])
             findings.append(_finding(interface, driver["driver"], len(found)))
             if not found:
@@ -106,16 +106,12 @@ def _interfaces(host: Host) -> list[str]:
         return []
 
 
-def _facts(
-    driver: dict[str, str], devices: dict[str, str], rails: dict[str, int]
-) -> dict[str, str]:
-    address = driver["bus"]
-    return known(
+def _facts(driver: dict[str, str], device: NetworkDevice) -> dict[str, str]:
+    return device.facts | known(
         driver=driver["driver"],
         firmware=driver["firmware"],
-        pci_address=address,
-        rdma_device=devices.get(address, ""),
-        rail=str(rails.get(address, "")),
+        pci_address=driver["bus"],
+        rdma_device=device.rdma[0] if device.rdma else "",
     )
 
 

@@ -14,7 +14,8 @@ from agent.facts import counted, names
 from agent.host import Host
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.sources.burst_port import Kept, Port, plan
-from agent.topology import rdma_cards
+from agent.topology.network import Wiring
+from agent.topology.rules import BRIDGE
 from railscope.catalog import bursts as c
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
@@ -30,8 +31,14 @@ class NicBurst:
     name = "nic_burst"
     family = "nic_burst"
 
-    def __init__(self, window_seconds: float = 0.1, interfaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        window_seconds: float = 0.1,
+        interfaces: Sequence[str] = (),
+        wiring: Wiring | None = None,
+    ) -> None:
         self.period_seconds = window_seconds
+        self._wiring = wiring or Wiring()
         self._grid = Grid(round(window_seconds * NS))
         self._interfaces = tuple(interfaces)
         self._ports: dict[str, Port] = {}
@@ -41,7 +48,8 @@ class NicBurst:
 
     def probe(self, host: Host) -> Inventory:
         """Choose the cards. One that is as before goes on where it was."""
-        cards = {address: device for device, address in rdma_cards(host).items()}
+        network = self._wiring.look(host)
+        cards = {d.address: d.rdma[0] for d in network.devices if d.rdma and d.role != BRIDGE}
         found: dict[str, Port] = {}
         for interface in names(host, _NET):
             planned = plan(host, interface, cards)

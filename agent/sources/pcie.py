@@ -6,98 +6,152 @@ sysfs-bus-pci-devices-aer_stats. A reading of "Unknown" speed or 0 or 255 lanes 
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from agent.facts import known, linked, text
 from agent.host import Host, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
-from agent.topology import pci_path
+from agent.sources.pcie_presence import Presence
+from agent.topology import pci
+from agent.topology.names import device_names
+from agent.topology.paths import (
+    FILES,
+    UNTOLD,
+    LinkFiles,
+    PciLink,
+    links,
+    path_bandwidth,
+    path_limit,
+    path_state,
+)
+from agent.topology.pci import DEVICES as ROOT
+from agent.topology.pci import GPU, NVME, PciDevice
 from railscope.catalog import pcie as catalog
 from railscope.catalog.declare import Metric
-from railscope.catalog.entities import PCIE, PCIE_AER
+from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ROOT_ERROR
 from railscope.entity import Entity
-from railscope.reading import Absent, Reading, reason_of
+from railscope.reading import Absent, parse_integer, reason_of
 
-ROOT = "/sys/bus/pci/devices"
-_ROLES = {
-    "0x0300": "gpu", "0x0302": "gpu", "0x0108": "nvme",
-    "0x0200": "nic", "0x0207": "nic", "0x0208": "nic", "0x0c06": "nic",
-}  # fmt: skip
-_BRIDGE = "0x0604"
-_NVSWITCH = ("0x10de", "0x0680")
 _SEVERITIES = ("correctable", "nonfatal", "fatal")
-_SPEED = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*GT/s")
-_MEGATRANSFERS = 1000
-_UNKNOWN_WIDTHS = {0, 63, 255}  # 63 and 255: registers of a dead device read all ones
-_LINKS: tuple[tuple[str, Metric], ...] = (
-    ("current_link_speed", catalog.PCIE_SPEED),
-    ("max_link_speed", catalog.PCIE_SPEED_LIMIT),
-    ("current_link_width", catalog.PCIE_WIDTH),
-    ("max_link_width", catalog.PCIE_WIDTH_LIMIT),
-)
+_ROOT_FILES = {"correctable": "cor", "nonfatal": "nonfatal", "fatal": "fatal"}
+_LINKS: dict[str, tuple[Metric, str]] = {
+    "current_link_speed": (catalog.PCIE_SPEED, "speed"),
+    "max_link_speed": (catalog.PCIE_SPEED_LIMIT, "speed_limit"),
+    "current_link_width": (catalog.PCIE_WIDTH, "width"),
+    "max_link_width": (catalog.PCIE_WIDTH_LIMIT, "width_limit"),
+}
+_AWAKE = "D0"
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The columns of the last probe, by what fills them."""
+
+    columns: Columns = field(default_factory=Columns)
+    links: list[tuple[int, str, str]] = field(default_factory=list)
+    paths: list[tuple[int, tuple[PciLink, ...]]] = field(default_factory=list)
+    states: list[tuple[int, tuple[PciLink, ...]]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    errors: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+    root_errors: list[tuple[int, int]] = field(default_factory=list)
+    present: list[tuple[int, str]] = field(default_factory=list)
 
 
 class Pcie:
-    """Speed, width and error counts of the links that carry GPU and network traffic."""
+    """Speed, width and errors of the links that carry GPU and network traffic; what has gone.
+
+    The state of a GPU's path is another source's: it takes the driver to say whether a slow link
+    saves power.
+    """
 
     name = "pcie"
     family = "pcie"
 
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds
-        self._kept: KeptFiles | None = None
-        self._links: list[tuple[int, str, int]] = []
-        self._errors: list[tuple[int, dict[str, int]]] = []
+        self._plan = _Plan()
+        self._presence = Presence()
+        self._links: LinkFiles | None = None
+        self._counts: KeptFiles | None = None
 
     def probe(self, host: Host) -> Inventory:
         """Find the devices of interest, and everything between them and the processor."""
-        columns = Columns()
-        paths: list[str] = []
-        self._links, self._errors = [], []
-        devices = _devices(host)
-        for address, role in devices.items():
-            entity = Entity(PCIE, (address,), _facts(host, address, role))
-            for file, metric in _LINKS:
-                path = f"{ROOT}/{address}/{file}"
-                if text(host, path):
-                    self._links.append((len(paths), file, columns.add(metric, entity)))
-                    paths.append(path)
-            for severity in _SEVERITIES:
-                path = f"{ROOT}/{address}/aer_dev_{severity}"
-                positions = {
-                    error: columns.add(
-                        catalog.PCIE_AER_ERRORS, entity.part(PCIE_AER, severity, error)
-                    )
-                    for error in parse_aer(text(host, path).encode())
-                }
-                if positions:
-                    self._errors.append((len(paths), positions))
-                    paths.append(path)
+        try:
+            addresses = host.names(ROOT)
+        except FileNotFoundError:
+            addresses = []
+        devices = pci.look(host)
+        roles = {address: device.role for address, device in devices.items()}
+        entities = {
+            address: Entity(PCIE, (address,), _facts(host, device))
+            for address, device in devices.items()
+        }
+        plan = self._plan = _Plan()
+        for address, device in devices.items():
+            _place_links(host, plan, entities[address])
+            path = links(device.place.chain, roles)
+            if path and text(host, f"{ROOT}/{path[-1].lower}/current_link_speed"):
+                _place_path(plan, device, entities[address], path)
+            _place_errors(host, plan, entities[address])
+        lasting = {a: e for a, e in entities.items() if not pci.is_virtual_function(host, a)}
+        names = device_names(host, devices)
+        for address, entity in self._presence.learn(addresses, lasting, names).items():
+            column = plan.columns.add(catalog.PCIE_PRESENT, entity)
+            plan.present.append((column, address))
         self.close()
-        self._kept = host.keep(paths)
-        return Inventory(tuple(columns.columns), (), (_finding(devices, bool(self._errors)),))
+        self._links, self._counts = LinkFiles(host, tuple(devices)), host.keep(plan.files)
+        return Inventory(tuple(plan.columns.columns), (), (_finding(devices, bool(plan.errors)),))
 
-    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
-        """Read every link and every error file."""
-        if self._kept is None:
+    def read(self, host: Host, into: Table) -> None:
+        """Look who is there, and read every link and every error file."""
+        if self._links is None or self._counts is None:
             return
-        for file, name, column in self._links:
-            into.put(column, _link(self._kept, file, name))
-        for file, positions in self._errors:
+        self._read_presence(host, into)
+        states = self._links.read()
+        for column, address, what in self._plan.links:
+            into.put(column, getattr(states.get(address, UNTOLD), what))
+        for column, path in self._plan.paths:
+            into.put(column, path_limit(path, states))
+            into.put(column + 1, path_bandwidth(path, states))
+        for column, path in self._plan.states:
+            into.put(column, path_state(path, states, lambda address: _sleeps(host, address)))
+        self._read_errors(self._counts, into)
+
+    def _read_presence(self, host: Host, into: Table) -> None:
+        try:
+            there = set(host.names(ROOT))
+        except OSError as error:
+            for column, _ in self._plan.present:
+                into.put(column, reason_of(error))
+            return
+        for column, address in self._plan.present:
+            into.put(column, int(address in there))
+        into.events += self._presence.compare(there, host.clock.now())
+        into.grown |= self._presence.grown
+
+    def _read_errors(self, counts: KeptFiles, into: Table) -> None:
+        for file, positions in self._plan.errors:
             try:
-                counts = parse_aer(self._kept.text(file))
+                found = parse_aer(counts.text(file))
             except OSError as error:
                 for column in positions.values():
                     into.put(column, reason_of(error))
                 continue
             for name, column in positions.items():
-                into.put(column, counts.get(name, Absent.GONE))
+                into.put(column, found.get(name, Absent.GONE))
+        for file, column in self._plan.root_errors:
+            try:
+                into.put(column, parse_integer(counts.text(file)))
+            except OSError as error:
+                into.put(column, reason_of(error))
 
     def close(self) -> None:
         """Close the kept files."""
-        if self._kept:
-            self._kept.close()
-        self._kept = None
+        for kept in (self._links, self._counts):
+            if kept:
+                kept.close()
+        self._links = self._counts = None
 
 
 def parse_aer(text: bytes) -> dict[str, int]:
@@ -114,58 +168,71 @@ def parse_aer(text: bytes) -> dict[str, int]:
     return counts
 
 
-def _link(files: KeptFiles, index: int, name: str) -> Reading:
+def _place_links(host: Host, plan: _Plan, entity: Entity) -> None:
+    address = entity.key[0]
+    for file in FILES:
+        metric, what = _LINKS[file]
+        if text(host, f"{ROOT}/{address}/{file}"):
+            plan.links.append((plan.columns.add(metric, entity), address, what))
+
+
+def _place_path(plan: _Plan, device: PciDevice, entity: Entity, path: tuple[PciLink, ...]) -> None:
+    plan.paths.append((plan.columns.add(catalog.PCIE_PATH_LIMIT, entity), path))
+    plan.columns.add(catalog.PCIE_PATH_BANDWIDTH, entity)
+    if device.role != GPU:
+        plan.states.append((plan.columns.add(catalog.PCIE_PATH_STATE, entity), path))
+
+
+def _place_errors(host: Host, plan: _Plan, entity: Entity) -> None:
+    folder = f"{ROOT}/{entity.key[0]}"
+    for severity in _SEVERITIES:
+        path = f"{folder}/aer_dev_{severity}"
+        positions = {
+            error: plan.columns.add(catalog.PCIE_AER_ERRORS, entity.part(PCIE_AER, severity, error))
+            for error in parse_aer(text(host, path).encode())
+        }
+        if positions:
+            plan.errors.append((len(plan.files), positions))
+            plan.files.append(path)
+    for severity, name in _ROOT_FILES.items():
+        path = f"{folder}/aer_rootport_total_err_{name}"
+        if text(host, path):
+            about = entity.part(PCIE_ROOT_ERROR, severity)
+            column = plan.columns.add(catalog.PCIE_ROOT_ERRORS, about)
+            plan.root_errors.append((len(plan.files), column))
+            plan.files.append(path)
+
+
+def _sleeps(host: Host, address: str) -> bool | Absent:
+    """Whether a device may be saving power. Network cards and switches never slow their links.
+
+    A drive may, but not in D0 (Documentation/ABI/testing/sysfs-bus-pci, power_state).
+    """
+    if pci.role(host, address) != NVME:
+        return False
     try:
-        content = files.text(index).strip()
+        power_state = host.read(f"{ROOT}/{address}/power_state").decode(errors="replace").strip()
+    except FileNotFoundError:
+        return Absent.UNSUPPORTED
     except OSError as error:
         return reason_of(error)
-    if name.endswith("_speed"):
-        match = _SPEED.match(content)
-        if match:
-            return round(float(match[1]) * _MEGATRANSFERS)
-        return Absent.UNSUPPORTED if content.startswith(b"Unknown") else Absent.ERROR
-    if not content.isdigit():
-        return Absent.ERROR
-    return Absent.UNSUPPORTED if int(content) in _UNKNOWN_WIDTHS else int(content)
+    if power_state in {"unknown", "error", ""}:
+        return Absent.UNSUPPORTED
+    return power_state != _AWAKE
 
 
-def _devices(host: Host) -> dict[str, str]:
-    try:
-        addresses = host.names(ROOT)
-    except FileNotFoundError:
-        return {}
-    roles = {address: _role(host, address) for address in addresses}
-    wanted = {address: role for address, role in roles.items() if role not in {"", "bridge"}}
-    for address in list(wanted):
-        try:
-            above = pci_path(host.resolve(f"{ROOT}/{address}"))[1:-1]
-        except OSError:
-            continue
-        wanted |= {bridge: "bridge" for bridge in above if roles.get(bridge) == "bridge"}
-    return dict(sorted(wanted.items()))
-
-
-def _role(host: Host, address: str) -> str:
-    class_, vendor = text(host, f"{ROOT}/{address}/class"), text(host, f"{ROOT}/{address}/vendor")
-    if (vendor, class_[:6]) == _NVSWITCH:
-        return "nvswitch"
-    if class_.startswith(_BRIDGE):
-        return "bridge"
-    return _ROLES.get(class_[:6], "")
-
-
-def _facts(host: Host, address: str, role: str) -> dict[str, str]:
-    folder = f"{ROOT}/{address}"
+def _facts(host: Host, device: PciDevice) -> dict[str, str]:
+    folder = f"{ROOT}/{device.address}"
     return known(
-        role=role,
-        vendor=text(host, f"{folder}/vendor"),
-        device=text(host, f"{folder}/device"),
+        role=device.role,
+        vendor=device.vendor,
+        device=device.device,
         driver=linked(host, f"{folder}/driver"),
         numa_node=text(host, f"{folder}/numa_node"),
     )
 
 
-def _finding(devices: dict[str, str], errors: bool) -> Finding:  # noqa: FBT001 - a plain fact
+def _finding(devices: Mapping[str, PciDevice], errors: bool) -> Finding:  # noqa: FBT001 - a plain fact
     if not devices:
         return Finding("PCIe devices", Verdict.ABSENT, f"{ROOT} has no GPU, card or drive")
     aer = f"{'with' if errors else 'without'} AER counters"

@@ -11,7 +11,8 @@ import re
 from agent.facts import counted, known, linked, names, text
 from agent.host import Host, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
-from agent.topology import rails_by_address
+from agent.topology.network import Network, Wiring
+from agent.topology.rules import BRIDGE
 from railscope.catalog import rdma as catalog
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
@@ -33,8 +34,9 @@ class Rdma:
     name = "rdma"
     family = "network"
 
-    def __init__(self, period_seconds: float = 1.0) -> None:
+    def __init__(self, period_seconds: float = 1.0, wiring: Wiring | None = None) -> None:
         self.period_seconds = period_seconds
+        self._wiring = wiring or Wiring()
         self._counters: KeptFiles | None = None
         self._states: KeptFiles | None = None
         self._first_state = 0
@@ -45,14 +47,18 @@ class Rdma:
             devices = host.names(ROOT)
         except FileNotFoundError:
             devices = []
-        rails = rails_by_address(host)
+        network = self._wiring.look(host)
         columns = Columns()
         paths: list[str] = []
         ports: list[tuple[str, Entity]] = []
+        bridges: list[Entity] = []
         for device in devices:
             for port in names(host, f"{ROOT}/{device}/ports"):
                 folder = f"{ROOT}/{device}/ports/{port}"
-                entity = Entity(RDMA_PORT, (device, port), _facts(host, device, folder, rails))
+                entity = Entity(RDMA_PORT, (device, port), _facts(host, device, folder, network))
+                if entity.facts.get("role") == BRIDGE:
+                    bridges.append(entity)
+                    continue
                 ports.append((folder, entity))
                 for path, metric, about in _counter_files(host, folder, entity):
                     columns.add(metric, about)
@@ -64,7 +70,8 @@ class Rdma:
         self.close()
         self._counters = host.keep(paths)
         self._states = host.keep([f"{folder}/{file}" for folder, _ in ports for file in _FILES])
-        return Inventory(tuple(columns.columns), (), (_finding(devices, len(ports), len(paths)),))
+        findings = (_finding(devices, len(ports), len(paths)), *_problems(network))
+        return Inventory(tuple(columns.columns), tuple(bridges), findings)
 
     def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
         """Read all counter files, then the states."""
@@ -111,10 +118,10 @@ def _counter_files(host: Host, folder: str, port: Entity) -> list[tuple[str, Met
     return [(path, metric, about) for (metric, about), path in found.items()]
 
 
-def _facts(host: Host, device: str, folder: str, rails: dict[str, int]) -> dict[str, str]:
+def _facts(host: Host, device: str, folder: str, network: Network) -> dict[str, str]:
     base = f"{ROOT}/{device}"
     address = linked(host, f"{base}/device")
-    return known(
+    return network.at(address).facts | known(
         driver=linked(host, f"/sys/bus/pci/devices/{address}/driver") if address else "",
         pci_address=address,
         firmware=text(host, f"{base}/fw_ver"),
@@ -122,7 +129,6 @@ def _facts(host: Host, device: str, folder: str, rails: dict[str, int]) -> dict[
         hca=text(host, f"{base}/hca_type"),
         link_layer=text(host, f"{folder}/link_layer"),
         interface=_interface(host, base, folder),
-        rail=str(rails.get(address, "")),
     )
 
 
@@ -156,3 +162,8 @@ def _finding(devices: list[str], ports: int, files: int) -> Finding:
     found = (counted(len(devices), "device"), counted(ports, "port"))
     detail = f"{', '.join(found)}, {counted(files, 'counter file')}"
     return Finding("RDMA devices", Verdict.SUPPORTED, detail)
+
+
+def _problems(network: Network) -> list[Finding]:
+    mend = "change the section [topology] of the settings"
+    return [Finding("rails", Verdict.BROKEN, problem, mend) for problem in network.problems]

@@ -85,7 +85,7 @@ VGPU = EntityKind("vgpu", ("gpu", "vgpu"), ("vgpu_type", "virtual_machine"), par
 NIC = EntityKind(
     "nic",
     ("interface",),
-    ("driver", "pci_address", "firmware", "rdma_device", "rail"),
+    ("driver", "pci_address", "firmware", "rdma_device", "rail", "role"),
 )
 NIC_PRIORITY = EntityKind("nic_priority", ("interface", "priority"), part_of=NIC)
 NIC_WINDOW = EntityKind("nic_window", ("interface", "direction", "le"), part_of=NIC)
@@ -94,12 +94,23 @@ NIC_LANE = EntityKind("nic_lane", ("interface", "lane"), part_of=NIC)
 RDMA_PORT = EntityKind(
     "rdma_port",
     ("device", "port"),
-    ("driver", "pci_address", "firmware", "board", "hca", "link_layer", "interface", "rail"),
+    (
+        "driver",
+        "pci_address",
+        "firmware",
+        "board",
+        "hca",
+        "link_layer",
+        "interface",
+        "rail",
+        "role",
+    ),
 )
 RDMA_COUNTER = EntityKind("rdma_counter", ("device", "port", "counter"), part_of=RDMA_PORT)
 
 PCIE = EntityKind("pcie", ("pci_address",), ("role", "vendor", "device", "driver", "numa_node"))
 PCIE_AER = EntityKind("pcie_aer", ("pci_address", "severity", "error"), part_of=PCIE)
+PCIE_ROOT_ERROR = EntityKind("pcie_root_error", ("pci_address", "severity"), part_of=PCIE)
 
 XID = EntityKind("xid", ("pci_address", "xid"))
 SXID = EntityKind("sxid", ("nvswitch", "sxid", "severity"))

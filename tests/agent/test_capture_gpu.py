@@ -18,7 +18,7 @@ from support.exporter_pairs import (
     THEIRS_ALONE,
 )
 
-from agent.topology import pci_address
+from agent.topology.pci import pci_address
 from railscope.reading import Absent
 
 EACH_CASE = pytest.mark.parametrize(("card", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])  # fmt: skip

@@ -1,40 +1,50 @@
-"""PCI trees of real machines: distances as `nvidia-smi topo -m` words them, and rails."""
+"""PCI trees and topology files of real machines: distances as `nvidia-smi topo -m` words them, rails."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 from support.machine import FakeHost
+from support.pci_bus import DEVICES, add_device, name_rdma
 from support.reading import read_once
 from support.shared import captured, unpacked
 
+from agent.config import TopologySettings
 from agent.host.real import RealHost
 from agent.sources.pcie import Pcie
-from agent.topology import Distance, distance, gpu_addresses, pci_path, rails, rdma_cards
+from agent.topology import pci
+from agent.topology.distance import Distance, distance
+from agent.topology.names import RDMA, functions
+from agent.topology.nccl_xml import parse
+from agent.topology.network import Network, Wiring
+from agent.topology.node import look
+from agent.topology.pci import gpu_addresses
+from agent.topology.rules import Rules, rules
+from agent.topology.tree_file import NcclTopology
 
-DEVICES = "/sys/bus/pci/devices"
 WESTMERE = "sysfs/hwloc/40intel64-2g2n4c+pcilocality.tar.bz2"
 GB10 = "sysfs/hwloc/nvidia-dgx-gb10.tar.bz2"
 PCI_AND_CARDS = (
     r"/bus/pci/devices/|/class/infiniband/|/devices/pci.*/(class|vendor|numa_node|device)$"
 )
-GPU_CLASS, CARD_CLASSES = "0x0302", ("0x0200", "0x0207")
+FILES = [
+    "aws-g5.48xl-topo.xml",
+    "aws-p4d-24xl-topo.xml",
+    "azure-ncv4-topo.xml",
+    "azure-ndv4-topo.xml",
+    "azure-ndv5-topo.xml",
+    "rocm-topo_8p_940.xml",
+]
+EACH_FILE = pytest.mark.parametrize("name", FILES)
+GPU_CLASSES, CARD_CLASSES = ("0x0302", "0x1200"), ("0x0200", "0x0207")
 
 
 @pytest.fixture(scope="module")
 def westmere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked(WESTMERE, tmp_path_factory.mktemp("westmere"), PCI_AND_CARDS)
-
-
-def apart(host: RealHost | FakeHost, one: str, other: str) -> Distance:
-    """The distance of two devices, their NUMA nodes read by plain means."""
-    paths = [pci_path(host.resolve(f"{DEVICES}/{address}")) for address in (one, other)]
-    nodes = [host.read(f"{DEVICES}/{address}/numa_node").strip() for address in (one, other)]
-    return distance(*paths, same_numa_node=nodes[0] == nodes[1] != b"-1")
 
 
 @pytest.mark.parametrize(
@@ -49,97 +59,166 @@ def apart(host: RealHost | FakeHost, one: str, other: str) -> Distance:
 def test_distances_in_a_server_of_two_sockets(
     westmere: Path, one: str, other: str, expected: Distance
 ) -> None:
-    host = RealHost(westmere)
-    assert apart(host, one, other) is apart(host, other, one) is expected
+    places = [pci.place(RealHost(westmere), address) for address in (one, other)]
+    assert distance(*places) is distance(*reversed(places)) is expected
 
 
 def test_cards_of_that_server_are_found(westmere: Path) -> None:
     host = RealHost(westmere)
-    assert rdma_cards(host) == {"qib0": "0000:43:00.0"}
+    assert functions(host, RDMA) == {"qib0": "0000:43:00.0"}
     assert gpu_addresses(host) == []
-    assert rails(host, rdma_cards(host), ()) == {}
+    network = Wiring().look(host)
+    assert network.at("0000:43:00.0").facts == {}
+    assert network.at("0000:43:00.0").why == "there is no GPU"
 
 
 def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
     host = RealHost(unpacked(GB10, tmp_path, "/(bus|class)(/|$)"))
-    assert (gpu_addresses(host), rdma_cards(host)) == ([], {})
+    assert gpu_addresses(host) == []
+    assert Wiring().look(host) == Network()
     assert read_once(Pcie(), host).problem == ""
 
 
-# Cloud machines, from the topology files their vendors give to NCCL ---------------------------------
+# Topology files -----------------------------------------------------------------------------------
 
 
-def devices(element: ET.Element, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Address, class and place in the tree of every PCI device below an element."""
-    for pci in element.findall("pci"):
-        address = pci.attrib["busid"]
-        yield address, pci.attrib.get("class", ""), "/".join((*path, address))
-        yield from devices(pci, (*path, address))
+def told(name: str) -> NcclTopology:
+    return parse(captured(f"topology/{name}").read_bytes())
 
 
-def machine(name: str) -> tuple[FakeHost, list[str], dict[str, str]]:
-    """A host with the tree of a topology file, its GPUs in bus order and its cards."""
-    host = FakeHost()
-    gpus: list[str] = []
-    cards: dict[str, str] = {}
+def elements(name: str) -> list[tuple[ET.Element, list[str], str]]:
+    """Every PCI device of a file, with the addresses of what holds it and the number of its CPU."""
+
+    def below(element: ET.Element, above: list[str], cpu: str) -> None:
+        for child in element.findall("pci"):
+            found.append((child, above, cpu))
+            below(child, [*above, child.attrib["busid"]], cpu)
+
+    found: list[tuple[ET.Element, list[str], str]] = []
     tree = ET.parse(captured(f"topology/{name}"))  # noqa: S314 - a file of ours
     for cpu in tree.getroot().findall("cpu"):
-        node = cpu.attrib["numaid"]
-        for address, class_, place in devices(cpu, ("/sys/devices", f"pci{node}")):
-            host.files[f"{place}/numa_node"] = node
-            host.links[f"{DEVICES}/{address}"] = place
-            if class_.startswith(GPU_CLASS):
-                gpus.append(address)
-            elif class_.startswith(CARD_CLASSES):
-                cards[f"card{len(cards)}"] = address
-    return host, sorted(gpus), cards
+        below(cpu, [], cpu.attrib["numaid"])
+    return found
 
 
-def parent(host: FakeHost, address: str) -> str:
-    return host.links[f"{DEVICES}/{address}"].rsplit("/", 1)[0]
+@EACH_FILE
+def test_a_file_tells_every_device_and_its_numa_node(name: str) -> None:
+    expected = {pci_.attrib["busid"]: numa for pci_, _, numa in elements(name)}
+    assert {a: place.numa_node for a, place in told(name).places.items()} == expected
+    assert len(expected) >= 4
+
+
+@EACH_FILE
+def test_distances_follow_switches_and_cpus(name: str) -> None:
+    """What a plain look at the nested elements says."""
+    places = told(name).places
+    ends = [entry for entry in elements(name) if not entry[0].findall("pci")]
+    for (one, above, cpu), (other, above_other, cpu_other) in combinations(ends, 2):
+        if cpu != cpu_other:
+            expected = Distance.SYS
+        elif above[:1] != above_other[:1] or not above:
+            expected = Distance.PHB
+        else:
+            expected = Distance.PIX if above == above_other else Distance.PXB
+        pair = [places[pci_.attrib["busid"]] for pci_ in (one, other)]
+        assert distance(*pair) is distance(*reversed(pair)) is expected, (one, other)
+
+
+def test_cpus_links_and_names_of_a_file() -> None:
+    aws, azure, rocm = (told(FILES[number]) for number in (1, 2, 5))
+    assert aws.cpus == {"0": "0-23,48-71", "1": "24-47,72-95"}
+    assert azure.cpus["3"] == "72-95"
+    assert azure.links == {}, "links of a GPU to itself are none"
+    assert rocm.links["0000:0c:00.0", "0000:15:00.0"] == ("XGMI", 1)
+    assert len(rocm.links) == 8 * 7
+    assert rocm.networks["mlx5_7"] == "0000:da:00.0"
+
+
+def guest(name: str, *, tree: bool = True) -> FakeHost:
+    """The virtual machine of a file: all devices on one bus, or with the switches of the file."""
+    host = FakeHost()
+    for number, (pci_, above, cpu) in enumerate(elements(name)):
+        address, class_ = pci_.attrib["busid"], pci_.get("class", "")
+        if pci_.findall("pci"):
+            continue
+        ports = [port for switch in above for port in (switch, f"{switch[:-4]}{number:02x}.0")]
+        path = [f"pci0000:{int(cpu):02x}", *ports] if tree else ["pci0000:00"]
+        vendor = "0x1002" if class_.startswith("0x1200") else "0x10de"
+        model = (pci_.get("vendor", vendor), pci_.get("device", "0x0001"))
+        add_device(host, "/".join([*path, address]), class_, model, numa_node=cpu if tree else "-1")
+        if class_.startswith(CARD_CLASSES):
+            name_rdma(host, f"card{number}", address)
+    return host
+
+
+def network(host: FakeHost, tree: NcclTopology | None = None) -> Network:
+    return Wiring(Rules(tree=tree)).look(host)
+
+
+WITH_CARDS = {
+    "aws-p4d-24xl-topo.xml": (4, [0, 0, 1, 1, 2, 2, 3, 3]),
+    "azure-ndv4-topo.xml": (8, list(range(8))),
+    "azure-ndv5-topo.xml": (8, list(range(8))),
+    "rocm-topo_8p_940.xml": (8, list(range(8))),
+}
+
+
+@pytest.mark.parametrize("name", WITH_CARDS)
+def test_rails_of_a_guest_are_those_of_its_file(name: str) -> None:
+    """The tree built from a file and the file itself say the same, and each card is at its GPU."""
+    cards, gpu_rails = WITH_CARDS[name]
+    flat = network(guest(name, tree=False), told(name))
+    built = network(guest(name))
+    found = {d.address: d.rail for d in flat.devices}
+    assert found == {d.address: d.rail for d in built.devices}
+    assert sorted(found.values()) == list(range(cards))
+    assert list(flat.gpu_rails.values()) == list(built.gpu_rails.values()) == gpu_rails
+    switches = {p.attrib["busid"]: above[0] for p, above, _ in elements(name) if above}
+    for gpu, card in flat.gpu_cards.items():
+        assert switches[gpu] == switches[card]
+
+
+@pytest.mark.parametrize("name", WITH_CARDS)
+def test_without_the_file_such_a_guest_shows_no_rails(name: str) -> None:
+    found = network(guest(name, tree=False)).devices
+    assert {device.rail for device in found} == {None}
+    assert {device.role for device in found} == {"storage"}
 
 
 @pytest.mark.parametrize("name", ["azure-ndv4-topo.xml", "azure-ndv5-topo.xml"])
-def test_each_gpu_has_a_card_of_its_own_under_its_switch(name: str) -> None:
-    host, gpus, cards = machine(name)
-    found = rails(host, cards, gpus)
-    assert sorted(found.values()) == list(range(8))
-    for card, rail in found.items():
-        assert parent(host, cards[card]) == parent(host, gpus[rail])
+def test_a_guest_with_a_bus_for_every_device_pairs_by_numa_node_as_its_file_does(name: str) -> None:
+    """Azure gives each device a domain and a host bridge of its own, and tells NUMA nodes."""
+    host = FakeHost()
+    for number, (pci_, _, cpu) in enumerate(elements(name)):
+        address, class_ = pci_.attrib["busid"], pci_.get("class", "")
+        if class_.startswith((*GPU_CLASSES, *CARD_CLASSES)):
+            add_device(host, f"pci{address[:7]}/{address}", class_, numa_node=cpu)
+        if class_.startswith(CARD_CLASSES):
+            name_rdma(host, f"mlx5_{number}", address)
+    by_numa_node, by_file = network(host), network(host, told(name))
+    assert by_numa_node.gpu_cards == by_file.gpu_cards
+    assert by_numa_node.gpu_rails == by_file.gpu_rails
 
 
-def test_two_gpus_share_a_card() -> None:
-    """Four cards for eight GPUs: a card's rail is the first GPU under its switch."""
-    host, gpus, cards = machine("aws-p4d-24xl-topo.xml")
-    assert list(rails(host, cards, gpus).values()) == [0, 2, 4, 6]
+def test_the_file_of_the_settings_makes_the_table() -> None:
+    name = "rocm-topo_8p_940.xml"
+    file = captured(f"topology/{name}")
+    node = look(guest(name, tree=False), rules(TopologySettings(nccl_file=str(file))))
+    gpus, cards = [gpu.address for gpu in node.gpus], [card.address for card in node.cards]
+    assert (len(gpus), len(cards)) == (8, 8)
+    for place, gpu in enumerate(gpus):
+        words = [node.apart(gpu, card) for card in cards]
+        expected = ["PHB" if place // 4 == other // 4 else "SYS" for other in range(8)]
+        expected[place] = "PXB"
+        assert words == expected
+        assert {node.apart(gpu, other) for other in gpus} == {"X", "XGMI1"}
+        assert node.cpus[gpu] == told(name).cpus[str(place // 4)]
 
 
-@pytest.mark.parametrize(
-    "name", ["azure-ndv4-topo.xml", "azure-ndv5-topo.xml", "aws-p4d-24xl-topo.xml"]
-)
-def test_distances_follow_switch_and_socket(name: str) -> None:
-    host, gpus, cards = machine(name)
-    for one, other in combinations([*gpus, *cards.values()], 2):
-        same_switch = parent(host, one) == parent(host, other)
-        same_socket = parent(host, one).split("/")[3] == parent(host, other).split("/")[3]
-        expected = Distance.PIX if same_switch else Distance.PHB if same_socket else Distance.SYS
-        assert apart(host, one, other) is expected, (one, other)
-
-
-def test_a_card_far_from_every_gpu_has_no_rail() -> None:
-    host, gpus, cards = machine("azure-ndv5-topo.xml")
-    other_switch = [gpu for gpu in gpus if parent(host, gpu) != parent(host, cards["card0"])]
-    assert rails(host, {"card0": cards["card0"]}, other_switch) == {}
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ("pci0/a/b/c", "pci0/a/b/d", Distance.PIX),
-        ("pci0/a/b/c/d", "pci0/a/x/y/z", Distance.PXB),
-        ("pci0/a/b", "pci0/c/d", Distance.PHB),
-        ("pci0/a", "pci1/a", Distance.NODE),
-    ],
-)
-def test_distances_by_bridges_between(one: str, other: str, expected: Distance) -> None:
-    assert distance(one.split("/"), other.split("/"), same_numa_node=True) is expected
+def test_devices_that_a_file_does_not_tell_keep_their_place() -> None:
+    name = "azure-ndv4-topo.xml"
+    host = guest(name, tree=False)
+    add_device(host, "pci0000:00/0000:00:02.0/0000:01:00.0", "0x010802", numa_node="0")
+    node = look(host, Rules(tree=told(name)))
+    assert node.devices["0000:01:00.0"].place.bridge == "pci0000:00"
+    assert f"{DEVICES}/0000:01:00.0" in host.links

@@ -24,7 +24,7 @@ from agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffi
 from agent.sources.nvidia.plan import Plan
 from agent.sources.nvidia.processes import Processes
 from agent.sources.nvidia.sharing import Sharing
-from agent.topology import pci_address
+from agent.topology.pci import pci_address
 from railscope.catalog.entities import GPU, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
 from railscope.entity import Entity

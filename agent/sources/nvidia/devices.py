@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from agent.facts import linked, text
+from agent.facts import linked
 from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.inventory import Gpus
-from agent.topology import gpu_addresses
+from agent.topology.names import gpu_uuid
+from agent.topology.pci import gpu_addresses
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import GPU, GPU_ADDRESS
 from railscope.entity import Entity
 
 DRIVER, VIRTUAL_MACHINE, UNBOUND, OTHER_DRIVER, MISSING = h.GPU_DEVICE_STATE.states
 _PASSED_ON = {"vfio-pci", "xen-pciback", "pci-stub", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"}
-_UUID = "GPU UUID:"
 
 
 class GpuDevices(HoldsNothing):
@@ -85,14 +85,8 @@ class GpuDevices(HoldsNothing):
 
 
 def _missing(host: Host, address: str) -> Entity:
-    """A GPU that NVML does not tell of; its PCI address is its name where the driver has no UUID.
-
-    A driver that never got the GPU to run writes question marks, or leaves the line out
-    (open-gpu-kernel-modules, kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info).
-    """
-    lines = text(host, f"/proc/driver/nvidia/gpus/{address}/information").splitlines()
-    told = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")
-    name = told if told and "?" not in told else address
+    """A GPU that NVML does not tell of; its PCI address is its name where the driver has no UUID."""
+    name = gpu_uuid(host, address) or address
     return Entity(GPU, (name,), {"pci_address": address})
 
 

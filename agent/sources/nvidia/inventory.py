@@ -7,13 +7,13 @@ them then probe anew: what a GPU supports depends on its driver and its mode.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent.facts import counted, known, text
 from agent.host import Host, Json, NvmlError
 from agent.source import Finding, Verdict
-from agent.topology import NO_NUMA_NODE, gpu_addresses, pci_address
+from agent.topology.network import Network, Wiring
+from agent.topology.pci import NO_NUMA_NODE, gpu_addresses, pci_address
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
 from railscope.entity import Entity
@@ -61,6 +61,7 @@ class GpuDevice:
 class Gpus:
     """The GPUs as the last look found them."""
 
+    wiring: Wiring = field(default_factory=Wiring)
     found: dict[int, GpuDevice] = field(default_factory=dict)
     generation: int = 0
     """Grows with every change of what is there."""
@@ -94,8 +95,8 @@ class Gpus:
             self._settle(host, {}, (_no_library(host),))
             return self.found
         driver = _Driver.asked(host)
-        addresses = gpu_addresses(host)
-        asked = {index: self._identify(host, index, driver, addresses) for index in range(count)}
+        network = self.wiring.look(host)
+        asked = {index: self._identify(host, index, driver, network) for index in range(count)}
         named = {gpu.entity.key: index for index, gpu in asked.items() if gpu}
         gpus = {i: gpu for i, gpu in asked.items() if gpu and named[gpu.entity.key] == i}
         detail = f"{len(gpus)} of {counted(count, 'GPU')}, driver {driver.version}"
@@ -148,12 +149,12 @@ class Gpus:
             self._events.append(Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, told))
 
     def _identify(
-        self, host: Host, index: int, driver: _Driver, addresses: Sequence[str]
+        self, host: Host, index: int, driver: _Driver, network: Network
     ) -> GpuDevice | None:
         try:
             name = host.call("nvml", "nvmlDeviceGetUUID", index)
             bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
-            entity = Entity(GPU, (name,), _facts(host, index, driver, addresses, bus))
+            entity = Entity(GPU, (name,), _facts(host, index, driver, network, bus))
             mode = _answer(host, "nvmlDeviceGetMigMode", index)
             enabled = bool(mode and mode[0])
             devices = mig_devices(host, index, entity) if enabled else ()
@@ -188,9 +189,7 @@ def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
     return tuple(found)
 
 
-def _facts(
-    host: Host, index: int, driver: _Driver, addresses: Sequence[str], bus: str
-) -> dict[str, str]:
+def _facts(host: Host, index: int, driver: _Driver, network: Network, bus: str) -> dict[str, str]:
     architecture = _text(host, "nvmlDeviceGetArchitecture", index)
     capability = _answer(host, "nvmlDeviceGetCudaComputeCapability", index)
     virtual = _text(host, "nvmlDeviceGetVirtualizationMode", index)
@@ -210,7 +209,7 @@ def _facts(
         cuda=driver.cuda,
         virtualization=_VIRTUALIZATION.get(virtual, virtual),
         numa_node=text(host, f"/sys/bus/pci/devices/{bus}/numa_node").removeprefix(NO_NUMA_NODE),
-        rail=str(_rail(addresses, bus, index)),
+        rail=_rail(network, bus, index),
         **_place(host, index),
         **_fabric(host, index),
     )
@@ -269,9 +268,11 @@ def _different(old: Entity, new: Entity) -> str:
     )
 
 
-def _rail(addresses: Sequence[str], bus: str, index: int) -> int:
-    """The GPU's place in bus order; its NVML index where the PCI tree cannot be seen."""
-    return addresses.index(bus) if bus in addresses else index
+def _rail(network: Network, bus: str, index: int) -> str:
+    """That of its network card; its NVML index where it cannot be seen on the PCI bus."""
+    if all(gpu.address != bus for gpu in network.gpus):
+        return str(index)
+    return str(network.gpu_rails.get(bus, ""))
 
 
 def _answer(host: Host, function: str, *arguments: int | str) -> Json:

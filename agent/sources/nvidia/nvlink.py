@@ -15,7 +15,7 @@ from agent.source import Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia.calls import Call, Field, Questions, Target, whole
 from agent.sources.nvidia.inventory import GpuDevice, Gpus
 from agent.sources.nvidia.plan import Plans
-from agent.topology import pci_address
+from agent.topology.pci import pci_address
 from railscope.catalog import nvlink as n
 from railscope.catalog.declare import EntityKind, Metric
 from railscope.catalog.entities import (

@@ -1,0 +1,90 @@
+"""Whether the paths of GPUs to the processor run as well as they can.
+
+The driver lowers the speed of a GPU's link, never its width, while there is no work (nvml.h,
+nvmlDeviceGetCurrPcieLinkGeneration). So a slow link is a fault only of a GPU that works: one that
+ran a kernel in the driver's last sample, in a performance state for computing, at two reads in a
+row. Where the driver does not tell the load, as with MIG, a slow link gets no verdict.
+"""
+
+from __future__ import annotations
+
+from agent.host import Host, NvmlError
+from agent.source import Columns, Inventory, Table, reason_for
+from agent.sources.nvidia.inventory import Gpus
+from agent.topology import pci
+from agent.topology.paths import LinkFiles, PciLink, links, path_state
+from railscope.catalog.entities import PCIE
+from railscope.catalog.pcie import PCIE_PATH_STATE
+from railscope.entity import Entity
+from railscope.reading import Absent
+
+_COMPUTING = range(3)
+"""P0 to P2: consumer cards compute in P2."""
+_LAST_STATE = 15
+
+
+class GpuPaths:
+    """The state of every GPU's PCIe path."""
+
+    name = "gpu_pcie"
+    family = "nvml"
+
+    def __init__(self, period_seconds: float = 10.0, gpus: Gpus | None = None) -> None:
+        self.period_seconds = period_seconds
+        self._gpus = gpus or Gpus()
+        self._paths: list[tuple[PciLink, ...]] = []
+        self._files: LinkFiles | None = None
+        self._worked: set[str] = set()
+        """GPUs that had work and a slow link at the last read."""
+
+    def probe(self, host: Host) -> Inventory:
+        """Find the GPUs on the bus, whoever has them, and what is above them."""
+        devices = pci.look(host)
+        roles = {address: device.role for address, device in devices.items()}
+        columns, self._paths = Columns(), []
+        for gpu in pci.gpus_among(devices.values()):
+            path = links(gpu.place.chain, roles)
+            if path:
+                columns.add(PCIE_PATH_STATE, Entity(PCIE, (gpu.address,)))
+                self._paths.append(path)
+        ends = {
+            end: None for path in self._paths for link in path for end in (link.upper, link.lower)
+        }
+        self.close()
+        self._files = LinkFiles(host, [end for end in ends if end])
+        return Inventory(tuple(columns.columns))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Judge each path; the driver is asked about load only where a link is slow."""
+        if self._files is None:
+            return
+        states = self._files.read()
+        worked, self._worked = self._worked, set()
+        for column, path in enumerate(self._paths):
+            into.put(column, path_state(path, states, lambda at: self._sleeps(host, at, worked)))
+
+    def _sleeps(self, host: Host, address: str, worked: set[str]) -> bool | Absent:
+        """Whether a slow link may be that of a GPU without work; nothing else there may sleep."""
+        if pci.role(host, address) != pci.GPU:
+            return False
+        gpus = self._gpus.found.values()
+        index = next((gpu.index for gpu in gpus if gpu.pci_address == address), None)
+        if index is None:
+            return Absent.UNSUPPORTED
+        try:
+            state = host.call("nvml", "nvmlDeviceGetPerformanceState", index)
+            busy = host.call("nvml", "nvmlDeviceGetUtilizationRates", index)["gpu"]
+        except (NvmlError, OSError) as error:
+            return reason_for(error)
+        if not 0 <= state <= _LAST_STATE:
+            return Absent.UNSUPPORTED
+        if not busy or state not in _COMPUTING:
+            return True
+        self._worked.add(address)
+        return False if address in worked else Absent.NOT_DUE
+
+    def close(self) -> None:
+        """Close the kept files."""
+        if self._files:
+            self._files.close()
+        self._files = None

@@ -1,0 +1,40 @@
+"""What the devices of the PCI bus are called elsewhere."""
+
+from __future__ import annotations
+
+from agent.facts import names, text
+from agent.host import Host
+from agent.topology.pci import GPU, PciDevice, address_of
+
+RDMA, NET, NVME = "/sys/class/infiniband", "/sys/class/net", "/sys/class/nvme"
+_UUID = "GPU UUID:"
+
+
+def functions(host: Host, folder: str) -> dict[str, str]:
+    """Devices of a class that are a PCI function as a whole: their addresses by name."""
+    found = {name: address_of(host, f"{folder}/{name}/device") for name in names(host, folder)}
+    return {name: address for name, address in found.items() if address}
+
+
+def device_names(host: Host, devices: dict[str, PciDevice]) -> dict[str, list[str]]:
+    """RDMA devices, interfaces, drives and UUIDs of GPUs by the PCI address they are at."""
+    found: dict[str, list[str]] = {}
+    for folder in (RDMA, NET, NVME):
+        for name, address in functions(host, folder).items():
+            found.setdefault(address, []).append(name)
+    for device in devices.values():
+        uuid = gpu_uuid(host, device.address) if device.role == GPU else ""
+        if uuid:
+            found.setdefault(device.address, []).append(uuid)
+    return found
+
+
+def gpu_uuid(host: Host, address: str) -> str:
+    """The UUID the kernel driver has for a GPU; empty where it has none.
+
+    A driver that never got the GPU to run writes question marks, or leaves the line out
+    (open-gpu-kernel-modules, kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info).
+    """
+    lines = text(host, f"/proc/driver/nvidia/gpus/{address}/information").splitlines()
+    told = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")
+    return "" if "?" in told else told

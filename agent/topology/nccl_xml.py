@@ -1,0 +1,123 @@
+"""The topology file of NCCL (NCCL_TOPO_FILE): the PCI tree as a cloud knows it and its guests do not.
+
+Format: NVIDIA/nccl src/graph/xml.cc. A `pci` element that holds others is a switch: NCCL leaves the
+two ports out that sysfs shows of each. They are put back here, so that a place of such a file and a
+place of sysfs are the same kind of thing.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+
+from agent.topology.pci import NO_NUMA_NODE, Place, is_address, pci_address
+from agent.topology.tree_file import NcclFileError, NcclTopology
+
+_LINKS = {"nvlink": "NV", "xgmi": "XGMI"}
+_MASK_BITS = 32
+
+
+def parse(content: bytes) -> NcclTopology:
+    """Read such a file. Raises NcclFileError."""
+    if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
+        message = "a topology has no DOCTYPE and no entities"
+        raise NcclFileError(message)
+    try:
+        root = ET.fromstring(content)  # noqa: S314 - the operator's file, and no entities
+    except ET.ParseError as error:
+        message = f"no XML: {error}"
+        raise NcclFileError(message) from error
+    if root.tag != "system":
+        message = f"the outermost element is {root.tag!r} and not 'system'"
+        raise NcclFileError(message)
+    found = NcclTopology()
+    for number, cpu in enumerate(root.findall("cpu")):
+        node = cpu.get("numaid", "")
+        node = "" if node == NO_NUMA_NODE else node
+        if cpu.get("affinity"):
+            found.cpus[node] = cpu_list(cpu.attrib["affinity"])
+        for pci, above in _devices(cpu, ()):
+            _take(found, pci, Place(f"cpu{number}", _chain(above, pci), node))
+    return found
+
+
+def _take(found: NcclTopology, pci: ET.Element, place: Place) -> None:
+    address = place.address
+    if address in found.places:
+        message = f"PCI address {address} comes twice"
+        raise NcclFileError(message)
+    found.places[address] = place
+    found.classes[address] = pci.get("class", "")
+    for net in pci.findall("nic/net"):
+        found.networks[net.get("name", "")] = address
+    counts: Counter[tuple[str, str]] = Counter()
+    for tag, word in _LINKS.items():
+        for link in pci.findall(f"gpu/{tag}"):
+            target = pci_address(link.get("target", ""))
+            if is_address(target) and target != address:
+                counts[target, word] += _count(link)
+    found.links.update(
+        {(address, target): (word, count) for (target, word), count in counts.items()}
+    )
+
+
+def _count(link: ET.Element) -> int:
+    text = link.get("count", "1")
+    if not text.isdecimal():
+        message = f"{text!r} is no number of links"
+        raise NcclFileError(message)
+    return int(text)
+
+
+def _devices(
+    element: ET.Element, above: tuple[str, ...]
+) -> Iterator[tuple[ET.Element, tuple[str, ...]]]:
+    """Every PCI device below an element, with the addresses of the switches above it."""
+    for pci in element.findall("pci"):
+        yield pci, above
+        yield from _devices(pci, (*above, _address(pci)))
+
+
+def _address(pci: ET.Element) -> str:
+    told = pci.get("busid", "")
+    try:
+        address = pci_address(told)
+    except ValueError:
+        address = ""
+    if not is_address(address):
+        message = f"busid {told!r} is no PCI address like 0000:3b:00.0"
+        raise NcclFileError(message)
+    return address
+
+
+def _chain(above: tuple[str, ...], pci: ET.Element) -> tuple[str, ...]:
+    """A switch and, below it, its port to what comes next; at last the device."""
+    own = _address(pci)
+    chain: list[str] = []
+    for switch, below in zip(above, (*above, own)[1:], strict=True):
+        chain += [switch, f"{switch}>{below}"]
+    return (*chain, own)
+
+
+def cpu_list(mask: str) -> str:
+    """CPUs of a mask as the kernel prints them, `000000ff,ffff0000,00ffffff`: `0-23,48-71`.
+
+    Raises NcclFileError.
+    """
+    value = 0
+    try:
+        for word in mask.split(","):
+            value = value << _MASK_BITS | int(word, 16)
+    except ValueError:
+        message = f"affinity {mask!r} is no mask of CPUs"
+        raise NcclFileError(message) from None
+    ranges, cpu = [], 0
+    while value >> cpu:
+        if value >> cpu & 1:
+            first = cpu
+            while value >> cpu + 1 & 1:
+                cpu += 1
+            ranges.append(str(first) if first == cpu else f"{first}-{cpu}")
+        cpu += 1
+    return ",".join(ranges)

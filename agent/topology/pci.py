@@ -1,0 +1,186 @@
+"""The PCI devices of a server, and the place of each in the tree that sysfs shows.
+
+`realpath(/sys/bus/pci/devices/ADDRESS)` names the host bridge and every port above a device
+(torvalds/linux Documentation/ABI/testing/sysfs-bus-pci): host bridge, root port, upstream and
+downstream port of each switch, device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agent.facts import linked, names, text
+from agent.host import Host
+
+DEVICES = "/sys/bus/pci/devices"
+NO_NUMA_NODE = "-1"
+GPU, NIC, NVME, NVSWITCH, BRIDGE = "gpu", "nic", "nvme", "nvswitch", "bridge"
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_NVIDIA, _AMD = "0x10de", "0x1002"
+_DISPLAY_CLASS, _NVSWITCH_CLASS = "0x03", "0x0680"
+_ROLES = {
+    "0x0300": GPU, "0x0302": GPU, "0x0108": NVME, "0x0604": BRIDGE,
+    "0x0200": NIC, "0x0207": NIC, "0x0208": NIC, "0x0c06": NIC,
+}  # fmt: skip
+_AMD_GPU_CLASSES = {"0x0380", "0x1200"}
+_CLASS_DIGITS = 6
+_VIRTIO = "virtio"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a PCI device sits: the host bridge, what leads from there to it, its NUMA node.
+
+    `chain` holds addresses from the root port down to the device itself; in front of each switch
+    stand its upstream and its downstream port. `numa_node` is empty where it is not known.
+    """
+
+    bridge: str
+    chain: tuple[str, ...]
+    numa_node: str = ""
+
+    @property
+    def address(self) -> str:
+        """The address of the device itself."""
+        return self.chain[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A PCI device that matters here: what it is, and where it sits."""
+
+    role: str
+    vendor: str
+    device: str
+    place: Place
+
+    @property
+    def address(self) -> str:
+        """Domain, bus, device and function."""
+        return self.place.address
+
+    @property
+    def model(self) -> str:
+        """Vendor and device, as lspci writes them."""
+        return f"{self.vendor}:{self.device}".replace("0x", "")
+
+
+def pci_address(text: str) -> str:
+    """A PCI address as sysfs writes it: 0000:3b:00.0. NVML writes 00000000:3B:00.0."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}" if rest else text.lower()
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is a PCI address as sysfs writes it."""
+    return bool(_ADDRESS.fullmatch(text))
+
+
+def bus_order(address: str) -> tuple[int, ...]:
+    """What sorts PCI addresses as the bus does, whatever the length of their domains."""
+    return tuple(int(part, 16) for part in re.split("[:.]", address))
+
+
+def slot(address: str) -> str:
+    """An address without its function: ports of one card differ in nothing else."""
+    return address.rpartition(".")[0]
+
+
+def pci_path(resolved: str) -> tuple[str, ...]:
+    """Host bridge and PCI addresses along a resolved sysfs path.
+
+    /sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0 gives (pci0000:3a, 0000:3a:01.0, 0000:3b:00.0).
+    """
+    parts = resolved.split("/")
+    bridge = next((part for part in parts if _HOST_BRIDGE.fullmatch(part)), "")
+    return (bridge, *[part for part in parts if _ADDRESS.fullmatch(part)])
+
+
+def address_of(host: Host, link: str) -> str:
+    """The PCI address of the function a link leads to, directly or by way of virtio; else empty.
+
+    What else lies below a function, as the sub-functions of mlx5 do, is a part of it only.
+    """
+    try:
+        resolved = host.resolve(link)
+    except OSError:
+        return ""
+    last = resolved.rsplit("/", 1)[-1]
+    return pci_path(resolved)[-1] if is_address(last) or last.startswith(_VIRTIO) else ""
+
+
+def place(host: Host, address: str) -> Place:
+    """Where a device sits. One whose path cannot be read is alone on a host bridge of its own."""
+    node = text(host, f"{DEVICES}/{address}/numa_node").removeprefix(NO_NUMA_NODE)
+    try:
+        bridge, *chain = pci_path(host.resolve(f"{DEVICES}/{address}"))
+    except OSError:
+        bridge, chain = "", []
+    return Place(bridge or address, tuple(chain) or (address,), node)
+
+
+def role(host: Host, address: str) -> str:
+    """What kind of device sits at an address; empty where it is of no interest."""
+    class_ = text(host, f"{DEVICES}/{address}/class")[:_CLASS_DIGITS]
+    known = _ROLES.get(class_, "")
+    if known:
+        return known
+    if class_ != _NVSWITCH_CLASS and class_ not in _AMD_GPU_CLASSES:
+        return ""
+    vendor = text(host, f"{DEVICES}/{address}/vendor")
+    if class_ == _NVSWITCH_CLASS:
+        return NVSWITCH if vendor == _NVIDIA else ""
+    return GPU if vendor == _AMD else ""
+
+
+def look(host: Host, places: Mapping[str, Place] | None = None) -> dict[str, PciDevice]:
+    """Devices of interest by address, with every port between them and the processor.
+
+    `places` go before what sysfs says of the same addresses.
+    """
+    roles = {address: role(host, address) for address in names(host, DEVICES)}
+    found: dict[str, PciDevice] = {}
+    for address, what in roles.items():
+        if what and what != BRIDGE:
+            found[address] = _device(host, address, what, places)
+    for device in list(found.values()):
+        for above in device.place.chain[:-1]:
+            if roles.get(above) == BRIDGE and above not in found:
+                found[above] = _device(host, above, BRIDGE, places)
+    return dict(sorted(found.items()))
+
+
+def _device(host: Host, address: str, what: str, places: Mapping[str, Place] | None) -> PciDevice:
+    told = (places or {}).get(address) or place(host, address)
+    vendor, device = (text(host, f"{DEVICES}/{address}/{name}") for name in ("vendor", "device"))
+    return PciDevice(what, vendor, device, told)
+
+
+def gpus_among(devices: Iterable[PciDevice]) -> list[PciDevice]:
+    """GPUs in bus order, which is the order NVML counts them in; those of NVIDIA if there are any.
+
+    A server's own display chip is of another vendor.
+    """
+    gpus = sorted((d for d in devices if d.role == GPU), key=lambda d: bus_order(d.address))
+    return [gpu for gpu in gpus if gpu.vendor == _NVIDIA] or [
+        gpu for gpu in gpus if gpu.vendor == _AMD
+    ]
+
+
+def gpu_addresses(host: Host) -> list[str]:
+    """PCI addresses of NVIDIA GPUs, in bus order, which is the order NVML counts them in."""
+    return [address for address in names(host, DEVICES) if _is_gpu(host, address)]
+
+
+def _is_gpu(host: Host, address: str) -> bool:
+    folder = f"{DEVICES}/{address}"
+    vendor, class_ = text(host, f"{folder}/vendor"), text(host, f"{folder}/class")
+    return vendor == _NVIDIA and class_.startswith(_DISPLAY_CLASS)
+
+
+def is_virtual_function(host: Host, address: str) -> bool:
+    """Whether this is a virtual function of a device that is here, too (SR-IOV)."""
+    return bool(linked(host, f"{DEVICES}/{address}/physfn"))

@@ -1,0 +1,215 @@
+"""A node as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from agent.topology import pci
+from agent.topology.matrix import matrix, table, table_cards
+from agent.topology.network import NetworkDevice
+from agent.topology.node import Node, NodeGpu
+from agent.topology.paths import LinkState
+from agent.topology.pci import PciDevice, bus_order
+from railscope.reading import Absent, Reading
+
+_MEGATRANSFERS = 1000
+_INNER = ">"
+"""In the name that stands for the downstream port of a switch in a topology file."""
+
+
+def as_text(node: Node) -> str:
+    """The tree, the table, the rail of each GPU, and what the other network devices are for."""
+    parts = ["\n".join(_tree(node)) + "\n", table(node), "\n".join(_rails(node)) + "\n"]
+    if node.network.problems:
+        parts.append(
+            "\n".join(["Settings that cannot be:", *_indented(node.network.problems)]) + "\n"
+        )
+    return "\n".join(parts)
+
+
+def as_json(node: Node) -> dict[str, Any]:
+    """The same as plain numbers, strings, lists and dictionaries."""
+    heads, rows = matrix(node)
+    return {
+        "devices": [_device(node, device) for device in node.devices.values()],
+        "gpus": [_gpu(node, gpu) for gpu in node.gpus],
+        "network": [_network(device) for device in node.network.devices],
+        "matrix": {
+            "columns": heads,
+            "rows": {name: cells for name, *cells in rows},
+            "nics": [name for name, _ in table_cards(node)],
+        },
+        "problems": list(node.network.problems),
+    }
+
+
+# Text -------------------------------------------------------------------------------------------
+
+
+def _tree(node: Node) -> Iterator[str]:
+    devices = sorted(
+        node.devices.values(),
+        key=lambda d: (d.place.numa_node, d.place.bridge, [_sortable(a) for a in d.place.chain]),
+    )
+    for numa_node, at_node in groupby(devices, key=lambda device: device.place.numa_node):
+        yield f"NUMA node {numa_node}" if numa_node else "NUMA node not known"
+        for bridge, below in groupby(at_node, key=lambda device: device.place.bridge):
+            yield f"  {bridge}"
+            yield from _below(node, below)
+
+
+def _below(node: Node, devices: Iterable[PciDevice]) -> Iterator[str]:
+    """A line for each device, and for switches that are in a topology file only."""
+    shown: set[str] = set()
+    for device in devices:
+        above = [address for address in device.place.chain[:-1] if _INNER not in address]
+        for depth, address in enumerate(above):
+            if address not in shown:
+                shown.add(address)
+                known = node.devices.get(address)
+                yield _line(depth, address, _describe(node, known) if known else "switch")
+        if device.address not in shown:
+            shown.add(device.address)
+            yield _line(len(above), device.address, _describe(node, device))
+
+
+def _line(depth: int, address: str, what: str) -> str:
+    return f"    {'  ' * depth}{address} {what}"
+
+
+def _describe(node: Node, device: PciDevice) -> str:
+    words = [_what(node, device)]
+    gpu = _gpu_at(node, device)
+    if gpu:
+        words += [f"GPU{gpu.index} {gpu.model}"]
+    words += [] if gpu else node.names.get(device.address, [])
+    network = node.network.at(device.address)
+    if network.role:
+        words.append(network.role)
+    if network.rail is not None:
+        words.append(f"rail {network.rail}")
+    return ", ".join([" ".join(word for word in words if word), *_link(node.links[device.address])])
+
+
+def _what(node: Node, device: PciDevice) -> str:
+    if device.role != pci.BRIDGE:
+        return "" if _gpu_at(node, device) else device.role
+    depth = len([a for a in device.place.chain[:-1] if a in node.devices])
+    if depth == 0:
+        return "root port"
+    return "switch" if depth % 2 else "switch port"
+
+
+def _gpu_at(node: Node, device: PciDevice) -> NodeGpu | None:
+    return next((gpu for gpu in node.gpus if gpu.address == device.address), None)
+
+
+def _link(state: LinkState) -> list[str]:
+    """Speed and width now, and at most where that is more: `32 GT/s x16`, `16 of 32 GT/s x16`."""
+    speed = _of(state.speed, state.speed_limit, _MEGATRANSFERS)
+    width = _of(state.width, state.width_limit, 1)
+    words = [f"{speed} GT/s"] if speed else []
+    words += [f"x{width}"] if width else []
+    return [" ".join(words)] if words else []
+
+
+def _of(now: Reading, most: Reading, scale: int) -> str:
+    if isinstance(now, Absent):
+        return ""
+    if isinstance(most, Absent) or now >= most:
+        return f"{now / scale:g}"
+    return f"{now / scale:g} of {most / scale:g}"
+
+
+def _rails(node: Node) -> Iterator[str]:
+    yield "Rails:"
+    for gpu in node.gpus:
+        rail = node.network.gpu_rails.get(gpu.address)
+        head = f"GPU{gpu.index} {gpu.model}: {'no rail' if rail is None else f'rail {rail}'}"
+        cards = _cards_of(node, gpu)
+        if not cards:
+            head += ", and no card near it"
+        yield f"  {head}"
+        for card in cards:
+            plane = f", plane {card.plane}" if len(cards) > 1 else ""
+            yield f"    {' '.join(card.names)}{plane}: {_apart(node, gpu, card)}"
+    others = [device for device in node.network.devices if device.rail is None]
+    if others:
+        yield from ("", "Other network devices:")
+    for device in others:
+        yield f"  {' '.join(device.names)}: {device.role}; {device.why}"
+
+
+def _apart(node: Node, gpu: NodeGpu, card: NetworkDevice) -> str:
+    """Why the card is this GPU's, and how far away it is where that says nothing of it."""
+    apart = node.apart(gpu.address, card.address)
+    return card.why if card.why.startswith(apart) else f"{apart}, {card.why}"
+
+
+def _cards_of(node: Node, gpu: NodeGpu) -> list[NetworkDevice]:
+    """The cards a GPU uses: its own, or the one it shares with a neighbour."""
+    own = [device for device in node.network.devices if device.gpu == gpu.address]
+    shared = node.network.gpu_cards.get(gpu.address, "")
+    return own or ([node.network.at(shared)] if shared else [])
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _sortable(address: str) -> tuple[int, ...]:
+    return bus_order(address.rpartition(_INNER)[2])
+
+
+# JSON -------------------------------------------------------------------------------------------
+
+
+def _device(node: Node, device: PciDevice) -> dict[str, Any]:
+    state = node.links[device.address]
+    return {
+        "address": device.address,
+        "role": device.role,
+        "vendor": device.vendor,
+        "device": device.device,
+        "names": node.names.get(device.address, []),
+        "host_bridge": device.place.bridge,
+        "path": list(device.place.chain),
+        "numa_node": device.place.numa_node,
+        "cpus": node.cpus[device.address],
+        "link": {
+            name: None if isinstance(reading, Absent) else reading
+            for name, reading in (
+                ("megatransfers_per_second", state.speed),
+                ("most_megatransfers_per_second", state.speed_limit),
+                ("lanes", state.width),
+                ("most_lanes", state.width_limit),
+            )
+        },
+    }
+
+
+def _gpu(node: Node, gpu: NodeGpu) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "address": gpu.address,
+        "model": gpu.model,
+        "uuid": gpu.told.uuid if gpu.told else "",
+        "rail": node.network.gpu_rails.get(gpu.address),
+        "cards": [card.address for card in _cards_of(node, gpu)],
+    }
+
+
+def _network(device: NetworkDevice) -> dict[str, Any]:
+    return {
+        "address": device.address,
+        "rdma": list(device.rdma),
+        "interfaces": list(device.interfaces),
+        "link_layer": device.link_layer,
+        "role": device.role,
+        "rail": device.rail,
+        "plane": None if device.rail is None else device.plane,
+        "gpu": device.gpu,
+        "why": device.why,
+    }

@@ -1,0 +1,117 @@
+"""What the settings say of rails and roles: they go before what the agent finds out by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.config import TopologySettings
+from agent.topology.tree_file import NcclFileError, NcclTopology
+from railscope.settings import SettingsError
+
+COMPUTE, STORAGE, MANAGEMENT, BRIDGE, VIRTUAL_FUNCTION = ROLES = (
+    "compute", "storage", "management", "bridge", "virtual_function",
+)  # fmt: skip
+"""What a network device is for. A bridge leads to an NVSwitch and is no network card at all."""
+_RAIL = "rail"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings of the section [topology], checked.
+
+    Names are those of an RDMA device, an interface or a PCI address.
+    """
+
+    rails: Mapping[str, int] = field(default_factory=dict)
+    roles: Sequence[tuple[re.Pattern[str], str]] = ()
+    rail_pattern: re.Pattern[str] | None = None
+    tree: NcclTopology | None = None
+
+    def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
+        """The rail of the device with these names, and which setting gives it."""
+        told = list(names)
+        for name in told:
+            if name in self.rails:
+                return self.rails[name], f"topology.rails has {name}"
+        for name in told if self.rail_pattern else ():
+            assert self.rail_pattern is not None  # noqa: S101 - see above
+            match = self.rail_pattern.fullmatch(name)
+            if match and (match[_RAIL] or "").isdecimal():
+                return int(match[_RAIL]), f"topology.rail_pattern matches {name}"
+        return None
+
+    def role(self, names: Iterable[str]) -> tuple[str, str] | None:
+        """The role of the device with these names, and which setting gives it; the first counts."""
+        told = list(names)
+        for pattern, role in self.roles:
+            for name in told:
+                if pattern.fullmatch(name):
+                    return role, f"topology.roles has {pattern.pattern}"
+        return None
+
+    @property
+    def name_rails(self) -> bool:
+        """Whether names have a say in rails."""
+        return bool(self.rails or self.rail_pattern)
+
+
+def rules(settings: TopologySettings) -> Rules:
+    """The settings, checked. Raises SettingsError that names the setting and what to write."""
+    for name, rail in settings.rails.items():
+        if rail < 0:
+            message = f"topology.rails: {name} = {rail}: rails are counted from 0"
+            raise SettingsError(message)
+    roles = [_role(name, role) for name, role in settings.roles.items()]
+    found = Rules(settings.rails, roles, _pattern(settings.rail_pattern), _tree(settings.nccl_file))
+    for name in settings.rails:
+        given = found.role([name])
+        if given and given[0] != COMPUTE:
+            message = (
+                f"topology.rails gives {name} a rail and {given[1]} = {given[0]!r}:"
+                f" what has a rail is {COMPUTE}; take it out of one of them"
+            )
+            raise SettingsError(message)
+    return found
+
+
+def _role(name: str, role: str) -> tuple[re.Pattern[str], str]:
+    if role not in ROLES:
+        message = f"topology.roles: {name} = {role!r}: the roles are {', '.join(ROLES)}"
+        raise SettingsError(message)
+    return _compiled("topology.roles", name), role
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
+    if not text:
+        return None
+    pattern = _compiled("topology.rail_pattern", text)
+    if _RAIL not in pattern.groupindex:
+        message = rf"topology.rail_pattern {text!r} has no group (?P<{_RAIL}>\d+) for the number"
+        raise SettingsError(message)
+    return pattern
+
+
+def _compiled(setting: str, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.ASCII)
+    except re.error as error:
+        message = f"{setting}: {text!r} is no regular expression: {error}"
+        raise SettingsError(message) from error
+
+
+def _tree(file: str) -> NcclTopology | None:
+    if not file:
+        return None
+    from agent.topology.nccl_xml import parse  # noqa: PLC0415 - few have one, and XML is large
+
+    try:
+        return parse(Path(file).read_bytes())
+    except OSError as error:
+        message = f"topology.nccl_file: {file} cannot be read: {error.strerror}"
+        raise SettingsError(message) from error
+    except NcclFileError as error:
+        message = f"topology.nccl_file: {file}: {error}"
+        raise SettingsError(message) from error

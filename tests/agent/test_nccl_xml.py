@@ -1,0 +1,60 @@
+"""Topology files that are none, and masks of CPUs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.topology.nccl_xml import cpu_list, parse
+from agent.topology.tree_file import NcclFileError
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"<system", "no XML"),
+        (b"\xff\xfe", "no XML"),
+        (b"<graph/>", "'graph' and not 'system'"),
+        (b'<system><cpu numaid="0"><pci busid="3b:00"/></cpu></system>', "busid '3b:00' is no PCI"),
+        (b"<system><cpu><pci/></cpu></system>", "busid '' is no PCI"),
+        (b'<system><cpu><pci busid="x:y"/></cpu></system>', "busid 'x:y' is no PCI"),
+        (b'<system><cpu affinity="zz"/></system>', "'zz' is no mask of CPUs"),
+        (
+            b'<system><cpu><pci busid="0:1:00.0"/></cpu></system>'.replace(b"0:1", b"0000:01")
+            .replace(b"</cpu>", b'<pci busid="0000:01:00.0"/></cpu>'),
+            "comes twice",
+        ),
+        (
+            b'<system><cpu><pci busid="0000:01:00.0"><gpu><nvlink target="0000:02:00.0" count="many"/></gpu></pci></cpu></system>',
+            "'many' is no number of links",
+        ),
+        (b'<!DOCTYPE x [<!ENTITY a "b">]><system/>', "no entities"),
+    ],
+)  # fmt: skip
+def test_what_is_no_topology_says_why(content: bytes, problem: str) -> None:
+    with pytest.raises(NcclFileError, match=problem):
+        parse(content)
+
+
+def test_capital_letters_long_domains_and_an_unknown_node() -> None:
+    found = parse(b'<system><cpu numaid="-1"><pci busid="00000000:3B:00.0"/></cpu></system>')
+    assert found.places["0000:3b:00.0"].numa_node == ""
+
+
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_masks_of_cpus(cpus) -> None:
+    value = sum(1 << cpu for cpu in cpus)
+    words = []
+    while value or not words:
+        words.insert(0, f"{value & 0xFFFFFFFF:08x}")
+        value >>= 32
+    listed: set[int] = set()
+    for part in cpu_list(",".join(words)).split(","):
+        first, _, last = part.partition("-")
+        listed |= set(range(int(first), int(last or first) + 1))
+    assert listed == cpus
+
+
+def test_no_cpus() -> None:
+    assert cpu_list("00000000,00000000") == ""

@@ -1,0 +1,86 @@
+"""Distances: the formula over paths against a walk through the tree."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given
+from support.machine import FakeHost
+from support.pci_bus import add_gpu, add_nic
+from support.pci_trees import BRIDGES, plant, walked_distance
+
+from agent.topology import pci
+from agent.topology.distance import Distance, distance, over_c2c
+from agent.topology.pci import Place, bus_order, pci_address
+
+
+@given(BRIDGES)
+def test_the_formula_is_the_walk_through_the_tree(bridges) -> None:
+    tree = plant(bridges)
+    for one, other in combinations_with_replacement(tree.places, 2):
+        expected = walked_distance(tree, one, other)
+        assert distance(one, other) is distance(other, one) is expected
+
+
+@given(BRIDGES)
+def test_no_detour_is_nearer_than_the_worst_of_its_parts(bridges) -> None:
+    """What makes taking the nearest pairs first the best there is."""
+    known = [place for place in plant(bridges).places if place.numa_node]
+    for one, other in combinations_with_replacement(known, 2):
+        for between in known:
+            parts = distance(one, between), distance(between, other)
+            if max(parts) <= Distance.PXB:
+                assert distance(one, other) <= Distance.PXB
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("a/b/c", "a/b/d", Distance.PIX),
+        ("a/b/c/d", "a/x/y/z", Distance.PXB),
+        ("a/b", "c/d", Distance.PHB),
+        ("a/b/c/d/e/f", "a/b/g/h", Distance.PXB),  # one switch below the other
+    ],
+)
+def test_distances_by_bridges_between(one: str, other: str, expected: Distance) -> None:
+    places = [Place("pci0", tuple(path.split("/")), "0") for path in (one, other)]
+    assert distance(*places) is expected
+
+
+def test_unknown_numa_nodes_are_not_the_same() -> None:
+    one, other = Place("pci0", ("a",)), Place("pci1", ("a",))
+    assert distance(one, other) is Distance.SYS
+
+
+def test_over_c2c_everything_of_the_processor_is_near() -> None:
+    gpu = Place("pci0008:00", ("0008:00:00.0", "0008:01:00.0"), "0")
+    near = Place("pci0000:00", ("0000:00:00.0", "0000:03:00.0"), "0")
+    far = Place("pci0010:00", ("0010:00:00.0", "0010:03:00.0"), "1")
+    assert (over_c2c(gpu, near), over_c2c(gpu, far)) == (Distance.P2C, Distance.SYS)
+    assert Distance.PXB < Distance.P2C < Distance.PHB, "as NCCL orders them"
+
+
+def test_places_and_roles_from_sysfs() -> None:
+    host = FakeHost()
+    gpu = add_gpu(host, "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1b:00.0", "1")
+    nic = add_nic(host, "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0")
+    add_gpu(host, "pci0000:00/0000:00:02.0/0000:01:00.0")
+    host.files["/sys/devices/pci0000:00/0000:00:02.0/0000:01:00.0/vendor"] = "0x1a03"  # ASPEED
+    devices = pci.look(host)
+    chain = ("0000:15:01.0", "0000:16:00.0", "0000:17:02.0", "0000:1b:00.0")
+    assert devices[gpu].place == Place("pci0000:15", chain, "1")
+    assert [d.address for d in pci.gpus_among(devices.values())] == [gpu]
+    assert {d.role for d in devices.values()} == {"gpu", "nic", "bridge"}
+    assert distance(devices[gpu].place, devices[nic].place) is Distance.PIX
+
+
+def test_a_device_that_went_away_is_near_nothing() -> None:
+    lost = pci.place(FakeHost(), "0000:99:00.0")
+    assert distance(lost, Place("pci0", ("a",), "0")) is Distance.SYS
+
+
+def test_addresses() -> None:
+    assert pci_address("00000000:3B:00.0") == "0000:3b:00.0"
+    assert pci_address("00010000:01:00.0") == "10000:01:00.0"
+    assert min(["10000:01:00.0", "0009:01:00.0"], key=bus_order) == "0009:01:00.0"

@@ -1,0 +1,83 @@
+"""PCI buses that a test puts together, device by device."""
+
+from __future__ import annotations
+
+from support.machine import FakeHost
+
+DEVICES = "/sys/bus/pci/devices"
+BRIDGE, GPU, ETHERNET, INFINIBAND, NVME = "0x060400", "0x030200", "0x020000", "0x020700", "0x010802"
+NVIDIA, MELLANOX = "0x10de", "0x15b3"
+CONNECTX7, BLUEFIELD3 = "0x1021", "0xa2dc"
+
+
+def add_device(
+    host: FakeHost,
+    path: str,
+    class_: str,
+    model: tuple[str, str] = (NVIDIA, "0x2330"),
+    **files: str,
+) -> str:
+    """Put a device and all bridges above it on the bus; its address is the last part of the path.
+
+    The path starts at the host bridge: pci0000:15/0000:15:01.0/0000:16:00.0. `files` are those of
+    the device; a NUMA node is that of the bridges, too.
+    """
+    bridge, *chain = path.split("/")
+    for depth, address in enumerate(chain):
+        place = "/".join(["/sys/devices", bridge, *chain[: depth + 1]])
+        if f"{place}/class" not in host.files:
+            host.links[f"{DEVICES}/{address}"] = place
+            host.files |= {f"{place}/class": BRIDGE, f"{place}/vendor": "0x8086"}
+            host.files[f"{place}/device"] = "0x352a"
+        host.files[f"{place}/numa_node"] = files.get("numa_node", "-1")
+    place = "/".join(["/sys/devices", bridge, *chain])
+    told = {"class": class_, "vendor": model[0], "device": model[1], **files}
+    host.files |= {f"{place}/{name}": text for name, text in told.items()}
+    return chain[-1]
+
+
+def set_link(host: FakeHost, address: str, now: str, most: str) -> None:
+    """The link of a device or port: "32x16" is 32 GT/s with 16 lanes."""
+    place = host.links[f"{DEVICES}/{address}"]
+    for when, told in (("current", now), ("max", most)):
+        speed, width = told.split("x")
+        host.files[f"{place}/{when}_link_speed"] = f"{speed} GT/s PCIe"
+        host.files[f"{place}/{when}_link_width"] = width
+
+
+def remove_device(host: FakeHost, address: str) -> None:
+    """Take a device off the bus, with its files."""
+    place = host.links.pop(f"{DEVICES}/{address}")
+    host.files = {p: text for p, text in host.files.items() if not p.startswith(f"{place}/")}
+
+
+def add_gpu(host: FakeHost, path: str, numa_node: str = "0") -> str:
+    return add_device(host, path, GPU, numa_node=numa_node)
+
+
+def add_nic(  # noqa: PLR0913 - each is a fact of a card
+    host: FakeHost,
+    path: str,
+    name: str = "",
+    *,
+    interface: str = "",
+    numa_node: str = "0",
+    model: tuple[str, str] = (MELLANOX, CONNECTX7),
+    link_layer: str = "InfiniBand",
+) -> str:
+    """A card with the name of its RDMA device and of its interface, where it has them."""
+    class_ = INFINIBAND if link_layer == "InfiniBand" else ETHERNET
+    address = add_device(host, path, class_, model, numa_node=numa_node)
+    if name:
+        name_rdma(host, name, address, link_layer)
+    if interface:
+        host.links[f"/sys/class/net/{interface}/device"] = f"/sys/devices/{path}"
+    return address
+
+
+def name_rdma(host: FakeHost, name: str, address: str, link_layer: str = "InfiniBand") -> None:
+    folder = f"/sys/class/infiniband/{name}"
+    host.links[f"{folder}/device"] = host.links[f"{DEVICES}/{address}"]
+    host.files[f"{folder}/ports/1/link_layer"] = link_layer
+    host.files[f"{folder}/ports/1/state"] = "4: ACTIVE"
+    host.files[f"{folder}/ports/1/counters/port_xmit_packets"] = "1"

@@ -1,0 +1,85 @@
+"""Random PCI trees, and the distance of two devices by walking from one to the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from agent.topology.distance import Distance
+from agent.topology.pci import Place
+
+SHAPES = st.recursive(
+    st.just("device"), lambda below: st.lists(below, min_size=1, max_size=3), max_leaves=6
+)
+"""What hangs on a root port: a device, or a switch with what hangs on its ports."""
+BRIDGES = st.lists(
+    st.tuples(st.sampled_from(["0", "1", ""]), st.lists(SHAPES, min_size=1, max_size=3)),
+    min_size=1, max_size=3,
+)  # fmt: skip
+"""Host bridges: the NUMA node of each, and its root ports."""
+
+
+@dataclass
+class Tree:
+    """Places of all devices, and the same tree as a graph of host bridges, switches and devices."""
+
+    places: list[Place] = field(default_factory=list)
+    edges: dict[str, set[str]] = field(default_factory=dict)
+    numa: dict[str, str] = field(default_factory=dict)
+
+    def join(self, one: str, other: str) -> None:
+        self.edges.setdefault(one, set()).add(other)
+        self.edges.setdefault(other, set()).add(one)
+
+    def walk(self, start: str, end: str) -> list[str]:
+        """What lies between two nodes of the graph, breadth first; empty where nothing joins them."""
+        paths = deque([[start]])
+        while paths:
+            path = paths.popleft()
+            if path[-1] == end:
+                return path[1:-1]
+            paths.extend([*path, n] for n in sorted(self.edges[path[-1]]) if n not in path)
+        return []
+
+
+def plant(bridges: list[tuple[str, list[Any]]]) -> Tree:
+    """The tree of a drawn shape."""
+    tree, addresses = Tree(), _addresses()
+    for number, (numa_node, ports) in enumerate(bridges):
+        bridge = f"pci{number:04x}:00"
+        tree.numa[bridge] = numa_node
+        for shape in ports:
+            _grow(tree, Place(bridge, (next(addresses),), numa_node), bridge, shape, addresses)
+    return tree
+
+
+def _grow(tree: Tree, port: Place, above: str, shape: Any, addresses: Iterator[str]) -> None:
+    own = next(addresses)
+    chain = (*port.chain, own)
+    tree.join(above, own)
+    if shape == "device":
+        tree.places.append(Place(port.bridge, chain, port.numa_node))
+        return
+    for below in shape:
+        downstream = Place(port.bridge, (*chain, next(addresses)), port.numa_node)
+        _grow(tree, downstream, own, below, addresses)
+
+
+def _addresses() -> Iterator[str]:
+    for number in range(1 << 16):
+        yield f"0000:{number >> 5:02x}:{number & 31:02x}.0"
+
+
+def walked_distance(tree: Tree, one: Place, other: Place) -> Distance:
+    """The distance by what is between: host bridges, or else switches."""
+    if one.bridge != other.bridge:
+        same = tree.numa[one.bridge] == tree.numa[other.bridge] != ""
+        return Distance.NODE if same else Distance.SYS
+    between = tree.walk(one.address, other.address)
+    if one.bridge in between:
+        return Distance.PHB
+    return Distance.PIX if len(between) <= 1 else Distance.PXB
