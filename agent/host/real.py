@@ -14,7 +14,7 @@ from agent.host.machine import Machine
 from agent.host.nvml import Nvml
 
 _LIBRARY_NOT_FOUND = 12
-_ENODEV = 19
+_ENODEV, _EOPNOTSUPP = 19, 95
 
 
 class RealHost:
@@ -73,8 +73,7 @@ class RealHost:
             if not self._live:
                 raise OSError(_ENODEV, "a copied tree has no network interfaces")
             return self._ethtool.call(function, str(arguments[0]))
-        message = f"unknown seam {seam!r}"
-        raise ValueError(message)
+        raise OSError(_EOPNOTSUPP, f"unknown seam {seam!r}")
 
     def kernel_log(self) -> RealKernelLog:
         """Follow /dev/kmsg."""
