@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from agent.config import AgentSettings
+from agent.counter_memory import CounterMemory
 from agent.host import Clock, Host
 from agent.http_server import HttpServer
 from agent.reset_memory import ResetMemory
@@ -57,6 +58,7 @@ log = structlog.get_logger(__name__)
 SECOND_LOOK_NS = 150_000_000
 """Longer than the 100 ms that two samples of a GPU's counters must be apart (nvml.h, GPM)."""
 RESETS = "gpu-resets.json"
+WRAPS = "counter-wraps.json"
 PAGE_ONLY = {Processes.name}
 """Sources that are not shipped: every job would be a new schema, to be kept by all collectors."""
 LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
@@ -170,6 +172,10 @@ class Agent:
         gc.collect()
         gc.freeze()
         self._verdicts.remember(ResetMemory(self._state / RESETS, self.host.boot_id))
+        for source in self.sampler.sources:
+            if isinstance(source, Rdma | Nic):
+                memory = self._state / f"{source.name}-{WRAPS}"
+                source.remember(CounterMemory(memory, self.host.boot_id))
         self._shipper = self._make_shipper()
         server = HttpServer(self.page.respond)
         try:

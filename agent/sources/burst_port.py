@@ -10,6 +10,7 @@ from agent.facts import names
 from agent.host import Host
 from agent.sources.ethtool_drivers import typed
 from agent.sources.link import parse_speed
+from agent.sources.rdma_files import rdma_driver
 from railscope.catalog import bursts as c
 from railscope.catalog import nic, rdma
 from railscope.catalog.declare import Metric
@@ -81,16 +82,17 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
     if not positions:
         return None
     device = cards.get(driver["bus"], "")
-    files = _notification_files(host, device) if device else {}
+    files = _notification_files(host, device, driver["driver"]) if device else {}
     return Planned(interface, device, tuple(listed), positions, link_downs, files)
 
 
-def _notification_files(host: Host, device: str) -> dict[What, str]:
+def _notification_files(host: Host, device: str, pci_driver: str) -> dict[What, str]:
     """The files that count congestion notifications."""
+    driver = rdma_driver(pci_driver, device)
     folder = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
     found: dict[What, str] = {}
     for file in names(host, folder):
-        metric = rdma.COUNTER_FILES.get(file)
+        metric = rdma.meaning(driver, file)
         if metric and metric.name in _NOTIFICATIONS:
             what = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
             found.setdefault(what, f"{folder}/{file}")

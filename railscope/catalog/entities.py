@@ -90,6 +90,7 @@ NIC = EntityKind(
 NIC_PRIORITY = EntityKind("nic_priority", ("interface", "priority"), part_of=NIC)
 NIC_WINDOW = EntityKind("nic_window", ("interface", "direction", "le"), part_of=NIC)
 NIC_LANE = EntityKind("nic_lane", ("interface", "lane"), part_of=NIC)
+NIC_CLASS = EntityKind("nic_class", ("interface", "traffic_class"), part_of=NIC)
 
 RDMA_PORT = EntityKind(
     "rdma_port",
