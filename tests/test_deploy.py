@@ -105,7 +105,9 @@ def test_the_agent_reaches_the_kernel_log_the_gpus_and_the_network():
     said = directives(UNITS["agent"])
     assert "/dev/kmsg r" in said["DeviceAllow"]
     assert "char-nvidia* rw" in said["DeviceAllow"]
-    assert said["AmbientCapabilities"] == said["CapabilityBoundingSet"] == ["CAP_SYSLOG CAP_NET_RAW"]
+    assert (
+        said["AmbientCapabilities"] == said["CapabilityBoundingSet"] == ["CAP_SYSLOG CAP_NET_RAW"]
+    )
     assert {"AF_NETLINK", "AF_PACKET"} <= set(said["RestrictAddressFamilies"][0].split())
     assert {"ProtectKernelLogs", "PrivateDevices", "ProtectClock"} & set(said) == set()
 
@@ -185,6 +187,22 @@ def test_the_agent_may_ask_how_well_the_clock_is_synchronised():
         sandboxed("agent", "-c", program), capture_output=True, text=True, check=True
     )
     assert int(outcome.stdout) >= 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may hear LLDP frames without the unit")
+def test_the_agent_may_ask_and_hear_the_network():
+    program = """
+from agent.host.real import RealHost
+host = RealHost()
+print({link["name"] for link in host.call("netlink", "links")} >= {"lo"})
+print(host.call("lldp", "neighbours"))
+host.close()
+"""
+    outcome = subprocess.run(
+        sandboxed("agent", "-c", program), capture_output=True, text=True, check=True
+    )
+    assert outcome.stdout.splitlines()[0] == "True"
+    assert outcome.stdout.splitlines()[1].startswith("{")
 
 
 @EACH_PROGRAM

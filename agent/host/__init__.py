@@ -3,7 +3,7 @@
 Everything a source wants to know goes through here, so that a live machine, a copied tree and a
 recording are the same to it:
 
-    RealHost(root)        files under a root, NVML, the network, psutil, the kernel log, clocks
+    RealHost(root)        files under a root, NVML, ethtool, psutil, the kernel log, the clocks
     RecordingHost(host)   the same, and writes down what was answered
     RecordedHost(capture) answers from what was written down
 """

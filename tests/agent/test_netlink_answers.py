@@ -359,3 +359,47 @@ def test_a_port_or_a_device_that_is_not_there():
         with pytest.raises(OSError, match="no RDMA device mlx5_7") as raised:
             netlink.call("rdma_statistics", "mlx5_7", 1)
         assert raised.value.errno == errno.ENODEV
+
+
+# Links ------------------------------------------------------------------------------------------
+
+
+def test_links_of_an_older_kernel_and_of_another_namespace():
+    """23 counters before 4.6 (rx_nohandler), no counts of the carrier before 4.16."""
+    loopback = struct.pack("=BxHiII", 0, 772, 1, 0x49, 0) + text(3, "lo")
+    port = struct.pack("=BxHiII", 0, 1, 2, 0x1003, 0) + b"".join(
+        [
+            text(3, "ens1f0np0"),
+            attribute(1, bytes.fromhex("a088c2000001")),
+            u32(4, 4200),
+            u32(5, 1),
+            u32(10, 1),
+            u8(16, 6),
+            u8(33, 1),
+            u32(35, 3),
+            u64s(23, *range(1, 24)),
+        ]
+    )
+    moved = struct.pack("=BxHiII", 0, 1, 3, 0, 0) + b"".join(
+        [text(3, "net1"), u32(5, 2), u32(37, 0), u8(16, 99), nest(18, text(1, "macvlan"))]
+    )
+
+    def answer(request: Request) -> list[bytes]:
+        bodies = [request.message(16, body, MULTI) for body in (loopback, port, moved)]
+        return [b"".join(bodies), request.done()]
+
+    with asking(answer) as (netlink, _):
+        first, second, third = netlink.call("links")
+    assert first == {
+        "index": 1, "name": "lo", "kind": "", "up": True, "address": "", "master": "", "lower": "",
+    }  # fmt: skip
+    statistics = second.pop("statistics")
+    assert list(statistics.values()) == list(range(1, 24))
+    assert (statistics["rx_packets"], statistics["tx_compressed"]) == (1, 23)
+    assert second == {
+        "index": 2, "name": "ens1f0np0", "kind": "", "up": True, "address": "a0:88:c2:00:00:01",
+        "master": "lo", "lower": "lo", "operational_state": "up", "mtu": 4200, "carrier": 1,
+        "carrier_changes": 3,
+    }  # fmt: skip
+    assert (third["lower"], third["kind"]) == ("", "macvlan"), "index 2 of another namespace"
+    assert (third["up"], third["operational_state"]) == (False, "unknown")

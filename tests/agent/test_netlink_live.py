@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,3 +210,11 @@ def test_a_copied_tree_has_no_network(tmp_path: Path, question: tuple[Any, ...])
         host.call(*question)
     assert raised.value.errno == errno.ENODEV
     host.close()
+
+
+def test_an_agent_that_never_asks_has_not_loaded_it():
+    program = "import sys, agent.service; print(*sorted(m for m in sys.modules if 'netlink' in m))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""

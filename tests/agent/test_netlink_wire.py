@@ -198,6 +198,35 @@ def test_what_the_kernel_lost_is_asked_for_again_on_a_new_socket():
     assert kernel.opened == [ROUTE, ROUTE]
 
 
+class Overflowing:
+    """A socket that has lost a part of the answer, as recv(2) says it: ENOBUFS."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def setsockopt(self, *option: object) -> None:
+        del option
+
+    def send(self, raw: bytes) -> int:
+        return len(raw)
+
+    def recvmsg(self, most: int) -> object:
+        raise OSError(errno.ENOBUFS, f"No buffer space available for {most} bytes")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_socket_that_overflowed_is_replaced():
+    sockets = [Overflowing() for _ in range(4)]
+    waiting = iter(sockets)
+    connection = Connection(lambda: next(waiting))
+    with pytest.raises(OSError, match="No buffer space") as raised:
+        connection.dump(18, b"")
+    assert raised.value.errno == errno.ENOBUFS
+    assert all(one.closed for one in sockets)
+
+
 def test_what_the_kernel_keeps_losing_is_an_error():
     with (
         asking(lambda request: [request.message(OVERRUN)]) as (netlink, _),
