@@ -46,6 +46,21 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     agent: Annotated[float, described("The agent's own state.", ge=0.1)] = 1.0
 
 
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent may cost its server."""
+
+    cpu_ratio: Annotated[
+        float,
+        described(
+            "Share of one core. Above it sources are read less often, the dear ones first. 0: no bound.",
+            ge=0,
+        ),
+    ] = 0.01
+    memory_bytes: Annotated[
+        int, described("Resident memory. Above it what is spare is given back. 0: no bound.", ge=0)
+    ] = 64 << 20
+
+
 class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     """The collector that frames are shipped to."""
 
@@ -96,5 +111,6 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, described("A read may take its period, but never less than this.", gt=0)
     ] = 1.0
     periods: Periods = Periods()
+    budget: Budget = Budget()
     collector: CollectorLink = CollectorLink()
     tls: Tls = Tls()
