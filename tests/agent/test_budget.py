@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from support.reading import ORIGIN
 from support.sampling import Sampling, sampling
 
 from agent.budget import GIVE_BACK_EVERY_NS, LOOK_NS, Keeper, MemoryKeeper
-from agent.config import AgentSettings, Budget, Periods
+from agent.config import PREFIX, AgentSettings, Budget, Periods
 from agent.governor import AT_LIMIT, WITHIN
 from agent.http_server import Request
 from agent.meter import ProcessMeter
@@ -39,6 +40,7 @@ from agent.streams.kernel_log import KernelLogStream
 from railscope.catalog.agent import GOVERNOR_EVENT
 from railscope.exposition import Format
 from railscope.frame import Event
+from railscope.settings import SettingsError, load
 
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
@@ -324,6 +326,23 @@ def test_sources_say_how_long_a_period_they_bear() -> None:
     assert longest["host"] == LONGEST_PERIOD_SECONDS
     assert longest_period_seconds(KernelLogStream(period_seconds=30.0)) == 30, "as configured"
     assert longest_period_seconds(HostSource(period_seconds=600.0)) == 600
+
+
+def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("[budget]\ncpu_ratio = 0.02\nmemory_bytes = 50_000_000\n")
+    environment = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0.03"}
+    loaded = load(AgentSettings, file=file, environment=environment, prefix=PREFIX)
+    agent = Agent(loaded, FakeHost(), "node-1")
+    assert agent.sampler.keeper is agent.keeper
+    assert agent.keeper.governor.cpu_ratio == 0.03
+    assert agent.keeper.memory.budget_bytes == 50_000_000
+    assert set(agent.keeper.governor.loads) == set(agent.sampler.statuses)
+    assert AgentSettings().budget == Budget(cpu_ratio=0.01, memory_bytes=64 * MIB)
+    with pytest.raises(SettingsError, match=r"budget\.cpu_ratio"):
+        load(
+            AgentSettings, file=None, environment={}, prefix=PREFIX, flags={"budget.cpu_ratio": -1}
+        )
 
 
 # Memory -------------------------------------------------------------------------------------------
