@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 
 from agent.meter import Spent
 from agent.trend import SETTLED_AFTER, Trend
@@ -120,29 +121,43 @@ class Load:
 
 
 Share = Callable[[Load, int], float]
+_Wanted = dict[str, tuple[int, str]]
 
 
-def fit(loads: Sequence[Load], share: Share, allowance: float) -> dict[str, int]:
-    """The stretches above 1 by which all shares fit into an allowance, as far as they can.
+class Fitting:
+    """Stretches loads until their shares fit into an allowance, the dearest first.
 
-    A smaller allowance only goes further on the same way: no source is stretched less for it.
+    A smaller allowance only goes further on the same way: no load is stretched less for it.
     """
-    stretches: dict[str, int] = {}
-    shares = {load.source.name: share(load, 1) for load in loads}
-    fair = allowance / max(len(loads), 1)
-    while sum(shares.values()) > allowance:
-        able = [
-            load
-            for load in loads
-            if stretches.get(load.source.name, 1) < load.most and shares[load.source.name] > fair
+
+    def __init__(self, loads: Sequence[Load], share: Share) -> None:
+        self._loads = loads
+        self._share = share
+        self._stretches: dict[str, int] = {}
+        shares = [share(load, 1) for load in loads]
+        self._total = sum(shares)
+        self._dearest = [
+            (-share, place) for place, share in enumerate(shares) if loads[place].most > 1
         ]
-        if not able:
-            break
-        dearest = max(able, key=lambda load: shares[load.source.name])
-        name = dearest.source.name
-        stretches[name] = 2 * stretches.get(name, 1)
-        shares[name] = share(dearest, stretches[name])
-    return stretches
+        heapify(self._dearest)
+
+    def into(self, allowance: float) -> dict[str, int]:
+        """The stretches above 1, as far as loads bear them and take more than their fair share."""
+        fair = allowance / max(len(self._loads), 1)
+        while self._total > allowance and self._dearest:
+            share, place = -self._dearest[0][0], self._dearest[0][1]
+            if share <= fair:
+                break
+            load = self._loads[place]
+            stretch = 2 * self._stretches.get(load.source.name, 1)
+            self._stretches[load.source.name] = stretch
+            lower = self._share(load, stretch)
+            self._total += lower - share
+            if stretch < load.most:
+                heapreplace(self._dearest, (-lower, place))
+            else:
+                heappop(self._dearest)
+        return dict(self._stretches)
 
 
 @dataclass(slots=True)
@@ -222,29 +237,32 @@ class Governor:
         if not self.cpu_ratio or at_ns < self._decide_from_ns:
             return
         self._decide_from_ns = at_ns + DECIDE_NS
-        relaxed = self._wanted(RELAXED)
-        # Whatever fits into a part of the budget fits into all of it.
-        needed = self._wanted(1.0) if relaxed else relaxed
+        needed, relaxed = self._wanted()
         for name, load in self.loads.items():
-            least, why = needed.get(name, (1, ROOM))
-            most, _ = relaxed.get(name, (1, ROOM))
+            (least, why), (most, _) = needed[name], relaxed[name]
             if load.stretch < least:
                 load.set(least, why, at_ns)
             elif load.stretch > most and at_ns - load.changed_ns >= HOLD_NS:
                 load.set(most, ROOM, at_ns)
         self.state = self._graded()
 
-    def _wanted(self, part: float) -> dict[str, tuple[int, str]]:
-        """The stretches that a part of what is allowed asks for, and why."""
-        loads = list(self.loads.values())
-        for_reads = max(part * self.cpu_ratio - self.rest, part * SOURCES_SHARE * self.cpu_ratio)
-        cpu = fit(loads, Load.cpu_share, for_reads)
-        wanted = {name: (stretch, CPU) for name, stretch in cpu.items()}
+    def _wanted(self) -> tuple[_Wanted, _Wanted]:
+        """The stretches that the budget asks for, and those that the part to relax into does."""
+        least = SOURCES_SHARE * self.cpu_ratio
+        whole = Fitting(tuple(self.loads.values()), Load.cpu_share)
+        needed = dict.fromkeys(self.loads, (1, ROOM))
+        relaxed = needed.copy()
+        for wanted, part in ((needed, 1.0), (relaxed, RELAXED)):
+            allowance = max(part * self.cpu_ratio - self.rest, part * least)
+            for name, stretch in whole.into(allowance).items():
+                wanted[name] = (stretch, CPU)
         for thread in self._threads:
-            for name, stretch in fit(thread, Load.wall_share, part * THREAD_SHARE).items():
-                if stretch > cpu.get(name, 1):
-                    wanted[name] = (stretch, BLOCKING)
-        return wanted
+            waits = Fitting(thread, Load.wall_share)
+            for wanted, part in ((needed, 1.0), (relaxed, RELAXED)):
+                for name, stretch in waits.into(part * THREAD_SHARE).items():
+                    if stretch > wanted[name][0]:
+                        wanted[name] = (stretch, BLOCKING)
+        return needed, relaxed
 
     def _graded(self) -> int:
         if self.projected > self.cpu_ratio:

@@ -15,10 +15,10 @@ from agent.governor import (
     STRETCHING,
     THREAD_SHARE,
     WITHIN,
+    Fitting,
     Governed,
     Governor,
     Load,
-    fit,
 )
 from agent.meter import Cost, Spent
 
@@ -121,9 +121,11 @@ def test_a_smaller_allowance_stretches_nothing_less(
         load = Load(Governed(str(number), "", NS, 120 * NS), settled_after=1)
         load.take(Spent(Cost(round(cost))), 0)
         loads.append(load)
-    full = fit(loads, Load.cpu_share, allowance)
-    for name, stretch in full.items():
-        assert fit(loads, Load.cpu_share, part * allowance)[name] >= stretch
+    full = Fitting(loads, Load.cpu_share).into(allowance)
+    less = Fitting(loads, Load.cpu_share).into(part * allowance)
+    assert all(less[name] >= stretch for name, stretch in full.items())
+    both = Fitting(loads, Load.cpu_share)
+    assert (both.into(allowance), both.into(part * allowance)) == (full, less)
 
 
 def four(**changes: float) -> list[SimulatedSource]:
