@@ -60,7 +60,7 @@ SOURCE_CPU = Metric(
     SOURCE,
     unit=Unit.SECONDS,
     scale=NANOSECOND,
-    rollups=(Rollup.SUM, Rollup.MAX),
+    rollups=(Rollup.MAX,),
     resets=START,
     help="Processor time the agent has used to read the source and to look for what is there.",
     origin="clock_gettime(CLOCK_THREAD_CPUTIME_ID)",
@@ -71,7 +71,6 @@ SOURCE_PERIOD = Metric(
     SOURCE,
     unit=Unit.SECONDS,
     scale=NANOSECOND,
-    rollups=(Rollup.MAX,),
     help="Time from one read of the source to the next, as the governor has set it.",
     origin="agent",
 )
@@ -128,7 +127,6 @@ AGENT_CPU_BUDGET = Metric(
     NODE,
     unit=Unit.RATIO,
     scale=MILLIONTH,
-    rollups=(Rollup.MAX,),
     help="Share of one processor core that the agent keeps to by reading less often.",
     origin="setting budget.cpu_ratio",
 )
@@ -137,7 +135,6 @@ AGENT_MEMORY_BUDGET = Metric(
     Kind.GAUGE,
     NODE,
     unit=Unit.BYTES,
-    rollups=(Rollup.MAX,),
     help="Resident memory above which the agent gives back what it can do without.",
     origin="setting budget.memory_bytes",
 )
