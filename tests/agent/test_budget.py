@@ -21,13 +21,13 @@ from support.reading import ORIGIN
 from support.sampling import Sampling, sampling
 
 from agent.budget import GIVE_BACK_EVERY_NS, LOOK_NS, Keeper, MemoryKeeper
-from agent.config import PREFIX, AgentSettings, Budget, Periods
+from agent.config import PREFIX, AgentSettings, Budget
 from agent.governor import AT_LIMIT, WITHIN
 from agent.http_server import Request
 from agent.meter import ProcessMeter
 from agent.reader import Reader
 from agent.sampler import Limits, Sampler
-from agent.service import Agent, machine_sources
+from agent.service import Agent
 from agent.sinks.prometheus import Page
 from agent.source import LONGEST_PERIOD_SECONDS, longest_period_seconds
 from agent.sources.host import HostSource
@@ -320,9 +320,12 @@ def test_what_is_read_less_often_stays_fresh_for_as_many_periods() -> None:
 
 
 def test_sources_say_how_long_a_period_they_bear() -> None:
-    longest = {source.name: longest_period_seconds(source) for source in machine_sources(Periods())}
+    agent = Agent(AgentSettings(), FakeHost(), "node-1")
+    longest = {source.name: longest_period_seconds(source) for source in agent.sampler.sources}
     assert longest["kernel"] == longest["gpu_event"] == 5
     assert longest["gpu"] == longest["rdma"] == 10
+    assert longest["gpu_activity"] == longest["nic"] == longest["gpu_verdict"] == 20
+    assert longest["agent"] == 5
     assert longest["host"] == LONGEST_PERIOD_SECONDS
     assert longest_period_seconds(KernelLogStream(period_seconds=30.0)) == 30, "as configured"
     assert longest_period_seconds(HostSource(period_seconds=600.0)) == 600
