@@ -64,6 +64,21 @@ class Bursts(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent may cost its server."""
+
+    cpu_ratio: Annotated[
+        float,
+        described(
+            "Share of one core. Above it sources are read less often, the dear ones first. 0: no bound.",
+            ge=0,
+        ),
+    ] = 0.01
+    memory_bytes: Annotated[
+        int, described("Resident memory. Above it what is spare is given back. 0: no bound.", ge=0)
+    ] = 64 << 20
+
+
 class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     """The collector that frames are shipped to."""
 
@@ -142,6 +157,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1.0
     periods: Periods = Periods()
     bursts: Bursts = Bursts()
+    budget: Budget = Budget()
     collector: CollectorLink = CollectorLink()
     tls: Tls = Tls()
     topology: TopologySettings = TopologySettings()

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import structlog
 
+from agent.budget import Keeper
 from agent.config import AgentSettings
 from agent.counter_memory import CounterMemory
 from agent.host import Clock, Host
 from agent.http_server import HttpServer
+from agent.meter import Meter, ProcessMeter
 from agent.reset_memory import ResetMemory
 from agent.sampler import Limits, Sampler
 from agent.sinks.collector_client import LinkError
@@ -122,23 +124,28 @@ class Agent:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     stats: ShippingStats = field(default_factory=ShippingStats)
     own_events: list[Event] = field(default_factory=list)
+    meter: Meter = field(default_factory=ProcessMeter)
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = Origin(self.node, secrets.token_hex(8), self.host.boot_id)
+        sources = self._sources()
+        self.keeper = Keeper(self.settings.budget, sources, self.meter, self._give_back)
         self.sampler = Sampler(
             self.host,
             self.origin,
-            self._sources(),
+            sources,
             self._publish,
             Limits(shortest_seconds=self.settings.deadline_seconds),
+            self.keeper,
         )
         self.page = Page(
             self.node,
             self.sampler.statuses.values,
             lambda: self.host.clock.now().boot_ns,
             self.settings.page_token,
+            self.keeper.in_words,
         )
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
@@ -152,9 +159,13 @@ class Agent:
             *machine_sources(self.settings, xids),
             self._verdicts,
             SelfMetrics(
-                lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent
+                lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent,
+                lambda: self.keeper,
             ),
-        ]
+        ]  # fmt: skip
+
+    def _give_back(self) -> None:
+        self.page.forget()
 
     def _take_events(self) -> list[Event]:
         events = [*self.sampler.take_events(), *self.own_events]

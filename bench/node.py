@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent.config import AgentSettings, Bursts, CollectorLink, Periods
+from agent.config import AgentSettings, Budget, Bursts, CollectorLink, Periods
 from agent.host import Clock, Json, KeptFiles, KernelLog
 from agent.host.nvml_gpm import SHORTEST_NS
 from agent.host.real import RealHost
@@ -185,6 +185,7 @@ def main(  # noqa: PLR0913 - flags
     bursts = Bursts(window_seconds=window) if window else Bursts(enabled=False)
     settings = AgentSettings(
         bursts=bursts, node="bench-node", listen=listen, state_directory=state_directory, periods=periods,
+        budget=Budget(cpu_ratio=0),  # what is measured is the cost at given periods
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
     )  # fmt: skip
     asyncio.run(_run_until_told(Agent(settings, host)))

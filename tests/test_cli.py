@@ -143,7 +143,7 @@ def test_one_reading_of_an_empty_tree(tmp_path: Path):
     assert (outcome.returncode, outcome.stderr) == (0, "")
     assert 'railscope_source_state{source="host",state="unsupported"} 1' in outcome.stdout
     samples = [line for line in outcome.stdout.splitlines() if not line.startswith("#")]
-    assert all(line.startswith(("railscope_source_", "railscope_agent_", "railscope_spool_"))
+    assert all(line.startswith(("railscope_source_", "railscope_agent_", "railscope_spool_", "railscope_governor_"))
                for line in samples)  # fmt: skip
 
 
