@@ -24,7 +24,9 @@ from agent.sinks.ship import Shipper
 from agent.source import Source
 from agent.sources.host import HostSource
 from agent.sources.link import Link
+from agent.sources.neighbour import Neighbour
 from agent.sources.nic import Nic
+from agent.sources.nic_settings import NicSettings
 from agent.sources.nvidia.activity import Activity
 from agent.sources.nvidia.devices import GpuDevices
 from agent.sources.nvidia.events import NvmlEvents
@@ -34,6 +36,7 @@ from agent.sources.nvidia.mig import Mig
 from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.processes import Processes
 from agent.sources.nvidia.sharing import Sharing
+from agent.sources.optics import Optics
 from agent.sources.pcie import Pcie
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
@@ -76,6 +79,9 @@ def machine_sources(periods: Periods, xids: XidBook | None = None) -> list[Sourc
         Rdma(periods.rdma),
         Nic(periods.nic),
         Link(periods.link),
+        NicSettings(periods.nic_settings),
+        Optics(periods.optics),
+        Neighbour(periods.neighbour),
         Pcie(periods.pcie),
         HostSource(periods.host),
         KernelLogStream(periods.kernel, book),

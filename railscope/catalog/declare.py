@@ -41,6 +41,8 @@ class Unit(StrEnum):
     FRAMES = "frames"
     ERRORS = "errors"
     BITS = "bits"
+    VOLTS = "volts"
+    AMPERES = "amperes"
 
 
 class Rollup(StrEnum):
