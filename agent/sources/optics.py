@@ -65,7 +65,7 @@ class Optics(Looking):
 
 def _look_at(host: Host, interface: str, look: Look) -> None:
     part = (interface, _MODULE)
-    usual = [(c.MODULE_TEMPERATURE, Entity(NIC, (interface,)))]
+    usual = [(c.MODULE_READABLE, Entity(NIC, (interface,)))]
     what = f"transceiver of {interface}"
     try:
         answer = host.call("netlink", _MODULE, interface)
@@ -104,6 +104,7 @@ def _words(facts: Mapping[str, str], *names: str) -> str:
 
 
 def _readings(interface: str, answer: Json) -> Iterator[tuple[Column, Reading]]:
+    yield (c.MODULE_READABLE, Entity(NIC, (interface,))), 1
     for key, metric in _VALUES.items():
         if key in answer:
             yield (metric, Entity(NIC, (interface,))), int(answer[key])

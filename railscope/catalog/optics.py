@@ -13,6 +13,14 @@ MODULE_INFO = Metric(
     help="What transceiver or cable is plugged in: type, vendor, part, serial number, media, length.",
     origin=_EEPROM,
 )
+MODULE_READABLE = Metric(
+    "railscope_nic_module_readable",
+    Kind.GAUGE,
+    NIC,
+    rollups=(Rollup.SUM,),
+    help="1 for an interface whose transceiver or cable says what it is; absent where none does.",
+    origin=_EEPROM,
+)
 MODULE_TEMPERATURE = Metric(
     "railscope_nic_module_temperature_celsius",
     Kind.GAUGE,
