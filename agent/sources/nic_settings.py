@@ -2,6 +2,10 @@
 
 A setting is what someone set: MTU, PFC, trust, ring sizes. What a link makes of it, its speed or the
 FEC in use, comes and goes with the link and is no setting; it has readings but no events.
+
+Some drivers answer with what both ends agreed on where they are asked for what is set (ice has
+autonegotiation off while the link is down, firmware that does DCBX has no PFC then). So of a link
+without a carrier that is told, but not compared with what was before.
 """
 
 from __future__ import annotations
@@ -9,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from agent.facts import counted
+from agent.facts import counted, text
 from agent.host import Host, Json
 from agent.source import Finding, Verdict
 from agent.sources.look import Look, Looking
 from agent.sources.settings import files, netlink
-from agent.sources.settings.card import PRIORITIES, Card, Told, card, physical_interfaces
+from agent.sources.settings.card import NET, PRIORITIES, Card, Told, card, physical_interfaces
 from railscope.catalog import nic_settings as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC_SETTINGS
@@ -30,6 +34,7 @@ _NETLINK = {
     "rings": netlink.rings,
     "link_modes": netlink.link_modes,
 }
+_AGREED = {"dcb", "pause", "fec", "link_modes"}
 _FILES = {"mtu": files.mtu, "ecn": files.ecn, "qos": files.qos, "rdma": files.rdma}
 _USUAL: Mapping[str, tuple[tuple[Metric, *tuple[str, ...]], ...]] = {
     "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(PRIORITIES)),
@@ -80,7 +85,9 @@ class NicSettings(Looking):
 
     def _look_at(self, host: Host, card: Card, look: Look) -> None:
         settings: dict[str, str] = {}
+        watched: dict[str, str] = {}
         silent: list[str] = []
+        has_carrier = text(host, f"{NET}/{card.interface}/carrier") == "1"
         for name, question in self._questions(host, card, settings):
             part = (card.interface, name)
             try:
@@ -96,10 +103,12 @@ class NicSettings(Looking):
                 look.failure(part, Absent.ERROR, _usual(card, name))
                 look.findings.append(_strange(card, name, error))
             else:
-                settings |= {key: text for key, text in told.texts.items() if key not in settings}
+                new = {key: said for key, said in told.texts.items() if key not in settings}
+                settings |= new
+                watched |= new if has_carrier or name not in _AGREED else {}
                 look.told(part, told.readings)
-        look.watched[card.interface] = settings
-        facts = {key: text for key, text in settings.items() if key in NIC_SETTINGS.facts}
+        look.watched[card.interface] = watched
+        facts = {key: said for key, said in settings.items() if key in NIC_SETTINGS.facts}
         look.described.append(Entity(NIC_SETTINGS, (card.interface,), facts))
         look.findings.append(_finding(card, len(settings), silent))
 

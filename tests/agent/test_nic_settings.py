@@ -237,6 +237,17 @@ def test_bonds_and_bridges_are_no_cards() -> None:
     assert finding.verdict is Verdict.ABSENT
 
 
+def test_virtual_functions_and_their_representors_are_no_cards() -> None:
+    host = FakeHost()
+    add_nic(host, "eth0")
+    host.files[f"{NET}/eth0/phys_port_name"] = "p0"
+    add_nic(host, "eth1", address="0000:3b:00.2")
+    host.links["/sys/devices/pci0000:3a/0000:3b:00.2/physfn"] = f"/sys/devices/pci0000:3a/{ADDRESS}"
+    add_nic(host, "eth2")
+    host.files[f"{NET}/eth2/phys_port_name"] = "pf0vf3"
+    assert set(facts(read_once(NicSettings(), host))) == {"eth0"}
+
+
 def test_two_ports_of_one_function_have_each_their_own_type_of_service() -> None:
     host = FakeHost()
     for port, interface in enumerate(("eth0", "eth1")):
@@ -360,24 +371,36 @@ def test_a_change_is_one_event_with_before_and_after() -> None:
 
 
 def test_a_flapping_link_changes_no_setting() -> None:
+    """Not even where the driver says what the ends agreed on, in place of what is set."""
     host = mainline()
     reader = Reader(NicSettings(), host, ORIGIN)
     reader.run()
-    up = facts(reader.run())
-    down: dict[str, Any] = {key: LINK_MODES[key] for key in ("autonegotiation", "supported")}
+    down: dict[str, Any] = {"autonegotiation": False, "supported": LINK_MODES["supported"]}
     for number in range(4):
         host.clock.advance(60)
-        add_netlink(
-            host,
-            link_modes=LINK_MODES if number % 2 else down,
-            fec=FEC if number % 2 else {**FEC, "active": ""},
-        )
+        up = bool(number % 2)
+        host.files[f"{NET}/eth0/carrier"] = str(int(up))
+        add_everything(host)
+        if not up:
+            no_pfc = {**DCB, "pfc": {**DCB["pfc"], "enabled": []}}
+            add_netlink(host, link_modes=down, fec={**FEC, "active": ""}, dcb=no_pfc)
         outcome = reader.run()
         assert not events(outcome)
-        assert facts(outcome) == up
         assert not outcome.broken, "a link that is down is not a source that fails"
-        lanes = readings(outcome.frame)["railscope_nic_link_lanes", ETH0]
-        assert lanes == (4 if number % 2 else Absent.UNSUPPORTED)
+        found = readings(outcome.frame)
+        assert found["railscope_nic_link_lanes", ETH0] == (4 if up else Absent.UNSUPPORTED)
+        assert found[PFC, ("eth0", "3")] == int(up), "the page has what the driver says"
+
+
+def test_what_was_set_while_the_link_was_down_is_told_when_it_is_up() -> None:
+    host = mainline()
+    reader = Reader(NicSettings(), host, ORIGIN)
+    reader.run()
+    for carrier, expected in ((0, []), (1, [("eth0", "pause", "none", "transmit")])):
+        host.clock.advance(60)
+        host.files[f"{NET}/eth0/carrier"] = str(carrier)
+        add_netlink(host, pause={**PAUSE, "transmit": True})
+        assert changes(reader.run()) == expected
 
 
 def test_a_card_that_is_gone_says_so_once_and_is_compared_when_it_is_back() -> None:

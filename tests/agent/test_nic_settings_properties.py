@@ -53,24 +53,26 @@ def put(host: FakeHost, machine: dict[str, dict[str, Any] | None]) -> None:
             continue
         add_nic(host, interface, address=f"0000:0{interface[-1]}:00.0")
         mtu, pfc, ring, up = card["mtu"], card["pfc"], card["ring"], card["carrier"]
+        host.files[f"{NET}/{interface}/carrier"] = str(int(up))
         host.files[f"{NET}/{interface}/mtu"] = mtu if isinstance(mtu, Exception) else f"{mtu}\n"
         add_netlink(
             host,
             interface,
             dcb={"pfc": {"enabled": sorted(pfc)}} if isinstance(pfc, set) else pfc,
             rings={"receive": ring} if isinstance(ring, int) else ring,
-            fec=FEC if up else {**FEC, "active": ""},
-            link_modes=LINK_MODES if up else {"supported": LINK_MODES["supported"]},
+            fec=FEC if up else {"modes": [], "automatic": True, "active": ""},
+            link_modes=LINK_MODES if up else LINK_MODES | {"autonegotiation": False},
         )
 
 
 def visible(machine: dict[str, dict[str, Any] | None]) -> dict[Setting, str]:
-    """What can be read of the settings that these tests turn."""
+    """What can be read of the settings that these tests turn; PFC may depend on the link."""
     found: dict[Setting, str] = {}
     for interface, card in machine.items():
         for name, value in (card or {}).items():
             if name == "pfc" and isinstance(value, set):
-                found[interface, name] = ",".join(map(str, sorted(value))) or "none"
+                if card and card["carrier"]:
+                    found[interface, name] = ",".join(map(str, sorted(value))) or "none"
             elif isinstance(value, int) and name != "carrier":
                 found[interface, {"ring": "receive_ring"}.get(name, name)] = str(value)
     return found

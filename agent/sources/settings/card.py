@@ -1,12 +1,15 @@
 """The physical network interfaces of a server, and what one of them told of its settings.
 
-An interface is physical where /sys/class/net has a link to its device: not a bond, a bridge, a VLAN
-or a tunnel (Documentation/ABI/testing/sysfs-class-net).
+An interface is physical where /sys/class/net has a link to its device (not a bond, a bridge, a VLAN
+or a tunnel), and stands for a port of a card: not for a virtual function, which has a `physfn`, and
+not for the near end of one, whose port is called pf0vf3 (Documentation/ABI/testing/sysfs-class-net,
+sysfs-bus-pci; Documentation/networking/representors.rst).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,6 +23,7 @@ from railscope.reading import Absent, Reading
 NET = "/sys/class/net"
 NONE = "none"
 PRIORITIES = 8
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 _LONGEST = 200
 _DIGEST = 8
 
@@ -37,7 +41,15 @@ class Card:
 
 def physical_interfaces(host: Host) -> list[str]:
     """The interfaces that stand for a port of a card."""
-    return [name for name in names(host, NET) if "device" in names(host, f"{NET}/{name}")]
+    return [name for name in names(host, NET) if _is_physical(host, f"{NET}/{name}")]
+
+
+def _is_physical(host: Host, folder: str) -> bool:
+    return (
+        "device" in names(host, folder)
+        and "physfn" not in names(host, f"{folder}/device")
+        and not _REPRESENTOR.fullmatch(text(host, f"{folder}/phys_port_name"))
+    )
 
 
 def card(host: Host, interface: str) -> Card:
