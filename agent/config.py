@@ -37,7 +37,9 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     ] = 60.0
     rdma: Annotated[float, described("Counters and state of RDMA ports.", ge=0.02)] = 1.0
     nic: Annotated[float, described("Driver statistics of network cards.", ge=0.1)] = 1.0
-    link: Annotated[float, described("Speed and carrier of interfaces.", ge=0.1)] = 5.0
+    link: Annotated[
+        float, described("Speed, carrier and error correction of interfaces.", ge=0.1)
+    ] = 5.0
     nic_settings: Annotated[
         float, described("What network cards are set to, and its changes.", ge=1)
     ] = 60.0

@@ -24,6 +24,7 @@ from agent.sinks.ship import Shipper
 from agent.source import Source
 from agent.sources.host import HostSource
 from agent.sources.link import Link
+from agent.sources.link_errors import LinkErrors
 from agent.sources.neighbour import Neighbour
 from agent.sources.nic import Nic
 from agent.sources.nic_settings import NicSettings
@@ -79,6 +80,7 @@ def machine_sources(periods: Periods, xids: XidBook | None = None) -> list[Sourc
         Rdma(periods.rdma),
         Nic(periods.nic),
         Link(periods.link),
+        LinkErrors(periods.link),
         NicSettings(periods.nic_settings),
         Optics(periods.optics),
         Neighbour(periods.neighbour),
