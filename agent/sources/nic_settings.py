@@ -46,9 +46,8 @@ _USUAL: Mapping[str, tuple[tuple[Metric, *tuple[str, ...]], ...]] = {
 """What a question tells of most cards: it has no value for the reason why there is no answer."""
 _OTHER_FORM = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What picking settings out of an answer of an unexpected form raises."""
-_REMEDIES = {
-    "cc_params": "run the agent as root: debugfs is for root alone; or do without these",
-}
+_AS_ROOT = "run the agent as root: debugfs is for root alone; or do without these"
+_REMEDIES = {"cc_params": _AS_ROOT, "cc_config": _AS_ROOT}
 _ALLOW = "allow the agent netlink sockets (AF_NETLINK) and what its unit forbids"
 
 Question = Callable[[], Told]
@@ -57,8 +56,8 @@ Question = Callable[[], Told]
 class NicSettings(Looking):
     """Settings of every physical interface.
 
-    `expected_megabits` says for an interface what speed its link should have, in Mb/s, where that
-    is known better than from what the card can do.
+    `expected_megabits` says for an interface what speed its link should have, in Mb/s, or None where
+    that is known no better than from what the card can do.
     """
 
     name = "nic_settings"
@@ -66,11 +65,13 @@ class NicSettings(Looking):
     changed = c.SETTING_EVENT
 
     def __init__(
-        self, period_seconds: float = 60.0, expected_megabits: Mapping[str, int] | None = None
+        self,
+        period_seconds: float = 60.0,
+        expected_megabits: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         super().__init__()
         self.period_seconds = period_seconds
-        self._expected = expected_megabits or {}
+        self._expected_megabits = expected_megabits
 
     def look(self, host: Host) -> Look:
         """Ask every card everything."""
@@ -122,12 +123,14 @@ class NicSettings(Looking):
             yield name, partial(_netlink, host, card, name, tell)
         for name, read in _FILES.items():
             yield name, partial(read, host, card)
-        yield "cc_params", partial(files.cc_params, host, card, settings)
+        for name, folder in files.congestion_folders(card).items():
+            yield name, partial(files.congestion, host, card, folder, settings)
 
     def _expected_speed(self, card: Card) -> Told:
         told = Told(card.interface)
-        if card.interface in self._expected:
-            told.put(c.EXPECTED_SPEED, self._expected[card.interface])
+        speed = self._expected_megabits(card.interface)
+        if speed is not None:
+            told.put(c.EXPECTED_SPEED, speed)
         return told
 
 

@@ -125,7 +125,7 @@ DCQCN_PARAMETER = _setting(
     "dcqcn_parameter",
     "A parameter of RoCE congestion control, in the driver's own unit.",
     about=NIC_DCQCN,
-    origin="OFED /sys/class/net/*/ecn/{roce_np,roce_rp}/*, or debugfs mlx5/*/cc_params/*, by the names of the latter",
+    origin="debugfs mlx5/*/cc_params/*, or OFED /sys/class/net/*/ecn/{roce_np,roce_rp}/* by the names of the former; configfs bnxt_re/*/ports/*/cc/*, debugfs bnxt_re/*/cc_config/*",
 )
 RDMA_CM_TOS = _setting(
     "rdma_cm_tos",

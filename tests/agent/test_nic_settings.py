@@ -199,6 +199,32 @@ def test_a_broadcom_card_tells_its_trust_itself() -> None:
     assert found["railscope_nic_fec_active", ETH0] == 0
 
 
+def test_congestion_control_of_a_broadcom_card() -> None:
+    """In configfs with the vendor's driver, in hexadecimal; in debugfs with the kernel's own."""
+    host = FakeHost()
+    add_nic(host, driver="bnxt_en", rdma_device="bnxt_re0")
+    folder = "/sys/kernel/config/bnxt_re/bnxt_re0/ports/1/cc"
+    host.files |= {
+        f"{folder}/ecn_enable": "0x1\n", f"{folder}/cnp_dscp": "48\n", f"{folder}/apply": "",
+        f"{folder}/advanced": IsADirectoryError(errno.EISDIR, "Is a directory"),
+    }  # fmt: skip
+    reader = Reader(NicSettings(), host, ORIGIN)
+    outcome = reader.run()
+    found = {key[1]: value for (n, key), value in readings(outcome.frame).items() if n == PARAMETER}
+    assert found == {"ecn_enable": 1, "cnp_dscp": 48}
+    debugfs = f"/sys/kernel/debug/bnxt_re/{ADDRESS}/cc_config"
+    host.files |= {
+        f"{debugfs}/enable_cc": "1\n", f"{debugfs}/tos_dscp": "26\n",
+        f"{debugfs}/tx_queue": OSError(errno.EOPNOTSUPP, "Operation not supported"),
+        f"{folder}/ecn_enable": "0x0\n",
+    }  # fmt: skip
+    host.clock.advance(60)
+    outcome = reader.run()
+    found = {key[1]: value for (n, key), value in readings(outcome.frame).items() if n == PARAMETER}
+    assert found == {"ecn_enable": 0, "cnp_dscp": 48, "enable_cc": 1, "tos_dscp": 26}
+    assert changes(outcome) == [("eth0", "ecn_enable", "1", "0")]
+
+
 def test_an_intel_card_with_its_rdma_port() -> None:
     host = FakeHost()
     add_nic(host, driver="ice", rdma_device="rocep59s0")
@@ -345,7 +371,7 @@ def test_the_expected_speed_is_the_highest_both_sides_can(
 def test_a_speed_that_is_known_better_is_what_is_expected() -> None:
     host = mainline()
     add_nic(host, "eth1")
-    source = NicSettings(expected_megabits={"eth0": 200_000, "eth1": 25_000})
+    source = NicSettings(expected_megabits={"eth0": 200_000, "eth1": 25_000}.get)
     found = numbers(read_once(source, host).frame)
     assert found[SPEED, ("eth0",)] == 200_000 * BYTES_OF_A_MEGABIT
     assert found[SPEED, ("eth1",)] == 25_000 * BYTES_OF_A_MEGABIT, "though the driver tells nothing"

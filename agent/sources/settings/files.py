@@ -1,15 +1,16 @@
 """Settings that files tell: MTU, congestion control, trust, buffers, RDMA.
 
 Below /sys/class/net/*/ecn and qos and /sys/class/infiniband/*/tc lies what only the vendor's driver
-has (OFED, mlx5/core/en_sysfs.c and mlx5/tc.c); cc_params of debugfs is the kernel's own and root's
-(Linux drivers/infiniband/hw/mlx5/cong.c); rdma_cm of configfs appears for a device when someone has
-made its folder (Linux drivers/infiniband/core/cma_configfs.c).
+has (OFED, mlx5/core/en_sysfs.c and mlx5/tc.c). The kernel's own driver has congestion control in
+debugfs, which is root's (Linux drivers/infiniband/hw/mlx5/cong.c and bnxt_re/debugfs.c), Broadcom's in
+configfs (bnxt_re/configfs.c). A device is in configfs when someone has made its folder there, also
+that of rdma_cm (Linux drivers/infiniband/core/cma_configfs.c).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from agent.host import Host
 from agent.sources.settings.card import NET, NONE, Card, Told, listed
@@ -17,6 +18,7 @@ from agent.sources.settings.netlink import MLX5, buffers, dscp_map
 from railscope.catalog import nic_settings as c
 from railscope.reading import Absent, Reading, parse_integer, reason_of
 
+BNXT = "bnxt_en"
 _INFINIBAND = "/sys/class/infiniband"
 _SIDES = {"np": "notification", "rp": "reaction"}
 _ENABLE = "enable"
@@ -27,6 +29,7 @@ _IRREGULAR = {
 """Names of OFED's files that are not those of cc_params with another beginning."""
 _GIDS = 16
 """Entries of the GID table that are looked at: default GIDs and the first addresses come first."""
+_DECIMAL_OR_HEXADECIMAL = re.compile(rb"0x[0-9a-fA-F]+|0|[1-9]\d*")
 _GLOBAL_CLASS = re.compile(r"Global tclass=(\d+)")
 _DSCPS = re.compile(r"prio:(\d+)\s+dscp:([\d,\s]+)")
 _BUFFER = re.compile(r"^(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s*$", re.MULTILINE)
@@ -91,18 +94,38 @@ def _parameter(told: Told, name: str, reading: Reading) -> None:
     told.number(name, c.DCQCN_PARAMETER, reading, name)
 
 
-def cc_params(host: Host, card: Card, told_before: Iterable[str]) -> Told:
-    """The kernel's congestion control parameters; each costs a command to the firmware.
+def congestion_folders(card: Card) -> Mapping[str, str]:
+    """Where else the driver of a card keeps the parameters of congestion control."""
+    if card.driver == MLX5 and card.pci_address:
+        return {"cc_params": f"/sys/kernel/debug/mlx5/{card.pci_address}/cc_params"}
+    if card.driver == BNXT and card.rdma_port:
+        port = f"/sys/kernel/config/bnxt_re/{card.rdma_device}/ports/{card.rdma_port}"
+        return {
+            "cc": f"{port}/cc",
+            "cc_config": f"/sys/kernel/debug/bnxt_re/{card.pci_address}/cc_config",
+        }
+    return {}
 
-    Those that are known already are not asked for.
+
+def congestion(host: Host, card: Card, folder: str, told_before: Iterable[str]) -> Told:
+    """Parameters of congestion control; each costs a command to the firmware.
+
+    Those that are known already are not asked for, and what is no number is none of them.
     """
     told = Told(card.interface)
-    if card.driver != MLX5 or not card.pci_address:
-        return told
-    folder = f"/sys/kernel/debug/mlx5/{card.pci_address}/cc_params"
     for name in sorted(set(_names(host, folder)).difference(told_before)):
-        _parameter(told, name, _number(host, f"{folder}/{name}"))
+        _parameter(told, name, _value(host, f"{folder}/{name}"))
     return told
+
+
+def _value(host: Host, path: str) -> Reading:
+    try:
+        found = _DECIMAL_OR_HEXADECIMAL.fullmatch(host.read(path).strip())
+    except IsADirectoryError:
+        return Absent.UNSUPPORTED
+    except OSError as error:
+        return reason_of(error)
+    return int(found[0], 0) if found else Absent.UNSUPPORTED
 
 
 def qos(host: Host, card: Card) -> Told:
