@@ -7,7 +7,7 @@ probe, have themselves probed before each read, and the read tells what that loo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.host import Host
@@ -21,8 +21,8 @@ from railscope.reading import Absent, Reading
 
 MOST_EVENTS = 100
 """Changes that one read tells one by one; how many more there are is one event."""
-MOST_INTERFACES = 4096
-"""Interfaces whose facts are remembered; those not seen for longest are forgotten first."""
+MOST_KNOWN = 100_000
+"""Settings that are remembered; those not read for longest are forgotten first."""
 FRESH_NS = 1_000_000_000
 """How old a probe's look may be for a read to tell it."""
 
@@ -37,8 +37,8 @@ class Look:
     readings: dict[Column, Reading] = field(default_factory=dict)
     described: list[Entity] = field(default_factory=list)
     """Entities whose facts are to be told."""
-    watched: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By interface and name what is an event when it changes; only what could be read."""
+    watched: dict[Part, dict[str, str]] = field(default_factory=dict)
+    """By question and name, what is an event when it changes; only what could be read."""
     findings: list[Finding] = field(default_factory=list)
     columns: dict[Part, tuple[Column, ...]] = field(default_factory=dict)
     failed: dict[Part, Absent] = field(default_factory=dict)
@@ -67,23 +67,32 @@ class Change:
 
 
 class Memory:
-    """What was last read of each interface: kept while it cannot be read, and over probes."""
+    """What was last read, and by which question: kept while it cannot be read, and over probes.
+
+    Two places may tell the same in other words. Where one of them cannot be read for a while, the
+    other that stands in is not compared with it; where it has nothing to say any more, the other is
+    what counts from then on.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[str, str]] = {}
+        self._known: dict[tuple[str, str], tuple[Part, str]] = {}
 
-    def changes(self, watched: Mapping[str, Mapping[str, str]]) -> list[Change]:
+    def changes(
+        self, watched: Mapping[Part, Mapping[str, str]], failed: Container[Part] = ()
+    ) -> list[Change]:
         """What differs from what was last known; what is met for the first time does not."""
         found = []
-        for interface, texts in watched.items():
-            before = self._known.pop(interface, {})
-            found += [
-                Change(interface, name, before[name], text)
-                for name, text in texts.items()
-                if before.get(name, text) != text
-            ]
-            self._known[interface] = before | dict(texts)
-        while len(self._known) > MOST_INTERFACES:
+        for part, texts in watched.items():
+            for name, text in texts.items():
+                key = part[0], name
+                told_by, before = self._known.pop(key, (part, text))
+                if told_by != part and told_by in failed:
+                    self._known[key] = told_by, before
+                    continue
+                if told_by == part and before != text:
+                    found.append(Change(*key, before, text))
+                self._known[key] = part, text
+        while len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
         return found
 
@@ -118,7 +127,7 @@ class Looking(HoldsNothing, ABC):
             look = self._look(host)
         for position, column in enumerate(self._columns):
             into.put(position, look.readings.get(column, Absent.GONE))
-        into.events += self._events(self._memory.changes(look.watched), now)
+        into.events += self._events(self._memory.changes(look.watched, look.failed), now)
         into.grown = True  # facts are to be looked at before each read
 
     def _look(self, host: Host) -> Look:
@@ -127,8 +136,8 @@ class Looking(HoldsNothing, ABC):
         An answer that tells less than before does not know more, as of a link that is down; where
         there is no answer at all, what it was about is gone.
         """
-        self._looked_ns = host.clock.now().boot_ns
         look = self.look(host)
+        self._looked_ns = host.clock.now().boot_ns
         for part, reason in look.failed.items():
             look.columns[part] = self._known.get(part, look.columns[part])
             for column in look.columns[part]:

@@ -101,4 +101,4 @@ def _describe(look: Look, interface: str, told: Json) -> None:
     names = ("switch", "switch_port", "chassis")
     place = " ".join(facts[name] for name in names if name in facts)
     if place:
-        look.watched[interface] = {_NEIGHBOUR: place}
+        look.watched[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}

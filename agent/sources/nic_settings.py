@@ -5,7 +5,7 @@ FEC in use, comes and goes with the link and is no setting; it has readings but 
 
 Some drivers answer with what both ends agreed on where they are asked for what is set (ice has
 autonegotiation off while the link is down, firmware that does DCBX has no PFC then). So of a link
-without a carrier that is told, but not compared with what was before.
+that is or goes down that is told, but not compared with what was before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ _NETLINK = {
     "link_modes": netlink.link_modes,
 }
 _AGREED = {"dcb", "pause", "fec", "link_modes"}
-_FILES = {"mtu": files.mtu, "ecn": files.ecn, "qos": files.qos, "rdma": files.rdma}
+_FILES = {
+    "mtu": files.mtu,
+    "ecn": files.ecn,
+    "qos": files.qos,
+    "rdma": files.rdma,
+    "gids": files.gids,
+}
 _USUAL: Mapping[str, tuple[tuple[Metric, *tuple[str, ...]], ...]] = {
     "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(PRIORITIES)),
     "pause": tuple((c.PAUSE_ENABLED, direction) for direction in _DIRECTIONS),
@@ -86,9 +92,8 @@ class NicSettings(Looking):
 
     def _look_at(self, host: Host, card: Card, look: Look) -> None:
         settings: dict[str, str] = {}
-        watched: dict[str, str] = {}
         silent: list[str] = []
-        has_carrier = text(host, f"{NET}/{card.interface}/carrier") == "1"
+        link = _link(host, card)
         for name, question in self._questions(host, card, settings):
             part = (card.interface, name)
             try:
@@ -106,9 +111,11 @@ class NicSettings(Looking):
             else:
                 new = {key: said for key, said in told.texts.items() if key not in settings}
                 settings |= new
-                watched |= new if has_carrier or name not in _AGREED else {}
+                look.watched[part] = new
                 look.told(part, told.readings)
-        look.watched[card.interface] = watched
+        if link[0] != "1" or link != _link(host, card):
+            for name in _AGREED:
+                look.watched.pop((card.interface, name), None)
         facts = {key: said for key, said in settings.items() if key in NIC_SETTINGS.facts}
         look.described.append(Entity(NIC_SETTINGS, (card.interface,), facts))
         look.findings.append(_finding(card, len(settings), silent))
@@ -132,6 +139,12 @@ class NicSettings(Looking):
         if speed is not None:
             told.put(c.EXPECTED_SPEED, speed)
         return told
+
+
+def _link(host: Host, card: Card) -> tuple[str, ...]:
+    """Whether there is a carrier, and how often it has come or gone."""
+    files = ("carrier", "carrier_changes")
+    return tuple(text(host, f"{NET}/{card.interface}/{file}") for file in files)
 
 
 def _driver(host: Host, card: Card) -> Told:

@@ -89,7 +89,7 @@ def _look_at(host: Host, interface: str, look: Look) -> None:
         look.described.append(Entity(NIC_MODULE, (interface,), facts))
         identity = _words(facts, "vendor", "part_number", "serial")
         if identity:
-            look.watched[interface] = {_MODULE: identity}
+            look.watched[part] = {_MODULE: identity}
         detail = _words(facts, "type", "vendor", "part_number") or "a module without a name"
         look.findings.append(Finding(what, Verdict.SUPPORTED, detail))
 

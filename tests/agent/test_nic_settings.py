@@ -316,6 +316,60 @@ def test_what_could_be_read_before_keeps_its_columns_while_it_cannot() -> None:
         assert after["railscope_nic_setting_ring_entries", ("eth0", "receive")] == 1024
 
 
+def test_what_stands_in_for_an_answer_is_not_compared_with_it() -> None:
+    """The vendor's files may tell a setting in other words than netlink; a change is told once."""
+    host = ofed()
+    reader = Reader(NicSettings(), host, ORIGIN)
+    reader.run()
+
+    def read(dcb: Any, trust: str) -> list[tuple[str, str, str, str]]:
+        add_netlink(host, dcb=dcb)
+        host.files[f"{QOS}/trust"] = f"{trust}\n"
+        host.clock.advance(60)
+        outcome = reader.run()
+        expected = trust if isinstance(dcb, OSError) else dcb["trust"][0]
+        assert facts(outcome)["eth0"]["trust"] == expected
+        return [change for change in changes(outcome) if change[1] == "trust"]
+
+    fails, gone = OSError(errno.EIO, "I/O error"), OSError(errno.EOPNOTSUPP, "Not supported")
+    by_dscp, by_pcp = {**DCB, "trust": ["dscp"]}, {**DCB, "trust": ["pcp"]}
+    assert read(by_dscp, "both") == []
+    assert read(fails, "both") == []
+    assert read(by_pcp, "one") == [("eth0", "trust", "dscp", "pcp")]
+    assert read(fails, "one") == []
+    assert read(fails, "other") == []
+    assert read(by_dscp, "other") == [("eth0", "trust", "pcp", "dscp")]
+    assert read(gone, "other") == [], "from now on the file is what counts"
+    assert read(gone, "none") == [("eth0", "trust", "other", "none")]
+
+
+def test_a_link_that_goes_down_while_it_is_asked_changes_no_setting() -> None:
+    host = mainline()
+    host.files[f"{NET}/eth0/carrier_changes"] = "2\n"
+    reader = Reader(NicSettings(), host, ORIGIN)
+    reader.run()
+
+    def goes_down_and_comes_up() -> dict[str, Any]:
+        host.files[f"{NET}/eth0/carrier_changes"] = "4\n"
+        return {**DCB, "pfc": {**DCB["pfc"], "enabled": []}}
+
+    add_netlink(host, dcb=goes_down_and_comes_up)
+    host.clock.advance(60)
+    assert not events(reader.run())
+
+
+def test_a_slow_look_is_not_repeated_by_the_read() -> None:
+    host = mainline()
+
+    def slow() -> dict[str, Any]:
+        host.clock.advance(5)
+        return RINGS
+
+    add_netlink(host, rings=slow)
+    read_once(NicSettings(), host)
+    assert host.asked["netlink.rings(eth0)"] == 1
+
+
 def test_debugfs_is_for_root() -> None:
     """Which parameters there are cannot be known: a finding, and no column."""
     host = mainline()

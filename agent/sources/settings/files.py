@@ -158,7 +158,7 @@ def _buffers(told: Told, text: str) -> None:
 
 
 def rdma(host: Host, card: Card) -> Told:
-    """What connections over the card's RDMA port get: type of service, traffic class, GIDs."""
+    """What connections over the card's RDMA port get: type of service, RoCE mode, traffic class."""
     told = Told(card.interface)
     if not card.rdma_port:
         return told
@@ -173,8 +173,14 @@ def rdma(host: Host, card: Card) -> Told:
         told.say("rdma_traffic_class", found[1] if found else NONE)
         if found:
             told.put(c.RDMA_TRAFFIC_CLASS, int(found[1]))
-    folder = f"{_INFINIBAND}/{device}/ports/{port}/gid_attrs/types"
-    types = {_text(host, f"{folder}/{index}") for index in range(_GIDS)}
-    if known := sorted(filter(None, types)):
+    return told
+
+
+def gids(host: Host, card: Card) -> Told:
+    """Which kinds of GIDs the card's RDMA port has; an empty entry of the table answers EINVAL."""
+    told = Told(card.interface)
+    folder = f"{_INFINIBAND}/{card.rdma_device}/ports/{card.rdma_port}/gid_attrs/types"
+    entries = range(_GIDS) if card.rdma_port else ()
+    if known := sorted(filter(None, {_text(host, f"{folder}/{entry}") for entry in entries})):
         told.say("gid_types", listed(known))
     return told
