@@ -24,11 +24,14 @@ from support.nics import (
     facts,
 )
 from support.reading import ORIGIN, numbers, read_once, readings
+from support.sampling import sampling
 
 from agent.reader import Reader
 from agent.source import Finding, Verdict
 from agent.sources.look import MOST_EVENTS
 from agent.sources.nic_settings import NicSettings
+from agent.status import OK
+from railscope.exposition import Exposition, Format
 from railscope.reading import Absent
 
 DEBUGFS = f"/sys/kernel/debug/mlx5/{ADDRESS}/cc_params"
@@ -545,3 +548,22 @@ def test_a_look_costs_each_card_one_question_of_a_kind() -> None:
     asked = {key: count for key, count in host.asked.items() if key.startswith("netlink.")}
     assert set(asked.values()) == {3}
     assert len(asked) == 5
+
+
+async def test_the_page_has_the_facts_of_the_last_read() -> None:
+    """A probe comes before every read, and the schema changes only where a fact does."""
+    host = mainline()
+    async with sampling(host, [NicSettings()]) as run:
+        await run.step(60)
+        host.files[f"{NET}/eth0/mtu"] = "9000\n"
+        await run.step(60)
+        await run.step(60)
+        first, second, third, fourth = run.frames
+        assert first.schema is second.schema
+        assert third.schema is fourth.schema
+        assert run.sampler.statuses["nic_settings"].state == OK
+        page = Exposition().render([third], Format.PROMETHEUS)
+    assert 'settings_info{interface="eth0",firmware="28.39.1002",mtu="9000",' in page
+    assert 'railscope_nic_setting_mtu_bytes{interface="eth0"} 9000' in page
+    assert 'railscope_nic_fec_active{interface="eth0",state="rs"} 1' in page
+    assert 'ecn_notification=""' in page
