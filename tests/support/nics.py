@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 from support.machine import FakeHost
@@ -47,6 +48,21 @@ LINK_MODES = {
 }  # fmt: skip
 CC_PARAMS = {"rp_ai_rate": 5, "rp_gd": 11, "np_cnp_dscp": 48, "np_cnp_prio": 6, "rp_max_rate": 0}
 
+DEBUGFS = f"/sys/kernel/debug/mlx5/{ADDRESS}/cc_params"
+ECN = f"{NET}/eth0/ecn"
+QOS = f"{NET}/eth0/qos"
+BUFFER_SIZE = """Port buffer size = 262016
+Spare buffer size = 147072
+Buffer\tSize\txoff_threshold\txon_threshold
+0\t0\t0\t\t524160
+1\t114944\t91392\t\t81408
+"""
+PRIO2BUFFER = "Priority\tBuffer\n" + "".join(f"{p}\t\t{int(p == 3)}\n" for p in range(8))
+DSCP2PRIO = "".join(
+    f"prio:{p} dscp:{','.join(f'{d:02}' for d in range(8 * p + 7, 8 * p - 1, -1))},\n"
+    for p in range(8)
+)
+
 
 def add_nic(
     host: FakeHost,
@@ -78,6 +94,46 @@ def add_netlink(host: FakeHost, interface: str = "eth0", **answers: Any) -> None
 def add_everything(host: FakeHost, interface: str = "eth0") -> None:
     """Have a card answer all that netlink asks for settings."""
     add_netlink(host, interface, dcb=DCB, pause=PAUSE, fec=FEC, rings=RINGS, link_modes=LINK_MODES)
+
+
+def mainline() -> FakeHost:
+    """A ConnectX card with the kernel's own driver, read by root."""
+    host = FakeHost()
+    add_nic(host, rdma_device="mlx5_0")
+    add_everything(host)
+    host.files |= {f"{DEBUGFS}/{name}": f"{value}\n" for name, value in CC_PARAMS.items()}
+    host.files |= {
+        "/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_tos": "106\n",
+        "/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode": "RoCE v2\n",
+    }
+    for index, type_ in enumerate(("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")):
+        folder = "/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types"
+        host.files[f"{folder}/{index}"] = type_
+        host.files[f"{folder}/{index + 4}"] = OSError(errno.EINVAL, "Invalid argument")
+    return host
+
+
+def ofed(*, netlink: bool = True) -> FakeHost:
+    """A ConnectX card with the vendor's driver, read by a user who is not root."""
+    host = FakeHost()
+    add_nic(host, rdma_device="mlx5_0")
+    if netlink:
+        add_everything(host)
+    for side in ("np", "rp"):
+        host.files |= {f"{ECN}/roce_{side}/enable/{p}": f"{int(p == 3)}\n" for p in range(8)}
+    host.files |= {
+        f"{ECN}/roce_np/cnp_dscp": "48\n",
+        f"{ECN}/roce_np/cnp_802p_prio": "6\n",
+        f"{ECN}/roce_np/min_time_between_cnps": "4\n",
+        f"{ECN}/roce_rp/rpg_ai_rate": "5\n",
+        f"{ECN}/roce_rp/clamp_tgt_rate_after_time_inc": "1\n",
+        f"{QOS}/trust": "dscp\n",
+        f"{QOS}/dscp2prio": DSCP2PRIO,
+        f"{QOS}/prio2buffer": PRIO2BUFFER,
+        f"{QOS}/buffer_size": BUFFER_SIZE,
+        "/sys/class/infiniband/mlx5_0/tc/1/traffic_class": "Global tclass=106\n",
+    }
+    return host
 
 
 def facts(outcome: Outcome, kind: str = SETTINGS) -> dict[str, dict[str, str]]:
