@@ -40,7 +40,16 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     ] = 60.0
     rdma: Annotated[float, described("Counters and state of RDMA ports.", ge=0.02)] = 1.0
     nic: Annotated[float, described("Driver statistics of network cards.", ge=0.1)] = 1.0
-    link: Annotated[float, described("Speed and carrier of interfaces.", ge=0.1)] = 5.0
+    link: Annotated[
+        float, described("Speed, carrier and error correction of interfaces.", ge=0.1)
+    ] = 5.0
+    nic_settings: Annotated[
+        float, described("What network cards are set to, and its changes.", ge=1)
+    ] = 60.0
+    optics: Annotated[float, described("Transceivers and cables of network cards.", ge=1)] = 60.0
+    neighbour: Annotated[
+        float, described("Switch ports that network cards are plugged into (LLDP).", ge=1)
+    ] = 10.0
     pcie: Annotated[float, described("PCIe links and errors.", ge=0.1)] = 10.0
     host: Annotated[
         float, described("Processors, memory, disks, network of the server.", ge=0.1)

@@ -27,8 +27,11 @@ from agent.sinks.ship import Shipper
 from agent.source import Source
 from agent.sources.host import HostSource
 from agent.sources.link import Link
+from agent.sources.link_errors import LinkErrors
+from agent.sources.neighbour import Neighbour
 from agent.sources.nic import Nic
 from agent.sources.nic_burst import NicBurst
+from agent.sources.nic_settings import NicSettings
 from agent.sources.nvidia.activity import Activity
 from agent.sources.nvidia.burst import GpuBurst
 from agent.sources.nvidia.devices import GpuDevices
@@ -40,6 +43,7 @@ from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.nvidia.processes import Processes
 from agent.sources.nvidia.sharing import Sharing
+from agent.sources.optics import Optics
 from agent.sources.pcie import Pcie
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
@@ -92,6 +96,10 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Rdma(periods.rdma, wiring),
         Nic(periods.nic, wiring),
         Link(periods.link),
+        LinkErrors(periods.link),
+        NicSettings(periods.nic_settings),
+        Optics(periods.optics),
+        Neighbour(periods.neighbour),
         Pcie(periods.pcie),
         HostSource(periods.host),
         KernelLogStream(periods.kernel, book),

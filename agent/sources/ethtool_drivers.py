@@ -15,7 +15,7 @@ from functools import lru_cache
 from railscope.catalog import nic as c
 from railscope.catalog import nic_detail as d
 from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NIC_CLASS, NIC_LANE, NIC_PRIORITY
+from railscope.catalog.entities import NIC_LANE, NIC_PRIORITY, NIC_TRAFFIC_CLASS
 
 Row = tuple[str, Metric]
 
@@ -317,7 +317,7 @@ _NARROW = {"mlx5_core": ("rx_out_of_buffer", "dev_internal_queue_oob", "dev_out_
 """Statistics of 32 bits that wrap: queue counters. Those of the function are set back with them."""
 _OF_THE_FUNCTION = ("rx_vport_", "tx_vport_")
 
-_PARTS = {NIC_PRIORITY: "{priority}", NIC_CLASS: "{class}", NIC_LANE: "{lane}"}
+_PARTS = {NIC_PRIORITY: "{priority}", NIC_TRAFFIC_CLASS: "{class}", NIC_LANE: "{lane}"}
 _MOST_PARTS = 8
 """Priorities and traffic classes of IEEE 802.1Q; no link of today has more lanes."""
 

@@ -42,6 +42,8 @@ class Unit(StrEnum):
     FRAMES = "frames"
     ERRORS = "errors"
     BITS = "bits"
+    VOLTS = "volts"
+    AMPERES = "amperes"
 
 
 BUCKET = "le"

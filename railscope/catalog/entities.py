@@ -90,7 +90,57 @@ NIC = EntityKind(
 NIC_PRIORITY = EntityKind("nic_priority", ("interface", "priority"), part_of=NIC)
 NIC_WINDOW = EntityKind("nic_window", ("interface", "direction", "le"), part_of=NIC)
 NIC_LANE = EntityKind("nic_lane", ("interface", "lane"), part_of=NIC)
-NIC_CLASS = EntityKind("nic_class", ("interface", "traffic_class"), part_of=NIC)
+NIC_TRAFFIC_CLASS = EntityKind("nic_traffic_class", ("interface", "traffic_class"), part_of=NIC)
+NIC_BUFFER = EntityKind("nic_buffer", ("interface", "buffer"), part_of=NIC)
+NIC_BUFFER_THRESHOLD = EntityKind(
+    "nic_buffer_threshold", ("interface", "buffer", "threshold"), part_of=NIC
+)
+NIC_DIRECTION = EntityKind("nic_direction", ("interface", "direction"), part_of=NIC)
+NIC_ECN = EntityKind("nic_ecn", ("interface", "side", "priority"), part_of=NIC)
+NIC_DCQCN = EntityKind("nic_dcqcn", ("interface", "parameter"), part_of=NIC)
+NIC_SETTINGS = EntityKind(
+    "nic_settings",
+    ("interface",),
+    (
+        "firmware",
+        "mtu",
+        "autonegotiation",
+        "fec",
+        "pause",
+        "pfc",
+        "trust",
+        "dscp_map",
+        "applications",
+        "dcbx",
+        "traffic_classes",
+        "bandwidth",
+        "scheduling",
+        "rate_limits",
+        "buffer_of_priority",
+        "ecn_notification",
+        "ecn_reaction",
+        "np_cnp_dscp",
+        "np_cnp_prio",
+        "rdma_cm_tos",
+        "rdma_cm_mode",
+        "rdma_traffic_class",
+        "gid_types",
+    ),
+    part_of=NIC,
+)
+NIC_MODULE = EntityKind(
+    "nic_module",
+    ("interface",),
+    ("type", "vendor", "part_number", "revision", "serial", "media", "length_metres"),
+    part_of=NIC,
+)
+NIC_MODULE_THRESHOLD = EntityKind("nic_module_threshold", ("interface", "threshold"), part_of=NIC)
+NIC_NEIGHBOUR = EntityKind(
+    "nic_neighbour",
+    ("interface",),
+    ("switch", "switch_port", "chassis", "management_address", "port_description", "vlan"),
+    part_of=NIC,
+)
 
 RDMA_PORT = EntityKind(
     "rdma_port",

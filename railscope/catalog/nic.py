@@ -152,13 +152,13 @@ PAUSE_RECEIVED = counter(
     "receive_pause_frames",
     "Pause frames of any kind received by the port.",
     unit=Unit.FRAMES,
-    origin="mlx5 rx_pause_ctrl_phy; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx",
+    origin="mlx5 rx_pause_ctrl_phy; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx; others ETHTOOL_A_PAUSE_STAT_RX_FRAMES",
 )
 PAUSE_SENT = counter(
     "transmit_pause_frames",
     "Pause frames of any kind sent by the port.",
     unit=Unit.FRAMES,
-    origin="mlx5 tx_pause_ctrl_phy; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx",
+    origin="mlx5 tx_pause_ctrl_phy; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx; others ETHTOOL_A_PAUSE_STAT_TX_FRAMES",
 )
 GLOBAL_PAUSE_RECEIVED_TIME = counter(
     "receive_global_pause_seconds",
@@ -277,17 +277,17 @@ CORRECTED_BITS = counter(
     "receive_corrected_bits",
     "Bits that forward error correction mended.",
     unit=Unit.BITS,
-    origin="mlx5 rx_corrected_bits_phy; bnxt rx_corrected_bits",
+    origin="mlx5 rx_corrected_bits_phy; bnxt rx_corrected_bits; others ETHTOOL_A_FEC_STAT_CORR_BITS",
 )
 FEC_CORRECTED_BLOCKS = counter(
     "receive_fec_corrected_blocks",
     "Blocks that forward error correction mended.",
-    origin="bnxt rx_fec_corrected_blocks",
+    origin="bnxt rx_fec_corrected_blocks; others ETHTOOL_A_FEC_STAT_CORRECTED",
 )
 FEC_UNCORRECTABLE_BLOCKS = counter(
     "receive_fec_uncorrectable_blocks",
     "Blocks that forward error correction could not mend.",
-    origin="bnxt rx_fec_uncorrectable_blocks",
+    origin="bnxt rx_fec_uncorrectable_blocks; others ETHTOOL_A_FEC_STAT_UNCORR",
 )
 LANE_ERRORS = counter(
     "receive_lane_errors",

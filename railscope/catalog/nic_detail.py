@@ -2,7 +2,7 @@
 
 # fmt: off
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import NIC, NIC_CLASS
+from railscope.catalog.entities import NIC, NIC_TRAFFIC_CLASS
 from railscope.catalog.nic import counter
 
 _B, _P, _F, _E = Unit.BYTES, Unit.PACKETS, Unit.FRAMES, Unit.ERRORS
@@ -31,12 +31,12 @@ FUNCTION = {
 FUNCTION_METRICS = tuple(FUNCTION.values())
 
 # Traffic classes: what the priorities of a card are mapped to -------------------------------------
-CLASS_RECEIVED = counter("class_receive_bytes", "Bytes received in this traffic class.", about=NIC_CLASS, unit=_B, origin="bnxt rx_bytes_cosN")
-CLASS_SENT = counter("class_transmit_bytes", "Bytes sent in this traffic class.", about=NIC_CLASS, unit=_B, origin="bnxt tx_bytes_cosN")
-CLASS_RECEIVED_PACKETS = counter("class_receive_packets", "Packets received in this traffic class.", about=NIC_CLASS, unit=_P, origin="bnxt rx_packets_cosN")
-CLASS_SENT_PACKETS = counter("class_transmit_packets", "Packets sent in this traffic class.", about=NIC_CLASS, unit=_P, origin="bnxt tx_packets_cosN")
-CLASS_DISCARDED = counter("class_receive_discarded_bytes", "Bytes of this traffic class dropped for lack of a buffer.", about=NIC_CLASS, unit=_B, origin="bnxt rx_discard_bytes_cosN")
-CLASS_DISCARDED_PACKETS = counter("class_receive_discarded_packets", "Packets of this traffic class dropped for lack of a buffer.", about=NIC_CLASS, unit=_P, origin="bnxt rx_discard_packets_cosN")
+CLASS_RECEIVED = counter("class_receive_bytes", "Bytes received in this traffic class.", about=NIC_TRAFFIC_CLASS, unit=_B, origin="bnxt rx_bytes_cosN")
+CLASS_SENT = counter("class_transmit_bytes", "Bytes sent in this traffic class.", about=NIC_TRAFFIC_CLASS, unit=_B, origin="bnxt tx_bytes_cosN")
+CLASS_RECEIVED_PACKETS = counter("class_receive_packets", "Packets received in this traffic class.", about=NIC_TRAFFIC_CLASS, unit=_P, origin="bnxt rx_packets_cosN")
+CLASS_SENT_PACKETS = counter("class_transmit_packets", "Packets sent in this traffic class.", about=NIC_TRAFFIC_CLASS, unit=_P, origin="bnxt tx_packets_cosN")
+CLASS_DISCARDED = counter("class_receive_discarded_bytes", "Bytes of this traffic class dropped for lack of a buffer.", about=NIC_TRAFFIC_CLASS, unit=_B, origin="bnxt rx_discard_bytes_cosN")
+CLASS_DISCARDED_PACKETS = counter("class_receive_discarded_packets", "Packets of this traffic class dropped for lack of a buffer.", about=NIC_TRAFFIC_CLASS, unit=_P, origin="bnxt rx_discard_packets_cosN")
 
 # Pauses -------------------------------------------------------------------------------------------
 GLOBAL_PAUSE_RECEIVED = counter("receive_global_pause_frames", "Link-wide pause frames received, while link-wide pause is on.", unit=_F, origin="mlx5 rx_global_pause")
