@@ -34,6 +34,8 @@ _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
     "nvmlVgpuInstanceGetVmID": lambda answer: [answer[0]],
 }
 
+_SERIAL_FILE = re.compile(r"/sys/class/nvme/[^/]+/serial")
+
 
 class Redactor:
     """Replaces names and serial numbers, each by the same made-up one wherever it stands.
@@ -130,6 +132,8 @@ class RecordingHost:
             path,
             lambda: self._host.read(path).decode(errors="surrogateescape"),
         )
+        if self._redactor and _SERIAL_FILE.fullmatch(path):
+            self._redactor.learn(answer.strip())
         return answer.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:

@@ -31,6 +31,8 @@ class Unit(StrEnum):
     RATIO = "ratio"
     WATTS = "watts"
     JOULES = "joules"
+    VOLTS = "volts"
+    AMPERES = "amperes"
     CELSIUS = "celsius"
     HERTZ = "hertz"
     TRANSFERS_PER_SECOND = "transfers_per_second"

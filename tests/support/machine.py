@@ -18,6 +18,7 @@ NO_DEVICE = OSError(errno.ENODEV, "No such device")
 _UNKNOWN: dict[str, Exception] = {
     "nvml": NvmlError(3, "Not Supported"),
     "ethtool": OSError(errno.EOPNOTSUPP, "Operation not supported"),
+    "nvme": OSError(errno.EOPNOTSUPP, "Operation not supported"),
     "psutil": FileNotFoundError(errno.ENOENT, "no such file of /proc"),
 }
 
