@@ -59,7 +59,7 @@ class Bonds(HoldsNothing):
         return Inventory(tuple(columns.columns), (), tuple(findings))
 
     def read(self, host: Host, into: Table) -> None:
-        """Read every file. A member that came since the last probe calls for a new one."""
+        """Read every file."""
         for column, ask in enumerate(self._asks):
             try:
                 into.put(column, ask(host))
