@@ -7,7 +7,7 @@ net/sunrpc/stats.c, and for the transports net/sunrpc/xprtsock.c and xprtrdma/tr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -26,6 +26,11 @@ EVENTS = (
     "vfs_lock", "vfs_file_release", "congestion_wait", "truncation", "write_extension",
     "silly_rename", "short_read", "short_write", "jukebox_delay", "pnfs_read", "pnfs_write",
 )  # fmt: skip
+OPERATIONS = frozenset({
+    "READ", "WRITE", "COMMIT", "OPEN", "CLOSE", "GETATTR", "LOOKUP", "ACCESS", "READDIR",
+    "READDIRPLUS",
+})  # fmt: skip
+"""What most requests are, of all that NFS versions know; the others are left out."""
 OPERATION_FIELDS = (
     "operations", "transmissions", "timeouts", "sent", "received", "queue", "response",
     "execution", "errors",
@@ -46,6 +51,7 @@ _TRANSPORTS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _DEVICE = re.compile(r"device (\S+) mounted on (\S+) with fstype (nfs4?)(?: statvers=\S+)?")
+_MOUNTINFO = re.compile(r"\d+ \d+ (?P<file_system>\d+:\d+) \S+ (?P<place>\S+) .*? - nfs4? ")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -103,7 +109,7 @@ def _take(mount: Mount, name: str, rest: str) -> None:
         mount.values |= {("event", event): natural(word) for event, word in named}
     elif name == "xprt" and words:
         _take_transport(mount, words[0], words[1:])
-    elif name.isupper():
+    elif name in OPERATIONS:
         named = zip(OPERATION_FIELDS, words, strict=False)
         mount.values |= {(name, part): _of_operation(part, word) for part, word in named}
 
@@ -134,11 +140,14 @@ def _sum(one: Reading, other: Reading) -> Reading:
     return other if isinstance(other, Absent) else one + other
 
 
-def superblocks(mountinfo: bytes) -> Mapping[str, str]:
-    """The file system (major:minor) by mount point, escaped as in mountstats: proc(5), mountinfo."""
-    found = {}
-    for line in whole_lines(mountinfo):
-        words = line.split(" ")
-        if len(words) > 4:  # noqa: PLR2004 - mount id, parent, major:minor, root, mount point
-            found[words[4]] = words[2]
-    return found
+def superblocks(mountinfo: bytes) -> dict[str, str]:
+    """The NFS file system (major:minor) by mount point, escaped as in mountstats.
+
+    Format: proc(5), mountinfo: major:minor is the third word, the mount point the fifth, the type
+    the one after the word "-".
+    """
+    return {
+        match["place"]: match["file_system"]
+        for line in whole_lines(mountinfo)
+        if (match := _MOUNTINFO.match(line))
+    }

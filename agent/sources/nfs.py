@@ -2,27 +2,36 @@
 
 Only files of /proc are read, never the mount itself: on one whose server is away that would hang.
 A file system that is mounted at several places has the same numbers at each, and is told of once.
+
+The numbers of a process are those of its own mounts. A service that systemd keeps out of /home has
+lost what is mounted there; so the mounts of the first process are read, where that is allowed, and
+what it has and the agent does not is counted otherwise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent.facts import counted, known
 from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
-from agent.sources.mountstats import Key, Mount, MountKey, parse_mountstats, superblocks
+from agent.sources.mountstats import (
+    OPERATIONS,
+    Key,
+    Mount,
+    MountKey,
+    parse_mountstats,
+    superblocks,
+)
 from railscope.catalog import nfs as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NFS_EVENT, NFS_MOUNT, NFS_OPERATION, NODE
 from railscope.entity import Entity
 from railscope.reading import Absent, reason_of
 
-MOUNTSTATS = "/proc/self/mountstats"
-MOUNTINFO = "/proc/self/mountinfo"
+FIRST, OWN = "/proc/1", "/proc/self"
+_REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or set ProtectHome=read-only"
 MOST_MOUNTS = 16
-OPERATIONS = (
-    "READ", "WRITE", "COMMIT", "OPEN", "CLOSE", "GETATTR", "LOOKUP", "ACCESS", "READDIR",
-    "READDIRPLUS",
-)  # fmt: skip
 EVENTS = (
     "data_invalidate", "vfs_open", "vfs_flush", "vfs_fsync", "vfs_lock", "congestion_wait",
     "short_read", "short_write", "jukebox_delay", "pnfs_read", "pnfs_write",
@@ -38,60 +47,80 @@ class Nfs(HoldsNothing):
 
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds
+        self._stats = f"{OWN}/mountstats"
         self._columns: list[tuple[MountKey, Key]] = []
         self._told: set[MountKey] = set()
         self._twice: set[MountKey] = set()
+        self._hidden = 0
 
     def probe(self, host: Host) -> Inventory:
         """Find the mounts, and what the kernel keeps of each."""
-        self._columns, self._told, self._twice = [], set(), set()
-        try:
-            mounts = parse_mountstats(host.read(MOUNTSTATS))
-        except FileNotFoundError:
-            mounts = []
-        if not mounts:
+        self._columns, self._told, self._twice, self._hidden = [], set(), set(), 0
+        folder, mounts = _mounts(host)
+        self._stats = f"{folder}/mountstats"
+        own = _superblocks(host, folder)
+        self._hidden = len({*_superblocks(host, FIRST).values()} - {*own.values()})
+        if not mounts and not self._hidden:
             return Inventory(findings=(Finding("NFS", Verdict.ABSENT, "nothing is mounted"),))
         columns = Columns()
         columns.add(c.MOUNTS, Entity(NODE))
         columns.add(c.UNREAD, Entity(NODE))
-        single = self._once_each(host, mounts)
+        single = self._once_each(mounts, own)
         for mount in single[:MOST_MOUNTS]:
             self._told.add(mount.key)
             entity = Entity(NFS_MOUNT, mount.key, _facts(mount))
             for key, metric, about in _wanted(mount, entity):
                 columns.add(metric, about)
                 self._columns.append((mount.key, key))
-        return Inventory(tuple(columns.columns), (), (_finding(len(single), len(self._twice)),))
+        findings = [_finding(len(single), len(self._twice))]
+        if self._hidden:
+            detail = f"{counted(self._hidden, 'file system')} the agent may not see"
+            findings.append(Finding("NFS", Verdict.DENIED, detail, _REMEDY))
+        return Inventory(tuple(columns.columns), (), tuple(findings))
 
     def read(self, host: Host, into: Table) -> None:
         """Read the file once, for all mounts."""
         try:
-            mounts = {mount.key: mount for mount in parse_mountstats(host.read(MOUNTSTATS))}
+            mounts = {mount.key: mount for mount in parse_mountstats(host.read(self._stats))}
         except OSError as error:
             into.put_none(0, len(into.values), reason_of(error))
             return
-        if not self._told:
+        if not into.values:
             into.grown = bool(mounts)
             return
         single = mounts.keys() - self._twice
-        into.put(0, len(single))
-        into.put(1, len(single - self._told))
+        into.put(0, len(single) + self._hidden)
+        into.put(1, len(single - self._told) + self._hidden)
         for column, (mount_key, key) in enumerate(self._columns, _NODE_COLUMNS):
             mount = mounts.get(mount_key)
             into.put(column, mount.values.get(key, Absent.GONE) if mount else Absent.GONE)
 
-    def _once_each(self, host: Host, mounts: list[Mount]) -> list[Mount]:
+    def _once_each(self, mounts: list[Mount], of_mount: Mapping[str, str]) -> list[Mount]:
         """Mounts without those of a file system that came before."""
-        try:
-            of_mount = superblocks(host.read(MOUNTINFO))
-        except OSError:
-            of_mount = {}
         single: dict[str, Mount] = {}
         for mount in mounts:
             file_system = of_mount.get(mount.mount_point, f"at {mount.mount_point}")
             if single.setdefault(file_system, mount).key != mount.key:
                 self._twice.add(mount.key)
         return list(single.values())
+
+
+def _mounts(host: Host) -> tuple[str, list[Mount]]:
+    """The process whose mounts may be read, and what is mounted for it."""
+    for folder in (FIRST, OWN):
+        try:
+            return folder, parse_mountstats(host.read(f"{folder}/mountstats"))
+        except OSError:
+            continue
+    return OWN, []
+
+
+def _superblocks(host: Host, folder: str) -> dict[str, str]:
+    """What is mounted where, which all may read."""
+    try:
+        return superblocks(host.read(f"{folder}/mountinfo"))
+    except OSError:
+        return {}
 
 
 def _wanted(mount: Mount, about: Entity) -> list[tuple[Key, Metric, Entity]]:
@@ -101,7 +130,7 @@ def _wanted(mount: Mount, about: Entity) -> list[tuple[Key, Metric, Entity]]:
     every += [(("event", event), c.EVENT, about.part(NFS_EVENT, event)) for event in EVENTS]
     transport = c.TRANSPORT | (c.RDMA if mount.protocol == "rdma" else {})
     every += [(("transport", part), metric, about) for part, metric in transport.items()]
-    for operation in OPERATIONS:
+    for operation in sorted(OPERATIONS):
         entity = about.part(NFS_OPERATION, operation)
         every += [((operation, part), metric, entity) for part, metric in c.OPERATION.items()]
     return [wanted for wanted in every if wanted[0] in mount.values]

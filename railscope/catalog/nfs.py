@@ -3,7 +3,7 @@
 from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import NFS_EVENT, NFS_MOUNT, NFS_OPERATION, NODE
 
-_FILE = "/proc/self/mountstats"
+_FILE = "/proc/{1,self}/mountstats"
 _MOUNTED = "Counts from when the file system was mounted."
 _SUM = (Rollup.SUM,)
 
@@ -48,7 +48,7 @@ UNREAD = Metric(
     Kind.GAUGE,
     NODE,
     rollups=(Rollup.SUM,),
-    help="NFS file systems that are mounted and have no metrics here, for there are too many.",
+    help="NFS file systems without metrics: beyond the bound, or hidden from the agent.",
     origin=_FILE,
 )
 

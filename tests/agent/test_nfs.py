@@ -15,11 +15,18 @@ from agent.host.real import RealHost
 from agent.reader import Reader
 from agent.source import Verdict
 from agent.sources.mountstats import EVENTS as ALL_EVENTS
-from agent.sources.mountstats import OPERATION_FIELDS, parse_mountstats, superblocks, unescaped
-from agent.sources.nfs import EVENTS, MOST_MOUNTS, MOUNTINFO, MOUNTSTATS, OPERATIONS, Nfs
+from agent.sources.mountstats import (
+    OPERATION_FIELDS,
+    OPERATIONS,
+    parse_mountstats,
+    superblocks,
+    unescaped,
+)
+from agent.sources.nfs import EVENTS, FIRST, MOST_MOUNTS, OWN, Nfs
 from railscope.catalog import nfs as c
 from railscope.reading import Absent
 
+MOUNTSTATS, MOUNTINFO = f"{OWN}/mountstats", f"{OWN}/mountinfo"
 TCP = "tcp 832 0 2 0 11 6428 6427 1 12154 7 24 26 5726"
 RDMA = "rdma 0 0 1 1 3 500 499 1 900 8 100 200 300 4000 5000 60 70 80 9 10 11 12 13 14 15 16 17"
 SILLY = 18_446_743_919_241_604_546
@@ -120,12 +127,14 @@ def test_kernels_without_errors_and_with_times_below_zero() -> None:
     assert ("railscope_nfs_operation_errors_total", about) not in found
 
 
-def test_a_file_system_at_several_places_is_told_of_once() -> None:
-    def line(place: str, file_system: str) -> str:
-        return f"99 28 {file_system} / {place} rw shared:7 - nfs4 filer:/data rw,vers=4.2\n"
+def mounted(place: str, file_system: str = "0:51") -> str:
+    """A line of mountinfo."""
+    return f"99 28 {file_system} / {place} rw,relatime shared:7 - nfs4 filer:/data rw,vers=4.2\n"
 
+
+def test_a_file_system_at_several_places_is_told_of_once() -> None:
     places = ["/data", "/pods/one", "/pods/two\\040words", "/other"]
-    info = "".join(line(p, "0:51") for p in places[:3]) + line(places[3], "0:52")
+    info = "".join(mounted(place) for place in places[:3]) + mounted(places[3], "0:52")
     host = host_with(*(mount(place=place) for place in places), info=info)
     outcome = read_once(Nfs(), host)
     found = numbers(outcome.frame)
@@ -184,8 +193,38 @@ def test_nothing_but_the_two_files_is_touched() -> None:
     host.touched = set()
     host.files[MOUNTSTATS] = mount()
     read_once(Nfs(), host)
-    assert host.touched == {MOUNTSTATS, MOUNTINFO}
+    assert host.touched == {
+        f"{process}/{file}" for process in (FIRST, OWN) for file in ("mountstats", "mountinfo")
+    }
     assert not host.asked
+
+
+# Whose mounts -------------------------------------------------------------------------------------
+
+
+def test_the_mounts_of_the_first_process_are_those_of_the_machine() -> None:
+    host = host_with()  # nothing is left of /home for the agent itself
+    host.files[f"{FIRST}/mountstats"] = mount(place="/home")
+    host.files[f"{FIRST}/mountinfo"] = mounted("/home")
+    outcome = read_once(Nfs(), host)
+    found = numbers(outcome.frame)
+    assert found["railscope_nfs_mount_age_seconds", ("filer:/data", "/home", "tcp")] == 13968
+    assert found["railscope_nfs_unread_mounts", ()] == 0
+
+
+@pytest.mark.parametrize("own", [[], ["/data"]])
+def test_what_is_hidden_from_the_agent_is_counted(own: list[str]) -> None:
+    host = host_with(*(mount(place=place) for place in own))
+    host.files[f"{FIRST}/mountstats"] = DENIED
+    host.files[f"{FIRST}/mountinfo"] = mounted("/home", "0:60") + mounted("/data")
+    host.files[MOUNTINFO] = "".join(mounted(place) for place in own)
+    outcome = read_once(Nfs(), host)
+    found = numbers(outcome.frame)
+    assert found["railscope_nfs_mounts", ()] == 2
+    assert found["railscope_nfs_unread_mounts", ()] == 2 - len(own)
+    hidden = outcome.findings[-1]
+    assert hidden.verdict is Verdict.DENIED
+    assert "ProtectHome" in hidden.remedy
 
 
 # The parser ---------------------------------------------------------------------------------------
