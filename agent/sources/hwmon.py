@@ -1,4 +1,4 @@
-"""Hardware monitors: temperatures, fans, voltages, currents and power the kernel has drivers for.
+"""Hardware monitors: temperatures, fans, voltages, currents, power, energy, with limits and alarms.
 
 Files and units: torvalds/linux Documentation/hwmon/sysfs-interface.rst. The numbers in hwmonN
 follow the order in which drivers came up, so a chip is known by its name and by where it sits: the
@@ -27,12 +27,13 @@ from railscope.entity import Entity
 from railscope.reading import Absent, parse_integer, reason_of
 
 ROOT = "/sys/class/hwmon"
-_FILE = re.compile(r"(?P<channel>(?P<type>temp|fan|power|in|curr)\d+)_(?P<item>\w+)")
+_FILE = re.compile(r"(?P<channel>(?P<type>temp|fan|power|energy|in|curr)\d+)_(?P<item>\w+)")
 _VALUES: dict[tuple[str, str], Metric] = {
     ("temp", "input"): c.TEMPERATURE,
     ("fan", "input"): c.FAN,
     ("power", "input"): c.POWER,
     ("power", "average"): c.POWER_AVERAGE,
+    ("energy", "input"): c.ENERGY,
     ("in", "input"): c.VOLTAGE,
     ("curr", "input"): c.CURRENT,
 }
@@ -155,7 +156,7 @@ def _column(chip: _Chip, labels: dict[str, str], file: str) -> tuple[Metric, Ent
     sensor = Entity(SENSOR, (chip.name, chip.address, labels[match["channel"]]))
     if metric := _VALUES.get((kind, item)):
         return metric, sensor
-    metric, limits = _LIMITS[kind]
+    metric, limits = _LIMITS.get(kind, (c.ALARM, frozenset[str]()))
     if item in limits:
         return metric, sensor.part(SENSOR_LIMIT, item)
     if alarm := _ALARM.fullmatch(item):

@@ -52,6 +52,16 @@ POWER_LIMIT = _gauge(
     "power*_{cap,max,crit} (microwatts)",
     SENSOR_LIMIT,
 )
+ENERGY = Metric(
+    "railscope_sensor_energy_joules_total",
+    Kind.COUNTER,
+    SENSOR,
+    unit=Unit.JOULES,
+    scale=_MICRO,
+    resets="Counts from when the chip or its driver was started.",
+    help="Energy that passed the sensor.",
+    origin=f"{_ROOT}/energy*_input (microjoules)",
+)
 VOLTAGE = _gauge("voltage", Unit.VOLTS, "Voltage at the sensor.", "in*_input (millivolts)")
 VOLTAGE_LIMIT = _gauge(
     "voltage_limit",

@@ -53,7 +53,13 @@ def test_what_a_server_measures_in_base_units() -> None:
         power1_average="412000000\n", power1_cap="900000000\n", power1_oem_info="Module Power\n",
     )  # fmt: skip
     add_chip(
-        host, 3, "pmbus", "/sys/bus/i2c/7-0058", curr1_input="33500\n", power1_input="402000000\n"
+        host,
+        3,
+        "pmbus",
+        "/sys/bus/i2c/7-0058",
+        curr1_input="33500\n",
+        power1_input="402000000\n",
+        energy1_input="4711000000\n",
     )
     found = numbers(read_once(Hwmon(), host).frame)
     assert found == {
@@ -74,6 +80,7 @@ def test_what_a_server_measures_in_base_units() -> None:
         ): 900,
         ("railscope_sensor_current_amperes", ("pmbus", "7-0058", "curr1")): 33.5,
         ("railscope_sensor_power_watts", ("pmbus", "7-0058", "power1")): 402,
+        ("railscope_sensor_energy_joules_total", ("pmbus", "7-0058", "energy1")): 4711,
     }
 
 
