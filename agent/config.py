@@ -54,6 +54,15 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[
         float, described("Processors, memory, disks, network of the server.", ge=0.1)
     ] = 5.0
+    protocols: Annotated[
+        float, described("TCP, UDP, IP, backlogs, connection tracking, bonds.", ge=0.1)
+    ] = 5.0
+    gpudirect: Annotated[float, described("GPUDirect Storage, GPUDirect modules.", ge=0.1)] = 10.0
+    storage: Annotated[float, described("Clients of NFS, Lustre and Ceph.", ge=0.1)] = 10.0
+    drives: Annotated[float, described("State and health of NVMe drives.", ge=1.0)] = 60.0
+    power: Annotated[float, described("Energy of the processors (RAPL).", ge=0.1)] = 5.0
+    sensors: Annotated[float, described("Temperatures, fans, voltages, power.", ge=1.0)] = 10.0
+    memory_errors: Annotated[float, described("Errors of the main memory.", ge=1.0)] = 60.0
     kernel: Annotated[float, described("The kernel log.", ge=0.02)] = 1.0
     agent: Annotated[float, described("The agent's own state.", ge=0.1)] = 1.0
 

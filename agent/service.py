@@ -25,10 +25,17 @@ from agent.sinks.collector_client import LinkError
 from agent.sinks.prometheus import Page
 from agent.sinks.ship import Shipper
 from agent.source import Source
+from agent.sources.bonds import Bonds
+from agent.sources.ceph import Ceph
+from agent.sources.edac import Edac
+from agent.sources.gpudirect import GpuDirect
 from agent.sources.host import HostSource
+from agent.sources.hwmon import Hwmon
 from agent.sources.link import Link
 from agent.sources.link_errors import LinkErrors
+from agent.sources.lustre import Lustre
 from agent.sources.neighbour import Neighbour
+from agent.sources.nfs import Nfs
 from agent.sources.nic import Nic
 from agent.sources.nic_burst import NicBurst
 from agent.sources.nic_settings import NicSettings
@@ -43,8 +50,11 @@ from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.nvidia.processes import Processes
 from agent.sources.nvidia.sharing import Sharing
+from agent.sources.nvme import NvmeDrives
 from agent.sources.optics import Optics
 from agent.sources.pcie import Pcie
+from agent.sources.protocols import Protocols
+from agent.sources.rapl import Rapl
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
 from agent.sources.verdict import GpuVerdicts
@@ -102,6 +112,16 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Neighbour(periods.neighbour),
         Pcie(periods.pcie),
         HostSource(periods.host),
+        Protocols(periods.protocols),
+        Bonds(periods.protocols),
+        GpuDirect(periods.gpudirect),
+        Nfs(periods.storage),
+        Lustre(periods.storage),
+        Ceph(periods.storage),
+        NvmeDrives(periods.drives),
+        Rapl(periods.power),
+        Hwmon(periods.sensors),
+        Edac(periods.memory_errors),
         KernelLogStream(periods.kernel, book),
         *(fast_lane if bursts.enabled else ()),
     ]

@@ -11,10 +11,11 @@ from agent.host.files import OpenFiles, RootedFiles
 from agent.host.kernel_log import RealKernelLog
 from agent.host.machine import Machine
 from agent.host.network import SEAMS, Network
+from agent.host.nvme import Nvme
 from agent.host.nvml import Nvml
 
 _LIBRARY_NOT_FOUND = 12
-_ENODEV = 19
+_ENODEV, _EOPNOTSUPP = 19, 95
 
 
 class RealHost:
@@ -31,6 +32,7 @@ class RealHost:
         self._machine = Machine(self._files.real("/proc"))
         self._nvml = Nvml()
         self._network = Network(self._clock)
+        self._nvme = Nvme()
 
     @property
     def clock(self) -> Clock:
@@ -62,7 +64,7 @@ class RealHost:
         return self._files.keep(paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML, psutil, or the network (ethtool, netlink, LLDP)."""
+        """Ask NVML, psutil, a drive, or the network (ethtool, netlink, LLDP)."""
         if seam == "psutil":
             return self._machine.call(function)
         if seam == "nvml":
@@ -73,6 +75,10 @@ class RealHost:
             if not self._live:
                 raise OSError(_ENODEV, "a copied tree has no network interfaces")
             return self._network.call(seam, function, *arguments)
+        if seam == "nvme":
+            if not self._live:
+                raise OSError(_EOPNOTSUPP, "a copied tree has no drives")
+            return self._nvme.call(function, str(arguments[0]))
         message = f"unknown seam {seam!r}"
         raise ValueError(message)
 

@@ -39,6 +39,8 @@ _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
     ],
 }
 
+_SERIAL_FILE = re.compile(r"/sys/class/nvme/[^/]+/serial")
+
 
 class Redactor:
     """Replaces names and serial numbers, each by the same made-up one wherever it stands.
@@ -135,6 +137,8 @@ class RecordingHost:
             path,
             lambda: self._host.read(path).decode(errors="surrogateescape"),
         )
+        if self._redactor and _SERIAL_FILE.fullmatch(path):
+            self._redactor.learn(answer.strip())
         return answer.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:

@@ -32,6 +32,8 @@ class Unit(StrEnum):
     RATIO = "ratio"
     WATTS = "watts"
     JOULES = "joules"
+    VOLTS = "volts"
+    AMPERES = "amperes"
     CELSIUS = "celsius"
     HERTZ = "hertz"
     TRANSFERS_PER_SECOND = "transfers_per_second"
@@ -42,8 +44,6 @@ class Unit(StrEnum):
     FRAMES = "frames"
     ERRORS = "errors"
     BITS = "bits"
-    VOLTS = "volts"
-    AMPERES = "amperes"
 
 
 BUCKET = "le"

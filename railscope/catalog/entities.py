@@ -163,6 +163,55 @@ PCIE = EntityKind("pcie", ("pci_address",), ("role", "vendor", "device", "driver
 PCIE_AER = EntityKind("pcie_aer", ("pci_address", "severity", "error"), part_of=PCIE)
 PCIE_ROOT_ERROR = EntityKind("pcie_root_error", ("pci_address", "severity"), part_of=PCIE)
 
+ENERGY_DOMAIN = EntityKind("energy_domain", ("domain",), part_of=NODE)
+POWER_LIMIT = EntityKind("power_limit", ("domain", "limit"), part_of=NODE)
+MEMORY_CONTROLLER = EntityKind("memory_controller", ("controller",), ("model",))
+DIMM = EntityKind(
+    "dimm",
+    ("controller", "dimm"),
+    ("slot", "location", "memory_type", "device_width", "edac_mode"),
+    part_of=MEMORY_CONTROLLER,
+)
+SENSOR = EntityKind("sensor", ("chip", "address", "sensor"))
+SENSOR_LIMIT = EntityKind("sensor_limit", ("chip", "address", "sensor", "limit"), part_of=SENSOR)
+SENSOR_ALARM = EntityKind("sensor_alarm", ("chip", "address", "sensor", "alarm"), part_of=SENSOR)
+
+GDS_OPERATION = EntityKind("gds_operation", ("operation",), part_of=NODE)
+GDS_ERROR = EntityKind("gds_error", ("error",), part_of=NODE)
+GPUDIRECT_MODULE = EntityKind("gpudirect_module", ("module",), ("version",), part_of=NODE)
+NFS_MOUNT = EntityKind(
+    "nfs_mount", ("export", "mount_point", "protocol"), ("version", "security", "connections")
+)
+NFS_EVENT = EntityKind(
+    "nfs_event", ("export", "mount_point", "protocol", "event"), part_of=NFS_MOUNT
+)
+NFS_OPERATION = EntityKind(
+    "nfs_operation", ("export", "mount_point", "protocol", "operation"), part_of=NFS_MOUNT
+)
+LUSTRE_CLIENT = EntityKind("lustre_client", ("filesystem", "client"))
+LUSTRE_OPERATION = EntityKind(
+    "lustre_operation", ("filesystem", "client", "operation"), part_of=LUSTRE_CLIENT
+)
+LUSTRE_TARGET = EntityKind(
+    "lustre_target", ("filesystem", "client", "target"), part_of=LUSTRE_CLIENT
+)
+LUSTRE_REQUEST = EntityKind(
+    "lustre_request", ("filesystem", "client", "target", "request"), part_of=LUSTRE_CLIENT
+)
+CEPH_CLIENT = EntityKind("ceph_client", ("cluster", "client"))
+CEPH_OPERATION = EntityKind(
+    "ceph_operation", ("cluster", "client", "operation"), part_of=CEPH_CLIENT
+)
+NVME_DRIVE = EntityKind(
+    "nvme_drive", ("drive",), ("controller", "disks", "model", "serial", "firmware", "transport")
+)
+NVME_WARNING = EntityKind("nvme_warning", ("drive", "warning"), part_of=NVME_DRIVE)
+NVME_DIRECTION = EntityKind("nvme_direction", ("drive", "direction"), part_of=NVME_DRIVE)
+
+BOND = EntityKind("bond", ("bond",), ("mode",))
+BOND_MEMBER = EntityKind("bond_member", ("bond", "interface"), part_of=BOND)
+ECN_CODE = EntityKind("ecn_code", ("codepoint",), part_of=NODE)
+
 XID = EntityKind("xid", ("pci_address", "xid"))
 SXID = EntityKind("sxid", ("nvswitch", "sxid", "severity"))
 GPU_ADDRESS = EntityKind("gpu_address", ("pci_address",))

@@ -19,6 +19,7 @@ _UNKNOWN: dict[str, Any] = {
     "nvml": NvmlError(3, "Not Supported"),
     "ethtool": OSError(errno.EOPNOTSUPP, "Operation not supported"),
     "netlink": OSError(errno.EOPNOTSUPP, "Operation not supported"),
+    "nvme": OSError(errno.EOPNOTSUPP, "Operation not supported"),
     "psutil": FileNotFoundError(errno.ENOENT, "no such file of /proc"),
     "lldp": {},
 }
