@@ -45,7 +45,7 @@ def sets_of_sources(draw: st.DrawFn) -> list[SimulatedSource]:
 
 
 @given(sources=sets_of_sources(), rest=st.sampled_from([0.0, 0.002, 0.006, 0.03]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_budget_is_kept_wherever_periods_can_keep_it(
     sources: list[SimulatedSource], rest: float
 ) -> None:
@@ -65,7 +65,7 @@ def test_the_budget_is_kept_wherever_periods_can_keep_it(
 
 
 @given(sources=sets_of_sources())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
     sources: list[SimulatedSource],
 ) -> None:
@@ -84,7 +84,7 @@ def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
 
 
 @given(sources=sets_of_sources(), rest=st.sampled_from([0.0, 0.002, 0.006]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_at_constant_costs_nothing_changes_once_it_has_settled(
     sources: list[SimulatedSource], rest: float
 ) -> None:
@@ -96,7 +96,7 @@ def test_at_constant_costs_nothing_changes_once_it_has_settled(
 
 
 @given(sources=sets_of_sources())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_periods_come_back_when_the_cause_is_gone(sources: list[SimulatedSource]) -> None:
     run = Simulation(sources, BUDGET)
     run.run(SETTLE_SECONDS)
