@@ -136,6 +136,7 @@ class Fitting:
         self._stretches: dict[str, int] = {}
         shares = [share(load, 1) for load in loads]
         self._total = sum(shares)
+        self._takers = max(sum(share > 0 for share in shares), 1)
         self._dearest = [
             (-share, place) for place, share in enumerate(shares) if loads[place].most > 1
         ]
@@ -143,7 +144,7 @@ class Fitting:
 
     def into(self, allowance: float) -> dict[str, int]:
         """The stretches above 1, as far as loads bear them and take more than their fair share."""
-        fair = allowance / max(len(self._loads), 1)
+        fair = allowance / self._takers
         while self._total > allowance and self._dearest:
             share, place = -self._dearest[0][0], self._dearest[0][1]
             if share <= fair:

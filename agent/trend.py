@@ -22,7 +22,7 @@ class Trend:
     """A mean over time: it follows each value by its share of `SPAN_NS`.
 
     One value at most doubles it, but it is never below the least of the last three: three in a row
-    are no accident. The first value, made with cold caches, is forgotten with the second.
+    are no accident. Of the first three the least counts: some are made with cold caches.
     """
 
     settled_after: int = SETTLED_AFTER
@@ -40,8 +40,8 @@ class Trend:
         """Take a value, seen at an instant of the boot clock."""
         self._count += 1
         self._last.append(value)
-        if self._count <= SETTLED_AFTER - 1:
-            self.mean = value
+        if self._count <= SETTLED_AFTER:
+            self.mean = min(self._last)
         else:
             elapsed_ns = at_ns - self._at_ns
             weight = min(elapsed_ns / (SPAN_NS + elapsed_ns), MOST_WEIGHT)

@@ -45,7 +45,7 @@ from railscope.settings import SettingsError, load
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
 POWER_ON_PAGE = sample("railscope_gpu_power_watts", gpu="GPU-0")
-SHORT = 0.2
+SHORT = 0.3
 SETTLED_SECONDS = 61
 
 

@@ -48,8 +48,11 @@ def test_what_is_past_is_forgotten(first: float, seconds: float) -> None:
     assert followed(*[first] * 5, *[1.0] * reads, seconds=seconds).mean <= 1.0 + first * 1e-5
 
 
-def test_the_first_value_is_forgotten_with_the_second() -> None:
+def test_of_the_first_three_values_the_least_counts() -> None:
+    """A library is loaded, files are opened, garbage is collected: once each."""
+    assert followed(1e9).mean == 1e9
     assert followed(1e9, 5.0).mean == 5.0
+    assert followed(9e9, 5.0, 1e9).settled == 5.0
 
 
 def test_a_value_now_and_then_counts_by_how_often_it_comes() -> None:
