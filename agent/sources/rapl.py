@@ -65,7 +65,7 @@ class Rapl:
     """Energy and power limits of packages, memory and cores."""
 
     name = "rapl"
-    family = "rapl"
+    family = "host"
 
     def __init__(self, period_seconds: float = 5.0) -> None:
         self.period_seconds = period_seconds

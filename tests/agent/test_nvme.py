@@ -15,14 +15,14 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.nvme import LOG_BYTES, Nvme, ask_health, decode
+from agent.host.nvme import LOG_BYTES, Nvme, ask_health, decode, refusal
 from agent.host.real import RealHost
 from agent.host.recording import RecordingHost, Redactor
 from agent.reader import Reader
 from agent.source import Verdict
 from agent.sources.nvme import ROOT, NvmeDrives
 from railscope.catalog.drives import STATES
-from railscope.reading import Absent
+from railscope.reading import Absent, reason_of
 
 SERIAL = "S680HF8N190894I"
 DRIVE = ("0000:01:00.0",)
@@ -206,6 +206,14 @@ def test_what_is_no_drive_does_not_answer() -> None:
     finally:
         os.close(descriptor)
     assert caught.value.errno == errno.ENOTTY
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(0x4002, Absent.UNSUPPORTED), (0x109, Absent.UNSUPPORTED), (0x4, Absent.ERROR)],
+)
+def test_a_drive_without_the_log_is_no_broken_one(status: int, reason: Absent) -> None:
+    assert reason_of(refusal(status)) is reason
 
 
 @pytest.mark.parametrize("name", ["nvme0n1", "../null", "null", "", "nvme"])
