@@ -72,6 +72,7 @@ def server() -> FakeHost:
         f"{ROOT}/nvme0/firmware_rev": "1B2QEXP7\n",
         f"{ROOT}/nvme0/transport": "pcie\n",
         f"{ROOT}/nvme0/nvme0n1/size": "1000\n",
+        f"{ROOT}/nvme0/nvme0c0n2/size": "1000\n",
         f"{ROOT}/nvme0/hwmon3/name": "nvme\n",
     }
     host.calls["nvme.smart(nvme0)"] = LOG
@@ -84,7 +85,7 @@ def test_state_and_health(server: FakeHost) -> None:
     assert outcome.frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in outcome.frame.readings()}
     assert facts[DRIVE] == {
-        "controller": "nvme0", "disks": "nvme0n1", "model": "Samsung SSD 970 PRO 512GB",
+        "controller": "nvme0", "disks": "nvme0n1,nvme0n2", "model": "Samsung SSD 970 PRO 512GB",
         "serial": SERIAL, "firmware": "1B2QEXP7", "transport": "pcie",
     }  # fmt: skip
     assert "with a health log" in outcome.findings[0].detail
