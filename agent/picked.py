@@ -20,16 +20,19 @@ class Picked:
     path: str
     parse: Parse
     columns: list[tuple[int, Hashable]] = field(default_factory=list)
+    _seen: frozenset[Hashable] = frozenset()
 
     def present(self, host: Host) -> Mapping[Hashable, Reading]:
-        """What the file tells now; nothing where it cannot be read."""
+        """What the file tells at a probe; nothing where it cannot be read."""
         try:
-            return self.parse(host.read(self.path))
+            values = self.parse(host.read(self.path))
         except OSError:
             return {}
+        self._seen = frozenset(values)
+        return values
 
     def read(self, host: Host, into: Table) -> None:
-        """Fill the columns; a key the file no longer has is gone."""
+        """Fill the columns; a key the file no longer has is gone, a new one calls for a probe."""
         try:
             values = self.parse(host.read(self.path))
         except OSError as error:
@@ -37,6 +40,8 @@ class Picked:
             for column, _ in self.columns:
                 into.put(column, reason)
             return
+        if values.keys() - self._seen:
+            into.grown = True
         for column, key in self.columns:
             into.put(column, values.get(key, Absent.GONE))
 

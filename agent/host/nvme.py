@@ -20,6 +20,8 @@ from railscope.capture import Json
 _NVME_IOCTL_ADMIN_CMD = 0xC0484E41
 _GET_LOG_PAGE, _HEALTH_PAGE, _ALL_NAMESPACES = 0x02, 0x02, 0xFFFFFFFF
 LOG_BYTES = 512
+_STATUS = 0x7FF
+_NO_SUCH_LOG = {0x001, 0x002, 0x109}  # Invalid Command Opcode, Invalid Field, Invalid Log Page
 _COMMAND = struct.Struct("=BBHIIIQQIIIIIIIIII")
 """opcode, flags, -, namespace, cdw2-3, metadata, data, their lengths, cdw10-15, time limit, result."""
 _NAME = re.compile(r"nvme\d+")
@@ -72,6 +74,12 @@ class Nvme:
             os.close(descriptor)
 
 
+def refusal(status: int) -> OSError:
+    """What the status of a command stands for: there is no such log, or it cannot be read."""
+    number = errno.EOPNOTSUPP if status & _STATUS in _NO_SUCH_LOG else errno.EIO
+    return OSError(number, f"the drive answers with NVMe status {status:#x}")
+
+
 def ask_health(descriptor: int) -> bytes:
     """The health log of the drive a descriptor is of. Raises OSError, for what is no drive too."""
     buffer = array.array("B", bytes(LOG_BYTES))
@@ -85,5 +93,5 @@ def ask_health(descriptor: int) -> bytes:
     )  # fmt: skip
     status = fcntl.ioctl(descriptor, _NVME_IOCTL_ADMIN_CMD, command)
     if status:
-        raise OSError(errno.EIO, f"the drive answers with NVMe status {status:#x}")
+        raise refusal(status)
     return buffer.tobytes()

@@ -41,7 +41,7 @@ class Edac:
     """Corrected and uncorrected errors of every memory controller and module."""
 
     name = "edac"
-    family = "edac"
+    family = "host"
 
     def __init__(self, period_seconds: float = 60.0) -> None:
         self.period_seconds = period_seconds

@@ -123,7 +123,7 @@ class GpuDirect(HoldsNothing):
     """Requests, bytes, errors and pinned memory of GPUDirect Storage; modules for GPUDirect."""
 
     name = "gpudirect"
-    family = "gpudirect"
+    family = "host"
 
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds

@@ -140,7 +140,11 @@ def _labels(host: Host, chip: _Chip) -> dict[str, str]:
     """What each channel is called: its label where no other has the same, else the channel."""
     matches = filter(None, map(_FILE.fullmatch, chip.files))
     channels = sorted({match["channel"] for match in matches})
-    labels = {channel: text(host, f"{chip.folder}/{channel}_label") for channel in channels}
+    labels = {
+        channel: text(host, f"{chip.folder}/{channel}_label")
+        or text(host, f"{chip.folder}/{channel}_oem_info")  # ACPI power meters, as of Grace
+        for channel in channels
+    }
     times = Counter(labels.values())
     return {
         channel: label if label and times[label] == 1 else channel

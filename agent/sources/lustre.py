@@ -123,7 +123,8 @@ class Lustre(HoldsNothing):
 
         health = next((path for path in HEALTH if text(host, path)), "")
         if health:
-            add(Picked(health, parse_health), [(_HEALTH_KEY, c.LUSTRE_HEALTHY, Entity(NODE))])
+            file = Picked(health, parse_health)
+            add(file, [(key, c.LUSTRE_HEALTHY, Entity(NODE)) for key in file.present(host)])
         clients = _folders(host, "llite", _CLIENT)
         targets = [*_folders(host, "mdc", _TARGET), *_folders(host, "osc", _TARGET)]
         for client in clients:

@@ -21,7 +21,7 @@ from railscope.reading import Absent, Reading, reason_of
 
 ROOT = "/sys/class/nvme"
 _CONTROLLER = re.compile(r"nvme\d+")
-_DISK = re.compile(r"nvme\d+(c\d+)?n\d+")
+_DISK = re.compile(r"(nvme\d+)(?:c\d+)?(n\d+)")  # nvme0c1n1 is a path to nvme0n1
 _STATE_WORDS = {
     **{name: number for number, name in c.STATES.items()},
     "deleting (no IO)": 5,
@@ -124,10 +124,10 @@ def _state(host: Host, controller: str) -> Reading:
 
 def _entity(host: Host, controller: str) -> Entity:
     folder = f"{ROOT}/{controller}"
-    disks = [name for name in names(host, folder) if _DISK.fullmatch(name)]
+    matches = map(_DISK.fullmatch, names(host, folder))
     facts = known(
         controller=controller,
-        disks=",".join(disks),
+        disks=",".join(sorted({match[1] + match[2] for match in matches if match})),
         model=text(host, f"{folder}/model"),
         serial=text(host, f"{folder}/serial"),
         firmware=text(host, f"{folder}/firmware_rev"),

@@ -65,7 +65,7 @@ class Rapl:
     """Energy and power limits of packages, memory and cores."""
 
     name = "rapl"
-    family = "rapl"
+    family = "host"
 
     def __init__(self, period_seconds: float = 5.0) -> None:
         self.period_seconds = period_seconds
@@ -106,7 +106,10 @@ class Rapl:
             raw = _integer(self._energy, column)
             now_ns = host.clock.now().boot_ns
             into.put(column, raw if isinstance(raw, Absent) else counter.advance(raw, now_ns))
-        self._limits.read_into(into.values, into.reasons, len(self._domains))
+        start = len(self._domains)
+        for column in range(start, len(into.values)):
+            limit = _integer(self._limits, column - start)
+            into.put(column, limit or Absent.UNSUPPORTED)  # 0: none is set
 
     def close(self) -> None:
         """Close the kept files."""
@@ -137,7 +140,7 @@ def _limits(host: Host, folder: str) -> list[tuple[str, str]]:
     for file in names(host, folder):
         if match := re.fullmatch(r"constraint_(\d+)_power_limit_uw", file):
             name = text(host, f"{folder}/constraint_{match[1]}_name")
-            if name and text(host, f"{folder}/{file}"):
+            if name and text(host, f"{folder}/{file}").strip("0"):
                 found.setdefault(name, f"{folder}/{file}")
     return list(found.items())
 

@@ -7,7 +7,9 @@ _MC = "/sys/devices/system/edac/mc/mc*"
 _RESETS = "Counts from when the EDAC driver was loaded or its counters were cleared."
 
 
-def _errors(stem: str, about: EntityKind, help_: str, origin: str) -> Metric:
+def _errors(
+    stem: str, about: EntityKind, help_: str, origin: str, node_exporter: str = ""
+) -> Metric:
     return Metric(
         f"railscope_{stem}_errors_total",
         Kind.COUNTER,
@@ -18,6 +20,7 @@ def _errors(stem: str, about: EntityKind, help_: str, origin: str) -> Metric:
         wraps_at_bits=32,
         help=help_,
         origin=origin,
+        other_names={"node_exporter": node_exporter} if node_exporter else {},
     )
 
 
@@ -40,12 +43,14 @@ CORRECTED = _errors(
     MEMORY_CONTROLLER,
     "Memory errors that ECC corrected, all modules of the controller.",
     f"{_MC}/ce_count",
+    "node_edac_correctable_errors_total",
 )
 UNCORRECTED = _errors(
     "memory_uncorrected",
     MEMORY_CONTROLLER,
     "Memory errors that ECC could not correct, all modules of the controller.",
     f"{_MC}/ue_count",
+    "node_edac_uncorrectable_errors_total",
 )
 CORRECTED_NOWHERE = _errors(
     "memory_unplaced_corrected",

@@ -4,137 +4,84 @@ from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit
 from railscope.catalog.entities import BOND, BOND_MEMBER, ECN_CODE, NODE
 
 _BOOT = "Counts from boot, or from when the network namespace was made."
-_SUM = (Rollup.SUM,)
 
 
-def _counter(
-    stem: str, help_: str, origin: str, unit: Unit = Unit.NONE, about: EntityKind = NODE
+def _counter(  # noqa: PLR0913 - what is special about some of the counters below
+    stem: str,
+    help_: str,
+    origin: str,
+    unit: Unit = Unit.NONE,
+    *,
+    about: EntityKind = NODE,
+    node_exporter: str = "",
 ) -> Metric:
-    name = f"railscope_{stem}_{unit}_total" if unit else f"railscope_{stem}_total"
     return Metric(
-        name, Kind.COUNTER, about,
-        unit=unit, rollups=_SUM, resets=_BOOT, help=help_, origin=origin,
-    )  # fmt: skip
+        f"railscope_{stem}_{unit}_total" if unit else f"railscope_{stem}_total",
+        Kind.COUNTER,
+        about,
+        unit=unit,
+        rollups=(Rollup.SUM,),
+        resets=_BOOT,
+        help=help_,
+        origin=origin,
+        other_names={"node_exporter": node_exporter} if node_exporter else {},
+    )
 
 
-def _tcp(stem: str, help_: str, field: str) -> Metric:
-    return _counter(f"tcp_{stem}", help_, f"/proc/net/snmp Tcp {field}")
+_Row = tuple[str, str, str, Unit, str]
+"""Protocol and field in the file; stem of the name, unit, help."""
 
 
-def _tcp_more(stem: str, help_: str, field: str) -> Metric:
-    return _counter(f"tcp_{stem}", help_, f"/proc/net/netstat TcpExt {field}")
+def _table(file: str, *rows: _Row) -> dict[tuple[str, str], Metric]:
+    """Counters of the node by protocol and field."""
+    return {
+        (protocol, field): _counter(
+            stem, help_, f"{file} {protocol} {field}", unit,
+            node_exporter=f"node_netstat_{protocol}_{field}",
+        )
+        for protocol, field, stem, unit, help_ in rows
+    }  # fmt: skip
 
 
-def _udp(stem: str, help_: str, field: str, unit: Unit = Unit.PACKETS) -> Metric:
-    return _counter(f"udp_{stem}", help_, f"/proc/net/snmp Udp {field}", unit)
-
-
-def _ip(stem: str, help_: str, field: str) -> Metric:
-    return _counter(f"ip_{stem}", help_, f"/proc/net/snmp Ip {field}", Unit.PACKETS)
-
-
-SNMP: dict[tuple[str, str], Metric] = {
-    ("Tcp", "InSegs"): _tcp("receive_segments", "TCP segments received.", "InSegs"),
-    ("Tcp", "OutSegs"): _tcp(
-        "transmit_segments", "TCP segments sent, without those sent again.", "OutSegs"
-    ),
-    ("Tcp", "RetransSegs"): _tcp("retransmit_segments", "TCP segments sent again.", "RetransSegs"),
-    ("Tcp", "InErrs"): _tcp("receive_segment_errors", "Damaged TCP segments received.", "InErrs"),
-    ("Tcp", "AttemptFails"): _tcp(
-        "failed_connection_attempts", "TCP connections that were never made.", "AttemptFails"
-    ),
-    ("Tcp", "EstabResets"): _tcp(
-        "connection_resets", "Established TCP connections that were reset.", "EstabResets"
-    ),
-    ("Udp", "InDatagrams"): _udp("receive", "UDP datagrams delivered.", "InDatagrams"),
-    ("Udp", "OutDatagrams"): _udp("transmit", "UDP datagrams sent.", "OutDatagrams"),
-    ("Udp", "NoPorts"): _udp("no_port", "UDP datagrams to a port nobody listens at.", "NoPorts"),
-    ("Udp", "InErrors"): _udp(
-        "receive", "UDP datagrams that could not be delivered.", "InErrors", Unit.ERRORS
-    ),
-    ("Udp", "RcvbufErrors"): _udp(
-        "receive_buffer",
-        "UDP datagrams dropped because a socket's receive buffer was full.",
-        "RcvbufErrors",
-        Unit.ERRORS,
-    ),
-    ("Udp", "SndbufErrors"): _udp(
-        "transmit_buffer",
-        "UDP datagrams not sent because a socket's send buffer was full.",
-        "SndbufErrors",
-        Unit.ERRORS,
-    ),
-    ("Udp", "InCsumErrors"): _udp(
-        "checksum", "UDP datagrams with a wrong checksum.", "InCsumErrors", Unit.ERRORS
-    ),
-    ("Ip", "InDiscards"): _ip(
-        "receive_dropped", "Received IP packets dropped for want of memory.", "InDiscards"
-    ),
-    ("Ip", "OutDiscards"): _ip(
-        "transmit_dropped", "IP packets dropped before sending for want of memory.", "OutDiscards"
-    ),
-    ("Ip", "OutNoRoutes"): _ip(
-        "no_route", "IP packets dropped because no route leads to the address.", "OutNoRoutes"
-    ),
-    ("Ip", "InHdrErrors"): _ip(
-        "header_error", "Received IP packets with an error in the header.", "InHdrErrors"
-    ),
-    ("Ip", "ReasmFails"): _ip(
-        "reassembly_failed", "Fragmented IP packets that could not be put together.", "ReasmFails"
-    ),
-    ("Ip", "FragFails"): _ip(
-        "fragmentation_failed",
-        "IP packets too long for their way that may not be cut: an MTU does not match.",
-        "FragFails",
-    ),
-}
-NETSTAT: dict[tuple[str, str], Metric] = {
-    ("TcpExt", "ListenOverflows"): _tcp_more(
-        "listen_overflows", "Connections refused because a queue of accept was full.",
-        "ListenOverflows",
-    ),
-    ("TcpExt", "ListenDrops"): _tcp_more(
-        "listen_drops", "Connection requests a listening socket dropped.", "ListenDrops"
-    ),
-    ("TcpExt", "TCPTimeouts"): _tcp_more(
-        "timeouts", "Times the retransmission timer of a connection ran out.", "TCPTimeouts"
-    ),
-    ("TcpExt", "TCPSynRetrans"): _tcp_more(
-        "syn_retransmits", "Connection requests sent again.", "TCPSynRetrans"
-    ),
-    ("TcpExt", "TCPFastRetrans"): _tcp_more(
-        "fast_retransmits", "Segments sent again without a timeout.", "TCPFastRetrans"
-    ),
-    ("TcpExt", "TCPLostRetransmit"): _tcp_more(
-        "lost_retransmits", "Segments sent again that were lost once more.", "TCPLostRetransmit"
-    ),
-    ("TcpExt", "TCPBacklogDrop"): _tcp_more(
-        "backlog_drops", "Segments dropped because a socket's backlog was full.", "TCPBacklogDrop"
-    ),
-    ("TcpExt", "TCPRcvQDrop"): _tcp_more(
-        "receive_queue_drops", "Segments dropped because a receive queue was full.", "TCPRcvQDrop"
-    ),
-    ("TcpExt", "PruneCalled"): _tcp_more(
-        "prunes", "Times a socket's receive queue was shrunk for want of buffer.", "PruneCalled"
-    ),
-    ("TcpExt", "TCPAbortOnTimeout"): _tcp_more(
-        "aborts_on_timeout", "Connections given up after too many retries.", "TCPAbortOnTimeout"
-    ),
-    ("TcpExt", "TCPAbortOnMemory"): _tcp_more(
-        "aborts_on_memory", "Connections given up for want of memory.", "TCPAbortOnMemory"
-    ),
-    ("TcpExt", "TCPMemoryPressures"): _tcp_more(
-        "memory_pressures", "Times TCP came short of memory.", "TCPMemoryPressures"
-    ),
-    ("TcpExt", "TCPReqQFullDrop"): _tcp_more(
-        "request_queue_drops", "Connection requests dropped because their queue was full.",
-        "TCPReqQFullDrop",
-    ),
-    ("IpExt", "InCsumErrors"): _counter(
-        "ip_checksum", "Received IP packets with a wrong checksum.",
-        "/proc/net/netstat IpExt InCsumErrors", Unit.ERRORS,
-    ),
-}  # fmt: skip
+SNMP = _table(
+    "/proc/net/snmp",
+    ("Tcp", "InSegs", "tcp_receive_segments", Unit.NONE, "TCP segments received."),
+    ("Tcp", "OutSegs", "tcp_transmit_segments", Unit.NONE, "TCP segments sent, without those sent again."),
+    ("Tcp", "RetransSegs", "tcp_retransmit_segments", Unit.NONE, "TCP segments sent again."),
+    ("Tcp", "InErrs", "tcp_receive_segment", Unit.ERRORS, "Damaged TCP segments received."),
+    ("Tcp", "AttemptFails", "tcp_failed_connection_attempts", Unit.NONE, "TCP connections that were never made."),
+    ("Tcp", "EstabResets", "tcp_connection_resets", Unit.NONE, "Established TCP connections that were reset."),
+    ("Udp", "InDatagrams", "udp_receive", Unit.PACKETS, "UDP datagrams delivered."),
+    ("Udp", "OutDatagrams", "udp_transmit", Unit.PACKETS, "UDP datagrams sent."),
+    ("Udp", "NoPorts", "udp_no_port", Unit.PACKETS, "UDP datagrams to a port nobody listens at."),
+    ("Udp", "InErrors", "udp_receive", Unit.ERRORS, "UDP datagrams that could not be delivered."),
+    ("Udp", "RcvbufErrors", "udp_receive_buffer", Unit.ERRORS, "UDP datagrams dropped because a socket's receive buffer was full."),
+    ("Udp", "SndbufErrors", "udp_transmit_buffer", Unit.ERRORS, "UDP datagrams not sent because a socket's send buffer was full."),
+    ("Udp", "InCsumErrors", "udp_checksum", Unit.ERRORS, "UDP datagrams with a wrong checksum."),
+    ("Ip", "InDiscards", "ip_receive_dropped", Unit.PACKETS, "Received IP packets dropped for want of memory."),
+    ("Ip", "OutDiscards", "ip_transmit_dropped", Unit.PACKETS, "IP packets dropped before sending for want of memory."),
+    ("Ip", "OutNoRoutes", "ip_no_route", Unit.PACKETS, "IP packets dropped because no route leads to the address."),
+    ("Ip", "InHdrErrors", "ip_header_error", Unit.PACKETS, "Received IP packets with an error in the header."),
+    ("Ip", "ReasmFails", "ip_reassembly_failed", Unit.PACKETS, "Fragmented IP packets that could not be put together."),
+    ("Ip", "FragFails", "ip_fragmentation_failed", Unit.PACKETS, "IP packets too long for their way that may not be cut: an MTU does not match."),
+)  # fmt: skip
+NETSTAT = _table(
+    "/proc/net/netstat",
+    ("TcpExt", "ListenOverflows", "tcp_listen_overflows", Unit.NONE, "Connections refused because a queue of accept was full."),
+    ("TcpExt", "ListenDrops", "tcp_listen_drops", Unit.NONE, "Connection requests a listening socket dropped."),
+    ("TcpExt", "TCPTimeouts", "tcp_timeouts", Unit.NONE, "Times the retransmission timer of a connection ran out."),
+    ("TcpExt", "TCPSynRetrans", "tcp_syn_retransmits", Unit.NONE, "Connection requests sent again."),
+    ("TcpExt", "TCPFastRetrans", "tcp_fast_retransmits", Unit.NONE, "Segments sent again without a timeout."),
+    ("TcpExt", "TCPLostRetransmit", "tcp_lost_retransmits", Unit.NONE, "Segments sent again that were lost once more."),
+    ("TcpExt", "TCPBacklogDrop", "tcp_backlog_drops", Unit.NONE, "Segments dropped because a socket's backlog was full."),
+    ("TcpExt", "TCPRcvQDrop", "tcp_receive_queue_drops", Unit.NONE, "Segments dropped because a receive queue was full."),
+    ("TcpExt", "PruneCalled", "tcp_prunes", Unit.NONE, "Times a socket's receive queue was shrunk for want of buffer."),
+    ("TcpExt", "TCPAbortOnTimeout", "tcp_aborts_on_timeout", Unit.NONE, "Connections given up after too many retries."),
+    ("TcpExt", "TCPAbortOnMemory", "tcp_aborts_on_memory", Unit.NONE, "Connections given up for want of memory."),
+    ("TcpExt", "TCPMemoryPressures", "tcp_memory_pressures", Unit.NONE, "Times TCP came short of memory."),
+    ("TcpExt", "TCPReqQFullDrop", "tcp_request_queue_drops", Unit.NONE, "Connection requests dropped because their queue was full."),
+    ("IpExt", "InCsumErrors", "ip_checksum", Unit.ERRORS, "Received IP packets with a wrong checksum."),
+)  # fmt: skip
 TCP_CONNECTIONS = Metric(
     "railscope_tcp_connections",
     Kind.GAUGE,
@@ -148,24 +95,27 @@ ECN = _counter(
     "Received IP packets by their ECN bits; CE: a switch on the way was congested. RDMA passes by.",
     "/proc/net/netstat IpExt InNoECTPkts, InECT0Pkts, InECT1Pkts, InCEPkts",
     Unit.PACKETS,
-    ECN_CODE,
+    about=ECN_CODE,
 )
 SOFTNET_DROPPED = _counter(
     "softnet_dropped",
     "Received packets dropped because a processor's backlog was full (net.core.netdev_max_backlog).",
     "/proc/net/softnet_stat column 2, all processors",
     Unit.PACKETS,
+    node_exporter="node_softnet_dropped_total",
 )
 SOFTNET_SQUEEZED = _counter(
     "softnet_squeezes",
     "Times a processor stopped receiving with work left (net.core.netdev_budget).",
     "/proc/net/softnet_stat column 3, all processors",
+    node_exporter="node_softnet_times_squeezed_total",
 )
 SOFTNET_FLOW_LIMITED = _counter(
     "softnet_flow_limit_dropped",
     "Received packets dropped because one flow filled half of a processor's backlog.",
     "/proc/net/softnet_stat column 11, all processors",
     Unit.PACKETS,
+    node_exporter="node_softnet_flow_limit_count_total",
 )
 CONNTRACK_ENTRIES = Metric(
     "railscope_conntrack_entries",

@@ -8,14 +8,37 @@ _MOUNTED = "Counts from when the file system was mounted."
 _SUM = (Rollup.SUM,)
 
 
+_NODE_EXPORTER = {
+    "read_bytes": "read_bytes",
+    "write_bytes": "write_bytes",
+    "direct_read_bytes": "direct_read_bytes",
+    "direct_write_bytes": "direct_write_bytes",
+    "server_read_bytes": "total_read_bytes",
+    "server_write_bytes": "total_write_bytes",
+    "read_pages": "read_pages",
+    "write_pages": "write_pages",
+    "operations": "operations_requests",
+    "transmissions": "operations_transmissions",
+    "major_timeouts": "operations_major_timeouts",
+    "sent_bytes": "operations_sent_bytes",
+    "received_bytes": "operations_received_bytes",
+    "queue_seconds": "operations_queue_time_seconds",
+    "response_seconds": "operations_response_time_seconds",
+    "execution_seconds": "operations_request_time_seconds",
+}
+"""What node_exporter calls the same, behind node_mountstats_nfs_."""
+
+
 def _counter(
     stem: str, help_: str, origin: str, unit: Unit = Unit.NONE, about: EntityKind = NFS_MOUNT
 ) -> Metric:
-    name = f"railscope_nfs_{stem}_{unit}_total" if unit else f"railscope_nfs_{stem}_total"
+    what = f"{stem}_{unit}" if unit else stem
+    other = _NODE_EXPORTER.get(what)
+    names = {"node_exporter": f"node_mountstats_nfs_{other}_total"} if other else {}
     return Metric(
-        name, Kind.COUNTER, about,
+        f"railscope_nfs_{what}_total", Kind.COUNTER, about,
         unit=unit, scale=per(1000) if unit is Unit.SECONDS else per(1), rollups=_SUM,
-        resets=_MOUNTED, help=help_, origin=f"{_FILE} {origin}",
+        resets=_MOUNTED, help=help_, origin=f"{_FILE} {origin}", other_names=names,
     )  # fmt: skip
 
 
@@ -53,14 +76,14 @@ UNREAD = Metric(
 )
 
 BYTES: tuple[Metric, ...] = (
-    _counter("read", "Bytes programs read, by the page cache.", "bytes, 1st", Unit.BYTES),
-    _counter("write", "Bytes programs wrote, by the page cache.", "bytes, 2nd", Unit.BYTES),
+    _counter("read", "Bytes programs read with read(2), cached or not.", "bytes, 1st", Unit.BYTES),
+    _counter("write", "Bytes programs wrote with write(2).", "bytes, 2nd", Unit.BYTES),
     _counter("direct_read", "Bytes read with O_DIRECT.", "bytes, 3rd", Unit.BYTES),
     _counter("direct_write", "Bytes written with O_DIRECT.", "bytes, 4th", Unit.BYTES),
     _counter("server_read", "Bytes read from the server.", "bytes, 5th", Unit.BYTES),
     _counter("server_write", "Bytes written to the server.", "bytes, 6th", Unit.BYTES),
-    _counter("read_pages", "Pages read by memory mapping or readahead.", "bytes, 7th"),
-    _counter("write_pages", "Pages written by memory mapping.", "bytes, 8th"),
+    _counter("read_pages", "Pages read into the page cache.", "bytes, 7th"),
+    _counter("write_pages", "Pages written from the page cache.", "bytes, 8th"),
 )
 """In the order of the eight numbers of the line."""
 

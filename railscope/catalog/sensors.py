@@ -6,15 +6,25 @@ from railscope.catalog.entities import SENSOR, SENSOR_ALARM, SENSOR_LIMIT
 _ROOT = "/sys/class/hwmon/*"
 _MILLI = per(1000)
 _MICRO = per(10**6)
+_NODE_EXPORTER = {
+    "temperature": "temp_celsius",
+    "fan": "fan_rpm",
+    "power": "power_watt",
+    "average_power": "power_average_watt",
+    "voltage": "in_volts",
+    "current": "curr_amps",
+}
 
 
 def _gauge(
     stem: str, unit: Unit, help_: str, origin: str, about: EntityKind = SENSOR
 ) -> Metric:  # fmt: skip
+    other = _NODE_EXPORTER.get(stem) if about is SENSOR else None
     scale = {Unit.WATTS: _MICRO, Unit.REVOLUTIONS_PER_MINUTE: per(1)}.get(unit, _MILLI)
     return Metric(
         f"railscope_sensor_{stem}_{unit}", Kind.GAUGE, about,
         unit=unit, scale=scale, help=help_, origin=f"{_ROOT}/{origin}",
+        other_names={"node_exporter": f"node_hwmon_{other}"} if other else {},
     )  # fmt: skip
 
 

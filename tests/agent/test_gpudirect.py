@@ -117,6 +117,16 @@ def test_statistics_that_are_switched_on_meanwhile_come_out() -> None:
     assert numbers(reader.run().frame) == ALWAYS | SWITCHED
 
 
+def test_a_gpu_that_is_used_for_the_first_time_is_there_at_the_next_read() -> None:
+    host = host_with(ON.replace(LINE, ""))
+    reader = Reader(GpuDirect(), host, ORIGIN)
+    reader.run()
+    host.files[STATS] = ON
+    reader.run()
+    found = numbers(reader.run().frame)
+    assert found["railscope_gds_gpu_registered_bytes", GPU] == 64 * MIB
+
+
 def test_a_gpu_that_is_reset_takes_its_line_along() -> None:
     host = host_with(ON)
     reader = Reader(GpuDirect(), host, ORIGIN)

@@ -50,7 +50,7 @@ def test_what_a_server_measures_in_base_units() -> None:
     )  # fmt: skip
     add_chip(
         host, 2, "power_meter", "/sys/devices/LNXSYSTM:00/ACPI000D:00",
-        power1_average="412000000\n", power1_cap="900000000\n", power1_oem_info="Module Power\n",
+        power1_average="412000000\n", power1_cap="900000000\n", power1_average_interval="1000\n",
     )  # fmt: skip
     add_chip(
         host,
@@ -89,10 +89,14 @@ def test_grace_says_its_power_by_the_label_of_each_meter() -> None:
     for number, (device, label) in enumerate(
         [("ACPI000D:00", "Module Power Socket 0"), ("ACPI000D:01", "Grace Power Socket 0")]
     ):
-        add_chip(
-            host, number, "power_meter", f"/sys/devices/LNXSYSTM:00/{device}",
-            power1_average="95000000\n", power1_label=label,
-        )  # fmt: skip
+        folder = f"/sys/devices/LNXSYSTM:00/{device}"
+        host.files |= {
+            f"{folder}/name": "power_meter\n",
+            f"{folder}/power1_average": "95000000\n",
+            f"{folder}/power1_oem_info": f"{label}\n",
+            f"{ROOT}/hwmon{number}/uevent": "",
+        }
+        host.links[f"{ROOT}/hwmon{number}/device"] = folder
     assert set(numbers(read_once(Hwmon(), host).frame)) == {
         ("railscope_sensor_average_power_watts", ("power_meter", "ACPI000D:00", "Module Power Socket 0")),
         ("railscope_sensor_average_power_watts", ("power_meter", "ACPI000D:01", "Grace Power Socket 0")),

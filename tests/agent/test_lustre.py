@@ -148,6 +148,16 @@ def test_a_target_that_goes_takes_its_readings_along(server: FakeHost) -> None:
     assert found["railscope_lustre_healthy", ()] == 1
 
 
+def test_the_first_operation_of_a_kind_is_there_at_the_next_read(server: FakeHost) -> None:
+    reader = Reader(Lustre(), server, ORIGIN)
+    reader.run()
+    path = f"{DEBUG}/llite/scratch-{CLIENT}/stats"
+    server.files[path] = LLITE + "mkdir                     1 samples [usec] 5 5 5 25\n"
+    reader.run()
+    found = numbers(reader.run().frame)
+    assert found["railscope_lustre_operations_total", ("scratch", CLIENT, "mkdir")] == 1
+
+
 def test_targets_beyond_the_bound_are_counted(server: FakeHost) -> None:
     for number in range(MOST_TARGETS + 5):
         server.files[f"{DEBUG}/osc/scratch-OST{number:04x}-osc-{CLIENT}/stats"] = OSC

@@ -15,14 +15,14 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.nvme import LOG_BYTES, Nvme, ask_health, decode
+from agent.host.nvme import LOG_BYTES, Nvme, ask_health, decode, refusal
 from agent.host.real import RealHost
 from agent.host.recording import RecordingHost, Redactor
 from agent.reader import Reader
 from agent.source import Verdict
 from agent.sources.nvme import ROOT, NvmeDrives
 from railscope.catalog.drives import STATES
-from railscope.reading import Absent
+from railscope.reading import Absent, reason_of
 
 SERIAL = "S680HF8N190894I"
 DRIVE = ("0000:01:00.0",)
@@ -72,6 +72,7 @@ def server() -> FakeHost:
         f"{ROOT}/nvme0/firmware_rev": "1B2QEXP7\n",
         f"{ROOT}/nvme0/transport": "pcie\n",
         f"{ROOT}/nvme0/nvme0n1/size": "1000\n",
+        f"{ROOT}/nvme0/nvme0c0n2/size": "1000\n",
         f"{ROOT}/nvme0/hwmon3/name": "nvme\n",
     }
     host.calls["nvme.smart(nvme0)"] = LOG
@@ -84,7 +85,7 @@ def test_state_and_health(server: FakeHost) -> None:
     assert outcome.frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in outcome.frame.readings()}
     assert facts[DRIVE] == {
-        "controller": "nvme0", "disks": "nvme0n1", "model": "Samsung SSD 970 PRO 512GB",
+        "controller": "nvme0", "disks": "nvme0n1,nvme0n2", "model": "Samsung SSD 970 PRO 512GB",
         "serial": SERIAL, "firmware": "1B2QEXP7", "transport": "pcie",
     }  # fmt: skip
     assert "with a health log" in outcome.findings[0].detail
@@ -206,6 +207,14 @@ def test_what_is_no_drive_does_not_answer() -> None:
     finally:
         os.close(descriptor)
     assert caught.value.errno == errno.ENOTTY
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(0x4002, Absent.UNSUPPORTED), (0x109, Absent.UNSUPPORTED), (0x4, Absent.ERROR)],
+)
+def test_a_drive_without_the_log_is_no_broken_one(status: int, reason: Absent) -> None:
+    assert reason_of(refusal(status)) is reason
 
 
 @pytest.mark.parametrize("name", ["nvme0n1", "../null", "null", "", "nvme"])

@@ -44,6 +44,8 @@ def server() -> FakeHost:
         f"{folder}/constraint_0_power_limit_uw": "350000000\n",
         f"{folder}/constraint_1_name": "short_term\n",
         f"{folder}/constraint_1_power_limit_uw": "420000000\n",
+        f"{folder}/constraint_2_name": "peak_power\n",
+        f"{folder}/constraint_2_power_limit_uw": "0\n",
     }
     return host
 
@@ -97,6 +99,14 @@ def test_one_domain_that_fails_costs_its_own_reading(server: FakeHost) -> None:
     server.clock.advance(1)
     server.files[f"{ROOT}/intel-rapl:1/energy_uj"] = "5000"
     assert readings(reader.run().frame)[ENERGY, ("package-1",)] == 4000, "nothing is lost"
+
+
+def test_a_limit_that_is_lifted_is_none(server: FakeHost) -> None:
+    reader = Reader(Rapl(), server, ORIGIN)
+    reader.run()
+    server.files[f"{ROOT}/intel-rapl:0/constraint_0_power_limit_uw"] = "0\n"
+    found = readings(reader.run().frame)
+    assert found[LIMIT, ("package-0", "long_term")] is Absent.UNSUPPORTED
 
 
 def test_the_total_goes_on_over_a_probe(server: FakeHost) -> None:
@@ -171,7 +181,8 @@ def test_every_domain_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> N
         expected[ENERGY, (domain,)] = 1.5
         for file in zone.glob("constraint_*_power_limit_uw"):
             name = file.with_name(file.name.replace("power_limit_uw", "name")).read_text().strip()
-            expected[LIMIT, (domain, name)] = int(file.read_text()) / 1e6
+            if limit := int(file.read_text()):
+                expected[LIMIT, (domain, name)] = limit / 1e6
     assert (ENERGY, ("package-0/core",)) in expected
     assert len(expected) >= 6
     assert numbers(reader.run().frame) == expected
