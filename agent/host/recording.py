@@ -26,6 +26,7 @@ _IDENTIFIERS = re.compile(
     r"|(?P<interface>\benx[0-9a-f]{12})",
     re.IGNORECASE,
 )
+_PRODUCT_DATA, _MARKS = "/vpd", (b"SW_MNG",)
 _KIND = re.compile("GPU-|MIG-|enx|", re.IGNORECASE)
 _OF_A_NEIGHBOUR = ("chassis", "system", "system_description", "management_address")
 # What identifies a machine, a part or a switch, or whose it is, in the answers to a function.
@@ -135,11 +136,21 @@ class RecordingHost:
         answer = self._asked(
             "files",
             path,
-            lambda: self._host.read(path).decode(errors="surrogateescape"),
+            lambda: self._shown(path).decode(errors="surrogateescape"),
         )
         if self._redactor and _SERIAL_FILE.fullmatch(path):
             self._redactor.learn(answer.strip())
         return answer.encode(errors="surrogateescape")
+
+    def _shown(self, path: str) -> bytes:
+        """The content of a file; of product data only what is looked for, where secrets are hidden.
+
+        It holds serial numbers in a binary form of its own (PCI Local Bus Specification, VPD).
+        """
+        content = self._host.read(path)
+        if self._redactor is None or not path.endswith(_PRODUCT_DATA):
+            return content
+        return b" ".join(mark for mark in _MARKS if mark in content)
 
     def names(self, path: str) -> list[str]:
         """The entries of a folder, sorted."""

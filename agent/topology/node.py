@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.facts import text
 from agent.host import Host
 from agent.topology import nvlinks, pci
 from agent.topology.distance import Distance, distance, over_c2c
@@ -13,7 +12,7 @@ from agent.topology.names import device_names
 from agent.topology.network import Network, NetworkDevice, Wiring
 from agent.topology.nvlinks import GpuLinks, bonded
 from agent.topology.paths import LinkFiles, LinkState
-from agent.topology.pci import DEVICES, PciDevice, bus_order
+from agent.topology.pci import PciDevice, bus_order
 from agent.topology.rules import Rules
 from agent.topology.tree_file import NcclTopology
 
@@ -106,14 +105,14 @@ def look(host: Host, rules: Rules) -> Node:
         devices,
         device_names(host, devices),
         states,
-        {address: _cpus(host, device, tree) for address, device in devices.items()},
+        {address: _cpus(device, tree) for address, device in devices.items()},
         tuple(sorted(gpus, key=lambda gpu: (gpu.index, bus_order(gpu.address)))),
         network,
         bonds,
     )
 
 
-def _cpus(host: Host, device: PciDevice, tree: NcclTopology) -> str:
-    if device.address in tree.places and device.place.numa_node in tree.cpus:
-        return tree.cpus[device.place.numa_node]
-    return text(host, f"{DEVICES}/{device.address}/local_cpulist")
+def _cpus(device: PciDevice, tree: NcclTopology) -> str:
+    """Those of the topology file where it has the device, else those of sysfs."""
+    told = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
+    return told or device.cpus

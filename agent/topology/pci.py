@@ -50,12 +50,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A PCI device that matters here: what it is, and where it sits."""
+    """A PCI device that matters here: what it is, where it sits, and the CPUs near it."""
 
     role: str
     vendor: str
     device: str
     place: Place
+    cpus: str = ""
 
     @property
     def address(self) -> str:
@@ -155,8 +156,10 @@ def look(host: Host, places: Mapping[str, Place] | None = None) -> dict[str, Pci
 
 def _device(host: Host, address: str, what: str, places: Mapping[str, Place] | None) -> PciDevice:
     told = (places or {}).get(address) or place(host, address)
-    vendor, device = (text(host, f"{DEVICES}/{address}/{name}") for name in ("vendor", "device"))
-    return PciDevice(what, vendor, device, told)
+    vendor, device, cpus = (
+        text(host, f"{DEVICES}/{address}/{name}") for name in ("vendor", "device", "local_cpulist")
+    )
+    return PciDevice(what, vendor, device, told, cpus)
 
 
 def gpus_among(devices: Iterable[PciDevice]) -> list[PciDevice]:

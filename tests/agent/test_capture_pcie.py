@@ -22,6 +22,11 @@ LINKS = {
     "max_link_width": "railscope_pcie_link_width_limit_lanes",
 }
 AER = "railscope_pcie_aer_errors_total"
+PRESENT = "railscope_pcie_device_present"
+LIMIT, NOW, STATE = (
+    f"railscope_pcie_path_{what}"
+    for what in ("limit_bytes_per_second", "bandwidth_bytes_per_second", "state")
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +68,26 @@ def errors(device: Path) -> dict[Label, float]:
 def test_every_link_and_error_counter_of_the_tree(root: Path) -> None:
     expected: dict[Label, float] = {}
     for device in wanted(root):
-        expected |= errors(device)
+        expected |= errors(device) | {(PRESENT, (device.name,)): 1.0}
         for file, metric in LINKS.items():
             if value := text(device / file):
                 scale = 10**9 if "speed" in file else 1
                 expected[metric, (device.name,)] = float(value.split()[0]) * scale
+    # A drive of four lanes in a slot of eight; the other devices have no port above them.
+    (drive,) = [device for device in wanted(root) if device.resolve().parent.name == "0000:00:02.1"]
+    four_lanes = 4 * 8e9 / 8 * 128 / 130
+    expected |= {(LIMIT, (drive.name,)): four_lanes, (NOW, (drive.name,)): four_lanes}
+    expected[STATE, (drive.name,)] = 0
+    (alone,) = [device for device in wanted(root) if device.name == "0000:a2:00.0"]
+    expected[NOW, (alone.name,)] = 8 * 16e9 / 8 * 128 / 130
     assert len(wanted(root)) == 4
     assert any(expected[key] for key in expected if key[0] == AER), "some errors were counted"
-    assert numbers(read_once(Pcie(), RealHost(root)).frame) == expected
+    found = numbers(read_once(Pcie(), RealHost(root)).frame)
+    assert found == pytest.approx(expected)
+    assert (
+        readings(read_once(Pcie(), RealHost(root)).frame)[STATE, (alone.name,)]
+        is Absent.UNSUPPORTED
+    )
 
 
 def test_every_error_file_of_the_tree_parses(root: Path) -> None:

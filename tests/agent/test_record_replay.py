@@ -14,6 +14,7 @@ from support.clock import NS, ManualClock
 from support.gpus import of_gpu
 from support.machine import FakeHost
 from support.pages import samples
+from support.pci_bus import add_nic
 from support.reading import ORIGIN, read_once
 from support.tree import HOSTNAME, TreeHost, make_tree
 
@@ -26,6 +27,7 @@ from agent.reader import Reader
 from agent.service import machine_sources
 from agent.source import Verdict
 from agent.streams.kernel_log import KernelLogStream
+from agent.topology.network import Wiring
 from railscope.capture import About, Capture, Moment, read_capture
 from railscope.frame import Frame, Instant
 
@@ -368,3 +370,23 @@ def test_a_damaged_capture_is_one_clear_line(tmp_path: Path, command: str) -> No
     assert code == 1
     assert said.startswith(f"Error: {tmp_path}/timeline.jsonl: line 2 is damaged: ")
     assert said.count("\n") == 1
+
+
+VITAL = b"\x82\x0a\x00ConnectX-7\x90\x20\x00SN\x0dMT2342T00123\x80V2SMDL=SW_MNG\x78"
+
+
+@pytest.mark.parametrize("redact", [True, False])
+def test_product_data_keeps_what_is_looked_for_and_no_serial_number(
+    tmp_path: Path, *, redact: bool
+) -> None:
+    """A recorded bridge to an NVSwitch is one when it is replayed."""
+    host = FakeHost()
+    address = add_nic(host, "pci0000:70/0000:70:01.0/0000:71:00.0", "mlx5_0")
+    host.files[f"{host.links[f'/sys/bus/pci/devices/{address}']}/vpd"] = VITAL
+    recording = RecordingHost(host, Redactor() if redact else None)
+    Wiring().look(recording)
+    Capture(About("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
+    assert ("MT2342T00123" in (tmp_path / "timeline.jsonl").read_text()) is not redact
+    replayed = RecordedHost(read_capture(tmp_path), ManualClock(), lambda: 0)
+    (device,) = Wiring().look(replayed).devices
+    assert device.role == "bridge"

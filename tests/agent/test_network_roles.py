@@ -1,0 +1,317 @@
+"""What a network device is for: by distance, names, routes and what it says of itself."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.machine import DENIED, FakeHost
+from support.pci_bus import BLUEFIELD3, CONNECTX7, DEVICES, MELLANOX, add_gpu, add_nic, name_rdma
+from support.reading import read_once
+
+from agent.sources.nic import Nic
+from agent.sources.rdma import Rdma
+from agent.topology.network import Network, Wiring
+from agent.topology.routes import default_interfaces
+
+DGX_H100 = {
+    0: (0x18, "mlx5_0", "ibp24s0"), 1: (0x40, "mlx5_3", "ibp64s0"), 2: (0x4F, "mlx5_4", "ibp79s0"),
+    3: (0x5E, "mlx5_5", "ibp94s0"), 4: (0x9A, "mlx5_6", "ibp154s0"), 5: (0xC0, "mlx5_9", "ibp192s0"),
+    6: (0xCE, "mlx5_10", "ibp206s0"), 7: (0xDC, "mlx5_11", "ibp220s0"),
+}  # fmt: skip
+"""Bus, RDMA device and interface of each rail (NVIDIA DGX H100 User Guide, "Network Modules")."""
+ROUTES = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
+SW_MNG = b"\x82\x1a\x00ConnectX-7 \x90\x20\x00V2\x06SW_MNGV3\x04abcd"
+
+
+def rail(host: FakeHost, number: int, name: str, interface: str = "") -> str:
+    """A GPU and a card at one switch; the address of the card."""
+    bus, numa_node = DGX_H100[number][0], str(number // 4)
+    root = f"pci0000:{bus - 3:02x}/0000:{bus - 3:02x}:01.0/0000:{bus - 2:02x}:00.0"
+    add_gpu(host, f"{root}/0000:{bus - 1:02x}:02.0/0000:{bus + 3:02x}:00.0", numa_node)
+    path = f"{root}/0000:{bus - 1:02x}:00.0/0000:{bus:02x}:00.0"
+    return add_nic(host, path, name, interface=interface, numa_node=numa_node)
+
+
+def alone(host: FakeHost, bus: int, name: str = "", **given: object) -> str:
+    """A card at a root port of its own."""
+    return add_nic(
+        host, f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0", name, **given
+    )  # type: ignore[arg-type]
+
+
+def dgx_h100() -> FakeHost:
+    host = FakeHost()
+    for number, (_, name, interface) in DGX_H100.items():
+        rail(host, number, name, interface)
+    for bus, numa_node, names in (
+        (0x28, "0", ("mlx5_1", "mlx5_2")),
+        (0xA9, "1", ("mlx5_7", "mlx5_8")),
+    ):
+        for function, name in enumerate(names):
+            path = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.{function}"
+            add_nic(host, path, name, numa_node=numa_node, link_layer="Ethernet")
+    return host
+
+
+def by_name(network: Network) -> dict[str, tuple[str, int | None]]:
+    return {(d.rdma or d.interfaces)[0]: (d.role, d.rail) for d in network.devices}
+
+
+def look(host: FakeHost) -> dict[str, tuple[str, int | None]]:
+    return by_name(Wiring().look(host))
+
+
+def route(host: FakeHost, *routes: tuple[str, int]) -> None:
+    lines = [f"{i} 00000000 0100A8C0 0003 0 0 {metric} 00000000 0 0 0\n" for i, metric in routes]
+    host.files["/proc/net/route"] = (
+        ROUTES + "eth7 0000A8C0 00000000 0001 0 0 0 00FFFFFF 0 0 0\n" + "".join(lines)
+    )
+
+
+# Servers ------------------------------------------------------------------------------------------
+
+
+def test_the_rails_of_a_dgx_h100_are_not_the_numbers_of_its_devices() -> None:
+    found = look(dgx_h100())
+    expected = {name: ("compute", number) for number, (_, name, _) in DGX_H100.items()}
+    expected |= dict.fromkeys(("mlx5_1", "mlx5_2", "mlx5_7", "mlx5_8"), ("storage", None))
+    assert found == expected
+
+
+@given(st.permutations(range(12)), st.permutations([name for _, _, name in DGX_H100.values()]))
+def test_no_renaming_moves_a_rail(numbers, interfaces) -> None:
+    names = [device.rdma[0] for device in Wiring().look(dgx_h100()).devices]
+    fresh = {name: f"mlx5_{number}" for name, number in zip(names, numbers, strict=True)}
+    host = dgx_h100()
+    renamed = FakeHost()
+    renamed.files = {_renamed(path, fresh): text for path, text in host.files.items()}
+    links = {_renamed(path, fresh): place for path, place in host.links.items()}
+    nets = [path for path in links if path.startswith("/sys/class/net/")]
+    places = [links.pop(path) for path in nets]
+    links |= {
+        f"/sys/class/net/{name}/device": place
+        for name, place in zip(interfaces, places, strict=True)
+    }
+    renamed.links = links
+    before, after = Wiring().look(host), Wiring().look(renamed)
+    assert {d.address: (d.role, d.rail) for d in before.devices} == {
+        d.address: (d.role, d.rail) for d in after.devices
+    }
+    assert before.gpu_cards == after.gpu_cards
+
+
+def _renamed(path: str, fresh: dict[str, str]) -> str:
+    parts = path.split("/")
+    return "/".join(fresh.get(part, part) for part in parts)
+
+
+def hgx_b200() -> FakeHost:
+    """14 RDMA devices: 8 rails, 4 ports for storage, and 2 functions that lead to NVSwitches."""
+    host = FakeHost()
+    for number in range(8):
+        rail(host, number, f"mlx5_{number + 4}")
+    for place, bus in enumerate((0x28, 0xA9)):
+        for function in range(2):
+            path = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.{function}"
+            name = f"mlx5_{2 * place + function}"
+            add_nic(host, path, name, link_layer="Ethernet", model=(MELLANOX, BLUEFIELD3))
+    for place, bus in enumerate((0x70, 0x72)):
+        address = alone(host, bus, f"mlx5_{12 + place}", model=(MELLANOX, CONNECTX7))
+        host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
+    return host
+
+
+def test_eight_of_the_fourteen_devices_of_an_hgx_b200_are_rails() -> None:
+    found = look(hgx_b200())
+    assert len(found) == 14
+    assert {name: number for name, (_, number) in found.items() if number is not None} == {
+        f"mlx5_{number + 4}": number for number in range(8)
+    }
+    assert found["mlx5_12"] == found["mlx5_13"] == ("bridge", None)
+    assert {found[f"mlx5_{n}"] for n in range(4)} == {("storage", None)}
+
+
+def test_bridges_to_nvswitches_are_described_and_not_measured() -> None:
+    frame = read_once(Rdma(), hgx_b200()).frame
+    assert frame is not None
+    measured = {entity.key[0] for _, entity in frame.schema.columns}
+    described = {e.key[0]: e.facts.get("role") for e in frame.schema.bystanders}
+    assert described == {"mlx5_12": "bridge", "mlx5_13": "bridge"}
+    assert measured == {f"mlx5_{n}" for n in range(12)}
+
+
+def test_a_bridge_at_the_switch_of_a_gpu_takes_no_rail() -> None:
+    host = FakeHost()
+    card = rail(host, 0, "mlx5_1")
+    path = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:17:00.1"
+    bridge = add_nic(host, path, "mlx5_0")
+    host.files[f"{host.links[f'{DEVICES}/{bridge}']}/vpd"] = SW_MNG.decode("latin-1")
+    assert look(host) == {"mlx5_0": ("bridge", None), "mlx5_1": ("compute", 0)}
+    assert card > bridge, "it would have been the first"
+
+
+def test_product_data_is_read_once_and_only_of_what_may_be_a_bridge() -> None:
+    host, asked = hgx_b200(), []
+    for path in list(host.links.values()):
+        host.files[f"{path}/vpd"] = lambda path=path: asked.append(path) or "ConnectX-7"
+    wiring = Wiring()
+    wiring.look(host)
+    assert len(asked) == 10, "eight rails and two that may be bridges; not the BlueFields"
+    wiring.look(host)
+    assert len(asked) == 10
+
+
+def test_product_data_that_may_not_be_read_makes_no_bridge() -> None:
+    host = FakeHost()
+    address = rail(host, 0, "mlx5_0")
+    host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = DENIED
+    wiring = Wiring()
+    assert by_name(wiring.look(host)) == {"mlx5_0": ("compute", 0)}
+    host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
+    assert by_name(wiring.look(host)) == {"mlx5_0": ("bridge", None)}, "the agent has become root"
+
+
+def test_a_gb200_tray() -> None:
+    """Each card in a PCI domain of its own; ports of the BlueFields between them (Mission Control)."""
+    host = FakeHost()
+    for domain, numa_node in (("0008", "0"), ("0009", "0"), ("0018", "1"), ("0019", "1")):
+        add_gpu(host, f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0", numa_node)
+    for domain, name, numa_node in (
+        ("0000", "mlx5_0", "0"), ("0002", "mlx5_1", "0"), ("0010", "mlx5_4", "1"), ("0012", "mlx5_5", "1"),
+    ):  # fmt: skip
+        path = f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0/{domain}:02:00.0/{domain}:03:00.0"
+        add_nic(host, path, name, numa_node=numa_node)
+    for domain, numbers, numa_node in (("0006", (2, 3), "0"), ("0016", (6, 7), "1")):
+        for function, number in enumerate(numbers):
+            path = f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.{function}"
+            model = (MELLANOX, BLUEFIELD3)
+            add_nic(
+                host,
+                path,
+                f"mlx5_{number}",
+                numa_node=numa_node,
+                model=model,
+                link_layer="Ethernet",
+            )
+    compute = {f"mlx5_{n}": ("compute", r) for r, n in enumerate((0, 1, 4, 5))}
+    storage = {f"mlx5_{n}": ("storage", None) for n in (2, 3, 6, 7)}
+    assert look(host) == compute | storage
+    assert list(Wiring().look(host).gpu_rails.values()) == [0, 1, 2, 3]
+
+
+def test_two_ports_of_a_card_are_two_planes_of_one_rail() -> None:
+    host = FakeHost()
+    for number in range(2):
+        first = rail(host, number, f"mlx5_{2 * number}")
+        second = host.links[f"{DEVICES}/{first}"].removeprefix("/sys/devices/")[:-1] + "1"
+        add_nic(host, second, f"mlx5_{2 * number + 1}")
+    found = [(d.rail, d.plane) for d in Wiring().look(host).devices]
+    assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+# Roles --------------------------------------------------------------------------------------------
+
+
+def test_virtual_functions_of_this_server_are_no_cards_of_it() -> None:
+    host = FakeHost()
+    card = rail(host, 0, "mlx5_0")
+    place = host.links[f"{DEVICES}/{card}"]
+    virtual = add_nic(host, place.removeprefix("/sys/devices/")[:-1] + "1", "mlx5_1")
+    host.links[f"{host.links[f'{DEVICES}/{virtual}']}/physfn"] = place
+    assert look(host) == {"mlx5_0": ("compute", 0), "mlx5_1": ("virtual_function", None)}
+
+
+def test_the_default_route_makes_management() -> None:
+    host = FakeHost()
+    rail(host, 0, "mlx5_0", "ib0")
+    alone(host, 0x60, "mlx5_1", interface="ens1", link_layer="Ethernet")
+    alone(host, 0x62, "mlx5_2", interface="ens2", link_layer="Ethernet")
+    route(host, ("ens2", 200), ("ens1", 100))
+    expected = {
+        "mlx5_0": ("compute", 0),
+        "mlx5_1": ("management", None),
+        "mlx5_2": ("storage", None),
+    }
+    assert look(host) == expected
+
+
+def test_a_bond_and_a_vlan_lead_to_their_interfaces() -> None:
+    host = FakeHost()
+    route(host, ("bond0.100", 0))
+    host.files |= {
+        "/sys/class/net/bond0.100/lower_bond0/mtu": "", "/sys/class/net/bond0/lower_ens1/mtu": "",
+        "/sys/class/net/bond0/lower_ens2/mtu": "", "/sys/class/net/ens1/mtu": "",
+    }  # fmt: skip
+    assert default_interfaces(host) == {"bond0.100", "bond0", "ens1", "ens2"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "length", "expected"),
+    [("00000003", "00", {"eth0"}), ("00000200", "00", set()), ("00000003", "40", set())],
+)
+def test_a_server_of_ipv6_only(flags: str, length: str, expected: set[str]) -> None:
+    host = FakeHost()
+    zeros = "0" * 32
+    lines = [
+        f"{zeros} {length} {zeros} 00 {zeros} 00000400 00000001 00000000 {flags} {name}"
+        for name in ("lo", "eth0")
+    ]
+    host.files["/proc/net/ipv6_route"] = "\n".join([*lines, "garbage", ""])
+    assert default_interfaces(host) == expected
+
+
+def test_a_server_without_routes() -> None:
+    assert default_interfaces(FakeHost()) == set()
+
+
+def test_the_only_card_of_a_gpu_is_its_rail_even_with_the_default_route() -> None:
+    host = FakeHost()
+    rail(host, 0, "mlx5_0", "eth0")
+    route(host, ("eth0", 0))
+    assert look(host) == {"mlx5_0": ("compute", 0)}
+
+
+@pytest.mark.parametrize(
+    ("speed", "role"), [("100000", "storage"), ("40000", "storage"), ("1000", "management"), ("-1", "management")]
+)  # fmt: skip
+def test_cards_without_rdma_by_their_speed(speed: str, role: str) -> None:
+    host = FakeHost()
+    rail(host, 0, "mlx5_0")
+    alone(host, 0x60, interface="eth1", link_layer="Ethernet")
+    host.files["/sys/class/net/eth1/speed"] = speed
+    assert look(host)["eth1"] == (role, None)
+
+
+def test_without_gpus_nothing_is_said_of_cards() -> None:
+    host = FakeHost()
+    alone(host, 0x60, "mlx5_0", interface="eth1")
+    assert look(host) == {"mlx5_0": ("", None)}
+    assert not Wiring().look(host).devices[0].facts
+
+
+def test_parts_of_a_function_are_not_the_function() -> None:
+    """Sub-functions of mlx5 are devices below the PCI function (auxiliary bus)."""
+    host = FakeHost()
+    card = rail(host, 0, "mlx5_0", "ens1")
+    place = host.links[f"{DEVICES}/{card}"]
+    host.files[f"{place}/mlx5_core.sf.2/sfnum"] = "88"
+    host.links["/sys/class/infiniband/mlx5_2/device"] = f"{place}/mlx5_core.sf.2"
+    host.links["/sys/class/net/en1s88/device"] = f"{place}/mlx5_core.sf.2"
+    (device,) = Wiring().look(host).devices
+    assert device.names == ("mlx5_0", "ens1", card)
+
+
+def test_sources_tell_role_and_rail() -> None:
+    host = FakeHost()
+    card = rail(host, 0, "mlx5_0", "ens1")
+    name_rdma(host, "mlx5_0", card, "Ethernet")
+    host.calls["ethtool.driver(ens1)"] = {
+        "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": card,
+    }  # fmt: skip
+    host.calls["ethtool.statistics(ens1)"] = {"names": ["rx_bytes_phy"], "values": [1]}
+    for source in (Nic(), Rdma()):
+        frame = read_once(source, host).frame
+        assert frame is not None
+        (facts,) = [dict(entity.facts) for entity in frame.schema.entities]
+        assert (facts["role"], facts["rail"]) == ("compute", "0")

@@ -1,0 +1,186 @@
+"""Devices that leave the PCI bus stay known: a series that ends says nothing."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.clock import ManualClock
+from support.machine import DENIED, FakeHost
+from support.pci_bus import DEVICES, NVME, add_device, add_gpu, add_nic, remove_device, set_link
+from support.reading import ORIGIN, readings
+
+from agent.reader import Reader
+from agent.sources.pcie import Pcie
+from agent.sources.pcie_presence import MOST_DEVICES, Presence
+from railscope.catalog.entities import PCIE
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Instant
+from railscope.reading import Absent
+
+PRESENT = "railscope_pcie_device_present"
+NIC_PATH = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0"
+NIC, DOWN = "0000:18:00.0", "0000:17:00.0"
+
+
+class Run:
+    """A server with a card, a GPU and a drive, read again and again."""
+
+    def __init__(self) -> None:
+        self.host = FakeHost(ManualClock())
+        self.gpu = add_gpu(
+            self.host, "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1b:00.0"
+        )
+        self.host.files["/proc/driver/nvidia/gpus/0000:1b:00.0/information"] = "GPU UUID:\t GPU-7\n"
+        self.drive = add_device(self.host, "pci0000:22/0000:22:01.0/0000:23:00.0", NVME)
+        self.host.links["/sys/class/nvme/nvme0/device"] = self.host.links[f"{DEVICES}/{self.drive}"]
+        self.plug_in()
+        self.reader = Reader(Pcie(), self.host, ORIGIN)
+
+    def plug_in(self) -> None:
+        add_nic(self.host, NIC_PATH, "mlx5_0", interface="ens1")
+        set_link(self.host, NIC, "32x16", "32x16")
+
+    def read(self) -> Frame:
+        outcome = self.reader.run()
+        assert outcome.problem == ""
+        assert outcome.frame is not None
+        return outcome.frame
+
+    def present(self) -> dict[str, object]:
+        told = readings(self.read())
+        return {key[0]: value for (name, key), value in told.items() if name == PRESENT}
+
+
+def told(event: Event) -> tuple[str, str, dict[str, str]]:
+    return event.event_class.name, event.entity.key[0], dict(event.facts)
+
+
+def test_cards_gpus_drives_and_switches_are_present() -> None:
+    run = Run()
+    expected = {
+        run.gpu,
+        run.drive,
+        NIC,
+        DOWN,
+        "0000:17:02.0",
+        "0000:16:00.0",
+        "0000:15:01.0",
+        "0000:22:01.0",
+    }
+    assert run.present() == dict.fromkeys(expected, 1)
+    assert run.read().events == ()
+
+
+def test_a_card_that_is_pulled_stays_visible_and_is_told_of_once() -> None:
+    run = Run()
+    run.read()
+    remove_device(run.host, NIC)
+    frame = run.read()
+    facts = {"role": "nic", "names": "mlx5_0 ens1", "model": "15b3:1021"}
+    assert [told(event) for event in frame.events] == [("pcie_device_gone", NIC, facts)]
+    assert readings(frame)[PRESENT, (NIC,)] == 0
+    for _ in range(3):
+        later = run.read()
+        assert later.events == ()
+        assert readings(later)[PRESENT, (NIC,)] == 0
+        assert readings(later)[PRESENT, (run.gpu,)] == 1
+    links = {name for name, key in readings(later) if key == (NIC,)}
+    assert links == {PRESENT}, "nothing else is said of what is not there"
+    (entity,) = [e for e in later.schema.entities if e.key == (NIC,)]
+    assert entity.facts["role"] == "nic", "it is described as it last was"
+
+
+def test_a_card_that_comes_back_is_told_of_and_read_again() -> None:
+    run = Run()
+    run.read()
+    remove_device(run.host, NIC)
+    run.read()
+    run.read()
+    run.plug_in()
+    names = [told(event)[0] for event in run.read().events]
+    assert names == ["pcie_device_back"]
+    again = readings(run.read())
+    assert again[PRESENT, (NIC,)] == 1
+    assert again["railscope_pcie_link_width_lanes", (NIC,)] == 16
+
+
+def test_a_gpu_and_a_drive_are_told_by_their_names() -> None:
+    run = Run()
+    run.read()
+    for address in (run.gpu, run.drive):
+        remove_device(run.host, address)
+    found = {told(event)[1]: told(event)[2] for event in run.read().events}
+    assert found[run.gpu]["names"] == "GPU-7"
+    assert found[run.drive] == {"role": "nvme", "names": "nvme0", "model": "10de:2330"}
+
+
+def test_a_switch_takes_all_below_it_along() -> None:
+    run = Run()
+    run.read()
+    for address in (NIC, run.gpu, "0000:17:00.0", "0000:17:02.0", "0000:16:00.0"):
+        remove_device(run.host, address)
+    events = run.read().events
+    assert {told(event)[1] for event in events} == {
+        NIC, run.gpu, "0000:17:00.0", "0000:17:02.0", "0000:16:00.0",
+    }  # fmt: skip
+    assert {told(event)[2]["role"] for event in events} == {"nic", "gpu", "bridge"}
+
+
+def test_a_new_device_is_found_at_the_next_read() -> None:
+    run = Run()
+    run.read()
+    add_device(run.host, "pci0000:22/0000:22:02.0/0000:24:00.0", NVME)
+    assert run.read().events == ()
+    assert run.present()["0000:24:00.0"] == 1
+
+
+def test_virtual_functions_come_and_go_unnoticed() -> None:
+    run = Run()
+    virtual = add_nic(run.host, NIC_PATH[:-1] + "1", "mlx5_9")
+    place = run.host.links[f"{DEVICES}/{virtual}"]
+    run.host.links[f"{place}/physfn"] = run.host.links[f"{DEVICES}/{NIC}"]
+    assert virtual not in run.present()
+    remove_device(run.host, virtual)
+    assert run.read().events == ()
+
+
+def test_a_bus_that_cannot_be_listed_has_lost_nothing() -> None:
+    run = Run()
+    run.read()
+    denied = run.host.names
+
+    def names(path: str) -> list[str]:
+        if path == DEVICES:
+            raise DENIED
+        return denied(path)
+
+    run.host.names = names  # type: ignore[method-assign]
+    frame = run.read()
+    assert frame.events == ()
+    assert readings(frame)[PRESENT, (NIC,)] is Absent.DENIED
+
+
+@given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=8))
+def test_every_change_is_told_once_and_in_turn(history) -> None:
+    """Whatever comes and goes, goings and comings of a device alternate, and the last holds."""
+    presence, now = Presence(), Instant(0, 0)
+    devices = {str(n): Entity(PCIE, (str(n),), {"role": "nic"}) for n in range(6)}
+    presence.learn(list(devices), devices, {})
+    expected = dict.fromkeys(devices, True)
+    for there in history:
+        listed = {str(n) for n in there}
+        for event in presence.compare(listed, now):
+            address = event.entity.key[0]
+            expected[address] = not expected[address]
+            assert (event.event_class.name == "pcie_device_back") is expected[address]
+        assert expected == {address: address in listed for address in devices}
+        known = presence.learn(sorted(listed), {a: devices[a] for a in sorted(listed)}, {})
+        assert set(known) == set(devices)
+
+
+def test_what_is_followed_is_bounded() -> None:
+    presence = Presence()
+    for start in (0, MOST_DEVICES):
+        more = {str(n): Entity(PCIE, (str(n),)) for n in range(start, start + MOST_DEVICES)}
+        known = presence.learn(list(more), more, {})
+    assert set(known) == {str(n) for n in range(MOST_DEVICES)}

@@ -1,0 +1,171 @@
+"""The section [topology] of the settings: what it may say, and what it overrules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.machine import FakeHost
+from support.pci_bus import add_gpu, add_nic
+from support.reading import read_once
+
+from agent.config import PREFIX, AgentSettings, TopologySettings
+from agent.service import Agent
+from agent.source import Verdict
+from agent.sources.rdma import Rdma
+from agent.topology.network import Network, NetworkDevice, Wiring
+from agent.topology.rules import rules
+from railscope import settings
+from railscope.settings import SettingsError
+
+
+def server(count: int = 4) -> FakeHost:
+    """GPUs and cards in pairs at switches, and a storage card at no GPU."""
+    host = FakeHost()
+    for place in range(count):
+        root, switch = f"pci0000:{place + 1}0", f"0000:{place + 1}0:01.0/0000:{place + 1}1:00.0"
+        add_gpu(host, f"{root}/{switch}/0000:{place + 1}2:01.0/0000:{place + 1}4:00.0")
+        path = f"{root}/{switch}/0000:{place + 1}2:00.0/0000:{place + 1}3:00.0"
+        add_nic(host, path, f"mlx5_{place + 2}", interface=f"rail{place}")
+    add_nic(host, "pci0000:80/0000:80:01.0/0000:81:00.0", "mlx5_0", interface="store0")
+    return host
+
+
+def look(host: FakeHost, **given: object) -> Network:
+    return Wiring(rules(TopologySettings(**given))).look(host)  # type: ignore[arg-type]
+
+
+def named(network: Network, name: str) -> NetworkDevice:
+    (device,) = [device for device in network.devices if name in device.names]
+    return device
+
+
+def cards(network: Network) -> dict[str, int | None]:
+    return {device.rdma[0]: device.rail for device in network.devices}
+
+
+# What is wrong ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"rails": {"mlx5_0": -1}}, "topology.rails: mlx5_0 = -1: rails are counted from 0"),
+        ({"roles": {"mlx5_0": "fast"}}, "mlx5_0 = 'fast': the roles are compute, storage"),
+        ({"roles": {"mlx5_(": "storage"}}, r"topology.roles: 'mlx5_\(' is no regular expression"),
+        ({"rail_pattern": "rail["}, "topology.rail_pattern: 'rail\\[' is no regular expression"),
+        ({"rail_pattern": r"rail(\d+)"}, r"has no group \(\?P<rail>"),
+        ({"nccl_file": "/nowhere/topo.xml"}, "nccl_file: /nowhere/topo.xml cannot be read: No such"),
+        (
+            {"rails": {"mlx5_3": 1}, "roles": {"mlx5_.*": "storage"}},
+            "gives mlx5_3 a rail and topology.roles has mlx5_.* = 'storage'",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_say_what_to_write(given: dict[str, object], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        look(FakeHost(), **given)
+    with pytest.raises(SettingsError, match=problem):
+        Agent(AgentSettings(topology=TopologySettings(**given)), FakeHost())  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_no_topology(tmp_path: Path) -> None:
+    file = tmp_path / "topo.xml"
+    file.write_text("<graphs/>")
+    with pytest.raises(SettingsError, match=r"topo\.xml: the outermost element is 'graphs'"):
+        look(FakeHost(), nccl_file=str(file))
+
+
+def test_the_section_as_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(
+        '[topology]\nrails = { mlx5_0 = 3 }\nroles = { "mlx5_[67]" = "storage" }\n'
+        "rail_pattern = 'rail(?P<rail>\\d+)'\n"
+    )
+    loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
+    assert rules(loaded.topology).rail(["mlx5_0"]) == (3, "topology.rails has mlx5_0")
+    assert rules(loaded.topology).role(["mlx5_7"]) == ("storage", "topology.roles has mlx5_[67]")
+    file.write_text("[topology]\nrail_patern = ''\n")
+    with pytest.raises(SettingsError, match="did you mean 'rail_pattern'"):
+        settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
+    file.write_text('[topology]\nrails = { mlx5_0 = "first" }\n')
+    with pytest.raises(SettingsError, match="int"):
+        settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
+
+
+# What it overrules --------------------------------------------------------------------------------
+
+
+def test_without_settings_the_tree_decides() -> None:
+    network = look(server())
+    assert cards(network) == {"mlx5_0": None, "mlx5_2": 0, "mlx5_3": 1, "mlx5_4": 2, "mlx5_5": 3}
+    assert network.problems == ()
+
+
+def test_names_give_rails_to_cards_and_to_their_gpus() -> None:
+    """Wired the other way round: the GPU has the rail of its card."""
+    for given in (
+        {"rails": {"mlx5_2": 3, "mlx5_3": 2, "mlx5_4": 1, "mlx5_5": 0}},
+        {"rails": {"rail0": 3, "0000:23:00.0": 2, "mlx5_4": 1, "rail3": 0}},
+    ):
+        network = look(server(), **given)
+        found = {"mlx5_0": None, "mlx5_2": 3, "mlx5_3": 2, "mlx5_4": 1, "mlx5_5": 0}
+        assert cards(network) == found
+        assert list(network.gpu_rails.values()) == [3, 2, 1, 0]
+    assert named(network, "mlx5_3").why == "topology.rails has 0000:23:00.0"
+
+
+def test_a_pattern_gives_rails_by_the_names_of_interfaces() -> None:
+    network = look(server(), rail_pattern=r"rail(?P<rail>\d+)", rails={"rail1": 7})
+    assert cards(network) == {"mlx5_0": None, "mlx5_2": 0, "mlx5_3": 7, "mlx5_4": 2, "mlx5_5": 3}
+    assert named(network, "mlx5_2").why == "topology.rail_pattern matches rail0"
+
+
+def test_a_name_can_give_a_rail_to_a_card_that_is_far() -> None:
+    network = look(server(), rails={"store0": 4})
+    assert named(network, "mlx5_0").facts == {"role": "compute", "rail": "4"}
+
+
+def test_a_gpu_whose_named_card_is_missing_has_no_rail() -> None:
+    host = server()
+    del host.links["/sys/class/infiniband/mlx5_3/device"]
+    network = look(host, rail_pattern=r"rail(?P<rail>\d+)", roles={"rail1": "management"})
+    assert list(network.gpu_rails.values()) == [0, 2, 3]
+
+
+def test_a_role_takes_a_card_out_of_the_rails() -> None:
+    network = look(server(), roles={"mlx5_2": "storage", "mlx5_0": "compute"})
+    assert cards(network) == {"mlx5_0": None, "mlx5_2": None, "mlx5_3": 1, "mlx5_4": 2, "mlx5_5": 3}
+    assert named(network, "mlx5_2").facts == {"role": "storage"}
+    assert named(network, "mlx5_0").facts == {"role": "compute"}
+
+
+def test_the_first_role_that_fits_counts() -> None:
+    network = look(server(), roles={"mlx5_0": "management", "mlx5_.*|rail.*": "storage"})
+    roles = [device.role for device in network.devices]
+    assert sorted(roles) == ["management", *["storage"] * 4]
+
+
+def test_a_rail_by_name_and_another_by_distance_contradict() -> None:
+    """The rail of the card that was not named is not known: it may be any."""
+    network = look(server(), rails={"mlx5_5": 0})
+    assert cards(network) == {"mlx5_0": None, "mlx5_2": None, "mlx5_3": 1, "mlx5_4": 2, "mlx5_5": 0}
+    (problem,) = network.problems
+    assert problem == (
+        "mlx5_2 would have rail 0 (PIX to GPU 0), but topology.rails has mlx5_5: name the rail of both"
+    )
+    wiring = Wiring(rules(TopologySettings(rails={"mlx5_5": 0})))
+    findings = read_once(Rdma(wiring=wiring), server()).findings
+    (finding,) = [finding for finding in findings if finding.what == "rails"]
+    assert (finding.verdict, finding.detail) == (Verdict.BROKEN, problem)
+
+
+def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
+    network = look(server(), rails={"rail1": 1}, roles={"mlx5_3": "storage"})
+    (problem,) = network.problems
+    assert problem.startswith("mlx5_3: topology.rails has rail1, but it is no compute device")
+    assert named(network, "mlx5_3").facts == {"role": "storage"}
+
+
+def test_a_pattern_that_finds_no_number_says_nothing() -> None:
+    assert rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"]) is None

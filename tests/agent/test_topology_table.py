@@ -1,0 +1,288 @@
+"""The table of `nvidia-smi topo -m`, the tree, and the command that shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from support import nvidia_smi_csv as csv
+from support import nvidia_smi_links as links
+from support.exporter_capture import CASES, FOLDER, read
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.nvidia_smi import machine
+from support.pci_bus import GPU, NVIDIA, add_device, add_gpu, add_nic, set_link
+from support.shared import captured
+
+from agent.topology.matrix import matrix, table
+from agent.topology.node import Node, look
+from agent.topology.nvlinks import bonded
+from agent.topology.nvlinks import look as look_at_links
+from agent.topology.pci import pci_address
+from agent.topology.render import as_json, as_text
+from agent.topology.rules import Rules
+from agent.walk import Walk
+from railscope.cli import root as railscope
+from railscope.simulator import SHORT_NAMES, NodeSpec, simulate
+
+CARDS = sorted({card for card, _ in CASES})
+ESCAPES = re.compile(r"\x1b\[\d*m")
+SWITCH, PEER = 2, 0
+
+
+# Real tables --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_the_table_is_that_of_nvidia_smi(card: str) -> None:
+    """CPUs and NUMA node are put into the tree as printed, the GPU at the address it has."""
+    capture = captured(f"{FOLDER}/{card}.txt").read_text()
+    printed = ESCAPES.sub("", csv.section(capture, "capabilities :: topo -m")) + "\n"
+    (row,) = [line.split("\t") for line in printed.splitlines() if line.startswith("GPU0")]
+    case = read(card, "idle")
+    address = pci_address(case.row["pci.bus_id"])
+    host = case.host
+    path = f"pci{address[:7]}/{address}"
+    add_device(host, path, GPU, (NVIDIA, "0x2330"), numa_node=row[3], local_cpulist=row[2])
+    assert table(look(host, Rules())) == printed
+
+
+@pytest.mark.parametrize(
+    ("file", "count"), [("azure-good_nvlink_status.txt", 1), ("gpud/nvidia-smi.nvlink.status.a100", 8)]
+)  # fmt: skip
+def test_bonds_of_gpus_at_nvswitches(file: str, count: int) -> None:
+    """What `nvidia-smi nvlink --status` printed of A100s, whose links all lead to switches."""
+    printed = links.status(captured(f"nvidia-smi/{file}").read_text())
+    gpus = list({gpu.index: gpu for gpu in printed}.values())
+    assert len(gpus) >= count
+    host = FakeHost()
+    host.calls |= machine([gpu.row for gpu in gpus])
+    for place, gpu in enumerate(gpus):
+        host.calls |= links.links(place, gpu.links)
+        for link in range(len(gpu.links)):
+            host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({place},{link})"] = SWITCH
+        add_gpu(host, f"pci0000:00/{pci_address(gpu.row['pci.bus_id'])}")
+    node = look(host, Rules())
+    words = {node.apart(one.address, other.address) for one in node.gpus for other in node.gpus}
+    assert words == ({"X", "NV12"} if len(gpus) > 1 else {"X"})
+
+
+def dgx1() -> FakeHost:
+    """GPUs linked straight to each other, as in a DGX-1: bonds of one and of two."""
+    host = FakeHost()
+    add_gpus(host, 4)
+    peers = {0: (1, 2, 3, 3), 1: (0, 2, 2, 3), 2: (0, 1, 1, 3), 3: (0, 0, 1, 2)}
+    for gpu, others in peers.items():
+        add_gpu(host, f"pci0000:00/0000:00:0{gpu}.0/0000:0{gpu + 1}:00.0")
+        host.calls[f"nvml.nvmlDeviceGetFieldValues({gpu},91)"] = [0, 4]
+        for link, other in enumerate(others):
+            host.calls[f"nvml.nvmlDeviceGetNvLinkState({gpu},{link})"] = 1
+            host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({gpu},{link})"] = PEER
+            remote = {"busId": f"00000000:0{other + 1}:00.0"}
+            host.calls[f"nvml.nvmlDeviceGetNvLinkRemotePciInfo({gpu},{link})"] = remote
+    return host
+
+
+def cells(node: Node) -> list[list[str]]:
+    _, rows = matrix(node)
+    return [row[1 : 1 + len(rows)] for row in rows]
+
+
+def test_bonds_of_gpus_linked_to_each_other() -> None:
+    assert cells(look(dgx1(), Rules())) == [
+        ["X", "NV1", "NV1", "NV2"],
+        ["NV1", "X", "NV2", "NV1"],
+        ["NV1", "NV2", "X", "NV1"],
+        ["NV2", "NV1", "NV1", "X"],
+    ]
+
+
+def test_links_that_are_down_bond_nothing() -> None:
+    host = dgx1()
+    for link in (2, 3):
+        host.calls[f"nvml.nvmlDeviceGetNvLinkState(0,{link})"] = 0
+        host.calls[f"nvml.nvmlDeviceGetNvLinkState(3,{link - 2})"] = 0
+    assert cells(look(host, Rules()))[0] == ["X", "NV1", "NV1", "PHB"]
+
+
+def test_without_a_driver_there_are_distances_only() -> None:
+    host = dgx1()
+    host.calls.clear()
+    node = look(host, Rules())
+    assert {word for row in cells(node) for word in row} == {"X", "PHB"}
+    assert node.gpus[0].model == "10de:2330"
+
+
+def test_a_gpu_without_some_links_is_bonded_by_what_it_has() -> None:
+    host = FakeHost()
+    add_gpus(host, 2)
+    for gpu, count in ((0, 18), (1, 16)):
+        host.calls[f"nvml.nvmlDeviceGetFieldValues({gpu},91)"] = [0, 18]
+        for link in range(18):
+            host.calls[f"nvml.nvmlDeviceGetFieldValues({gpu},165:{link})"] = [0, int(link < count)]
+            host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({gpu},{link})"] = SWITCH
+    found = bonded(look_at_links(host))
+    assert set(found.values()) == {16}
+
+
+# Simulated servers --------------------------------------------------------------------------------
+
+
+@cache
+def simulated(name: str) -> Node:
+    model = SHORT_NAMES[name]
+    spec = NodeSpec("gpu-001", model=model.name, gpus=model.per_node)
+    return look(Walk(simulate(spec, 1, 1)).host, Rules())
+
+
+@pytest.mark.parametrize("name", SHORT_NAMES)
+def test_tables_are_symmetric_and_every_rail_has_its_card(name: str) -> None:
+    node = simulated(name)
+    words = cells(node)
+    assert words == [list(column) for column in zip(*words, strict=True)]
+    assert [row[place] for place, row in enumerate(words)] == ["X"] * len(words)
+    count = len(node.gpus)
+    assert list(node.network.gpu_rails.values()) == list(range(count))
+    assert sorted(d.rail for d in node.network.devices if d.rail is not None) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("name", "near", "bond"), [("h100", "PIX", "NV18"), ("gb200", "P2C", "NV18"), ("a100", "PIX", "NV12")]
+)  # fmt: skip
+def test_cards_of_simulated_servers(name: str, near: str, bond: str) -> None:
+    node = simulated(name)
+    for gpu in node.gpus:
+        card = node.network.at(node.network.gpu_cards[gpu.address])
+        assert node.apart(gpu.address, card.address) == near
+        assert card.rail == gpu.index
+    assert node.apart(node.gpus[0].address, node.gpus[-1].address) == bond
+
+
+def test_the_rails_of_a_gb200_tray_are_those_of_its_compute_cards() -> None:
+    found = {d.rdma[0]: d.rail for d in simulated("gb200").network.devices if d.rdma}
+    assert found == {
+        "mlx5_0": 0, "mlx5_1": 1, "mlx5_2": None, "mlx5_4": 2, "mlx5_5": 3, "mlx5_6": None,
+    }  # fmt: skip
+    assert "  P2C  = Connection traversing C2C" in table(simulated("gb200"))
+    assert "P2C" not in table(simulated("h100"))
+
+
+def test_cards_are_in_the_order_of_their_numbers() -> None:
+    legend = table(simulated("h100")).partition("NIC Legend:")[2].split()
+    assert legend[1::2] == [f"mlx5_{n}" for n in (0, 1, 3, 4, 5, 6, 7, 9, 10, 11)]
+
+
+def test_the_text_shows_the_tree_and_why_a_card_is_whose() -> None:
+    text = as_text(simulated("h100"))
+    assert (
+        "  pci0000:3d\n"
+        "    0000:3d:01.0 root port, 32 GT/s x16\n"
+        "      0000:3e:00.0 switch, 32 GT/s x16\n"
+        "        0000:3f:00.0 switch port, 32 GT/s x16\n"
+        "          0000:40:00.0 nic mlx5_3 ens2f0np0 compute rail 1, 32 GT/s x16\n"
+        "        0000:3f:02.0 switch port, 32 GT/s x16\n"
+        "          0000:43:00.0 GPU1 NVIDIA H100 80GB HBM3, 32 GT/s x16\n"
+    ) in text
+    assert (
+        "  GPU1 NVIDIA H100 80GB HBM3: rail 1\n    mlx5_3 ens2f0np0 0000:40:00.0: PIX to GPU 1\n"
+    ) in text
+    assert "  mlx5_1 ens21f0np0 0000:29:00.0: storage; RDMA, but no rail: NODE from" in text
+    assert "nvswitch, 5 GT/s x2" in text
+    assert "nvme, 16 GT/s x4" in text
+    assert "P2C, NUMA node 0 and bus order" in as_text(simulated("gb200"))
+
+
+def test_a_link_below_its_most_shows_both() -> None:
+    host = FakeHost()
+    add_gpu(host, "pci0000:00/0000:00:01.0/0000:01:00.0")
+    set_link(host, "0000:01:00.0", "8x4", "32x16")
+    assert "0000:01:00.0 GPU0 10de:2330, 8 of 32 GT/s x4 of 16" in as_text(look(host, Rules()))
+
+
+def test_a_shared_card_is_shown_with_each_of_its_gpus() -> None:
+    host = FakeHost()
+    switch = "pci0000:10/0000:10:01.0/0000:11:00.0"
+    for port in range(2):
+        add_gpu(host, f"{switch}/0000:12:0{port}.0/0000:2{port}:00.0")
+    add_nic(host, f"{switch}/0000:12:03.0/0000:30:00.0", "mlx5_0")
+    add_nic(host, f"{switch}/0000:12:03.0/0000:30:00.1", "mlx5_1")
+    text = as_text(look(host, Rules()))
+    for gpu in range(2):
+        assert f"GPU{gpu} 10de:2330: rail 0\n    mlx5_0 0000:30:00.0" in text
+    assert text.count("mlx5_1 0000:30:00.1") == 1
+    assert "GPUs 0, 1, in bus order" in text
+
+
+@given(st.permutations(range(4)))
+def test_gpus_are_in_the_order_of_the_driver(order) -> None:
+    host = FakeHost()
+    add_gpus(host, 4)
+    for index, place in enumerate(order):
+        add_gpu(host, f"pci0000:00/0000:00:0{place}.0/0000:0{place + 1}:00.0")
+        told = {"busId": f"00000000:0{place + 1}:00.0"}
+        host.calls[f"nvml.nvmlDeviceGetPciInfo({index})"] = told
+    node = look(host, Rules())
+    assert [gpu.address for gpu in node.gpus] == [f"0000:0{place + 1}:00.0" for place in order]
+    assert [gpu.index for gpu in node.gpus] == [0, 1, 2, 3]
+
+
+def test_json_is_the_same_as_plain_data() -> None:
+    shown = json.loads(json.dumps(as_json(simulated("h100"))))
+    assert shown["matrix"]["rows"]["GPU0"][:2] == ["X", "NV18"]
+    assert shown["gpus"][3]["cards"] == ["0000:5e:00.0"]
+    assert {d["role"] for d in shown["network"]} == {"compute", "storage", "management"}
+    (nic,) = [d for d in shown["devices"] if d["address"] == "0000:5e:00.0"]
+    assert nic["link"]["megatransfers_per_second"] == 32_000
+    assert nic["path"][0] == "0000:5b:01.0"
+    assert shown["problems"] == []
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tray") / "capture"
+    simulate(NodeSpec("gpu-001", model=SHORT_NAMES["gb200"].name, gpus=4), 1, 1).write(folder)
+    return str(folder)
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(railscope, ["agent", "topology", *words])
+    return result.exit_code, result.output
+
+
+def test_the_command_shows_a_capture(capture: str) -> None:
+    code, text = run("--replay", capture)
+    assert (code, text) == (0, as_text(simulated("gb200")))
+    code, text = run("--replay", capture, "--format", "json")
+    assert (code, json.loads(text)) == (0, as_json(simulated("gb200")))
+
+
+def test_the_command_takes_the_settings(capture: str, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("[topology]\nrails = { mlx5_0 = 2, mlx5_4 = 0 }\n")
+    code, text = run("--replay", capture, "--config", str(config))
+    assert code == 0
+    assert "GPU0 NVIDIA GB200: rail 2" in text
+    assert "P2C, topology.rails has mlx5_4" in text
+
+
+def test_settings_that_do_not_fit_the_server_are_told(capture: str, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("[topology]\nrails = { mlx5_4 = 0 }\n")
+    code, text = run("--replay", capture, "--config", str(config))
+    assert code == 1
+    assert "Settings that cannot be:\n  mlx5_0 would have rail 0" in text
+
+
+def test_an_empty_tree_has_an_empty_table(tmp_path: Path) -> None:
+    code, text = run("--root", str(tmp_path))
+    assert code == 0
+    assert text.startswith("\n\n\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n")
