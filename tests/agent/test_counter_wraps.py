@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ from structlog.testing import capture_logs
 from support.clock import ManualClock
 from support.machine import NO_DEVICE, FakeHost
 from support.reading import ORIGIN, readings
+from support.sampling import families
 
+from agent.config import AgentSettings
 from agent.counter_memory import CounterMemory
 from agent.reader import Reader
+from agent.service import Agent
 from agent.sources.nic import Nic
 from agent.sources.rdma import Rdma
 from railscope.reading import Absent, Reading
@@ -62,7 +66,6 @@ def test_a_wrap_outlives_the_next_probe_and_a_missing_reading(host: FakeHost) ->
     value(reader)
     show(host, rx_write_requests=PermissionError(13, ""), never_seen=4)
     assert value(reader) is Absent.DENIED
-    assert isinstance(host.clock, ManualClock)
     host.clock.advance(61)
     show(host, rx_write_requests=30)
     assert value(reader) == END + 30
@@ -169,7 +172,6 @@ def test_the_last_values_of_a_set_that_wrapped_are_kept_now_and_then(
     show(host, rx_write_requests=2**31)
     value(reader)
     assert path.read_bytes() == kept, "not at each reading"
-    assert isinstance(host.clock, ManualClock)
     host.clock.advance(61)
     value(reader)
     assert path.read_bytes() != kept
@@ -257,3 +259,32 @@ def test_a_card_s_wraps_outlive_a_restart(tmp_path: Path) -> None:
         value(first, BUFFER, ("eth0",))
     card(host, rx_out_of_buffer=30)
     assert value(restarted(), BUFFER, ("eth0",)) == END + 30
+
+
+# The agent as a whole -----------------------------------------------------------------------------
+
+
+async def read_by_an_agent(host: FakeHost, state: Path, *shown: int) -> list[Reading]:
+    """What one run of the agent tells of a counter, at its start and a second after each change."""
+    one = Agent(AgentSettings(listen="127.0.0.1:0", state_directory=str(state)), host, "node-1")
+    task = asyncio.create_task(one.run())
+    told = []
+    try:
+        await host.clock.asleep(families(one.sampler.sources))
+        told.append(readings(one.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
+        for number in shown:
+            show(host, rx_write_requests=number)
+            host.clock.advance(1)
+            await host.clock.asleep(families(one.sampler.sources))
+            told.append(readings(one.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    return told
+
+
+async def test_an_agent_takes_up_the_wraps_of_the_one_before(
+    host: FakeHost, tmp_path: Path
+) -> None:
+    assert await read_by_an_agent(host, tmp_path, 20) == [END - 10, END + 20]
+    assert await read_by_an_agent(host, tmp_path, 25) == [END + 20, END + 25]

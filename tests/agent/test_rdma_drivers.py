@@ -193,6 +193,24 @@ def test_port_0_has_counters_and_no_state() -> None:
     assert dict(whole.facts) == {"driver": "mana", "pci_address": "0000:3b:00.0"}
 
 
+def test_a_subfunction_is_known_by_the_driver_of_its_own_bus() -> None:
+    device = "rocep8s0f0s88"
+    host = machine(device, {"ports/1/hw_counters/out_of_buffer": "5"})
+    place = "/sys/devices/pci0000:3a/0000:3b:00.0/mlx5_core.sf.4"
+    host.links[f"{ROOT}/{device}/device"] = place
+    host.files[f"{place}/sfnum"] = "88"
+    host.files["/sys/bus/auxiliary/drivers/mlx5_core.sf/bind"] = ""
+    host.links[f"{place}/driver"] = "/sys/bus/auxiliary/drivers/mlx5_core.sf"
+    reader = Reader(Rdma(), host, ORIGIN)
+    drops = "railscope_rdma_out_of_buffer_drops_total", (device, "1")
+    for shown, carried in ((2**32 - 1, 2**32 - 1), (5, 2**32 + 5)):
+        host.files[f"{ROOT}/{device}/ports/1/hw_counters/out_of_buffer"] = str(shown)
+        frame = reader.run().frame
+        assert frame is not None
+        assert readings(frame)[drops] == carried, "mlx5 wraps at 32 bits"
+    assert frame.schema.entities[0].facts["driver"] == "mlx5_core.sf"
+
+
 def test_resources_are_present_values() -> None:
     found = hw("bnxt_re0", {"active_qps": 12, "watermark_qps": 90, "db_fifo_register": 3})
     assert found == {
