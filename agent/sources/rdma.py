@@ -257,12 +257,18 @@ def _device(host: Host, name: str, network: Network) -> Device:
 def _facts(host: Host, base: str, network: Network) -> dict[str, str]:
     address = linked(host, f"{base}/device")
     return network.at(address).facts | known(
-        driver=linked(host, f"/sys/bus/pci/devices/{address}/driver") if address else "",
+        driver=_driver(host, base, address),
         pci_address=address,
         firmware=text(host, f"{base}/fw_ver"),
         board=text(host, f"{base}/board_id"),
         hca=text(host, f"{base}/hca_type"),
     )
+
+
+def _driver(host: Host, base: str, address: str) -> str:
+    """The driver of the PCI device; a part of one (a subfunction) sits on a bus of its own."""
+    of_pci = linked(host, f"/sys/bus/pci/devices/{address}/driver") if address else ""
+    return of_pci or linked(host, f"{base}/device/driver")
 
 
 def _interface(host: Host, base: str, folder: str) -> str:

@@ -50,28 +50,28 @@ PFC_RECEIVED = counter(
     "PFC pause frames received: the switch asked us to stop sending.",
     about=NIC_PRIORITY,
     unit=Unit.FRAMES,
-    origin="mlx5 rx_prioN_pause; bnxt rx_pfc_ena_frames_priN; ice rx_priority_N_xoff.nic; i40e port.rx_priority_N_xoff",
+    origin="mlx5 rx_prioN_pause; bnxt rx_pfc_ena_frames_priN; ice rx_priority_N_xoff.nic; i40e port.rx_priority_N_xoff, port.rx_priority_N_xoff_rx",
 )
 PFC_SENT = counter(
     "transmit_pfc_pause_frames",
     "PFC pause frames sent: we asked the switch to stop sending.",
     about=NIC_PRIORITY,
     unit=Unit.FRAMES,
-    origin="mlx5 tx_prioN_pause; bnxt tx_pfc_ena_frames_priN; ice tx_priority_N_xoff.nic; i40e port.tx_priority_N_xoff",
+    origin="mlx5 tx_prioN_pause; bnxt tx_pfc_ena_frames_priN; ice tx_priority_N_xoff.nic; i40e port.tx_priority_N_xoff, port.tx_priority_N_xoff_tx",
 )
 PFC_RESUMED_RECEIVED = counter(
     "receive_pfc_resume_frames",
     "PFC frames received that let us send again.",
     about=NIC_PRIORITY,
     unit=Unit.FRAMES,
-    origin="ice rx_priority_N_xon.nic; i40e port.rx_priority_N_xon",
+    origin="ice rx_priority_N_xon.nic; i40e port.rx_priority_N_xon, port.rx_priority_N_xon_rx",
 )
 PFC_RESUMED_SENT = counter(
     "transmit_pfc_resume_frames",
     "PFC frames sent that let the switch send again.",
     about=NIC_PRIORITY,
     unit=Unit.FRAMES,
-    origin="ice tx_priority_N_xon.nic; i40e port.tx_priority_N_xon",
+    origin="ice tx_priority_N_xon.nic; i40e port.tx_priority_N_xon, port.tx_priority_N_xon_tx",
 )
 PFC_RECEIVED_TIME = counter(
     "receive_pfc_pause_seconds",
@@ -132,7 +132,7 @@ PRIORITY_DISCARDS = counter(
     "Packets of this priority dropped for lack of a buffer.",
     about=NIC_PRIORITY,
     unit=Unit.PACKETS,
-    origin="mlx5 rx_prioN_discards, rx_prioN_buf_discard",
+    origin="mlx5 rx_prioN_discards",
 )
 PRIORITY_CONGESTION_DISCARDS = counter(
     "priority_receive_congestion_discarded_packets",

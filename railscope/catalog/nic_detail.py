@@ -2,7 +2,7 @@
 
 # fmt: off
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import NIC, NIC_TRAFFIC_CLASS
+from railscope.catalog.entities import NIC, NIC_PRIORITY, NIC_TRAFFIC_CLASS
 from railscope.catalog.nic import counter
 
 _B, _P, _F, _E = Unit.BYTES, Unit.PACKETS, Unit.FRAMES, Unit.ERRORS
@@ -37,6 +37,8 @@ CLASS_RECEIVED_PACKETS = counter("class_receive_packets", "Packets received in t
 CLASS_SENT_PACKETS = counter("class_transmit_packets", "Packets sent in this traffic class.", about=NIC_TRAFFIC_CLASS, unit=_P, origin="bnxt tx_packets_cosN")
 CLASS_DISCARDED = counter("class_receive_discarded_bytes", "Bytes of this traffic class dropped for lack of a buffer.", about=NIC_TRAFFIC_CLASS, unit=_B, origin="bnxt rx_discard_bytes_cosN")
 CLASS_DISCARDED_PACKETS = counter("class_receive_discarded_packets", "Packets of this traffic class dropped for lack of a buffer.", about=NIC_TRAFFIC_CLASS, unit=_P, origin="bnxt rx_discard_packets_cosN")
+
+HOST_DISCARDS = counter("priority_receive_host_discarded_packets", "Packets of this priority dropped for lack of a buffer of this host, of several on one card.", about=NIC_PRIORITY, unit=_P, origin="mlx5 rx_prioN_buf_discard")
 
 # Pauses -------------------------------------------------------------------------------------------
 GLOBAL_PAUSE_RECEIVED = counter("receive_global_pause_frames", "Link-wide pause frames received, while link-wide pause is on.", unit=_F, origin="mlx5 rx_global_pause")

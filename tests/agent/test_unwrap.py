@@ -171,3 +171,20 @@ def test_a_new_probe_with_other_columns_knows_what_the_last_one_knew() -> None:
     values = [0, 6, 30]
     second.carry_on(values, bytearray(3))
     assert values == [0, 6, RANGE + 30]
+
+
+@given(
+    st.lists(st.integers(0, 2**40), min_size=3, max_size=3),
+    st.integers(1, HALF),
+    st.lists(st.integers(0, HALF - 1), min_size=3, max_size=3),
+    st.data(),
+)
+def test_an_error_counter_that_fell_back_tells_a_reset_whatever_the_busy_ones_do(
+    busy: list[int], errors: int, since: list[int], data: st.DataObject
+) -> None:
+    """Error counters stay in the lower half; a reset sets them back, which no wrap could."""
+    carrier = unwrap()
+    shown(carrier, [*(number % RANGE for number in busy), errors, 0])
+    after = [*since, data.draw(st.integers(0, errors - 1))]
+    assert shown(carrier, [*after, 0]) == after
+    assert carrier.wraps == 0
