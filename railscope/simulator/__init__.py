@@ -4,7 +4,7 @@
     gpu_models, nic_models  the GPUs and the network cards there are
     model      job, GPUs, ports and server advance together  (job, gpu, fabric, server)
     gpu        what a GPU is made of  (silicon, activity, memory, nvlink, bus, sharing)
-    fabric     what a port is made of  (port_counters, port_settings, optics)
+    fabric     what a port is made of  (port_counters, port_settings, port_signal, optics)
     scenarios  the faults  (conditions, gpu_scenarios, port_scenarios; reports, card_reports: what
                drivers say of them)
     views      what each interface of the machine shows of it  (nvml, driver_files, rdma, nic, links,

@@ -21,11 +21,9 @@ from railscope.simulator.port_counters import (
     PortCounters,
 )
 from railscope.simulator.port_settings import SMALL_MTU_BYTES, USUAL, PortSettings
+from railscope.simulator.port_signal import SAMPLE_PERIOD_NS, Signal
 from railscope.simulator.span import NS_PER_SECOND, Span, seconds
 from railscope.simulator.spec import NodeSpec
-
-OPTICS_PERIOD_NS = seconds(10)
-"""How often the card samples its optics; in between, the counters of a silent port stand still."""
 
 _GOODPUT = 0.97
 _WRITE_PACKETS = 256
@@ -65,20 +63,26 @@ class Cable:
         self._dice = dice
         self._usual_marked = 10 ** dice.uniform(-5.0, -3.0)
         self._usual_pauses_per_second = 10 ** dice.uniform(-1.3, 0.5)
-        self._bit_error_rate = 10 ** dice.gauss(-8.3, 0.5)
+        bit_error_rate = 10 ** dice.gauss(-8.3, 0.5)
         self._rate_drift = Drift(dice, 20.0)
         self._mark_drift = Drift(dice, 30.0)
-        self._optics_offset_ns = dice.randrange(OPTICS_PERIOD_NS)
+        error_dice = spec.stream(f"signal {port.rdma_device}")
+        self.optics = Optics(error_dice, bit_error_rate)
+        self._signal = Signal(
+            gigabits=port.gigabits,
+            bit_error_rate=bit_error_rate,
+            optics=self.optics,
+            dice=dice,
+            error_dice=error_dice,
+            first_sample_ns=dice.randrange(SAMPLE_PERIOD_NS),
+            up_ns=uptime_ns,
+        )
         self._neighbour_offset_ns = dice.randrange(_LLDP_PERIOD_NS)
-        self._signal_dice = spec.stream(f"signal {port.rdma_device}")
-        self.optics = Optics(self._signal_dice, self._bit_error_rate)
-        self._strained_ns = [float(uptime_ns)] * LANES
         self._loaded = 0.0
         self._packets_per_second = port.bytes_per_second / (DATA_FRAME_WORDS * 4)
         # A pause frame can stop the peer for this long; a NIC that goes on pausing sends the next
         # one at half of it.
         self._refresh_ns = _PAUSE_QUANTA_BITS / port.gigabits / 2
-        self._unsampled_ns = uptime_ns
         self._work_since_boot(uptime_ns)
 
     @property
@@ -94,8 +98,7 @@ class Cable:
     def reload(self) -> None:
         """Begin to count anew, as after a driver load."""
         self.counters = PortCounters()
-        self._unsampled_ns = 0
-        self._strained_ns = [0.0] * LANES
+        self._signal.reload()
 
     def advance(
         self,
@@ -244,36 +247,9 @@ class Cable:
         if self.up:
             frames = span.count_recurring(self._neighbour_offset_ns, _LLDP_PERIOD_NS)
             self.counters.neighbour_frames += frames
-        passed_ns = round(up * span.length_ns) * self.lanes // LANES
-        self._unsampled_ns += passed_ns
-        for lane in range(LANES):
-            self._strained_ns[lane] += passed_ns * self.optics.strain(lane)
-        if span.count_recurring(self._optics_offset_ns, OPTICS_PERIOD_NS):
-            self._sample_optics()
-
-    def _sample_optics(self) -> None:
-        """Count bits and the errors among them since the last time."""
-        # Line coding adds a sixteenth: 425 Gb/s on a 400 Gb/s link.
-        bits = self._unsampled_ns * self.port.gigabits * 17 // 16
-        mended = []
-        for lane in range(LANES):
-            strain = self._strained_ns[lane] / self._unsampled_ns if self._unsampled_ns else 0.0
-            working = lane < self.lanes
-            mean = bits * self._bit_error_rate / self.lanes * strain if working else 0.0
-            mended.append(max(round(self._dice.gauss(mean, math.sqrt(mean))), 0))
-        self._unsampled_ns, self._strained_ns = 0, [0.0] * LANES
-        counters = self.counters
-        counters.observed_bits += bits
-        counters.mended_bits = [
-            before + fresh for before, fresh in zip(counters.mended_bits, mended, strict=True)
-        ]
-        whole_again, broken = self.optics.break_blocks(bits, mended)
-        counters.mended_blocks += whole_again
-        counters.broken_blocks += broken
-        counters.symbol_errors += self.optics.broken_symbols(broken)
-        bad_frames = whole(broken * self._loaded, self._signal_dice)
-        counters.checksum_errors += bad_frames
-        counters.out_of_sequence += bad_frames
+        self._signal.advance(round(up * span.length_ns), self.lanes)
+        if self._signal.due(span):
+            self._signal.sample(self.counters, self._loaded)
 
     def _work_since_boot(self, uptime_ns: int) -> None:
         """Count what a port has counted that worked as usual since boot."""
@@ -293,4 +269,4 @@ class Cable:
         counters.paused_ns = counters.pause_frames_received * mean_ns
         counters.pausing_ns = counters.pause_frames_sent * mean_ns
         counters.neighbour_frames = uptime_ns // _LLDP_PERIOD_NS
-        self._sample_optics()
+        self._signal.sample(counters, 0.0)

@@ -19,6 +19,9 @@ from railscope.simulator.port_settings import (
 _ECN_CAPABLE = 2
 """ECT(0), the low bits of the traffic class (RFC 3168)."""
 _MICROSECONDS_BETWEEN_NOTIFICATIONS = 4
+_FOLDERS = (
+    "qos", "ecn", "ecn/roce_np", "ecn/roce_rp", "ecn/roce_np/enable", "ecn/roce_rp/enable",
+)  # fmt: skip
 
 
 def show(model: NodeModel, into: Moment) -> None:
@@ -28,15 +31,7 @@ def show(model: NodeModel, into: Moment) -> None:
             continue
         net = f"/sys/class/net/{cable.port.interface}"
         files = _files(cable)
-        folders = {
-            "qos",
-            "ecn",
-            "ecn/roce_np",
-            "ecn/roce_rp",
-            "ecn/roce_np/enable",
-            "ecn/roce_rp/enable",
-        }
-        for folder in folders:
+        for folder in _FOLDERS:
             into.names[f"{net}/{folder}"] = sorted(
                 {
                     path[len(folder) + 1 :].split("/")[0]

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 
 from railscope.simulator.nic_models import LANES
-from railscope.simulator.noise import Drift, whole
+from railscope.simulator.noise import Drift
 from railscope.simulator.span import Span
 
 BLOCK_BITS = 5440
 """Bits of a block with its parity."""
 
 _MENDED_SYMBOLS = 15
-_SYMBOLS_OF_A_BROKEN_BLOCK = 17
+SYMBOLS_OF_A_BROKEN_BLOCK = 17
 _WORST_BIT_ERROR_RATE = 2.8e-3
 """On one lane, with the others clean: a block in 500 000 cannot be mended any more."""
+_HARMLESS = 0.05
+"""With so few errors a block it takes longer than a server lives until one cannot be mended."""
 _LEAKED = 0.1
 """What the other lanes have of a lane's trouble."""
 
@@ -55,19 +56,6 @@ class Optics:
         """How many times as many bit errors a lane has as usual."""
         return math.pow(10.0, self._lost[lane] * self._decades)
 
-    def break_blocks(self, bits: int, mended: Sequence[int]) -> tuple[int, int]:
-        """Blocks that were mended, and those that could not be, among some bits."""
-        if not bits:
-            return 0, 0
-        blocks = bits // BLOCK_BITS
-        errors = sum(mended) * BLOCK_BITS / bits
-        broken = whole(blocks * _beyond_repair(errors), self._dice)
-        return max(round(-blocks * math.expm1(-errors)) - broken, 0), broken
-
-    def broken_symbols(self, blocks: int) -> int:
-        """Symbol errors in blocks that could not be mended."""
-        return blocks * _SYMBOLS_OF_A_BROKEN_BLOCK
-
     @property
     def millicelsius(self) -> int:
         """The temperature of the module, in the steps of 1/256 degree in which it is measured."""
@@ -98,10 +86,23 @@ def _nanowatts(decibel_milliwatts: float) -> int:
     return round(math.pow(10.0, decibel_milliwatts / 10.0) * 10_000) * 100
 
 
+def blocks_with_errors(bits: int, errors: int) -> int:
+    """How many blocks among some bits have errors that are spread at random."""
+    blocks = bits // BLOCK_BITS
+    return round(-blocks * math.expm1(-errors / blocks)) if blocks else 0
+
+
+def broken_blocks(bits: int, bit_error_rate: float) -> float:
+    """How many blocks among some bits have more errors than can be mended, on average."""
+    return bits // BLOCK_BITS * _beyond_repair(bit_error_rate * BLOCK_BITS)
+
+
 def _beyond_repair(errors: float) -> float:
     """How likely a block has more errors than can be mended, given their mean number."""
+    if errors < _HARMLESS:
+        return 0.0
     least = _MENDED_SYMBOLS + 1
-    term = math.exp(-errors + least * math.log(errors) - math.lgamma(least + 1)) if errors else 0.0
+    term = math.exp(-errors + least * math.log(errors) - math.lgamma(least + 1))
     total = 0.0
     for count in range(least, least + 60):
         total += term
