@@ -14,7 +14,6 @@ from railscope.simulator.fabric import Cable
 from railscope.simulator.ice_statistics import xon_and_xoff
 from railscope.simulator.machine import ETHERNET, LOOPBACK
 from railscope.simulator.model import NodeModel
-from railscope.simulator.nic_models import LANES
 from railscope.simulator.port_settings import (
     BEST_EFFORT,
     DSCP_OF_DATA,
@@ -32,6 +31,13 @@ _RINGS = {
     "ice": {"receive": 2048, "receive_limit": 8160, "transmit": 256, "transmit_limit": 8160},
     "virtio_net": {"receive": 256, "receive_limit": 256, "transmit": 256, "transmit_limit": 256},
 }
+_MODES = {
+    (400, True): ["400000baseDR4/Full", "200000baseDR2/Full"],
+    (200, False): ["200000baseCR4/Full", "100000baseCR2/Full"],
+    (100, True): ["100000baseLR4_ER4/Full", "40000baseLR4/Full"],
+    (100, False): ["100000baseCR4/Full", "50000baseCR2/Full"],
+}
+"""Modes of optics and of copper, by gigabits a second (linux: net/ethtool/common.c)."""
 _LINK_DOWN_STATES = {
     "flapping": ("No cable", ""),
     "speed_down": ("Bad signal integrity", "Large number of physical errors"),
@@ -72,11 +78,13 @@ def _put(into: Moment, interface: str, answers: dict[str, Json]) -> None:
 
 
 def _dcb(cable: Cable) -> dict[str, Json]:
+    """PFC, bandwidth, and which DSCP goes where: of the 64 that a driver may list, those in use.
+
+    No driver of a card tells what a port trusts; one that does not trust DSCP has no table of it.
+    """
     settings, driver = cable.settings, cable.port.nic.driver
     trusting = settings.trust == "dscp"
-    applications = (
-        (DSCP_OF_DATA, LOSSLESS), (DSCP_OF_NOTIFICATIONS, NOTIFICATION),
-    )  # fmt: skip
+    applications = ((DSCP_OF_DATA, LOSSLESS), (DSCP_OF_NOTIFICATIONS, NOTIFICATION))
     found: dict[str, Json] = {
         "pfc": {
             "capacity": 8,
@@ -157,12 +165,7 @@ def _fec(cable: Cable) -> dict[str, Json]:
 
 
 def _link_modes(cable: Cable) -> dict[str, Json]:
-    most = cable.port.gigabits
-    kind = "DR" if cable.port.rail is not None and most > LANES * 25 else "CR"
-    if cable.port.rail is not None and most == LANES * 25:
-        kind = "LR4_ER"
-    halved = f"{most * 500}base{kind}{LANES // 2}/Full"
-    supported = [f"{most * 1000}base{kind}{LANES}/Full", halved]
+    supported = _MODES[cable.port.gigabits, cable.port.rail is not None]
     found: dict[str, Json] = {
         "duplex": "full" if cable.up else "unknown",
         "autonegotiation": False,

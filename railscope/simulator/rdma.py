@@ -125,3 +125,4 @@ def _show_bridge(into: Moment, bridge: Bridge, path: Json) -> None:
     )
     _show_counters(into, folder, "counters", silent_counters())
     _show_counters(into, folder, "hw_counters", {"lifespan": 10})
+    into.calls[f"netlink.rdma_statistics({bridge.rdma_device},1)"] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from railscope.capture import Capture, Json, Timeline, read_capture
 from railscope.catalog.rdma import COUNTER_FILES
-from railscope.simulator import SCENARIOS, NodeSpec, about, moments, simulate
+from railscope.simulator import NICS, SCENARIOS, NodeSpec, about, moments, simulate
 
 SHORT = settings(max_examples=12, deadline=None)
 SPECS = st.builds(
@@ -94,17 +95,18 @@ def counters(capture: Capture) -> Iterator[tuple[str, list[int]]]:
 
 
 @SHORT
-@given(SPECS, st.sampled_from((0.5, 1.0, 4.0)))
+@given(SPECS, st.sampled_from(list(NICS)), st.sampled_from((0.5, 1.0, 4.0)))
 def test_counters_never_fall_but_when_the_drivers_are_loaded_anew(
-    spec: NodeSpec, step_seconds: float
+    spec: NodeSpec, nic: str, step_seconds: float
 ) -> None:
+    spec = replace(spec, nic=nic)
     falls = {
         name
         for name, values in counters(simulate(spec, 24, step_seconds))
         if values != sorted(values)
     }
     if spec.scenario == "counter_reset":
-        assert any("port_rcv_data" in name for name in falls)
+        assert any(name.endswith(("port_rcv_data", "ip4InOctets")) for name in falls)
         assert any("TotalEnergyConsumption" in name for name in falls)
         assert not any("eth0" in name or "nvme" in name for name in falls)
     else:
@@ -317,6 +319,7 @@ def test_pci_devices_lie_below_their_ports() -> None:
         {"gpus": 9},
         {"scenario": "earthquake"},
         {"mode": "rented"},
+        {"nic": "token-ring"},
         {"model": "NVIDIA Riva 128"},
         {"model": "gb200", "gpus": 5},
         {"model": "l40s", "mode": "mig"},
@@ -327,7 +330,7 @@ def test_pci_devices_lie_below_their_ports() -> None:
     ],
 )
 def test_what_cannot_be_simulated_is_refused(wrong: dict[str, Json]) -> None:
-    with pytest.raises(ValueError, match=r"GPU|scenario|mode"):
+    with pytest.raises(ValueError, match=r"GPU|scenario|mode|network cards"):
         simulate(NodeSpec("gpu-001", **wrong), 1)
 
 
