@@ -28,6 +28,7 @@ class Rules:
     rails: Mapping[str, int] = field(default_factory=dict)
     roles: Sequence[tuple[re.Pattern[str], str]] = ()
     rail_pattern: re.Pattern[str] | None = None
+    expected_megabits: Mapping[str, int] = field(default_factory=dict)
     tree: NcclTopology | None = None
 
     def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
@@ -52,6 +53,11 @@ class Rules:
                     return role, f"topology.roles has {pattern.pattern}"
         return None
 
+    def speed(self, names: Iterable[str]) -> int | None:
+        """The line rate in Mb/s that a link should have, by its names and its role."""
+        told = (self.expected_megabits.get(name) for name in names)
+        return next((speed for speed in told if speed is not None), None)
+
     @property
     def name_rails(self) -> bool:
         """Whether names have a say in rails."""
@@ -64,8 +70,13 @@ def rules(settings: TopologySettings) -> Rules:
         if rail < 0:
             message = f"topology.rails: {name} = {rail}: rails are counted from 0"
             raise SettingsError(message)
+    for name, megabits in settings.expected_megabits.items():
+        if megabits <= 0:
+            message = f"topology.expected_megabits: {name} = {megabits}: write Mb/s, as 400000"
+            raise SettingsError(message)
     roles = [_role(name, role) for name, role in settings.roles.items()]
-    found = Rules(settings.rails, roles, _pattern(settings.rail_pattern), _tree(settings.nccl_file))
+    pattern, tree = _pattern(settings.rail_pattern), _tree(settings.nccl_file)
+    found = Rules(settings.rails, roles, pattern, settings.expected_megabits, tree)
     for name in settings.rails:
         given = found.role([name])
         if given and given[0] != COMPUTE:

@@ -53,6 +53,7 @@ def cards(network: Network) -> dict[str, int | None]:
         ({"rails": {"mlx5_0": -1}}, "topology.rails: mlx5_0 = -1: rails are counted from 0"),
         ({"roles": {"mlx5_0": "fast"}}, "mlx5_0 = 'fast': the roles are compute, storage"),
         ({"roles": {"mlx5_(": "storage"}}, r"topology.roles: 'mlx5_\(' is no regular expression"),
+        ({"expected_megabits": {"compute": 0}}, "expected_megabits: compute = 0: write Mb/s"),
         ({"rail_pattern": "rail["}, "topology.rail_pattern: 'rail\\[' is no regular expression"),
         ({"rail_pattern": r"rail(\d+)"}, r"has no group \(\?P<rail>"),
         ({"nccl_file": "/nowhere/topo.xml"}, "nccl_file: /nowhere/topo.xml cannot be read: No such"),
@@ -169,3 +170,10 @@ def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
 
 def test_a_pattern_that_finds_no_number_says_nothing() -> None:
     assert rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"]) is None
+
+
+def test_the_speed_of_a_link_is_that_of_its_name_or_else_of_its_role() -> None:
+    given = rules(TopologySettings(expected_megabits={"compute": 400_000, "ens1": 200_000}))
+    assert given.speed(["ens1", "mlx5_0", "compute"]) == 200_000
+    assert given.speed(["ens2", "mlx5_3", "compute"]) == 400_000
+    assert given.speed(["eth0", "management"]) is None
