@@ -210,7 +210,7 @@ async def _record(real: RealHost, seconds: float, *, redact: bool) -> Capture:
     host = RecordingHost(real, redactor)
     started = host.clock.now()
     sampler = Sampler(
-        host, Origin(node, "record", host.boot_id), machine_sources(AgentSettings().periods),
+        host, Origin(node, "record", host.boot_id), machine_sources(AgentSettings()),
         lambda _frame: None,
     )  # fmt: skip
     await sampler.once()
@@ -238,9 +238,9 @@ def _as_json(one: Agent) -> list[dict[str, Any]]:
             }
             if isinstance(reading, Absent):
                 entry["absent"] = reading.word
-            elif metric.scale.denominator == 1:
-                entry["value"] = reading * metric.scale.numerator
             else:
-                entry["value"] = reading * metric.scale.numerator / metric.scale.denominator
+                numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
+                value = reading * numerator
+                entry["value"] = value if denominator == 1 else value / denominator
             entries.append(entry)
     return entries

@@ -22,6 +22,9 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1.0
     gpu_event: Annotated[float, described("Events of the NVIDIA driver.", ge=0.02)] = 1.0
     gpu_process: Annotated[float, described("Processes on GPUs, virtual GPUs.", ge=0.1)] = 5.0
+    gpu_burst: Annotated[
+        float, described("Samples that the NVIDIA driver takes by itself.", ge=0.1, le=10.0)
+    ] = 1.0
     mig: Annotated[float, described("Memory and state of MIG devices.", ge=0.1)] = 5.0
     gpu_health: Annotated[
         float, described("ECC, remapped rows, PCIe, fabric and recovery of GPUs.", ge=0.1)
@@ -37,13 +40,61 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     ] = 60.0
     rdma: Annotated[float, described("Counters and state of RDMA ports.", ge=0.02)] = 1.0
     nic: Annotated[float, described("Driver statistics of network cards.", ge=0.1)] = 1.0
-    link: Annotated[float, described("Speed and carrier of interfaces.", ge=0.1)] = 5.0
+    link: Annotated[
+        float, described("Speed, carrier and error correction of interfaces.", ge=0.1)
+    ] = 5.0
+    nic_settings: Annotated[
+        float, described("What network cards are set to, and its changes.", ge=1)
+    ] = 60.0
+    optics: Annotated[float, described("Transceivers and cables of network cards.", ge=1)] = 60.0
+    neighbour: Annotated[
+        float, described("Switch ports that network cards are plugged into (LLDP).", ge=1)
+    ] = 10.0
     pcie: Annotated[float, described("PCIe links and errors.", ge=0.1)] = 10.0
     host: Annotated[
         float, described("Processors, memory, disks, network of the server.", ge=0.1)
     ] = 5.0
+    protocols: Annotated[
+        float, described("TCP, UDP, IP, backlogs, connection tracking, bonds.", ge=0.1)
+    ] = 5.0
+    gpudirect: Annotated[float, described("GPUDirect Storage, GPUDirect modules.", ge=0.1)] = 10.0
+    storage: Annotated[float, described("Clients of NFS, Lustre and Ceph.", ge=0.1)] = 10.0
+    drives: Annotated[float, described("State and health of NVMe drives.", ge=1.0)] = 60.0
+    power: Annotated[float, described("Energy of the processors (RAPL).", ge=0.1)] = 5.0
+    sensors: Annotated[float, described("Temperatures, fans, voltages, power.", ge=1.0)] = 10.0
+    memory_errors: Annotated[float, described("Errors of the main memory.", ge=1.0)] = 60.0
     kernel: Annotated[float, described("The kernel log.", ge=0.02)] = 1.0
     agent: Annotated[float, described("The agent's own state.", ge=0.1)] = 1.0
+
+
+class Bursts(msgspec.Struct, frozen=True, kw_only=True):
+    """The fast lane: histograms of what each short window saw."""
+
+    enabled: Annotated[bool, described("Whether to look that often.")] = True
+    window_seconds: Annotated[
+        float, described("Length of a window. The cards are looked at as often.", ge=0.02, le=1.0)
+    ] = 0.1
+    interfaces: Annotated[
+        str,
+        described(
+            "Interfaces to look at, as patterns set apart by spaces. Empty: those with RDMA."
+        ),
+    ] = ""
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent may cost its server."""
+
+    cpu_ratio: Annotated[
+        float,
+        described(
+            "Share of one core. Above it sources are read less often, the dear ones first. 0: no bound.",
+            ge=0,
+        ),
+    ] = 0.01
+    memory_bytes: Annotated[
+        int, described("Resident memory. Above it what is spare is given back. 0: no bound.", ge=0)
+    ] = 64 << 20
 
 
 class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +175,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, described("A read may take its period, but never less than this.", gt=0)
     ] = 1.0
     periods: Periods = Periods()
+    bursts: Bursts = Bursts()
+    budget: Budget = Budget()
     collector: CollectorLink = CollectorLink()
     tls: Tls = Tls()
     topology: TopologySettings = TopologySettings()

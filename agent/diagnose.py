@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from agent.budget import governor_of, percent
 from agent.facts import counted
+from agent.governor import Governor
+from agent.meter import Cost
 from agent.service import Agent
 from agent.sinks.collector_client import CollectorClient, LinkError
 from agent.sinks.collector_client import Verdict as Answered
 from agent.source import Finding, Verdict
-from agent.status import Status
+from agent.status import UNSUPPORTED, Status
 from railscope import __version__
 from railscope.reading import REASONS, Absent
 from railscope.wire import SentAt, envelope, pack
@@ -21,6 +24,7 @@ _MARKS = {
     Verdict.BROKEN: "BROKEN ",
     Verdict.AWAITED: "awaited",
 }
+_MS, _MIB = 1_000_000, 1 << 20
 _AS_ROOT = "run the agent as root, or do without these"
 _DENIED = {
     "gpu_activity": "run the agent as root, or load the nvidia module with"
@@ -41,6 +45,7 @@ async def check(
     await read(agent)
     statuses = agent.sampler.statuses.values()
     found = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
+    found += _costs(agent)
     found.append(await _collector(agent))
     for finding in dict.fromkeys(found):
         _say(finding, say)
@@ -78,6 +83,67 @@ def _readings(status: Status) -> list[Finding]:
             verdict, remedy = Verdict.DENIED, _DENIED.get(status.source.name, _AS_ROOT)
         found.append(Finding(status.source.name, verdict, detail, remedy))
     return found
+
+
+def _costs(agent: Agent) -> list[Finding]:
+    """What reading cost just now, and what the governor would make of it.
+
+    A first read is dearer than those after it; what a running agent takes is told by its page.
+    """
+    budget, sources = agent.settings.budget, agent.sampler.sources
+    statuses = agent.sampler.statuses
+    governor = governor_of(budget, sources, settled_after=1)
+    for name, status in statuses.items():
+        if status.spent and status.state != UNSUPPORTED:
+            governor.took(name, status.spent, 0)
+    shares = {name: load.cpu_share(1) for name, load in governor.loads.items()}
+    whole = governor.projected
+    governor.decide(0, 0)
+    found = [
+        _cost(statuses[name], shares[name], governor)
+        for name in sorted(shares, key=shares.__getitem__, reverse=True)
+        if shares[name]
+    ]
+    detail = f"reading takes {percent(whole)} of a core at the configured periods"
+    if not budget.cpu_ratio:
+        found.append(Finding("processor budget", Verdict.ABSENT, f"{detail}, none is set"))
+    else:
+        kept = f"{detail}, budget {percent(budget.cpu_ratio)}"
+        remedy = ""
+        if whole > budget.cpu_ratio:
+            kept = f"{kept}: if reads stay as dear, periods grow until it is kept"
+            remedy = "set longer periods, or a greater budget.cpu_ratio"
+        found.append(Finding("processor budget", Verdict.SUPPORTED, kept, remedy))
+    return [*found, _memory(agent)]
+
+
+def _cost(status: Status, share: float, governor: Governor) -> Finding:
+    name, spent = status.source.name, status.spent
+    cost = spent.read if spent else Cost()
+    period = status.source.period_seconds
+    detail = (
+        f"{percent(share)} of a core: {cost.cpu_ns / _MS:.2f} ms of processor time in"
+        f" {cost.wall_ns / _MS:.2f} ms every {period:g} s"
+    )
+    load = governor.loads[name]
+    if load.stretch > 1:
+        detail += f"; to be read every {period * load.stretch:g} s ({load.why})"
+    return Finding(f"cost of {name}", Verdict.SUPPORTED, detail)
+
+
+def _memory(agent: Agent) -> Finding:
+    what, bound = "memory budget", agent.settings.budget.memory_bytes
+    try:
+        resident = agent.meter.resident_bytes()
+    except OSError as error:
+        return Finding(what, Verdict.ABSENT, f"resident memory is not known: {error.strerror}")
+    detail = f"{resident / _MIB:.0f} MiB resident"
+    if not bound:
+        return Finding(what, Verdict.ABSENT, f"{detail}, none is set")
+    detail = f"{detail}, budget {bound / _MIB:.0f} MiB"
+    if resident <= bound:
+        return Finding(what, Verdict.SUPPORTED, detail)
+    return Finding(what, Verdict.ABSENT, f"{detail}: not kept", "set a greater budget.memory_bytes")
 
 
 async def _collector(agent: Agent) -> Finding:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from agent.host import Host, NvmlError
+from agent.meter import Meter, ProcessMeter, Spent, Stopwatch
 from agent.source import Finding, Inventory, Source, Table, Verdict, nvml_remedy, reason_for
 from railscope.frame import Event, Frame, Instant, Origin, Schema
 from railscope.reading import PRESENT, Absent, to_stored
@@ -30,19 +31,29 @@ class Outcome:
 
     frame: Frame | None
     findings: tuple[Finding, ...]
-    duration_ns: int
+    spent: Spent
     problem: str = ""
     broken: int = 0
     """Columns that should have a value and have none."""
+    kept_back: bool = False
+    """The source looked, and has nothing to say yet: what it said before still holds."""
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        return self.spent.total.wall_ns
 
 
 class Reader:
     """A source with the plan of its last probe."""
 
-    def __init__(self, source: Source, host: Host, origin: Origin) -> None:
+    def __init__(
+        self, source: Source, host: Host, origin: Origin, meter: Meter | None = None
+    ) -> None:
         self.source = source
         self._host = host
         self._origin = origin
+        self._meter = meter or ProcessMeter()
         self._inventory: Inventory | None = None
         self._schema = Schema(source.name, ())
         self._order: list[int] = []
@@ -53,29 +64,38 @@ class Reader:
 
     def run(self) -> Outcome:
         """Probe if it is due, read, and make a frame."""
-        started = self._host.clock.now()
+        watch = Stopwatch(self._host.clock, self._meter)
+        started_ns, probe = watch.boot_ns, None
         try:
-            if self._inventory is None or started.boot_ns >= self._probe_due_ns:
-                self._probe(started.boot_ns)
+            if self._inventory is None or started_ns >= self._probe_due_ns:
+                self._probe(started_ns)
+                probe = watch.lap()
             instant = self._host.clock.now()
             table = self._read()
         except (OSError, NvmlError) as error:
             self._inventory = None
-            return Outcome(None, (_broken(self.source, error),), self._since(started), str(error))
+            finding, spent = _broken(self.source, error), Spent(watch.lap(), probe)
+            return Outcome(None, (finding,), spent, str(error))
         except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
             self._inventory = None
             problem = f"fault in the source: {type(error).__name__}: {error}"
             finding = Finding(self.source.name, Verdict.BROKEN, problem, "report this as a bug")
-            return Outcome(None, (finding,), self._since(started), problem)
-        frame = self._frame(table, instant)
-        broken = sum(frame.reasons.count(code) for code in _BROKEN) if frame else 0
+            return Outcome(None, (finding,), Spent(watch.lap(), probe), problem)
         if table.grown:
             self._probe_due_ns = 0
-        elif frame and any(code in frame.reasons for code in _GOES_BY):
-            soon = started.boot_ns + REPROBE_AFTER_LOSS_NS
+        if table.kept_back:
+            spent = Spent(watch.lap(), probe)
+            return Outcome(None, self._inventory_findings, spent, kept_back=True)
+        frame = self._frame(table, instant)
+        broken = sum(frame.reasons.count(code) for code in _BROKEN) if frame else 0
+        if not table.grown and frame and any(code in frame.reasons for code in _GOES_BY):
+            soon = started_ns + REPROBE_AFTER_LOSS_NS
             self._probe_due_ns = min(self._probe_due_ns, soon)
-        findings = self._inventory.findings if self._inventory else ()
-        return Outcome(frame, findings, self._since(started), "", broken)
+        return Outcome(frame, self._inventory_findings, Spent(watch.lap(), probe), "", broken)
+
+    @property
+    def _inventory_findings(self) -> tuple[Finding, ...]:
+        return self._inventory.findings if self._inventory else ()
 
     def take_back(self, outcome: Outcome) -> None:
         """Undo a read that came too late to be used: its sequence is free, its events wait."""
@@ -88,9 +108,6 @@ class Reader:
         self._inventory = None
         with suppress(OSError):  # a device that is gone closes its files all the same
             self.source.close()
-
-    def _since(self, started: Instant) -> int:
-        return self._host.clock.now().boot_ns - started.boot_ns
 
     def _probe(self, now_ns: int) -> None:
         inventory = self.source.probe(self._host)

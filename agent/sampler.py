@@ -13,12 +13,13 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.budget import Keeper
 from agent.device_thread import DeviceThread
 from agent.host import Clock, Host
 from agent.reader import REPROBE_NS, Outcome, Reader
 from agent.source import Source
 from agent.status import UNSUPPORTED, Grader, Status
-from railscope.frame import Event, Frame, Origin
+from railscope.frame import Event, Frame, Instant, Origin
 
 NS = 1_000_000_000
 TURN_SECONDS = 0.05
@@ -32,9 +33,9 @@ class Limits:
     periods: float = 1.0
     shortest_seconds: float = 1.0
 
-    def deadline_seconds(self, source: Source) -> float:
-        """The deadline of one read of a source."""
-        return max(source.period_seconds * self.periods, self.shortest_seconds)
+    def deadline_seconds(self, status: Status) -> float:
+        """The deadline of one read of a source, at its present period."""
+        return max(status.period_ns / NS * self.periods, self.shortest_seconds)
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class _Member:
     @property
     def period_ns(self) -> int:
         """The period; what is not on this machine is only looked for now and then."""
-        period_ns = round(self.status.source.period_seconds * NS)
+        period_ns = self.status.period_ns
         return max(period_ns, REPROBE_NS) if self.status.state == UNSUPPORTED else period_ns
 
     def plan(self, now_ns: int) -> None:
@@ -82,10 +83,12 @@ class _Reads:
         """The member that is read now, or was read last."""
         return self.members[min(len(self.outcomes), len(self.members) - 1)]
 
-    def take_back_the_late(self) -> None:
-        late = zip(self.members[self.taken :], self.outcomes[self.taken :], strict=True)
+    def take_back_the_late(self) -> list[tuple[_Member, Outcome]]:
+        """Undo what came too late to be used. It was paid for all the same."""
+        late = list(zip(self.members[self.taken :], self.outcomes[self.taken :], strict=True))
         for member, outcome in late:
             member.reader.take_back(outcome)
+        return late
 
 
 @dataclass(slots=True)
@@ -116,13 +119,18 @@ async def _end(families: Sequence[_Family]) -> None:
 
 @dataclass(slots=True)
 class Sampler:
-    """Runs all sources until cancelled, and hands every frame to `publish`."""
+    """Runs all sources until cancelled, and hands every frame to `publish`.
+
+    With a keeper, a source that is too dear is read less often. Its longer period is a multiple of
+    the configured one on the same grid: that never needs another wake-up.
+    """
 
     host: Host
     origin: Origin
     sources: Iterable[Source]
     publish: Callable[[Frame], None]
     limits: Limits = field(default_factory=Limits)
+    keeper: Keeper | None = None
     statuses: dict[str, Status] = field(default_factory=dict)
     _grader: Grader = field(default_factory=Grader)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -165,7 +173,8 @@ class Sampler:
         for source in self.sources:
             if source.family not in found:
                 found[source.family] = _Family(DeviceThread(source.family), [])
-            reader = Reader(source, self.host, self.origin)
+            meter = self.keeper.meter if self.keeper else None
+            reader = Reader(source, self.host, self.origin, meter)
             found[source.family].members.append(_Member(self.statuses[source.name], reader, now_ns))
         return list(found.values())
 
@@ -175,9 +184,31 @@ class Sampler:
             now_ns = self.clock.now().boot_ns
             due = [member for member in family.members if member.due_ns <= now_ns]
             await self._tick(family, due)
-            now_ns = self.clock.now().boot_ns
+            now = self.clock.now()
+            self._govern(due, now)
             for member in due:
-                member.plan(now_ns)
+                member.plan(now.boot_ns)
+
+    def _govern(self, due: Sequence[_Member], now: Instant) -> None:
+        """Have periods set anew. One that changed counts from the next read of its source on."""
+        if self.keeper is None:
+            return
+        self.keeper.look(now.boot_ns)
+        for member in due:
+            stretch, why = self.keeper.stretch(member.status.source.name)
+            if stretch != member.status.stretch:
+                self._grader.stretched(member.status, stretch, why, now)
+
+    def _paid(self, status: Status, outcome: Outcome, now: Instant) -> None:
+        """Put down what a read cost."""
+        status.spent = outcome.spent
+        status.cpu_ns += outcome.spent.total.cpu_ns
+        if self.keeper is None:
+            return
+        if status.state == UNSUPPORTED:
+            self.keeper.absent(status.source.name)
+        else:
+            self.keeper.took(status.source.name, outcome.spent, now.boot_ns)
 
     async def _tick(self, family: _Family, due: Sequence[_Member]) -> None:
         """Read what is due; what does not come back in time stays pending with its family."""
@@ -189,7 +220,8 @@ class Sampler:
                     self._grader.held_up(member.status, self.clock.now())
                 return
             future.result()
-            reads.take_back_the_late()
+            for member, outcome in reads.take_back_the_late():
+                self._paid(member.status, outcome, self.clock.now())
             family.pending = None
         reads = _Reads(due)
         future = await self._read(family.thread, reads)
@@ -197,6 +229,7 @@ class Sampler:
         for member, outcome in zip(due, tuple(reads.outcomes), strict=False):
             reads.taken += 1
             self._grader.came_back(member.status, outcome, now)
+            self._paid(member.status, outcome, now)
             if outcome.frame:
                 self.publish(outcome.frame)
         if future.done():
@@ -209,7 +242,7 @@ class Sampler:
                 self._grader.held_up(member.status, now)
 
     def _deadline_seconds(self, member: _Member) -> float:
-        return self.limits.deadline_seconds(member.status.source)
+        return self.limits.deadline_seconds(member.status)
 
     async def _read(self, thread: DeviceThread, reads: _Reads) -> asyncio.Future[None]:
         """Have the reads done, and wait for each of them until its own deadline.

@@ -13,19 +13,34 @@ from pathlib import Path
 
 import structlog
 
-from agent.config import AgentSettings, Periods
+from agent.budget import Keeper
+from agent.config import AgentSettings
+from agent.counter_memory import CounterMemory
 from agent.host import Clock, Host
 from agent.http_server import HttpServer
+from agent.meter import Meter, ProcessMeter
 from agent.reset_memory import ResetMemory
 from agent.sampler import Limits, Sampler
 from agent.sinks.collector_client import LinkError
 from agent.sinks.prometheus import Page
 from agent.sinks.ship import Shipper
 from agent.source import Source
+from agent.sources.bonds import Bonds
+from agent.sources.ceph import Ceph
+from agent.sources.edac import Edac
+from agent.sources.gpudirect import GpuDirect
 from agent.sources.host import HostSource
+from agent.sources.hwmon import Hwmon
 from agent.sources.link import Link
+from agent.sources.link_errors import LinkErrors
+from agent.sources.lustre import Lustre
+from agent.sources.neighbour import Neighbour
+from agent.sources.nfs import Nfs
 from agent.sources.nic import Nic
+from agent.sources.nic_burst import NicBurst
+from agent.sources.nic_settings import NicSettings
 from agent.sources.nvidia.activity import Activity
+from agent.sources.nvidia.burst import GpuBurst
 from agent.sources.nvidia.devices import GpuDevices
 from agent.sources.nvidia.events import NvmlEvents
 from agent.sources.nvidia.gpu import Gpu
@@ -35,7 +50,11 @@ from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.nvidia.processes import Processes
 from agent.sources.nvidia.sharing import Sharing
+from agent.sources.nvme import NvmeDrives
+from agent.sources.optics import Optics
 from agent.sources.pcie import Pcie
+from agent.sources.protocols import Protocols
+from agent.sources.rapl import Rapl
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
 from agent.sources.verdict import GpuVerdicts
@@ -43,7 +62,7 @@ from agent.stats import ShippingStats
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
 from agent.topology.network import Wiring
-from agent.topology.rules import Rules, rules
+from agent.topology.rules import rules
 from railscope import __version__, listen
 from railscope.frame import Event, Frame, Origin
 from railscope.reading import Absent
@@ -55,18 +74,22 @@ log = structlog.get_logger(__name__)
 SECOND_LOOK_NS = 150_000_000
 """Longer than the 100 ms that two samples of a GPU's counters must be apart (nvml.h, GPM)."""
 RESETS = "gpu-resets.json"
+WRAPS = "counter-wraps.json"
 PAGE_ONLY = {Processes.name}
 """Sources that are not shipped: every job would be a new schema, to be kept by all collectors."""
 LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
 """Sources that read what the others have read, in the order in which they may do so."""
 
 
-def machine_sources(
-    periods: Periods, xids: XidBook | None = None, topology: Rules | None = None
-) -> list[Source]:
+def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> list[Source]:
     """Every source that reads the machine."""
-    wiring, book = Wiring(topology), xids or XidBook()
+    wiring, book = Wiring(rules(settings.topology)), xids or XidBook()
     gpus = Gpus(wiring)
+    periods, bursts = settings.periods, settings.bursts
+    fast_lane: list[Source] = [
+        NicBurst(bursts.window_seconds, bursts.interfaces.split(), wiring),
+        GpuBurst(bursts.window_seconds, periods.gpu_burst, gpus),
+    ]
     return [
         Gpu.load(periods.gpu, gpus),
         Activity(periods.gpu_activity, gpus),
@@ -83,9 +106,24 @@ def machine_sources(
         Rdma(periods.rdma, wiring),
         Nic(periods.nic, wiring),
         Link(periods.link),
+        LinkErrors(periods.link),
+        NicSettings(periods.nic_settings),
+        Optics(periods.optics),
+        Neighbour(periods.neighbour),
         Pcie(periods.pcie),
         HostSource(periods.host),
+        Protocols(periods.protocols),
+        Bonds(periods.protocols),
+        GpuDirect(periods.gpudirect),
+        Nfs(periods.storage),
+        Lustre(periods.storage),
+        Ceph(periods.storage),
+        NvmeDrives(periods.drives),
+        Rapl(periods.power),
+        Hwmon(periods.sensors),
+        Edac(periods.memory_errors),
         KernelLogStream(periods.kernel, book),
+        *(fast_lane if bursts.enabled else ()),
     ]
 
 
@@ -114,23 +152,28 @@ class Agent:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     stats: ShippingStats = field(default_factory=ShippingStats)
     own_events: list[Event] = field(default_factory=list)
+    meter: Meter = field(default_factory=ProcessMeter)
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = Origin(self.node, secrets.token_hex(8), self.host.boot_id)
+        sources = self._sources()
+        self.keeper = Keeper(self.settings.budget, sources, self.meter, self._give_back)
         self.sampler = Sampler(
             self.host,
             self.origin,
-            self._sources(),
+            sources,
             self._publish,
             Limits(shortest_seconds=self.settings.deadline_seconds),
+            self.keeper,
         )
         self.page = Page(
             self.node,
             self.sampler.statuses.values,
             lambda: self.host.clock.now().boot_ns,
             self.settings.page_token,
+            self.keeper.in_words,
         )
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
@@ -141,12 +184,16 @@ class Agent:
         periods, xids = self.settings.periods, XidBook()
         self._verdicts = GpuVerdicts(lambda: self.sampler.statuses, xids, periods.gpu_verdict)
         return [
-            *machine_sources(periods, xids, rules(self.settings.topology)),
+            *machine_sources(self.settings, xids),
             self._verdicts,
             SelfMetrics(
-                lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent
+                lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent,
+                lambda: self.keeper,
             ),
-        ]
+        ]  # fmt: skip
+
+    def _give_back(self) -> None:
+        self.page.forget()
 
     def _take_events(self) -> list[Event]:
         events = [*self.sampler.take_events(), *self.own_events]
@@ -164,6 +211,10 @@ class Agent:
         gc.collect()
         gc.freeze()
         self._verdicts.remember(ResetMemory(self._state / RESETS, self.host.boot_id))
+        for source in self.sampler.sources:
+            if isinstance(source, Rdma | Nic):
+                memory = self._state / f"{source.name}-{WRAPS}"
+                source.remember(CounterMemory(memory, self.host.boot_id))
         self._shipper = self._make_shipper()
         server = HttpServer(self.page.respond)
         try:

@@ -58,6 +58,8 @@ class Table:
         self.events: list[Event] = []
         self.grown = False
         """Set by a source that met something the last probe knew nothing of."""
+        self.kept_back = False
+        """Set by a source that only looked: what it saw comes with a later read."""
 
     def put(self, column: int, reading: Reading) -> None:
         """Set one column."""
@@ -79,8 +81,16 @@ class Table:
         self.reasons[start : start + count] = bytes([reason.value]) * count
 
 
+LONGEST_PERIOD_SECONDS = 120.0
+
+
 class Source(Protocol):
-    """Reads one place of the machine."""
+    """Reads one place of the machine.
+
+    A source may say the longest period that what it reads bears, however dear it is, as
+    `longest_period_seconds`: events that wait in a bounded queue, counters that wrap. Without it
+    that is `LONGEST_PERIOD_SECONDS`. It never lowers a configured period.
+    """
 
     name: str
     family: str
@@ -97,6 +107,12 @@ class Source(Protocol):
     def close(self) -> None:
         """Give back what is held of the machine. A later probe takes it up again."""
         ...
+
+
+def longest_period_seconds(source: Source) -> float:
+    """The longest period that a source bears."""
+    longest: float = getattr(source, "longest_period_seconds", LONGEST_PERIOD_SECONDS)
+    return max(longest, source.period_seconds)
 
 
 class HoldsNothing:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
+from agent.meter import Spent
 from agent.reader import Outcome
 from agent.source import Finding, Source, Verdict
 from railscope.catalog import agent as catalog
+from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import SOURCE
 from railscope.entity import Entity
 from railscope.frame import Event, Frame, Instant
@@ -34,6 +37,12 @@ class Status:
     reads: int = 0
     missed_ticks: int = 0
     duration_ns: int = 0
+    spent: Spent | None = None
+    """What the last read cost, if there was one."""
+    cpu_ns: int = 0
+    """Processor time of all reads."""
+    stretch: int = 1
+    """What the governor multiplies the period by."""
     finished_boot_ns: int | None = None
     changed_boot_ns: int = 0
     overdue: bool = False
@@ -43,12 +52,16 @@ class Status:
         """The state as a word."""
         return catalog.SOURCE_STATES[self.state]
 
+    @property
+    def period_ns(self) -> int:
+        """From one read to the next."""
+        return round(self.source.period_seconds * _NS) * self.stretch
+
     def fresh_frame(self, now_boot_ns: int) -> Frame | None:
         """The latest frame, if it is young enough to speak of the present."""
         if self.frame is None or self.overdue:
             return None
-        period_ns = round(self.source.period_seconds * _NS)
-        limit_ns = max(PERIODS_UNTIL_STALE * period_ns, SHORTEST_STALE_NS)
+        limit_ns = max(PERIODS_UNTIL_STALE * self.period_ns, SHORTEST_STALE_NS)
         return self.frame if now_boot_ns - self.frame.instant.boot_ns <= limit_ns else None
 
 
@@ -62,6 +75,11 @@ class Grader:
         """A read came back in time."""
         status.overdue = False
         status.findings = outcome.findings
+        if outcome.kept_back:
+            status.reads += 1
+            status.duration_ns = outcome.duration_ns
+            status.finished_boot_ns = now.boot_ns
+            return
         status.frame = outcome.frame
         if outcome.problem:
             self._grade(status, FAILED, outcome.problem, now)
@@ -108,12 +126,28 @@ class Grader:
             "after": status.state_name,
             "problem": problem,
         }
+        self._tell(catalog.SOURCE_EVENT, name, facts, now)
+
+    def stretched(self, status: Status, stretch: int, why: str, now: Instant) -> None:
+        """The governor has given a source another period."""
+        before_ns, status.stretch = status.period_ns, stretch
+        name = status.source.name
+        facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": why}
+        tell = log.warning if status.period_ns > before_ns else log.info
+        tell("period_changed", source=name, **facts)
+        self._tell(catalog.GOVERNOR_EVENT, name, facts, now)
+
+    def _tell(
+        self, event_class: EventClass, name: str, facts: Mapping[str, str], now: Instant
+    ) -> None:
         known = {key: value for key, value in facts.items() if value}
-        event = Event(
-            catalog.SOURCE_EVENT, Entity(SOURCE, (name,)), now.wall_ns, now.boot_ns, known
-        )
+        event = Event(event_class, Entity(SOURCE, (name,)), now.wall_ns, now.boot_ns, known)
         if len(self.events) < MOST_EVENTS_KEPT:
             self.events.append(event)
+
+
+def _seconds(period_ns: int) -> str:
+    return f"{period_ns / _NS:g} s"
 
 
 def _without_columns(outcome: Outcome) -> tuple[int, str]:

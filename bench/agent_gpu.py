@@ -19,7 +19,6 @@ from typing import Any
 
 import click
 
-from agent.config import Periods
 from agent.host import Clock, Json
 from agent.host.real import RealHost
 from agent.reader import Reader
@@ -154,7 +153,7 @@ def _measure(report: Report, folder: Path, ticks: int) -> None:
     standin.tell(full_gpus(GPUS))
     hosts = BenchHost(clock), ListeningHost(clock)
     readers, listening = (
-        [Reader(source, host, ORIGIN) for source in nvml_sources(Periods())] for host in hosts
+        [Reader(source, host, ORIGIN) for source in nvml_sources()] for host in hosts
     )
     for _ in range(SETTLING_READS):
         _pass_a_second(clock)

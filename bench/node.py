@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent.config import AgentSettings, CollectorLink, Periods
+from agent.config import AgentSettings, Budget, Bursts, CollectorLink, Periods
 from agent.host import Clock, Json, KeptFiles, KernelLog
 from agent.host.nvml_gpm import SHORTEST_NS
 from agent.host.real import RealHost
@@ -37,8 +37,9 @@ SHORTEST_SECONDS = SHORTEST_NS / 1e9
 class BenchHost:
     """A tree of files, with canned answers of the drivers, and a count of all host calls."""
 
-    def __init__(self, root: Path, answers: Path | None) -> None:
+    def __init__(self, root: Path, answers: Path | None, clock: Clock | None = None) -> None:
         self._real = RealHost(root)
+        self._clock = clock or self._real.clock
         self.asked = self.files = self.preads = 0
         moments = msgspec.msgpack.decode(answers.read_bytes()) if answers else []
         self.interfaces = _interfaces(moments)
@@ -48,8 +49,8 @@ class BenchHost:
 
     @property
     def clock(self) -> Clock:
-        """The machine's clocks."""
-        return self._real.clock
+        """The machine's clocks, or those handed in."""
+        return self._clock
 
     @property
     def boot_id(self) -> str:
@@ -159,6 +160,7 @@ def as_often(period_seconds: float) -> Periods:
     "--period", type=float, default=1.0, help="Of what is read each second; others in proportion."
 )
 @click.option("--rdma-period", type=float, help="Of the RDMA source, if it is another.")
+@click.option("--window", type=float, help="Of the fast lane, which is off without it.")
 @click.option("--push-seconds", type=float, default=CollectorLink().push_seconds)
 @click.option("--calls", type=click.Path(path_type=Path), help="Where to leave the call counts.")
 def main(  # noqa: PLR0913 - flags
@@ -170,6 +172,7 @@ def main(  # noqa: PLR0913 - flags
     state_directory: str,
     period: float,
     rdma_period: float | None,
+    window: float | None,
     push_seconds: float,
     calls: Path | None,
 ) -> None:
@@ -179,8 +182,10 @@ def main(  # noqa: PLR0913 - flags
     periods = as_often(period)
     if rdma_period:
         periods = msgspec.structs.replace(periods, rdma=rdma_period)
+    bursts = Bursts(window_seconds=window) if window else Bursts(enabled=False)
     settings = AgentSettings(
-        node="bench-node", listen=listen, state_directory=state_directory, periods=periods,
+        bursts=bursts, node="bench-node", listen=listen, state_directory=state_directory, periods=periods,
+        budget=Budget(cpu_ratio=0),  # what is measured is the cost at given periods
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
     )  # fmt: skip
     asyncio.run(_run_until_told(Agent(settings, host)))

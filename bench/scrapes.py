@@ -144,6 +144,10 @@ def shows_value(line: str) -> bool:
     return 'state="' not in line or line.endswith(" 1")
 
 
+UNBOUNDED = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
+"""What is measured is the cost at given periods: the agent must not lengthen them."""
+
+
 def agent_server(root: Path, folder: Path, period_seconds: float) -> Server:
     """Our agent on a tree, its other sources as they are by default and idle there."""
     port = free_port()
@@ -153,7 +157,10 @@ def agent_server(root: Path, folder: Path, period_seconds: float) -> Server:
         command = ["bench.node", *common, "--rdma-period", str(period_seconds)]
     else:
         command = ["railscope", "agent", "run", "--node", "bench-node", *common]
-    environment = {"RAILSCOPE_AGENT_PERIODS__RDMA": str(max(period_seconds, SHORTEST_PERIOD))}
+    environment = {
+        "RAILSCOPE_AGENT_PERIODS__RDMA": str(max(period_seconds, SHORTEST_PERIOD)),
+        **UNBOUNDED,
+    }
     return Server(
         [sys.executable, "-m", *command], port=port, log=folder / "agent.log",
         ready_path="/-/ready", environment=environment,

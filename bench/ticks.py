@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from bench.processes import HOST, BenchError, Memory, Server, free_port
-from bench.scrapes import shows_value
+from bench.scrapes import UNBOUNDED, shows_value
 from bench.sink import Sink
 from bench.tree import Mover
 
@@ -102,6 +102,7 @@ def _server(plan: Plan, url: str, state: Path, calls: Path) -> Server:
     command = [sys.executable, "-m", "railscope", "agent", "run", "--node", "bench-node", *common]
     names = ("RDMA", "GPU", "NIC", "KERNEL", "AGENT")
     environment = {f"RAILSCOPE_AGENT_PERIODS__{name}": period for name in names}
+    environment |= UNBOUNDED
     environment["RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS"] = str(plan.push_seconds)
     environment["RAILSCOPE_AGENT_COLLECTOR__TOKEN"] = "bench"  # noqa: S105 - no secret
     return Server(

@@ -129,9 +129,11 @@ class Api:
         column = 0
         for group in schema.groups:
             metric = METRICS.get(group.metric)
-            numerator, denominator = group.scale
             for member in group.entities:
                 entity = schema.entities[member]
+                numerator, denominator = group.scale
+                if metric and metric.kind is Kind.HISTOGRAM:
+                    numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
                 entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
                 if codes[column] != PRESENT:
                     entry["absent"] = REASONS.get(codes[column], Absent.ERROR).word

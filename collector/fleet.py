@@ -156,7 +156,8 @@ class Fleet:
         steps = (update.last - before).take(counters)
         if (steps < 0).any():
             after = update.last.take(counters)
-            block.rates[index] = increase(before.take(counters), after, update.layout.narrow)
+            resumed = update.layout.narrow & (known and row.run != update.run)
+            block.rates[index] = increase(before.take(counters), after, resumed)
             block.rates[index] *= _NS / elapsed_ns
         else:
             block.rates[index] = steps * (_NS / elapsed_ns)
@@ -175,19 +176,21 @@ def _is_older(update: Update, present: Row) -> bool:
 
 
 def increase(
-    before: Integers, after: Integers, narrow: npt.NDArray[np.bool_]
+    before: Integers, after: Integers, resumed: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
     """How far counters went on, where some of them fell.
 
-    A 32-bit counter that falls from its upper quarter into its lower one has wrapped; any other
-    counter that falls has been reset and has counted its present value since.
+    A counter that falls has been reset and has counted its present value since. Agents carry
+    counters of 32 bits on to 64, and tell a wrap from a reset themselves. `resumed` says of which
+    counters an agent that was started again, and forgot how often they had wrapped, tells the low
+    32 bits: those went on if by that count they are less than a quarter of the range ahead.
     """
     steps = after - before
     fallen = steps < 0
     if not fallen.any():
         return steps.astype(np.float64)
-    quarter = _NARROW_RANGE >> 2
-    wrapped = fallen & narrow & (before >= _NARROW_RANGE - quarter) & (after < quarter)
+    ahead = steps % _NARROW_RANGE
+    low_bits = (after >= 0) & (after < _NARROW_RANGE) & (ahead < _NARROW_RANGE >> 2)
     unsigned_after = after.view(np.uint64).astype(np.float64)
-    result = np.where(wrapped, (steps + _NARROW_RANGE).astype(np.float64), unsigned_after)
+    result = np.where(resumed & low_bits, ahead.astype(np.float64), unsigned_after)
     return np.where(fallen, result, steps.astype(np.float64))

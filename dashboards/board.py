@@ -46,6 +46,9 @@ UNITS: Mapping[Unit, str] = {
     Unit.RATIO: "percentunit",
     Unit.WATTS: "watt",
     Unit.JOULES: "joule",
+    Unit.VOLTS: "volt",
+    Unit.AMPERES: "amp",
+    Unit.REVOLUTIONS_PER_MINUTE: "rotrpm",
     Unit.CELSIUS: "celsius",
     Unit.HERTZ: "hertz",
 }

@@ -13,6 +13,8 @@ from railscope.catalog import METRICS, Kind, Metric, rollups
 TARGET_LABELS = frozenset({"node", "instance", "job"})
 SCRAPE_METRICS = frozenset({"up"})
 STATE_LABEL = "state"
+_SERIES = frozenset({"bucket", "sum", "count"})
+"""What the names of a histogram's samples end in."""
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NAME = re.compile(r"\b(?:railscope_\w+|up)\b")
@@ -29,7 +31,14 @@ _OF_GAUGES = frozenset({"deriv", "delta", "idelta"})
 def metric_named(name: str) -> Metric | None:
     """Find the declaration of a metric that an agent or a collector exposes."""
     derived = rollups().get(name)
-    return derived.metric if derived else METRICS.get(name)
+    if derived:
+        return derived.metric
+    metric = METRICS.get(name)
+    if metric and metric.kind is Kind.HISTOGRAM:
+        return None  # its samples have the names of its series
+    stem, _, series = name.rpartition("_")
+    histogram = METRICS.get(stem) if series in _SERIES else None
+    return histogram if histogram and histogram.kind is Kind.HISTOGRAM else metric
 
 
 def metrics_in(expression: str) -> frozenset[str]:
@@ -95,7 +104,7 @@ def _wrong_groupings(expression: str) -> Iterator[str]:
 def _wrong_kinds(expression: str) -> Iterator[str]:
     for call in _CALL.finditer(expression):
         metric, function = metric_named(call["name"]), call["function"]
-        counter = metric is not None and metric.kind is Kind.COUNTER
+        counter = metric is not None and metric.kind in {Kind.COUNTER, Kind.HISTOGRAM}
         if metric and function in _OF_COUNTERS and not counter:
             yield f"{function}() needs a counter, and {metric.name} is none"
         if metric and function in _OF_GAUGES and counter:

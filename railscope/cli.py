@@ -69,13 +69,25 @@ def catalog(form: str) -> None:
     help="Who has the GPUs: whole, mig, mps, time_slicing, vgpu, passthrough.",
 )  # fmt: skip
 @click.option(
+    "--nic", default="cx7", show_default=True,
+    help="Which network cards it has: cx7, bnxt, irdma, mixed.",
+)  # fmt: skip
+@click.option(
     "--seconds", type=click.IntRange(min=1), default=60, show_default=True, help="How long it is."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="What random numbers come of.")
 @click.option("--node", default="gpu-node-0", show_default=True, help="Name of the server.")
 @click.argument("folder", type=click.Path(path_type=Path))
 def simulate(  # noqa: PLR0913 - one for each option
-    *, scenario: str, model: str, mode: str, seconds: int, seed: int, node: str, folder: Path
+    *,
+    scenario: str,
+    model: str,
+    mode: str,
+    nic: str,
+    seconds: int,
+    seed: int,
+    node: str,
+    folder: Path,
 ) -> None:
     """Make a capture of a simulated GPU server in FOLDER, with 8 GPUs (4 with gb200) and a rail each."""
     from railscope.capture import write_capture  # noqa: PLC0415 - only this command needs it
@@ -90,7 +102,8 @@ def simulate(  # noqa: PLR0913 - one for each option
     try:
         found = find_model(model)
         spec = NodeSpec(
-            node=node, seed=seed, gpus=found.per_node, model=found.name, scenario=scenario, mode=mode
+            node=node, seed=seed, gpus=found.per_node, model=found.name, scenario=scenario, mode=mode,
+            nic=nic,
         )  # fmt: skip
         write_capture(folder, about(spec, seconds), moments(spec, seconds))
     except ValueError as error:

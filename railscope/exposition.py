@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from railscope.catalog import INFO, METRICS, ORDER, rollups
-from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.declare import BUCKET, NO_BOUND, SUM, Kind, Metric
 from railscope.entity import Entity
 from railscope.frame import Frame, Schema
 from railscope.reading import PRESENT, from_stored
@@ -33,11 +33,14 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 
 
+_OWN_TYPES = {Kind.COUNTER, Kind.HISTOGRAM}
+
+
 def header(metric: Metric, text_format: Format) -> str:
     """HELP, TYPE and, where the format knows it, UNIT of a metric."""
     help_ = metric.help.translate(_HELP_ESCAPES)
     if text_format is Format.PROMETHEUS:
-        type_ = "counter" if metric.kind is Kind.COUNTER else "gauge"
+        type_ = str(metric.kind) if metric.kind in _OWN_TYPES else "gauge"
         return f"# HELP {metric.name} {help_}\n# TYPE {metric.name} {type_}\n"
     name = metric.name
     type_ = "gauge"
@@ -45,6 +48,8 @@ def header(metric: Metric, text_format: Format) -> str:
         name, type_ = name.removesuffix("_total"), "counter"
     elif metric.kind is Kind.INFO:
         name, type_ = name.removesuffix("_info"), "info"
+    elif metric.kind is Kind.HISTOGRAM:
+        type_ = "histogram"
     unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""
     return f"# HELP {name} {help_}\n# TYPE {name} {type_}\n{unit}"
 
@@ -72,7 +77,14 @@ def number(metric: Metric, stored: int) -> str:
 def entity_prefix(metric: Metric, entity: Entity, extra: Sequence[tuple[str, str]] = ()) -> str:
     """Name and labels of the sample of an entity."""
     labels = [*zip(entity.kind.labels, entity.key, strict=True), *extra]
-    return sample_prefix(metric, labels)
+    if metric.kind is not Kind.HISTOGRAM:
+        return sample_prefix(metric, labels)
+    if labels[-1] == (BUCKET, SUM):
+        return labelled(f"{metric.name}_sum", labels[:-1])
+    bucket = labelled(f"{metric.name}_bucket", labels)
+    if labels[-1] != (BUCKET, NO_BOUND):
+        return bucket
+    return f"{bucket}\n{labelled(f'{metric.name}_count', labels[:-1])}"
 
 
 class Template:
@@ -113,6 +125,8 @@ def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
             for prefix, value in zip(prefixes, values, strict=True)
             for code, state in metric.states.items()
         )
+    if metric.kind is Kind.HISTOGRAM:
+        return _histogram(metric, prefixes, values)
     numerator, denominator = metric.scale.as_integer_ratio()
     if metric.kind is Kind.COUNTER and min(values) < 0:
         return "".join(f"{p}{number(metric, v)}\n" for p, v in zip(prefixes, values, strict=True))
@@ -122,6 +136,16 @@ def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
     if numerator != 1:
         return "".join([f"{p}{v * numerator}\n" for p, v in pairs])
     return "".join([f"{p}{v}\n" for p, v in pairs])
+
+
+def _histogram(metric: Metric, prefixes: list[str], values: array[int]) -> str:
+    """Buckets and sums as they come; the last bucket stands for the count, too."""
+    lines = []
+    for prefix, value in zip(prefixes, values, strict=True):
+        first, _, second = prefix.partition("\n")
+        told = number(metric, value) if prefix.startswith(f"{metric.name}_sum") else str(value)
+        lines.append(f"{first}{told}\n{second}{told}\n" if second else f"{first}{told}\n")
+    return "".join(lines)
 
 
 def _with_state(prefix: str, state: str) -> str:

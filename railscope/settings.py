@@ -151,11 +151,13 @@ def fields(kind: type[msgspec.Struct], prefix: str = "") -> list[tuple[str, Fiel
         if section:
             found += fields(section, f"{prefix}{info.name}.")
             continue
-        default = info.default
-        if info.default_factory is not msgspec.NODEFAULT:
-            default = info.default_factory()
-        found.append((prefix + info.name, _field(hints[info.name], default)))
+        found.append((prefix + info.name, _field(hints[info.name], _default(info))))
     return found
+
+
+def _default(info: msgspec.structs.FieldInfo) -> Any:
+    made = info.default_factory
+    return info.default if made is msgspec.NODEFAULT else made()
 
 
 def _field(hint: Any, default: Any) -> Field:
@@ -185,4 +187,7 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, dict):
+        inner = ", ".join(f"{_toml(key)} = {_toml(entry)}" for key, entry in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
     return repr(value)

@@ -45,6 +45,20 @@ def test_gpu_bench_finishes_and_prints_its_ratios():
 
 
 @pytest.mark.timeout(110)
+def test_fabric_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.agent_fabric")
+    for ratio in (
+        "CPU a counter, agent / plain exporter, 4 a second",
+        "share of a core, fast lane of 8 cards and GPUs at 10 Hz",
+        "driver calls a card and fast tick",
+        "driver calls a GPU and fast tick",
+        "agent resident, 3,000 files",
+        "simulated hours / after a tenth",
+    ):
+        assert ratio in printed
+
+
+@pytest.mark.timeout(110)
 def test_collector_bench_finishes_and_prints_its_ratios():
     printed = run("bench.collector")
     for ratio in ("memory a node", "acknowledged, p99", "refresh of all views / its period"):

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
-from railscope.simulator import MODES, SHORT_NAMES
+from railscope.simulator import MODES, NICS, SHORT_NAMES
 
 
 def walk(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
@@ -143,7 +143,7 @@ def test_one_reading_of_an_empty_tree(tmp_path: Path):
     assert (outcome.returncode, outcome.stderr) == (0, "")
     assert 'railscope_source_state{source="host",state="unsupported"} 1' in outcome.stdout
     samples = [line for line in outcome.stdout.splitlines() if not line.startswith("#")]
-    assert all(line.startswith(("railscope_source_", "railscope_agent_", "railscope_spool_"))
+    assert all(line.startswith(("railscope_source_", "railscope_agent_", "railscope_spool_", "railscope_governor_"))
                for line in samples)  # fmt: skip
 
 
@@ -190,6 +190,7 @@ def test_a_server_that_cannot_be_simulated_leaves_no_folder(tmp_path: Path):
     for options, named in (
         (("--model", "voodoo"), "gb200 (NVIDIA GB200)"),
         (("--mode", "rented"), "time_slicing"),
+        (("--nic", "token-ring"), "irdma"),
         (("--model", "t4", "--mode", "mig"), "Tesla T4"),
     ):
         outcome = run("simulate", *options, str(folder))
@@ -198,9 +199,9 @@ def test_a_server_that_cannot_be_simulated_leaves_no_folder(tmp_path: Path):
         assert not folder.exists()
 
 
-def test_the_help_names_every_model_and_mode():
+def test_the_help_names_every_model_mode_and_card():
     words = set(re.findall(r"\w+", run("simulate", "--help").stdout))
-    assert set(SHORT_NAMES) | set(MODES) <= words
+    assert set(SHORT_NAMES) | set(MODES) | set(NICS) <= words
 
 
 def test_this_server_is_recorded_into_a_new_folder_only(tmp_path: Path):

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 UNITS = {name: DEPLOY / f"systemd/railscope-{name}.service" for name in ("agent", "collector")}
 EACH_UNIT = pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
-MOST_EXPOSURE = {"agent": 2.5, "collector": 1.5}
+MOST_EXPOSURE = {"agent": 2.7, "collector": 1.5}
 PROGRAMS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "agent": (agent.config.AgentSettings, agent.config.PREFIX),
     "collector": (collector.config.CollectorSettings, collector.config.PREFIX),
@@ -101,11 +101,14 @@ def test_a_secret_may_be_missing(unit: Path):
     assert loaded == {value.partition(":")[0] for value in said["SetCredential"]}
 
 
-def test_the_agent_reaches_the_kernel_log_and_the_gpus():
+def test_the_agent_reaches_the_kernel_log_the_gpus_and_the_network():
     said = directives(UNITS["agent"])
     assert "/dev/kmsg r" in said["DeviceAllow"]
     assert "char-nvidia* rw" in said["DeviceAllow"]
-    assert said["AmbientCapabilities"] == said["CapabilityBoundingSet"] == ["CAP_SYSLOG"]
+    assert (
+        said["AmbientCapabilities"] == said["CapabilityBoundingSet"] == ["CAP_SYSLOG CAP_NET_RAW"]
+    )
+    assert {"AF_NETLINK", "AF_PACKET"} <= set(said["RestrictAddressFamilies"][0].split())
     assert {"ProtectKernelLogs", "PrivateDevices", "ProtectClock"} & set(said) == set()
 
 
@@ -186,9 +189,25 @@ def test_the_agent_may_ask_how_well_the_clock_is_synchronised():
     assert int(outcome.stdout) >= 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may hear LLDP frames without the unit")
+def test_the_agent_may_ask_and_hear_the_network():
+    program = """
+from agent.host.real import RealHost
+host = RealHost()
+print({link["name"] for link in host.call("netlink", "links")} >= {"lo"})
+print(host.call("lldp", "neighbours"))
+host.close()
+"""
+    outcome = subprocess.run(
+        sandboxed("agent", "-c", program), capture_output=True, text=True, check=True
+    )
+    assert outcome.stdout.splitlines()[0] == "True"
+    assert outcome.stdout.splitlines()[1].startswith("{")
+
+
 @EACH_PROGRAM
 def test_what_a_unit_forbids_is_refused_in_these_tests(program: str):
-    attempt = "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"
+    attempt = "import socket; socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)"
     outcome = subprocess.run(
         sandboxed(program, "-c", attempt), capture_output=True, text=True, check=False
     )

@@ -3,7 +3,7 @@
 Everything a source wants to know goes through here, so that a live machine, a copied tree and a
 recording are the same to it:
 
-    RealHost(root)        files under a root, NVML, ethtool, psutil, the kernel log, the clocks
+    RealHost(root)        files under a root, NVML, ethtool, NVMe, psutil, the kernel log, the clocks
     RecordingHost(host)   the same, and writes down what was answered
     RecordedHost(capture) answers from what was written down
 """
@@ -89,9 +89,10 @@ class Host(Protocol):
         ...
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML ("nvml"), the ethtool interface ("ethtool") or psutil ("psutil").
+        """Ask NVML ("nvml"), psutil ("psutil"), an NVMe drive ("nvme"), or the network.
 
-        Raises NvmlError or OSError.
+        The network is ethtool's ioctl ("ethtool"), "netlink" (agent/host/netlink) and the neighbours
+        that switches announce ("lldp"). Raises NvmlError or OSError.
         """
         ...
 

@@ -26,6 +26,8 @@ _ARGUMENT_VERSION, _UNKNOWN = 25, 999
 _START_ANEW = {1, 9, 18}  # UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH
 _DEVICE_GONE = {15, 16}  # GPU_IS_LOST, RESET_REQUIRED
 _DEVICE = "nvmlDevice"
+_SAMPLE_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+"""Where a sample's value is, by nvmlValueType_t."""
 _NO_STAMP = 0
 
 Device = int | str
@@ -64,6 +66,7 @@ class Nvml:
             "nvmlDeviceGetMigDevices": self._mig_devices,
             "nvmlDeviceGetProcessUtilization": self._process_samples,
             "nvmlDeviceGetVgpuUtilization": self._vgpu_samples,
+            "nvmlDeviceGetSamples": self._buffered,
             "nvmlVgpuInstanceGetFbUsage": self._vgpu_memory,
         }
         self._forget()
@@ -71,9 +74,10 @@ class Nvml:
     def call(self, function: str, *arguments: Device) -> Json:
         """Call an NVML function; for `nvmlDevice...` the first argument is the device.
 
-        Four are not quite NVML's own: `nvmlDeviceGetMigDevices(gpu)` lists MIG devices and makes
+        Some are not quite NVML's own: `nvmlDeviceGetMigDevices(gpu)` lists MIG devices and makes
         them known, `nvmlGpmMetricsGet(device, metric, ...)` compares with the sample before,
-        `nvmlDeviceGet[Process|Vgpu]Utilization(gpu)` goes on from its last sample, and
+        `nvmlDeviceGet[Process|Vgpu]Utilization(gpu)` goes on from its last sample, as does
+        `nvmlDeviceGetSamples(gpu, kind)`, which gives pairs of time (us) and value, and
         `nvmlEventSetWait()` gives the latest events, numbered.
         Raises NvmlError with NVML's return code.
         """
@@ -231,6 +235,25 @@ class Nvml:
 
     def _vgpu_samples(self, module: ModuleType, gpu: int) -> Json:
         return self._since_last(module, module.nvmlDeviceGetVgpuUtilization, "vgpu", gpu)
+
+    def _buffered(self, module: ModuleType, gpu: int, kind: int) -> Json:
+        """What the driver has measured of one kind since we last asked."""
+        handle, stamp = (
+            self._handle(module, gpu),
+            self._stamps.get((f"kind {kind}", gpu), _NO_STAMP),
+        )
+        try:
+            value_type, samples = module.nvmlDeviceGetSamples(handle, kind, stamp)
+        except module.NVMLError as error:
+            if error.value == _NOT_FOUND:
+                return []
+            raise
+        member = _SAMPLE_MEMBERS.get(value_type)
+        if member is None:
+            raise NvmlError(_UNKNOWN, f"samples of type {value_type}")
+        found = [[int(s.timeStamp), int(getattr(s.sampleValue, member))] for s in samples]
+        self._stamps[f"kind {kind}", gpu] = max([stamp, *(taken for taken, _ in found)])
+        return found
 
     def _since_last(self, module: ModuleType, target: Any, what: str, gpu: int) -> Json:
         """Samples newer than the last one: without its time the driver gives an average of all."""

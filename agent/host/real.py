@@ -7,20 +7,21 @@ from pathlib import Path
 
 from agent.host import Clock, Json, NvmlError
 from agent.host.clock import RealClock
-from agent.host.ethtool import Ethtool
 from agent.host.files import OpenFiles, RootedFiles
 from agent.host.kernel_log import RealKernelLog
 from agent.host.machine import Machine
+from agent.host.network import SEAMS, Network
+from agent.host.nvme import Nvme
 from agent.host.nvml import Nvml
 
 _LIBRARY_NOT_FOUND = 12
-_ENODEV = 19
+_ENODEV, _EOPNOTSUPP = 19, 95
 
 
 class RealHost:
     """This machine. With a root other than "/" only the files of that tree exist.
 
-    A copied tree has no GPUs and no network interfaces of its own: asking NVML or ethtool there
+    A copied tree has no GPUs and no network interfaces of its own: asking NVML or the network there
     would describe the wrong machine, so these answer that there is nothing.
     """
 
@@ -30,7 +31,8 @@ class RealHost:
         self._clock = RealClock()
         self._machine = Machine(self._files.real("/proc"))
         self._nvml = Nvml()
-        self._ethtool = Ethtool()
+        self._network = Network(self._clock)
+        self._nvme = Nvme()
 
     @property
     def clock(self) -> Clock:
@@ -62,17 +64,21 @@ class RealHost:
         return self._files.keep(paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML, ethtool or psutil."""
+        """Ask NVML, psutil, a drive, or the network (ethtool, netlink, LLDP)."""
         if seam == "psutil":
             return self._machine.call(function)
         if seam == "nvml":
             if not self._live:
                 raise NvmlError(_LIBRARY_NOT_FOUND, "a copied tree has no NVML")
             return self._nvml.call(function, *arguments)
-        if seam == "ethtool":
+        if seam in SEAMS:
             if not self._live:
                 raise OSError(_ENODEV, "a copied tree has no network interfaces")
-            return self._ethtool.call(function, str(arguments[0]))
+            return self._network.call(seam, function, *arguments)
+        if seam == "nvme":
+            if not self._live:
+                raise OSError(_EOPNOTSUPP, "a copied tree has no drives")
+            return self._nvme.call(function, str(arguments[0]))
         message = f"unknown seam {seam!r}"
         raise ValueError(message)
 
@@ -82,5 +88,5 @@ class RealHost:
 
     def close(self) -> None:
         """Give back what the host holds of the machine."""
-        self._ethtool.close()
+        self._network.close()
         self._nvml.close()

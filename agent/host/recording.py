@@ -28,12 +28,19 @@ _IDENTIFIERS = re.compile(
 )
 _PRODUCT_DATA, _MARKS = "/vpd", (b"SW_MNG",)
 _KIND = re.compile("GPU-|MIG-|enx|", re.IGNORECASE)
-# What identifies a machine, or whose it is, in the answers of NVML.
+_OF_A_NEIGHBOUR = ("chassis", "system", "system_description", "management_address")
+# What identifies a machine, a part or a switch, or whose it is, in the answers to a function.
 _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
     "nvmlDeviceGetSerial": lambda answer: [answer],
     "nvmlDeviceGetPlatformInfo": lambda answer: [answer.get("chassisSerialNumber", "")],
     "nvmlVgpuInstanceGetVmID": lambda answer: [answer[0]],
+    "module": lambda answer: [answer["serial"]],
+    "neighbours": lambda answer: [
+        neighbour.get(name, "") for neighbour in answer.values() for name in _OF_A_NEIGHBOUR
+    ],
 }
+
+_SERIAL_FILE = re.compile(r"/sys/class/nvme/[^/]+/serial")
 
 
 class Redactor:
@@ -131,6 +138,8 @@ class RecordingHost:
             path,
             lambda: self._shown(path).decode(errors="surrogateescape"),
         )
+        if self._redactor and _SERIAL_FILE.fullmatch(path):
+            self._redactor.learn(answer.strip())
         return answer.encode(errors="surrogateescape")
 
     def _shown(self, path: str) -> bytes:
@@ -156,7 +165,7 @@ class RecordingHost:
         return PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML, ethtool or psutil."""
+        """Ask NVML, psutil or the network."""
         if function in BATCHES:
             return self._batch(seam, function, arguments)
         key = call_key(seam, function, arguments)

@@ -26,8 +26,10 @@ class Page:
         statuses: Callable[[], Iterable[Status]],
         now_ns: Callable[[], int],
         token: str,
+        cost: Callable[[], str] = lambda: "",
     ) -> None:
         self._node = node
+        self._cost = cost
         self._statuses = statuses
         self._now_ns = now_ns
         self._token = token
@@ -75,6 +77,11 @@ class Page:
             self._dcgm = DcgmExposition(self._node).render
         return self._dcgm(self.fresh_frames(), text_format)
 
+    def forget(self) -> None:
+        """Drop what was made for earlier scrapes; the next one makes it again."""
+        self._exposition = Exposition()
+        self._dcgm = None
+
     def _ready(self, _: Request) -> Response:
         waiting = [s.source.name for s in self._statuses() if s.state == STARTING]
         if waiting:
@@ -86,12 +93,26 @@ class Page:
         rows = "".join(
             f"<tr><td>{escape(status.source.name)}<td class={status.state_name}>{status.state_name}"
             f"<td>{len(status.frame.values) if status.frame else 0}"
-            f"<td>{status.source.period_seconds:g} s<td>{status.duration_ns / 1e6:.2f} ms"
+            f"<td>{_period(status)}<td>{status.duration_ns / 1e6:.2f} ms<td>{_cpu(status)}"
             f"<td>{status.missed_ticks}<td>{escape(status.problem)}"
             for status in self._statuses()
         )
-        body = _LANDING.format(node=escape(self._node), version=__version__, rows=rows)
+        cost = escape(self._cost())
+        body = _LANDING.format(node=escape(self._node), version=__version__, cost=cost, rows=rows)
         return Response(body.encode(), "text/html; charset=utf-8")
+
+
+def _period(status: Status) -> str:
+    """The present period, and the configured one where the governor has lengthened it."""
+    configured = f"{status.source.period_seconds:g} s"
+    if status.stretch == 1:
+        return configured
+    return f"<b>{status.period_ns / 1e9:g} s</b>, not {configured}"
+
+
+def _cpu(status: Status) -> str:
+    """Processor time of the last read."""
+    return f"{status.spent.total.cpu_ns / 1e6:.2f} ms" if status.spent else ""
 
 
 def _exposed(request: Request, text: Callable[[Format], str]) -> Response:
@@ -107,6 +128,7 @@ _LANDING = """<!doctype html>
 <p>Version {version}. <a href="/metrics">Metrics</a>,
 <a href="/metrics/dcgm">metrics under the names of dcgm-exporter</a>, <a href="/-/healthy">healthy</a>,
 <a href="/-/ready">ready</a>.</p>
-<table><tr><th>source<th>state<th>readings<th>period<th>last read<th>missed ticks<th>problem
+<p>Processor time of the agent: {cost}.</p>
+<table><tr><th>source<th>state<th>readings<th>period<th>last read<th>its processor time<th>missed ticks<th>problem
 {rows}</table></html>
 """

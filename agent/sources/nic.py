@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import itemgetter
 
+from agent.counter_memory import CounterMemory
 from agent.facts import known
 from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
-from agent.sources.ethtool_drivers import DRIVERS, typed
+from agent.sources.ethtool_drivers import DRIVERS, narrow, set_back_with_narrow, typed
 from agent.topology.network import NetworkDevice, Wiring
+from agent.unwrap import Carried, Unwrap
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
@@ -31,6 +33,7 @@ class _Card:
     names: list[str]
     positions: list[int]
     start: int
+    unwrap: Unwrap
 
 
 class Nic(HoldsNothing):
@@ -38,18 +41,32 @@ class Nic(HoldsNothing):
 
     name = "nic"
     family = "network"
+    longest_period_seconds = 20.0
+    """Some counters of drops are 32 bits wide: at 200 million packets a second 21 seconds' worth."""
 
     def __init__(self, period_seconds: float = 1.0, wiring: Wiring | None = None) -> None:
         self.period_seconds = period_seconds
         self._wiring = wiring or Wiring()
         self._cards: list[_Card] = []
+        self._memory: CounterMemory | None = None
+        self._before: dict[str, Carried] = {}
+        """What is known of counters that the next probe finds."""
+
+    def remember(self, memory: CounterMemory) -> None:
+        """Take up the wraps that were met before a restart, and keep them from now on."""
+        self._memory = memory
+        self._before = memory.load()
+
+    @property
+    def _carried(self) -> dict[str, Carried]:
+        return {card.interface: card.unwrap.carried for card in self._cards}
 
     def probe(self, host: Host) -> Inventory:
         """Ask every interface for its driver and its list of statistics."""
         columns = Columns()
         findings: list[Finding] = []
         bystanders: list[Entity] = []
-        self._cards = []
+        before, self._before, self._cards = self._before | self._carried, {}, []
         network = self._wiring.look(host)
         for interface in _interfaces(host):
             try:
@@ -68,7 +85,9 @@ class Nic(HoldsNothing):
             for metric, part, _ in found:
                 columns.add(metric, _about(card, metric, part))
             positions = [position for _, _, position in found]
-            self._cards.append(_Card(interface, statistics["names"], positions, start))
+            told = [statistics["names"][position] for position in positions]
+            unwrap = _unwrap(driver["driver"], told, start, before.get(interface))
+            self._cards.append(_Card(interface, statistics["names"], positions, start, unwrap))
         return Inventory(tuple(columns.columns), tuple(bystanders), tuple(findings))
 
     def read(self, host: Host, into: Table) -> None:
@@ -82,10 +101,20 @@ class Nic(HoldsNothing):
                 continue
             if statistics["names"] is not card.names and statistics["names"] != card.names:
                 _read_by_name(card, statistics, into)
-                continue
-            values = statistics["values"]
-            picked = itemgetter(*card.positions)(values)
-            into.put_all(card.start, picked if width > 1 else (picked,))
+            else:
+                values = statistics["values"]
+                picked = itemgetter(*card.positions)(values)
+                into.put_all(card.start, picked if width > 1 else (picked,))
+            card.unwrap.carry_on(into.values, into.reasons)
+        if self._memory:
+            unwraps = {card.interface: card.unwrap for card in self._cards}
+            self._memory.keep(unwraps, host.clock.now().boot_ns)
+
+
+def _unwrap(driver: str, told: list[str], start: int, before: Carried | None) -> Unwrap:
+    columns = {name: start + offset for offset, name in enumerate(told)}
+    wide = [column for name, column in columns.items() if set_back_with_narrow(name)]
+    return Unwrap({n: column for n, column in columns.items() if narrow(driver, n)}, wide, before)
 
 
 def _read_by_name(card: _Card, statistics: Json, into: Table) -> None:

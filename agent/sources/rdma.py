@@ -1,27 +1,39 @@
-"""RDMA ports: every file of counters/ and hw_counters/, port state and line rate.
+"""RDMA ports: every counter file, optional counters, port state and line rate.
 
 Layout: torvalds/linux:drivers/infiniband/core/sysfs.c. Reading one file of a set makes the driver
-refresh the whole set, so the files of a port are read back to back.
+refresh the whole set, so the files of a set are read back to back. Counters that wrap at 32 bits
+are carried on to 64; those that stick at their end are counted as saturated.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import ge
 
+from agent.counter_memory import CounterMemory
 from agent.facts import counted, known, linked, names, text
 from agent.host import Host, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sources.rdma_files import DEVICE, CounterFile, Device, counter_files, rdma_driver
 from agent.topology.network import Network, Wiring
 from agent.topology.rules import BRIDGE
+from agent.unwrap import Carried, Unwrap, picker
 from railscope.catalog import rdma as catalog
-from railscope.catalog.declare import Metric
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.entity import Entity
-from railscope.reading import Absent, Reading, reason_of
+from railscope.reading import (
+    PRESENT,
+    REASONS,
+    UNSIGNED_RANGE,
+    Absent,
+    Reading,
+    reason_of,
+    to_stored,
+)
 
 ROOT = "/sys/class/infiniband"
-_SETS = ("counters", "hw_counters")
-_NO_COUNTERS = {"lifespan"}
 _ACTIVE = 4
 _MEGABITS_PER_GIGABIT = 1000
 _NUMBERED = re.compile(rb"\s*(\d+)\s*:")
@@ -33,51 +45,64 @@ class Rdma:
 
     name = "rdma"
     family = "network"
+    longest_period_seconds = 10.0
+    """Q counters of mlx5 are 32 bits wide: at some 400 million messages a second 11 seconds' worth."""
 
     def __init__(self, period_seconds: float = 1.0, wiring: Wiring | None = None) -> None:
         self.period_seconds = period_seconds
         self._wiring = wiring or Wiring()
         self._counters: KeptFiles | None = None
         self._states: KeptFiles | None = None
+        self._steps: list[tuple[int, int]] = []
+        self._unwraps: dict[str, Unwrap] = {}
+        self._saturated: list[_Saturated] = []
+        self._optional: list[_Optional] = []
         self._first_state = 0
+        self._memory: CounterMemory | None = None
+        self._before: dict[str, Carried] = {}
+        """What is known of counters that the next probe finds."""
+
+    def remember(self, memory: CounterMemory) -> None:
+        """Take up the wraps that were met before a restart, and keep them from now on."""
+        self._memory = memory
+        self._before = memory.load()
 
     def probe(self, host: Host) -> Inventory:
         """Find all ports and all their counter files."""
-        try:
-            devices = host.names(ROOT)
-        except FileNotFoundError:
-            devices = []
         network = self._wiring.look(host)
+        there = _devices(host, network)
+        bridges = [device.whole for device in there if device.whole.facts.get("role") == BRIDGE]
+        devices = [device for device in there if device.whole not in bridges]
         columns = Columns()
-        paths: list[str] = []
-        ports: list[tuple[str, Entity]] = []
-        bridges: list[Entity] = []
-        for device in devices:
-            for port in names(host, f"{ROOT}/{device}/ports"):
-                folder = f"{ROOT}/{device}/ports/{port}"
-                entity = Entity(RDMA_PORT, (device, port), _facts(host, device, folder, network))
-                if entity.facts.get("role") == BRIDGE:
-                    bridges.append(entity)
-                    continue
-                ports.append((folder, entity))
-                for path, metric, about in _counter_files(host, folder, entity):
-                    columns.add(metric, about)
-                    paths.append(path)
+        files = [file for device in devices for file in counter_files(host, device)]
+        for file in files:
+            columns.add(file.metric, file.about)
+        ports = [pair for device in devices for pair in device.ports]
+        self._optional = [
+            optional for _, port in ports if (optional := _optional(host, port, files, columns))
+        ]
+        self._saturated = _saturated(files, columns)
         self._first_state = len(columns.columns)
         for _, entity in ports:
             for metric in _STATES:
                 columns.add(metric, entity)
+        self._steps = [(column, file.step) for column, file in enumerate(files) if file.step != 1]
+        self._unwraps = _unwraps(files, self._before | self._carried)
+        self._before = {}
         self.close()
-        self._counters = host.keep(paths)
+        self._counters = host.keep([file.path for file in files])
         self._states = host.keep([f"{folder}/{file}" for folder, _ in ports for file in _FILES])
-        findings = (_finding(devices, len(ports), len(paths)), *_problems(network))
+        findings = (_finding(len(there), len(ports), len(files)), *_problems(network))
         return Inventory(tuple(columns.columns), tuple(bridges), findings)
 
-    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
-        """Read all counter files, then the states."""
+    def read(self, host: Host, into: Table) -> None:
+        """Read all counter files, then what netlink tells, then the states."""
         if self._counters is None or self._states is None:
             return
         self._counters.read_into(into.values, into.reasons, 0)
+        for optional in self._optional:
+            optional.read(host, into)
+        self._carry_on(host, into)
         ports = (len(into.values) - self._first_state) // len(_STATES)
         for port in range(ports):
             file, column = port * len(_FILES), self._first_state + port * len(_STATES)
@@ -86,6 +111,21 @@ class Rdma:
             into.put(column + 1, _number(self._states, file + 1))
             into.put(column + 2, state if isinstance(state, Absent) else int(state == _ACTIVE))
             into.put(column + 3, _rate(self._states, file + 2))
+
+    def _carry_on(self, host: Host, into: Table) -> None:
+        values = into.values
+        for column, step in self._steps:
+            values[column] = values[column] * step % UNSIGNED_RANGE
+        for saturated in self._saturated:
+            saturated.count(into)
+        for unwrap in self._unwraps.values():
+            unwrap.carry_on(values, into.reasons)
+        if self._memory:
+            self._memory.keep(self._unwraps, host.clock.now().boot_ns)
+
+    @property
+    def _carried(self) -> dict[str, Carried]:
+        return {folder: unwrap.carried for folder, unwrap in self._unwraps.items()}
 
     def close(self) -> None:
         """Close the kept files."""
@@ -104,32 +144,131 @@ _STATES = (
 )
 
 
-def _counter_files(host: Host, folder: str, port: Entity) -> list[tuple[str, Metric, Entity]]:
-    found: dict[tuple[Metric, Entity], str] = {}
-    for set_ in _SETS:
-        for file in names(host, f"{folder}/{set_}"):
-            if file in _NO_COUNTERS:
-                continue
-            metric = catalog.COUNTER_FILES.get(file)
-            generic = metric is None or (metric, port) in found
-            about = port.part(RDMA_COUNTER, file) if generic else port
-            key = (catalog.other(file) if generic or metric is None else metric, about)
-            found.setdefault(key, f"{folder}/{set_}/{file}")
-    return [(path, metric, about) for (metric, about), path in found.items()]
+@dataclass(frozen=True, slots=True)
+class _Saturated:
+    """The narrow counters of a port that stick at their end, and the column that counts those."""
+
+    column: int
+    pick: Callable[[Sequence[int]], Sequence[int]]
+    highest: tuple[int, ...]
+
+    def count(self, into: Table) -> None:
+        reasons = self.pick(into.reasons)
+        if PRESENT in reasons:
+            into.put(self.column, sum(map(ge, self.pick(into.values), self.highest)))
+        else:
+            into.put(self.column, REASONS[reasons[0]])
 
 
-def _facts(host: Host, device: str, folder: str, network: Network) -> dict[str, str]:
-    base = f"{ROOT}/{device}"
+def _saturated(files: Sequence[CounterFile], columns: Columns) -> list[_Saturated]:
+    sticking: dict[tuple[str, ...], dict[int, int]] = {}
+    for column, file in enumerate(files):
+        if file.highest:
+            sticking.setdefault(file.about.key[:2], {})[column] = file.highest
+    entities = {file.about.key: file.about for file in files if file.about.kind is RDMA_PORT}
+    return [
+        _Saturated(
+            columns.add(catalog.RDMA_SATURATED, entities[key]), picker(of), tuple(of.values())
+        )
+        for key, of in sticking.items()
+    ]
+
+
+def _unwraps(files: Sequence[CounterFile], before: dict[str, Carried]) -> dict[str, Unwrap]:
+    """One for each folder that has counters of 32 bits; the others in it have 64."""
+    narrow: dict[str, dict[str, int]] = {}
+    wide: dict[str, list[int]] = {}
+    for column, file in enumerate(files):
+        if file.narrow:
+            narrow.setdefault(file.folder, {})[file.name] = column
+        else:
+            wide.setdefault(file.folder, []).append(column)
+    return {
+        folder: Unwrap(of, wide.get(folder, ()), before.get(folder))
+        for folder, of in narrow.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Optional:
+    """Counters of a port that only netlink tells: one call for all of them."""
+
+    port: Entity
+    columns: dict[str, int]
+
+    def read(self, host: Host, into: Table) -> None:
+        try:
+            told = _netlink(host, self.port)
+        except OSError as error:
+            for column in self.columns.values():
+                into.put(column, reason_of(error))
+            return
+        for name, column in self.columns.items():
+            into.put(column, to_stored(told[name]) if name in told else Absent.GONE)
+
+
+def _netlink(host: Host, port: Entity) -> dict[str, int]:
+    device, number = port.key
+    told: dict[str, int] = host.call("netlink", "rdma_statistics", device, int(number))
+    return told
+
+
+def _optional(
+    host: Host, port: Entity, files: Iterable[CounterFile], columns: Columns
+) -> _Optional | None:
+    try:
+        told = _netlink(host, port)
+    except OSError:
+        return None
+    taken = {file.metric for file in files if file.about == port}
+    driver = rdma_driver(port.facts.get("driver", ""), port.key[0])
+    found = {}
+    for name in sorted(told.keys() & catalog.OPTIONAL):
+        metric, about = catalog.meaning(driver, name), port
+        if metric is None or metric in taken:
+            metric, about = catalog.other(name), port.part(RDMA_COUNTER, name)
+        found[name] = columns.add(metric, about)
+    return _Optional(port, found) if found else None
+
+
+def _devices(host: Host, network: Network) -> list[Device]:
+    try:
+        found = host.names(ROOT)
+    except FileNotFoundError:
+        return []
+    return [_device(host, name, network) for name in found]
+
+
+def _device(host: Host, name: str, network: Network) -> Device:
+    base = f"{ROOT}/{name}"
+    facts = _facts(host, base, network)
+    ports = []
+    for port in names(host, f"{base}/ports"):
+        folder = f"{base}/ports/{port}"
+        of_port = known(
+            link_layer=text(host, f"{folder}/link_layer"),
+            interface=_interface(host, base, folder),
+        )
+        ports.append((folder, Entity(RDMA_PORT, (name, port), facts | of_port)))
+    driver = rdma_driver(facts.get("driver", ""), name)
+    return Device(driver, base, Entity(RDMA_PORT, (name, DEVICE), facts), tuple(ports))
+
+
+def _facts(host: Host, base: str, network: Network) -> dict[str, str]:
     address = linked(host, f"{base}/device")
     return network.at(address).facts | known(
-        driver=linked(host, f"/sys/bus/pci/devices/{address}/driver") if address else "",
+        driver=_driver(host, base, address),
         pci_address=address,
         firmware=text(host, f"{base}/fw_ver"),
         board=text(host, f"{base}/board_id"),
         hca=text(host, f"{base}/hca_type"),
-        link_layer=text(host, f"{folder}/link_layer"),
-        interface=_interface(host, base, folder),
     )
+
+
+def _driver(host: Host, base: str, address: str) -> str:
+    """The driver of the PCI device; a part of one (a subfunction) sits on a bus of its own."""
+    of_pci = linked(host, f"/sys/bus/pci/devices/{address}/driver") if address else ""
+    return of_pci or linked(host, f"{base}/device/driver")
 
 
 def _interface(host: Host, base: str, folder: str) -> str:
@@ -156,10 +295,10 @@ def _rate(files: KeptFiles, index: int) -> Reading:
     return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR
 
 
-def _finding(devices: list[str], ports: int, files: int) -> Finding:
+def _finding(devices: int, ports: int, files: int) -> Finding:
     if not devices:
         return Finding("RDMA devices", Verdict.ABSENT, f"{ROOT} has no device")
-    found = (counted(len(devices), "device"), counted(ports, "port"))
+    found = (counted(devices, "device"), counted(ports, "port"))
     detail = f"{', '.join(found)}, {counted(files, 'counter file')}"
     return Finding("RDMA devices", Verdict.SUPPORTED, detail)
 

@@ -5,21 +5,22 @@ A source like any other, only that it reads the agent and not the machine.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from agent.budget import Keeper
 from agent.host import Host
+from agent.meter import ProcessMeter
 from agent.source import Columns, HoldsNothing, Inventory, Table
 from agent.stats import ShippingStats
 from railscope.catalog import agent as c
-from railscope.catalog.entities import ABSENCE, DROP, NODE, SOURCE
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import ABSENCE, BUDGET, DROP, NODE, SOURCE
 from railscope.entity import Entity
 from railscope.frame import Event, Frame
 from railscope.reading import REASONS, Absent, Reading
 
-_PAGE_BYTES = 4096
-_RESIDENT_FIELD = 1
+_MILLIONTHS = 1_000_000
 
 
 class SourceStatus(Protocol):
@@ -29,9 +30,16 @@ class SourceStatus(Protocol):
     reads: int
     missed_ticks: int
     duration_ns: int
+    cpu_ns: int
+    stretch: int
     finished_boot_ns: int | None
     overdue: bool
     frame: Frame | None
+
+    @property
+    def period_ns(self) -> int:
+        """The present period."""
+        ...
 
 
 class SelfMetrics(HoldsNothing):
@@ -39,6 +47,8 @@ class SelfMetrics(HoldsNothing):
 
     name = "agent"
     family = "agent"
+    longest_period_seconds = 5.0
+    """A page that says what is wrong must not be the first to fall silent."""
 
     def __init__(
         self,
@@ -46,8 +56,10 @@ class SelfMetrics(HoldsNothing):
         shipping: ShippingStats,
         take_events: Callable[[], list[Event]],
         period_seconds: float = 1.0,
+        keeper: Callable[[], Keeper | None] = lambda: None,
     ) -> None:
         self.period_seconds = period_seconds
+        self._keeper = keeper
         self._statuses = statuses
         self._shipping = shipping
         self._take_events = take_events
@@ -59,6 +71,7 @@ class SelfMetrics(HoldsNothing):
             source = Entity(SOURCE, (name,))
             for metric in (
                 c.SOURCE_STATE, c.SOURCE_READ_TIME, c.SOURCE_AGE, c.SOURCE_READS, c.SOURCE_MISSED,
+                c.SOURCE_CPU, c.SOURCE_PERIOD, c.SOURCE_STRETCH,
             ):  # fmt: skip
                 columns.add(metric, source)
             for reason in Absent:
@@ -71,6 +84,8 @@ class SelfMetrics(HoldsNothing):
             columns.add(metric, node)
         for why in self._shipping.dropped_frames:
             columns.add(c.FRAMES_DROPPED, node.part(DROP, why))
+        for metric, about, _ in _budget_readings(self._keeper()):
+            columns.add(metric, about)
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
@@ -86,17 +101,22 @@ class SelfMetrics(HoldsNothing):
                 Absent.NOT_DUE if finished is None else now_ns - finished,
                 status.reads,
                 status.missed_ticks,
+                status.cpu_ns,
+                status.period_ns,
+                status.stretch,
                 *_absent_counts(status),
             ]
-        shipping = self._shipping
+        shipping, keeper = self._shipping, self._keeper()
+        meter = keeper.meter if keeper else ProcessMeter()
         readings += [
-            time.process_time_ns(),
-            _resident_bytes(),
+            meter.process_cpu_ns(),
+            meter.resident_bytes(),
             shipping.spool_bytes,
             shipping.spool_envelopes,
             shipping.shipped_frames,
             shipping.failures,
             *shipping.dropped_frames.values(),
+            *(reading for _, _, reading in _budget_readings(keeper)),
         ]
         for position, reading in enumerate(readings):
             into.put(position, reading)
@@ -112,6 +132,22 @@ def _absent_counts(status: SourceStatus) -> list[int]:
     return [frame.reasons.count(code) for code in REASONS]
 
 
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - once a second
-        return int(file.read().split()[_RESIDENT_FIELD]) * _PAGE_BYTES
+def _budget_readings(keeper: Keeper | None) -> list[tuple[Metric, Entity, Reading]]:
+    """What there is to say of the agent's budget; nothing of what is not bounded."""
+    if keeper is None:
+        return []
+    node, budget, use = Entity(NODE), keeper.budget, keeper.governor.use
+    share: Reading = Absent.NOT_DUE if use is None else round(use * _MILLIONTHS)
+    found: list[tuple[Metric, Entity, Reading]] = [(c.AGENT_CPU_USE, node, share)]
+    if budget.cpu_ratio:
+        state = keeper.governor.state
+        found += [
+            (c.AGENT_CPU_BUDGET, node, round(budget.cpu_ratio * _MILLIONTHS)),
+            (c.GOVERNOR_STATE, node.part(BUDGET, "cpu"), state),
+        ]
+    if budget.memory_bytes:
+        found += [
+            (c.AGENT_MEMORY_BUDGET, node, budget.memory_bytes),
+            (c.GOVERNOR_STATE, node.part(BUDGET, "memory"), keeper.memory.state),
+        ]
+    return found

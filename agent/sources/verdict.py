@@ -34,6 +34,8 @@ class GpuVerdicts(HoldsNothing):
 
     name = "gpu_verdict"
     family = "agent"
+    longest_period_seconds = 20.0
+    """Whoever waits for a GPU to be drained waits no longer than that."""
 
     def __init__(
         self,

@@ -55,6 +55,8 @@ class KernelLogStream:
 
     name = "kernel"
     family = "agent"
+    longest_period_seconds = 5.0
+    """The log is a ring: what is written over before it was read is lost."""
 
     def __init__(self, period_seconds: float = 1.0, xids: XidBook | None = None) -> None:
         self.period_seconds = period_seconds

@@ -1,11 +1,13 @@
 """What the agent tells about itself."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import ABSENCE, DROP, NODE, SOURCE
+from railscope.catalog.entities import ABSENCE, BUDGET, DROP, NODE, SOURCE
 
 START = "Counts from the start of the agent."
 NANOSECOND = per(10**9)
+MILLIONTH = per(10**6)
 SOURCE_STATES = {0: "starting", 1: "ok", 2: "partial", 3: "unsupported", 4: "failed"}
+GOVERNOR_STATES = {0: "within", 1: "stretching", 2: "at_limit"}
 
 SOURCE_STATE = Metric(
     "railscope_source_state",
@@ -52,6 +54,35 @@ SOURCE_MISSED = Metric(
     help="Ticks at which the source could not be read because the read before had not returned.",
     origin="agent",
 )
+SOURCE_CPU = Metric(
+    "railscope_source_cpu_seconds_total",
+    Kind.COUNTER,
+    SOURCE,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    rollups=(Rollup.MAX,),
+    resets=START,
+    help="Processor time the agent has used to read the source and to look for what is there.",
+    origin="clock_gettime(CLOCK_THREAD_CPUTIME_ID)",
+)
+SOURCE_PERIOD = Metric(
+    "railscope_source_period_seconds",
+    Kind.GAUGE,
+    SOURCE,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    help="Time from one read of the source to the next, as the governor has set it.",
+    origin="agent",
+)
+SOURCE_STRETCH = Metric(
+    "railscope_source_stretch_ratio",
+    Kind.GAUGE,
+    SOURCE,
+    unit=Unit.RATIO,
+    rollups=(Rollup.MAX,),
+    help="Period of the source in configured periods: more than 1 where the governor has lengthened it.",
+    origin="agent",
+)
 SOURCE_ABSENT = Metric(
     "railscope_source_absent_readings",
     Kind.GAUGE,
@@ -79,6 +110,41 @@ AGENT_MEMORY = Metric(
     rollups=(Rollup.MAX,),
     help="Memory the agent occupies.",
     origin="/proc/self/statm (pages)",
+)
+AGENT_CPU_USE = Metric(
+    "railscope_agent_cpu_use_ratio",
+    Kind.GAUGE,
+    NODE,
+    unit=Unit.RATIO,
+    scale=MILLIONTH,
+    rollups=(Rollup.MEAN, Rollup.MAX),
+    help="Share of one processor core that the agent used over the last minute.",
+    origin="clock_gettime(CLOCK_PROCESS_CPUTIME_ID)",
+)
+AGENT_CPU_BUDGET = Metric(
+    "railscope_agent_cpu_budget_ratio",
+    Kind.GAUGE,
+    NODE,
+    unit=Unit.RATIO,
+    scale=MILLIONTH,
+    help="Share of one processor core that the agent keeps to by reading less often.",
+    origin="setting budget.cpu_ratio",
+)
+AGENT_MEMORY_BUDGET = Metric(
+    "railscope_agent_memory_budget_bytes",
+    Kind.GAUGE,
+    NODE,
+    unit=Unit.BYTES,
+    help="Resident memory above which the agent gives back what it can do without.",
+    origin="setting budget.memory_bytes",
+)
+GOVERNOR_STATE = Metric(
+    "railscope_governor_state",
+    Kind.STATE,
+    BUDGET,
+    states=GOVERNOR_STATES,
+    help="Whether a budget of the agent is kept: within it, by stretching periods, or not at all (at_limit).",
+    origin="agent",
 )
 SPOOL_SIZE = Metric(
     "railscope_spool_size_bytes",
@@ -134,6 +200,14 @@ SOURCE_EVENT = EventClass(
     help="A source changed its state.",
     origin="agent",
     facts=("before", "after", "problem"),
+)
+GOVERNOR_EVENT = EventClass(
+    "governor",
+    SOURCE,
+    "warning",
+    help="The governor changed the period of a source, to keep the agent's budget or as there is room again.",
+    origin="agent",
+    facts=("before", "after", "why"),
 )
 GAP_EVENT = EventClass(
     "gap",

@@ -6,7 +6,7 @@ are all derived from it. This module imports nothing of ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -19,6 +19,7 @@ class Kind(StrEnum):
     GAUGE = "gauge"
     INFO = "info"
     STATE = "state"
+    HISTOGRAM = "histogram"
 
 
 class Unit(StrEnum):
@@ -31,6 +32,8 @@ class Unit(StrEnum):
     RATIO = "ratio"
     WATTS = "watts"
     JOULES = "joules"
+    VOLTS = "volts"
+    AMPERES = "amperes"
     CELSIUS = "celsius"
     HERTZ = "hertz"
     TRANSFERS_PER_SECOND = "transfers_per_second"
@@ -41,6 +44,11 @@ class Unit(StrEnum):
     FRAMES = "frames"
     ERRORS = "errors"
     BITS = "bits"
+
+
+BUCKET = "le"
+"""The last label of what a histogram is about: the upper bound of a bucket, or `SUM`."""
+NO_BOUND, SUM = "+Inf", "sum"
 
 
 class Rollup(StrEnum):
@@ -94,6 +102,9 @@ class Metric:
     practice, 32 for the Q counters of mlx5. `saturates` marks narrow counters that stick at their
     maximum instead. `states` names the integers of a STATE metric. `since` names the generation of
     hardware, or the driver, that first has it; empty where all have it.
+
+    A HISTOGRAM is about a kind whose last label is `le`: one entity for each of its `buckets`, which
+    counts what was at most so much, and one named `sum`, alone in steps of `scale`. All are counters.
     """
 
     name: str
@@ -109,6 +120,7 @@ class Metric:
     wraps_at_bits: int = 64
     saturates: bool = False
     states: Mapping[int, str] = field(default_factory=dict)
+    bounds: tuple[Fraction, ...] = ()
     other_names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -125,9 +137,27 @@ class Metric:
             problems.append("help must be a sentence with a full stop")
         if (self.kind is Kind.STATE) != bool(self.states):
             problems.append("STATE metrics, and only they, name their states")
+        if (self.kind is Kind.HISTOGRAM) != bool(self.bounds):
+            problems.append("HISTOGRAM metrics, and only they, have bounds")
+        if (self.kind is Kind.HISTOGRAM) != (self.about.labels[-1:] == (BUCKET,)):
+            problems.append(
+                f"HISTOGRAM metrics, and only they, are about a kind that ends in {BUCKET}"
+            )
+        if list(self.bounds) != sorted(set(self.bounds)):
+            problems.append("bounds rise")
         if problems:
             message = f"metric {self.name}: {'; '.join(problems)}"
             raise ValueError(message)
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """The `le` of every bucket of a histogram, the smallest first; each counts those before."""
+        return (*(repr(float(bound)) for bound in self.bounds), NO_BOUND)
+
+    def scale_of(self, key: Sequence[str]) -> Fraction:
+        """What one step of a stored value is worth; the buckets of a histogram count."""
+        counts = self.kind is Kind.HISTOGRAM and key[-1] != SUM
+        return Fraction(1) if counts else self.scale
 
     @property
     def stem(self) -> str:

@@ -57,6 +57,7 @@ GPU_CONDITION = EntityKind("gpu_condition", ("gpu", "condition"), part_of=GPU)
 GPU_C2C = EntityKind("gpu_c2c", ("gpu", "c2c_link"), part_of=GPU)
 GPU_C2C_ERROR = EntityKind("gpu_c2c_error", ("gpu", "c2c_link", "error"), part_of=GPU)
 GPU_REASON = EntityKind("gpu_reason", ("gpu", "reason"), part_of=GPU)
+GPU_WINDOW = EntityKind("gpu_window", ("gpu", "le"), part_of=GPU)
 GPU_PROCESS = EntityKind(
     "gpu_process",
     ("gpu", "pid"),
@@ -87,7 +88,59 @@ NIC = EntityKind(
     ("driver", "pci_address", "firmware", "rdma_device", "rail", "role"),
 )
 NIC_PRIORITY = EntityKind("nic_priority", ("interface", "priority"), part_of=NIC)
+NIC_WINDOW = EntityKind("nic_window", ("interface", "direction", "le"), part_of=NIC)
 NIC_LANE = EntityKind("nic_lane", ("interface", "lane"), part_of=NIC)
+NIC_TRAFFIC_CLASS = EntityKind("nic_traffic_class", ("interface", "traffic_class"), part_of=NIC)
+NIC_BUFFER = EntityKind("nic_buffer", ("interface", "buffer"), part_of=NIC)
+NIC_BUFFER_THRESHOLD = EntityKind(
+    "nic_buffer_threshold", ("interface", "buffer", "threshold"), part_of=NIC
+)
+NIC_DIRECTION = EntityKind("nic_direction", ("interface", "direction"), part_of=NIC)
+NIC_ECN = EntityKind("nic_ecn", ("interface", "side", "priority"), part_of=NIC)
+NIC_DCQCN = EntityKind("nic_dcqcn", ("interface", "parameter"), part_of=NIC)
+NIC_SETTINGS = EntityKind(
+    "nic_settings",
+    ("interface",),
+    (
+        "firmware",
+        "mtu",
+        "autonegotiation",
+        "fec",
+        "pause",
+        "pfc",
+        "trust",
+        "dscp_map",
+        "applications",
+        "dcbx",
+        "traffic_classes",
+        "bandwidth",
+        "scheduling",
+        "rate_limits",
+        "buffer_of_priority",
+        "ecn_notification",
+        "ecn_reaction",
+        "np_cnp_dscp",
+        "np_cnp_prio",
+        "rdma_cm_tos",
+        "rdma_cm_mode",
+        "rdma_traffic_class",
+        "gid_types",
+    ),
+    part_of=NIC,
+)
+NIC_MODULE = EntityKind(
+    "nic_module",
+    ("interface",),
+    ("type", "vendor", "part_number", "revision", "serial", "media", "length_metres"),
+    part_of=NIC,
+)
+NIC_MODULE_THRESHOLD = EntityKind("nic_module_threshold", ("interface", "threshold"), part_of=NIC)
+NIC_NEIGHBOUR = EntityKind(
+    "nic_neighbour",
+    ("interface",),
+    ("switch", "switch_port", "chassis", "management_address", "port_description", "vlan"),
+    part_of=NIC,
+)
 
 RDMA_PORT = EntityKind(
     "rdma_port",
@@ -110,6 +163,55 @@ PCIE = EntityKind("pcie", ("pci_address",), ("role", "vendor", "device", "driver
 PCIE_AER = EntityKind("pcie_aer", ("pci_address", "severity", "error"), part_of=PCIE)
 PCIE_ROOT_ERROR = EntityKind("pcie_root_error", ("pci_address", "severity"), part_of=PCIE)
 
+ENERGY_DOMAIN = EntityKind("energy_domain", ("domain",), part_of=NODE)
+POWER_LIMIT = EntityKind("power_limit", ("domain", "limit"), part_of=NODE)
+MEMORY_CONTROLLER = EntityKind("memory_controller", ("controller",), ("model",))
+DIMM = EntityKind(
+    "dimm",
+    ("controller", "dimm"),
+    ("slot", "location", "memory_type", "device_width", "edac_mode"),
+    part_of=MEMORY_CONTROLLER,
+)
+SENSOR = EntityKind("sensor", ("chip", "address", "sensor"))
+SENSOR_LIMIT = EntityKind("sensor_limit", ("chip", "address", "sensor", "limit"), part_of=SENSOR)
+SENSOR_ALARM = EntityKind("sensor_alarm", ("chip", "address", "sensor", "alarm"), part_of=SENSOR)
+
+GDS_OPERATION = EntityKind("gds_operation", ("operation",), part_of=NODE)
+GDS_ERROR = EntityKind("gds_error", ("error",), part_of=NODE)
+GPUDIRECT_MODULE = EntityKind("gpudirect_module", ("module",), ("version",), part_of=NODE)
+NFS_MOUNT = EntityKind(
+    "nfs_mount", ("export", "mount_point", "protocol"), ("version", "security", "connections")
+)
+NFS_EVENT = EntityKind(
+    "nfs_event", ("export", "mount_point", "protocol", "event"), part_of=NFS_MOUNT
+)
+NFS_OPERATION = EntityKind(
+    "nfs_operation", ("export", "mount_point", "protocol", "operation"), part_of=NFS_MOUNT
+)
+LUSTRE_CLIENT = EntityKind("lustre_client", ("filesystem", "client"))
+LUSTRE_OPERATION = EntityKind(
+    "lustre_operation", ("filesystem", "client", "operation"), part_of=LUSTRE_CLIENT
+)
+LUSTRE_TARGET = EntityKind(
+    "lustre_target", ("filesystem", "client", "target"), part_of=LUSTRE_CLIENT
+)
+LUSTRE_REQUEST = EntityKind(
+    "lustre_request", ("filesystem", "client", "target", "request"), part_of=LUSTRE_CLIENT
+)
+CEPH_CLIENT = EntityKind("ceph_client", ("cluster", "client"))
+CEPH_OPERATION = EntityKind(
+    "ceph_operation", ("cluster", "client", "operation"), part_of=CEPH_CLIENT
+)
+NVME_DRIVE = EntityKind(
+    "nvme_drive", ("drive",), ("controller", "disks", "model", "serial", "firmware", "transport")
+)
+NVME_WARNING = EntityKind("nvme_warning", ("drive", "warning"), part_of=NVME_DRIVE)
+NVME_DIRECTION = EntityKind("nvme_direction", ("drive", "direction"), part_of=NVME_DRIVE)
+
+BOND = EntityKind("bond", ("bond",), ("mode",))
+BOND_MEMBER = EntityKind("bond_member", ("bond", "interface"), part_of=BOND)
+ECN_CODE = EntityKind("ecn_code", ("codepoint",), part_of=NODE)
+
 XID = EntityKind("xid", ("pci_address", "xid"))
 SXID = EntityKind("sxid", ("nvswitch", "sxid", "severity"))
 GPU_ADDRESS = EntityKind("gpu_address", ("pci_address",))
@@ -119,6 +221,7 @@ AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 
 SOURCE = EntityKind("source", ("source",))
 ABSENCE = EntityKind("absence", ("source", "reason"), part_of=SOURCE)
+BUDGET = EntityKind("budget", ("resource",), part_of=NODE)
 DROP = EntityKind("drop", ("reason",), part_of=NODE)
 
 CLUSTER = EntityKind("cluster", ())

@@ -11,22 +11,25 @@ MICROSECOND = per(10**6)
 SUM_AND_MAX = (Rollup.SUM, Rollup.MAX)
 
 
-def _counter(  # noqa: PLR0913 - what is special about some of the counters below
+def counter(  # noqa: PLR0913 - what is special about some of the counters below
     stem: str,
     help_: str,
     *,
     about: EntityKind = NIC,
     unit: Unit = Unit.NONE,
     bits: int = 64,
+    detail: bool = False,
     origin: str,
 ) -> Metric:
+    """Declare a counter of a card; one that is a detail has no roll-ups."""
+    sums = SUM_AND_MAX if unit is Unit.SECONDS else (Rollup.SUM,)
     return Metric(
         f"railscope_nic_{stem}_total",
         Kind.COUNTER,
         about,
         unit=unit,
         scale=MICROSECOND if unit is Unit.SECONDS else per(1),
-        rollups=SUM_AND_MAX if unit is Unit.SECONDS else (Rollup.SUM,),
+        rollups=() if detail else sums,
         resets=DRIVER_LOAD,
         wraps_at_bits=bits,
         help=help_,
@@ -42,269 +45,269 @@ NIC_INFO = Metric(
     origin="ETHTOOL_GDRVINFO, /sys/class/net/*/device",
 )
 
-PFC_RECEIVED = _counter(
+PFC_RECEIVED = counter(
     "receive_pfc_pause_frames",
     "PFC pause frames received: the switch asked us to stop sending.",
     about=NIC_PRIORITY,
     unit=Unit.FRAMES,
-    origin="mlx5 rx_prioN_pause; bnxt rx_pfc_ena_frames_priN; ice rx_priority_N_xoff.nic",
+    origin="mlx5 rx_prioN_pause; bnxt rx_pfc_ena_frames_priN; ice rx_priority_N_xoff.nic; i40e port.rx_priority_N_xoff, port.rx_priority_N_xoff_rx",
 )
-PFC_SENT = _counter(
+PFC_SENT = counter(
     "transmit_pfc_pause_frames",
     "PFC pause frames sent: we asked the switch to stop sending.",
     about=NIC_PRIORITY,
     unit=Unit.FRAMES,
-    origin="mlx5 tx_prioN_pause; bnxt tx_pfc_ena_frames_priN; ice tx_priority_N_xoff.nic",
+    origin="mlx5 tx_prioN_pause; bnxt tx_pfc_ena_frames_priN; ice tx_priority_N_xoff.nic; i40e port.tx_priority_N_xoff, port.tx_priority_N_xoff_tx",
 )
-PFC_RESUMED_RECEIVED = _counter(
+PFC_RESUMED_RECEIVED = counter(
     "receive_pfc_resume_frames",
     "PFC frames received that let us send again.",
     about=NIC_PRIORITY,
     unit=Unit.FRAMES,
-    origin="ice rx_priority_N_xon.nic",
+    origin="ice rx_priority_N_xon.nic; i40e port.rx_priority_N_xon, port.rx_priority_N_xon_rx",
 )
-PFC_RESUMED_SENT = _counter(
+PFC_RESUMED_SENT = counter(
     "transmit_pfc_resume_frames",
     "PFC frames sent that let the switch send again.",
     about=NIC_PRIORITY,
     unit=Unit.FRAMES,
-    origin="ice tx_priority_N_xon.nic",
+    origin="ice tx_priority_N_xon.nic; i40e port.tx_priority_N_xon, port.tx_priority_N_xon_tx",
 )
-PFC_RECEIVED_TIME = _counter(
+PFC_RECEIVED_TIME = counter(
     "receive_pfc_pause_seconds",
     "Time in which the switch kept us from sending.",
     about=NIC_PRIORITY,
     unit=Unit.SECONDS,
     origin="mlx5 rx_prioN_pause_duration (us); bnxt pfc_priN_rx_duration_us",
 )
-PFC_SENT_TIME = _counter(
+PFC_SENT_TIME = counter(
     "transmit_pfc_pause_seconds",
     "Time in which we kept the switch from sending.",
     about=NIC_PRIORITY,
     unit=Unit.SECONDS,
     origin="mlx5 tx_prioN_pause_duration (us); bnxt pfc_priN_tx_duration_us",
 )
-PFC_RECEIVED_TRANSITIONS = _counter(
+PFC_RECEIVED_TRANSITIONS = counter(
     "receive_pfc_pause_transitions",
     "Times the switch stopped us and let us go on.",
     about=NIC_PRIORITY,
-    origin="mlx5 rx_prioN_pause_transition; bnxt pfc_priN_rx_transitions",
+    origin="mlx5 rx_prioN_pause_transition; bnxt pfc_priN_rx_transitions; i40e port.rx_priority_N_xon_2_xoff",
 )
-PFC_SENT_TRANSITIONS = _counter(
+PFC_SENT_TRANSITIONS = counter(
     "transmit_pfc_pause_transitions",
     "Times we stopped the switch and let it go on.",
     about=NIC_PRIORITY,
     origin="bnxt pfc_priN_tx_transitions",
 )
-PRIORITY_RECEIVED = _counter(
+PRIORITY_RECEIVED = counter(
     "priority_receive_bytes",
     "Bytes received in this priority.",
     about=NIC_PRIORITY,
     unit=Unit.BYTES,
     origin="mlx5 rx_prioN_bytes; bnxt rx_bytes_priN",
 )
-PRIORITY_SENT = _counter(
+PRIORITY_SENT = counter(
     "priority_transmit_bytes",
     "Bytes sent in this priority.",
     about=NIC_PRIORITY,
     unit=Unit.BYTES,
     origin="mlx5 tx_prioN_bytes; bnxt tx_bytes_priN",
 )
-PRIORITY_RECEIVED_PACKETS = _counter(
+PRIORITY_RECEIVED_PACKETS = counter(
     "priority_receive_packets",
     "Packets received in this priority.",
     about=NIC_PRIORITY,
     unit=Unit.PACKETS,
     origin="mlx5 rx_prioN_packets; bnxt rx_packets_priN",
 )
-PRIORITY_SENT_PACKETS = _counter(
+PRIORITY_SENT_PACKETS = counter(
     "priority_transmit_packets",
     "Packets sent in this priority.",
     about=NIC_PRIORITY,
     unit=Unit.PACKETS,
     origin="mlx5 tx_prioN_packets; bnxt tx_packets_priN",
 )
-PRIORITY_DISCARDS = _counter(
+PRIORITY_DISCARDS = counter(
     "priority_receive_discarded_packets",
     "Packets of this priority dropped for lack of a buffer.",
     about=NIC_PRIORITY,
     unit=Unit.PACKETS,
-    origin="mlx5 rx_prioN_discards, rx_prioN_buf_discard",
+    origin="mlx5 rx_prioN_discards",
 )
-PRIORITY_CONGESTION_DISCARDS = _counter(
+PRIORITY_CONGESTION_DISCARDS = counter(
     "priority_receive_congestion_discarded_packets",
     "Packets of this priority dropped early because the card's buffer filled up.",
     about=NIC_PRIORITY,
     unit=Unit.PACKETS,
     origin="mlx5 rx_prioN_cong_discard",
 )
-PRIORITY_MARKED = _counter(
+PRIORITY_MARKED = counter(
     "priority_receive_ecn_marked_packets",
     "Packets of this priority that the card's own receive buffer marked as congested.",
     about=NIC_PRIORITY,
     unit=Unit.PACKETS,
     origin="mlx5 rx_prioN_marked",
 )
-PAUSE_RECEIVED = _counter(
+PAUSE_RECEIVED = counter(
     "receive_pause_frames",
     "Pause frames of any kind received by the port.",
     unit=Unit.FRAMES,
-    origin="mlx5 rx_pause_ctrl_phy; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx",
+    origin="mlx5 rx_pause_ctrl_phy; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx; others ETHTOOL_A_PAUSE_STAT_RX_FRAMES",
 )
-PAUSE_SENT = _counter(
+PAUSE_SENT = counter(
     "transmit_pause_frames",
     "Pause frames of any kind sent by the port.",
     unit=Unit.FRAMES,
-    origin="mlx5 tx_pause_ctrl_phy; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx",
+    origin="mlx5 tx_pause_ctrl_phy; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx; others ETHTOOL_A_PAUSE_STAT_TX_FRAMES",
 )
-GLOBAL_PAUSE_RECEIVED_TIME = _counter(
+GLOBAL_PAUSE_RECEIVED_TIME = counter(
     "receive_global_pause_seconds",
     "Time in which link-wide pause kept us from sending.",
     unit=Unit.SECONDS,
     origin="mlx5 rx_global_pause_duration (us)",
 )
-GLOBAL_PAUSE_SENT_TIME = _counter(
+GLOBAL_PAUSE_SENT_TIME = counter(
     "transmit_global_pause_seconds",
     "Time in which we kept the whole link from sending.",
     unit=Unit.SECONDS,
     origin="mlx5 tx_global_pause_duration (us)",
 )
-STORM_WARNINGS = _counter(
+STORM_WARNINGS = counter(
     "transmit_pause_storm_warnings",
     "Times the card had been sending pause for long.",
     origin="mlx5 tx_pause_storm_warning_events",
 )
-STORM_ERRORS = _counter(
+STORM_ERRORS = counter(
     "transmit_pause_storm_errors",
     "Times the card stopped sending pause because it had done so for too long.",
     unit=Unit.ERRORS,
     origin="mlx5 tx_pause_storm_error_events",
 )
-RECEIVED = _counter(
+RECEIVED = counter(
     "receive_bytes",
     "Bytes the port received, RDMA included.",
     unit=Unit.BYTES,
-    origin="mlx5 rx_bytes_phy; bnxt rx_bytes; ice rx_bytes.nic; i40e port.rx_bytes",
+    origin="mlx5 rx_bytes_phy; bnxt rx_bytes; ice rx_bytes.nic; i40e port.rx_bytes; mana hc_rx_bytes; gve rx_bytes",
 )
-SENT = _counter(
+SENT = counter(
     "transmit_bytes",
     "Bytes the port sent, RDMA included.",
     unit=Unit.BYTES,
-    origin="mlx5 tx_bytes_phy; bnxt tx_bytes; ice tx_bytes.nic; i40e port.tx_bytes",
+    origin="mlx5 tx_bytes_phy; bnxt tx_bytes; ice tx_bytes.nic; i40e port.tx_bytes; mana hc_tx_bytes; gve tx_bytes",
 )
-RECEIVED_PACKETS = _counter(
+RECEIVED_PACKETS = counter(
     "receive_packets",
     "Packets the port received, RDMA included.",
     unit=Unit.PACKETS,
-    origin="mlx5 rx_packets_phy",
+    origin="mlx5 rx_packets_phy; bnxt rx_good_frames; gve rx_packets",
 )
-SENT_PACKETS = _counter(
+SENT_PACKETS = counter(
     "transmit_packets",
     "Packets the port sent, RDMA included.",
     unit=Unit.PACKETS,
-    origin="mlx5 tx_packets_phy",
+    origin="mlx5 tx_packets_phy; bnxt tx_good_frames; gve tx_packets",
 )
-RDMA_RECEIVED = _counter(
+RDMA_RECEIVED = counter(
     "receive_rdma_bytes",
     "RDMA bytes this function received.",
     unit=Unit.BYTES,
     origin="mlx5 rx_vport_rdma_unicast_bytes",
 )
-RDMA_SENT = _counter(
+RDMA_SENT = counter(
     "transmit_rdma_bytes",
     "RDMA bytes this function sent.",
     unit=Unit.BYTES,
     origin="mlx5 tx_vport_rdma_unicast_bytes",
 )
-DISCARDS_RECEIVED = _counter(
+DISCARDS_RECEIVED = counter(
     "receive_discarded_packets",
     "Packets the port dropped because no buffer was free.",
     unit=Unit.PACKETS,
-    origin="mlx5 rx_discards_phy; bnxt rx_stat_discard; ice rx_dropped.nic; i40e port.rx_dropped",
+    origin="mlx5 rx_discards_phy; bnxt rx_stat_discard; ice rx_dropped.nic; i40e port.rx_dropped; gve rx_dropped",
 )
-DISCARDS_SENT = _counter(
+DISCARDS_SENT = counter(
     "transmit_discarded_packets",
     "Packets the port dropped before sending.",
     unit=Unit.PACKETS,
-    origin="mlx5 tx_discards_phy; bnxt tx_stat_discard; ice tx_dropped_link_down.nic",
+    origin="mlx5 tx_discards_phy; bnxt tx_stat_discard; ice tx_dropped_link_down.nic; i40e port.tx_dropped_link_down; gve tx_dropped",
 )
-OUT_OF_BUFFER = _counter(
+OUT_OF_BUFFER = counter(
     "receive_out_of_buffer_packets",
     "Ethernet packets dropped because receive queues were empty.",
     unit=Unit.PACKETS,
     bits=32,
-    origin="mlx5 rx_out_of_buffer; ena rx_drops",
+    origin="mlx5 rx_out_of_buffer; bnxt rx_total_ring_discards, rx_total_discard_pkts; mana hc_rx_discards_no_wqe",
 )
-BUFFER_ALMOST_FULL = _counter(
+BUFFER_ALMOST_FULL = counter(
     "receive_buffer_passed_threshold",
     "Times the receive buffer was more than 85 % full.",
     origin="mlx5 rx_buffer_passed_thres_phy; bnxt rx_buffer_passed_threshold",
 )
-ECN_MARKED = _counter(
+ECN_MARKED = counter(
     "receive_ecn_marked_packets",
     "Ethernet (TCP) packets received with a congestion mark.",
     unit=Unit.PACKETS,
     origin="mlx5 rx_ecn_mark",
 )
-CRC_ERRORS = _counter(
+CRC_ERRORS = counter(
     "receive_crc_errors",
     "Frames received with a wrong checksum.",
     unit=Unit.ERRORS,
     origin="mlx5 rx_crc_errors_phy; bnxt rx_fcs_err_frames; ice rx_crc_errors.nic; i40e port.rx_crc_errors",
 )
-SYMBOL_ERRORS = _counter(
+SYMBOL_ERRORS = counter(
     "receive_symbol_errors",
-    "Symbols that could not be decoded.",
+    "Packets dropped for symbols that could not be decoded.",
     unit=Unit.ERRORS,
     origin="mlx5 rx_symbol_err_phy",
 )
-UNCORRECTED_SYMBOLS = _counter(
+UNCORRECTED_SYMBOLS = counter(
     "receive_uncorrected_symbol_errors",
     "Symbols that forward error correction could not mend.",
     unit=Unit.ERRORS,
     origin="mlx5 rx_pcs_symbol_err_phy; bnxt rx_pcs_symbol_err",
 )
-BITS = _counter(
+BITS = counter(
     "receive_bits",
     "Bits received on the wire, the base of the bit error rate.",
     unit=Unit.BITS,
     origin="mlx5 rx_bits_phy; bnxt rx_bits",
 )
-CORRECTED_BITS = _counter(
+CORRECTED_BITS = counter(
     "receive_corrected_bits",
     "Bits that forward error correction mended.",
     unit=Unit.BITS,
-    origin="mlx5 rx_corrected_bits_phy; bnxt rx_corrected_bits",
+    origin="mlx5 rx_corrected_bits_phy; bnxt rx_corrected_bits; others ETHTOOL_A_FEC_STAT_CORR_BITS",
 )
-FEC_CORRECTED_BLOCKS = _counter(
+FEC_CORRECTED_BLOCKS = counter(
     "receive_fec_corrected_blocks",
     "Blocks that forward error correction mended.",
-    origin="bnxt rx_fec_corrected_blocks",
+    origin="bnxt rx_fec_corrected_blocks; others ETHTOOL_A_FEC_STAT_CORRECTED",
 )
-FEC_UNCORRECTABLE_BLOCKS = _counter(
+FEC_UNCORRECTABLE_BLOCKS = counter(
     "receive_fec_uncorrectable_blocks",
     "Blocks that forward error correction could not mend.",
-    origin="bnxt rx_fec_uncorrectable_blocks",
+    origin="bnxt rx_fec_uncorrectable_blocks; others ETHTOOL_A_FEC_STAT_UNCORR",
 )
-LANE_ERRORS = _counter(
+LANE_ERRORS = counter(
     "receive_lane_errors",
     "Bits mended on one lane of the link.",
     about=NIC_LANE,
     unit=Unit.ERRORS,
     origin="mlx5 rx_err_lane_L_phy",
 )
-LINK_DOWNS = _counter(
+LINK_DOWNS = counter(
     "link_downs",
     "Times the link went down.",
     origin="mlx5 link_down_events_phy; bnxt link_down_events",
 )
-PCIE_SIGNAL_ERRORS_RECEIVED = _counter(
+PCIE_SIGNAL_ERRORS_RECEIVED = counter(
     "pcie_receive_signal_errors",
     "PCIe checksum errors the card saw on what it received.",
     unit=Unit.ERRORS,
     origin="mlx5 rx_pci_signal_integrity",
 )
-PCIE_SIGNAL_ERRORS_SENT = _counter(
+PCIE_SIGNAL_ERRORS_SENT = counter(
     "pcie_transmit_signal_errors",
     "PCIe packets the card had to send again.",
     unit=Unit.ERRORS,
@@ -350,18 +353,18 @@ PCIE_WRITE_STALLED = Metric(
     help="Seconds in which PCIe writes of the card were stalled for more than 30 % of the time.",
     origin="ethtool statistics: mlx5 outbound_pci_stalled_wr_events (s)",
 )
-PCIE_OVERFLOWS = _counter(
+PCIE_OVERFLOWS = counter(
     "pcie_buffer_overflow_packets",
     "Packets dropped because PCIe could not take them in time.",
     unit=Unit.PACKETS,
     origin="mlx5 outbound_pci_buffer_overflow",
 )
-MODULE_UNPLUGS = _counter(
+MODULE_UNPLUGS = counter(
     "module_unplugs",
     "Times the transceiver was pulled out.",
     origin="mlx5 module_unplug",
 )
-MODULE_TOO_HOT = _counter(
+MODULE_TOO_HOT = counter(
     "module_high_temperature_events",
     "Times the transceiver was too hot.",
     origin="mlx5 module_high_temp",

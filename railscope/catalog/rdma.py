@@ -1,16 +1,20 @@
 """Metrics of RDMA ports: the files of `counters/` and `hw_counters/`, with one meaning per metric.
 
-`COUNTER_FILES` maps a file name, of whatever vendor, to its metric. A file that is not in it still
-comes through, as `other` says, with its own name as a label.
+`meaning` says which metric a file of a driver tells. A file that tells none still comes through, as
+`other` says, with its own name as a label.
 """
 
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
 from fractions import Fraction
 
-from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit
+from railscope.catalog.declare import Kind, Metric, Rollup, Unit
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
+from railscope.catalog.rdma_counters import COUNTERS, RESOURCES, Row
 
 DRIVER_LOAD = "Counts from driver load or from when the counter was last cleared."
-FOUR_BYTE_WORDS = Fraction(4)
 PORT_STATES = {0: "nop", 1: "down", 2: "init", 3: "armed", 4: "active", 5: "active_defer"}
 PHYSICAL_STATES = {
     1: "sleep",
@@ -21,33 +25,7 @@ PHYSICAL_STATES = {
     6: "link_error_recovery",
     7: "phy_test",
 }
-
-
-def _counter(  # noqa: PLR0913 - one row of the table below
-    stem: str,
-    help_: str,
-    files: str,
-    *,
-    unit: Unit = Unit.NONE,
-    scale: Fraction = Fraction(1),
-    bits: int = 64,
-    saturates: bool = False,
-    about: EntityKind = RDMA_PORT,
-) -> Metric:
-    return Metric(
-        f"railscope_rdma_{stem}_total",
-        Kind.COUNTER,
-        about,
-        unit=unit,
-        scale=scale,
-        rollups=(Rollup.SUM,),
-        resets=DRIVER_LOAD,
-        wraps_at_bits=bits,
-        saturates=saturates,
-        help=help_,
-        origin=f"/sys/class/infiniband/*/ports/*: {files}",
-    )
-
+_FOLDER = "/sys/class/infiniband/*/ports/*"
 
 RDMA_INFO = Metric(
     "railscope_rdma_port_info",
@@ -90,13 +68,22 @@ RDMA_RATE = Metric(
     help="Line rate of the port.",
     origin="/sys/class/infiniband/*/ports/*/rate (Gb/s)",
 )
+RDMA_SATURATED = Metric(
+    "railscope_rdma_saturated_counters",
+    Kind.GAUGE,
+    RDMA_PORT,
+    rollups=(Rollup.SUM,),
+    help="Narrow counters of the port that stand at their highest value: they say at least so many.",
+    origin="/sys/class/infiniband/*/ports/*/counters/* at all ones",
+)
 RDMA_OTHER = Metric(
     "railscope_rdma_vendor_counter_total",
     Kind.COUNTER,
     RDMA_COUNTER,
     resets=DRIVER_LOAD,
     help="A counter of the RDMA driver that has no metric of its own, under the driver's own name.",
-    origin="/sys/class/infiniband/*/ports/*/{counters,hw_counters}/*",
+    origin="/sys/class/infiniband/*/ports/*/{counters,counters_ext,hw_counters}/*, "
+    "*/hw_counters/* as port 0",
 )
 RDMA_OTHER_VALUE = Metric(
     "railscope_rdma_vendor_value",
@@ -104,309 +91,124 @@ RDMA_OTHER_VALUE = Metric(
     RDMA_COUNTER,
     help="A present value the RDMA driver tells that has no metric of its own, "
     "under the driver's own name.",
-    origin="/sys/class/infiniband/*/ports/*/hw_counters/{active_*,watermark_*,db_fifo_register}",
+    origin="hw_counters: bnxt_re db_fifo_register; mana current_rate, num_qps_*; any active_*, "
+    "watermark_*",
 )
-_VALUES = ("active_", "watermark_")
-_VALUE = "db_fifo_register"
+_VALUES = ("active_", "watermark_", "num_qps_")
+_VALUE = {"db_fifo_register", "current_rate"}
 
 
 def other(file: str) -> Metric:
     """What a file without a metric of its own is: drivers put present values among their counters."""
-    return RDMA_OTHER_VALUE if file.startswith(_VALUES) or file == _VALUE else RDMA_OTHER
+    return RDMA_OTHER_VALUE if file.startswith(_VALUES) or file in _VALUE else RDMA_OTHER
 
 
-# One row a metric: name, meaning, the files that tell it (all vendors), and what is special.
-_TABLE: tuple[tuple[str, str, str, dict[str, object]], ...] = (
-    (
-        "transmit_bytes",
-        "Bytes the port sent.",
-        "port_xmit_data",
-        {"unit": Unit.BYTES, "scale": FOUR_BYTE_WORDS},
-    ),
-    (
-        "receive_bytes",
-        "Bytes the port received.",
-        "port_rcv_data",
-        {"unit": Unit.BYTES, "scale": FOUR_BYTE_WORDS},
-    ),
-    ("transmit_packets", "Packets the port sent.", "port_xmit_packets", {"unit": Unit.PACKETS}),
-    ("receive_packets", "Packets the port received.", "port_rcv_packets", {"unit": Unit.PACKETS}),
-    (
-        "transmit_unicast_packets",
-        "Unicast packets the port sent.",
-        "unicast_xmit_packets",
-        {"unit": Unit.PACKETS},
-    ),
-    (
-        "receive_unicast_packets",
-        "Unicast packets the port received.",
-        "unicast_rcv_packets",
-        {"unit": Unit.PACKETS},
-    ),
-    (
-        "transmit_multicast_packets",
-        "Multicast packets the port sent.",
-        "multicast_xmit_packets",
-        {"unit": Unit.PACKETS},
-    ),
-    (
-        "receive_multicast_packets",
-        "Multicast packets the port received.",
-        "multicast_rcv_packets",
-        {"unit": Unit.PACKETS},
-    ),
-    (
-        "transmit_wait_ticks",
-        "Ticks in which data was ready to send but no credit was left.",
-        "port_xmit_wait",
-        {"bits": 32},
-    ),
-    (
-        "symbol_errors",
-        "Minor link errors on one or more lanes.",
-        "symbol_error",
-        {"unit": Unit.ERRORS, "bits": 16, "saturates": True},
-    ),
-    (
-        "receive_errors",
-        "Packets received with an error.",
-        "port_rcv_errors",
-        {"unit": Unit.ERRORS, "bits": 16, "saturates": True},
-    ),
-    (
-        "receive_remote_physical_errors",
-        "Packets received that were marked bad on the way.",
-        "port_rcv_remote_physical_errors",
-        {"unit": Unit.ERRORS, "bits": 16, "saturates": True},
-    ),
-    (
-        "receive_switch_relay_errors",
-        "Packets received that a switch could not forward.",
-        "port_rcv_switch_relay_errors",
-        {"unit": Unit.ERRORS, "bits": 16, "saturates": True},
-    ),
-    (
-        "transmit_discarded_packets",
-        "Packets not sent because the port was down or congested.",
-        "port_xmit_discards",
-        {"unit": Unit.PACKETS, "bits": 16, "saturates": True},
-    ),
-    (
-        "transmit_constraint_errors",
-        "Packets not sent because of a partition or filter rule.",
-        "port_xmit_constraint_errors",
-        {"unit": Unit.ERRORS, "bits": 8, "saturates": True},
-    ),
-    (
-        "receive_constraint_errors",
-        "Packets refused because of a partition or filter rule.",
-        "port_rcv_constraint_errors",
-        {"unit": Unit.ERRORS, "bits": 8, "saturates": True},
-    ),
-    (
-        "link_error_recoveries",
-        "Times the link recovered from errors by itself.",
-        "link_error_recovery",
-        {"bits": 8, "saturates": True},
-    ),
-    (
-        "link_downs",
-        "Times the link could not recover and went down.",
-        "link_downed",
-        {"bits": 8, "saturates": True},
-    ),
-    (
-        "local_link_integrity_errors",
-        "Times local physical errors passed their threshold.",
-        "local_link_integrity_errors",
-        {"unit": Unit.ERRORS, "bits": 4, "saturates": True},
-    ),
-    (
-        "excessive_buffer_overrun_errors",
-        "Times buffer overruns passed their threshold.",
-        "excessive_buffer_overrun_errors",
-        {"unit": Unit.ERRORS, "bits": 4, "saturates": True},
-    ),
-    (
-        "vl15_dropped_packets",
-        "Management packets dropped for lack of a buffer.",
-        "VL15_dropped",
-        {"unit": Unit.PACKETS, "bits": 16, "saturates": True},
-    ),
-    ("write_requests", "RDMA write requests received.", "rx_write_requests", {"bits": 32}),
-    ("read_requests", "RDMA read requests received.", "rx_read_requests", {"bits": 32}),
-    ("atomic_requests", "RDMA atomic requests received.", "rx_atomic_requests", {"bits": 32}),
-    (
-        "dct_connects",
-        "Connection requests received for dynamic connections.",
-        "rx_dct_connect",
-        {"bits": 32},
-    ),
-    (
-        "out_of_buffer_drops",
-        "Packets dropped because no receive request was posted.",
-        "out_of_buffer rx_out_of_buffer",
-        {"bits": 32},
-    ),
-    (
-        "out_of_sequence_packets",
-        "Packets that arrived out of order.",
-        "out_of_sequence oos_drop_count",
-        {"unit": Unit.PACKETS, "bits": 32},
-    ),
-    (
-        "duplicate_requests",
-        "Requests received more than once: the peer sent again.",
-        "duplicate_request dup_req",
-        {"bits": 32},
-    ),
-    (
-        "packet_sequence_errors",
-        "Sequence-error NAKs received: the peer lost our packets.",
-        "packet_seq_err seq_err_naks_rcvd",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "implied_nak_sequence_errors",
-        "Responses beyond the expected one: a response was lost.",
-        "implied_nak_seq_err missing_resp",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "ack_timeouts",
-        "Acknowledgement timers that ran out.",
-        "local_ack_timeout_err to_retransmits",
-        {"bits": 32},
-    ),
-    (
-        "receiver_not_ready_naks",
-        "Receiver-not-ready NAKs received: the peer was slow.",
-        "rnr_nak_retry_err rnr_naks_rcvd",
-        {"bits": 32},
-    ),
-    (
-        "transport_retries_exceeded",
-        "Connections given up after too many retries.",
-        "req_transport_retries_exceeded max_retry_exceeded",
-        {"bits": 32},
-    ),
-    (
-        "rnr_retries_exceeded",
-        "Connections given up because the receiver was never ready.",
-        "req_rnr_retries_exceeded",
-        {"bits": 32},
-    ),
-    (
-        "requester_completion_errors",
-        "Requests that completed with an error.",
-        "req_cqe_error",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "responder_completion_errors",
-        "Responses that completed with an error.",
-        "resp_cqe_error",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "requester_flushed_errors",
-        "Requests flushed when their connection ended.",
-        "req_cqe_flush_error",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "responder_flushed_errors",
-        "Responses flushed when their connection ended.",
-        "resp_cqe_flush_error",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "requester_invalid_request_errors",
-        "Requests the peer called invalid.",
-        "req_remote_invalid_request remote_invalid_req_err",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "requester_access_errors",
-        "Requests the peer refused for their key or address.",
-        "req_remote_access_errors remote_access_err",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "responder_access_errors",
-        "Requests refused here for their key or address.",
-        "resp_remote_access_errors",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "responder_length_errors",
-        "Requests refused here for their length.",
-        "resp_local_length_error res_length_mismatch",
-        {"unit": Unit.ERRORS, "bits": 32},
-    ),
-    (
-        "adaptive_retransmissions",
-        "Retransmissions by the adaptive algorithm.",
-        "roce_adp_retrans",
-        {"bits": 32},
-    ),
-    (
-        "adaptive_retransmission_timeouts",
-        "Timeouts among the adaptive retransmissions.",
-        "roce_adp_retrans_to",
-        {"bits": 32},
-    ),
-    ("slow_restarts", "Times a flow restarted slowly.", "roce_slow_restart", {"bits": 32}),
-    (
-        "slow_restart_notifications",
-        "Congestion notifications made by slow restart.",
-        "roce_slow_restart_cnps",
-        {"bits": 32},
-    ),
-    (
-        "slow_restart_transitions",
-        "Times slow restart changed its state.",
-        "roce_slow_restart_trans",
-        {"bits": 32},
-    ),
-    (
-        "ecn_marked_packets",
-        "RoCE packets received with a congestion mark.",
-        "np_ecn_marked_roce_packets rx_ecn_marked_pkts RxECNMrkd",
-        {"unit": Unit.PACKETS},
-    ),
-    (
-        "congestion_notifications_sent",
-        "Congestion notifications (CNP) sent to senders.",
-        "np_cnp_sent np_cnp_pkts tx_cnp_pkts cnpSent",
-        {},
-    ),
-    (
-        "congestion_notifications_handled",
-        "Congestion notifications received and acted on.",
-        "rp_cnp_handled rx_cnp_pkts cnpHandled",
-        {},
-    ),
-    (
-        "congestion_notifications_ignored",
-        "Congestion notifications received and not acted on.",
-        "rp_cnp_ignored cnpIgnored",
-        {},
-    ),
-    (
-        "icrc_errors",
-        "RoCE packets received with a wrong invariant checksum.",
-        "rx_icrc_encapsulated",
-        {"unit": Unit.ERRORS},
-    ),
-)
+def _counter(row: Row) -> Metric:
+    return Metric(
+        f"railscope_rdma_{row.stem}_total",
+        Kind.COUNTER,
+        RDMA_PORT,
+        unit=row.unit,
+        rollups=() if row.detail else (Rollup.SUM,),
+        resets=DRIVER_LOAD,
+        wraps_at_bits=row.bits,
+        saturates=row.saturates,
+        help=row.meaning,
+        origin=f"{_FOLDER}: {row.files}",
+    )
 
-RDMA_COUNTERS: tuple[Metric, ...] = tuple(
-    _counter(stem, help_, files, **special)  # type: ignore[arg-type]  # a heterogeneous table
-    for stem, help_, files, special in _TABLE
-)
-COUNTER_FILES = {
-    file: metric
-    for metric, (_, _, files, _) in zip(RDMA_COUNTERS, _TABLE, strict=True)
-    for file in files.split()
-}
+
+def _resource(row: Row) -> Metric:
+    return Metric(
+        f"railscope_rdma_{row.stem}",
+        Kind.GAUGE,
+        RDMA_PORT,
+        rollups=() if row.detail else (Rollup.SUM,),
+        help=row.meaning,
+        origin=f"{_FOLDER}/hw_counters: {row.files}",
+    )
+
+
+RDMA_COUNTERS: tuple[Metric, ...] = tuple(map(_counter, COUNTERS))
+RDMA_RESOURCES: tuple[Metric, ...] = tuple(map(_resource, RESOURCES))
+_ROWS = (*zip(RDMA_COUNTERS, COUNTERS, strict=True), *zip(RDMA_RESOURCES, RESOURCES, strict=True))
+
+
+def told_by(row: Row) -> Iterator[tuple[str, str]]:
+    """The pairs of driver and file that tell a row, remarks in parentheses left out."""
+    for part in row.files.split("; "):
+        drivers, _, files = part.partition(": ")
+        for driver in drivers.split(", "):
+            for file in files.split(", "):
+                yield driver, file.partition(" (")[0]
+
+
+EVERY_DRIVER = "ib"
+FILES: dict[str, dict[str, Metric]] = defaultdict(dict)
+"""The metric of each file, by driver; those of port management under "ib"."""
+for _metric, _row in _ROWS:
+    for _driver, _file in told_by(_row):
+        if FILES[_driver].setdefault(_file, _metric) is not _metric:
+            _message = f"{_file} of {_driver} tells two metrics"
+            raise ValueError(_message)
+
+
+def _agreed() -> dict[str, Metric]:
+    told: dict[str, set[Metric]] = defaultdict(set)
+    for files in FILES.values():
+        for file, metric in files.items():
+            told[file].add(metric)
+    return {file: metrics.pop() for file, metrics in told.items() if len(metrics) == 1}
+
+
+COUNTER_FILES = _agreed()
+"""The metric of each file name that means the same with every driver that has it."""
+
+
+def meaning(driver: str, file: str) -> Metric | None:
+    """The metric a file tells; with a driver we do not know, if all others agree on it."""
+    if driver not in FILES:
+        return COUNTER_FILES.get(file)
+    return FILES[driver].get(file) or FILES[EVERY_DRIVER].get(file)
+
+
+OPTIONAL = frozenset(
+    {
+        "cc_rx_ce_pkts", "cc_rx_cnp_pkts", "cc_tx_cnp_pkts",
+        "rdma_tx_bytes", "rdma_rx_bytes", "rdma_tx_packets", "rdma_rx_packets",
+    }
+)  # fmt: skip
+"""Counters of mlx5 that have no file: RDMA netlink tells those that were switched on."""
+
+_DATA = {"port_xmit_data", "port_rcv_data", "port_xmit_data_64", "port_rcv_data_64"}
+_WORD_BYTES, _FLIT_BYTES = 4, 8
+_NARROW_BITS = 32
+_NARROW_DRIVERS = {"mlx5", "mlx4"}
+_WIDE = ("np_", "rp_", "cc_", "rdma_", "rx_icrc_")
+
+
+def bytes_a_step(driver: str, file: str) -> int:
+    """How much one step of a file is worth in the unit of its metric.
+
+    Port management counts words of four octets (Documentation/ABI/stable/sysfs-class-infiniband);
+    hfi1 puts its count of flits there, which have eight (hw/hfi1/mad.c, C_DC_XMIT_FLITS).
+    """
+    if file not in _DATA:
+        return 1
+    return _FLIT_BYTES if driver == "hfi1" else _WORD_BYTES
+
+
+def wraps_at_32_bits(driver: str, file: str) -> bool:
+    """Whether a file of `hw_counters/` is a 32-bit counter that starts over from zero at its end.
+
+    Those of the queue counters of mlx5 and the diagnostics of mlx4 are; congestion, ICRC and
+    optional counters of mlx5 have 64 bits, and so have all counters of the other drivers (irdma
+    carries its own on).
+    """
+    return driver in _NARROW_DRIVERS and not file.startswith(_WIDE)
+
+
+def highest(file: str) -> int:
+    """The value at which a narrow counter of port management sticks; 0 where it has none."""
+    metric = FILES[EVERY_DRIVER].get(file)
+    return (1 << metric.wraps_at_bits) - 1 if metric and metric.saturates else 0

@@ -1,12 +1,14 @@
 """The simulator: a GPU node with its rails, job and faults, from one physical model.
 
     spec       what to simulate
-    gpu_models the GPU models there are
+    gpu_models, nic_models  the GPUs and the network cards there are
     model      job, GPUs, ports and server advance together  (job, gpu, fabric, server)
     gpu        what a GPU is made of  (silicon, activity, memory, nvlink, bus, sharing)
-    scenarios  the faults  (conditions, gpu_scenarios; reports: what the driver says of them)
-    views      what each interface of the machine shows of it  (nvml, driver_files, rdma, nic, pcie,
-               host, kernel)
+    fabric     what a port is made of  (port_counters, port_settings, port_signal, optics)
+    scenarios  the faults  (conditions, gpu_scenarios, port_scenarios; reports, card_reports: what
+               drivers say of them)
+    views      what each interface of the machine shows of it  (nvml, driver_files, rdma, nic, links,
+               ethernet_settings, transceivers, neighbours, ofed_files, pcie, host, kernel)
     run        the captures that come of it
     tree       a capture as a tree of files and links
 
@@ -15,6 +17,7 @@ Everything follows from the spec and its seed: no clock is read.
 
 from railscope.simulator.gpu_models import MODELS, SHORT_NAMES
 from railscope.simulator.gpu_models import find as find_model
+from railscope.simulator.nic_models import NICS
 from railscope.simulator.run import about, moments, simulate
 from railscope.simulator.spec import MODES, SCENARIOS, NodeSpec
 from railscope.simulator.tree import write_tree
@@ -22,6 +25,7 @@ from railscope.simulator.tree import write_tree
 __all__ = [
     "MODELS",
     "MODES",
+    "NICS",
     "SCENARIOS",
     "SHORT_NAMES",
     "NodeSpec",

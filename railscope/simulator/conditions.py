@@ -7,7 +7,10 @@ ports. Every fault sets in at half time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from railscope.simulator.nic_models import LANES
+from railscope.simulator.port_settings import USUAL, PortSettings
 from railscope.simulator.span import Span
 from railscope.simulator.spec import NodeSpec
 
@@ -26,7 +29,9 @@ class PortConditions:
     """What acts on a port during a span. Shares are of the span's time.
 
     `pausing` and `paused` count only while the port receives or sends; `stuck` is the share in
-    which nothing is taken in and pause goes out whether or not anyone sends.
+    which nothing is taken in and pause goes out whether or not anyone sends. `lossy` is the share of
+    what arrives that finds no room, because nothing holds the senders back. `margin_lost` is the
+    share that is gone of what forward error correction can make up for, on the worst lane.
     """
 
     foreign_receive: float = 0.0
@@ -38,6 +43,13 @@ class PortConditions:
     storm_warnings: int = 0
     storm_errors: int = 0
     pcie_write_stall_percent: float = 0.0
+    lossy: float = 0.0
+    margin_lost: float = 0.0
+    lanes: int = LANES
+    pcie_halved: Literal["", "lanes", "speed"] = ""
+    pcie_errors: int = 0
+    removed: bool = False
+    settings: PortSettings = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +104,10 @@ class Scenario:
         del span
         return GpuConditions()
 
-    def link_outage(self, rail: int | None) -> Span | None:
+    def link_outages(self, rail: int | None) -> tuple[Span, ...]:
         """Say when the link of a port is down."""
         del rail
-        return None
+        return ()
 
     def reload_ns(self) -> int | None:
         """Say when the drivers are loaded anew."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import NamedTuple
+
 from railscope.simulator.activity import Activity, Cycles, activity
 from railscope.simulator.bus import Bus
 from railscope.simulator.conditions import GpuConditions
@@ -12,8 +15,19 @@ from railscope.simulator.memory import MemoryErrors
 from railscope.simulator.nvlink import Links
 from railscope.simulator.sharing import Sharing
 from railscope.simulator.silicon import Silicon
-from railscope.simulator.span import Span
+from railscope.simulator.span import NS_PER_US, Span
 from railscope.simulator.spec import NodeSpec
+
+SAMPLES_KEPT = 2
+"""How many the driver keeps; one is taken a span."""
+
+
+class Sample(NamedTuple):
+    """What the driver measured by itself, and when, in microseconds since 1970."""
+
+    stamp_us: int
+    occupied_percent: int
+    power_milliwatts: int
 
 
 class GpuState:
@@ -35,6 +49,8 @@ class GpuState:
         self.cycles = Cycles.usual(uptime_ns, model.most_megahertz, model.multiprocessors)
         self.lost = self.hung = self.denied = False
         self.recovery_action = 0
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
+        self._origin_us = spec.started_wall_ns // NS_PER_US
 
     def advance(
         self, span: Span, wanted: Demand, conditions: GpuConditions, rail_bytes: tuple[int, int]
@@ -53,6 +69,8 @@ class GpuState:
         self.activity = activity(self.demand, self.silicon.ripple)
         clock = self.silicon.clock_megahertz
         self.cycles.advance(span, clock, self.model.multiprocessors, self.activity)
+        silicon, stamp_us = self.silicon, self._origin_us + span.end_ns // NS_PER_US
+        self.samples.append(Sample(stamp_us, silicon.occupied_percent, silicon.power_milliwatts))
         self.errors.advance(conditions)
         self.bus.advance(span, self.demand, rail_bytes)
         if self.links:

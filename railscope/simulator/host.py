@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from railscope.capture import Json, Moment
-from railscope.simulator.machine import KERNEL, LOGICAL_CPUS
+from railscope.simulator.machine import ETHERNET, KERNEL, LOGICAL_CPUS
 from railscope.simulator.model import NodeModel
-from railscope.simulator.nic import NEIGHBOUR_FRAME_BYTES
+from railscope.simulator.port_counters import NEIGHBOUR_FRAME_BYTES
 from railscope.simulator.server import MEMORY_BYTES, Pressure, Server, Traffic
 from railscope.simulator.span import NS_PER_SECOND
 from railscope.simulator.spec import NodeSpec
@@ -18,6 +18,12 @@ _SWAP_BYTES = 8 << 30
 _BUFFERS_BYTES = 3 << 30
 _KERNEL_BYTES = 11 << 30
 _US_PER_MS = 1000
+_ROUTES = (
+    "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+    f"{ETHERNET}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+    f"{ETHERNET}\t0000000A\t00000000\t0001\t0\t0\t100\t0000FFFF\t0\t0\t0\n"
+)
+"""The default route by 10.0.0.1, and the network itself (linux: net/ipv4/fib_trie.c)."""
 
 
 def boot_seconds(spec: NodeSpec) -> int:
@@ -36,13 +42,16 @@ def show(model: NodeModel, into: Moment) -> None:
         "total": _SWAP_BYTES, "used": 0, "free": _SWAP_BYTES, "percent": 0.0, "sin": 0, "sout": 0,
     }  # fmt: skip
     into.calls["psutil.disk_io_counters()"] = {DISK: _disk(server)}
-    into.calls["psutil.net_io_counters()"] = _network(model)
+    into.calls["psutil.net_io_counters()"] = {
+        name: _interface(traffic) for name, traffic in network(model).items()
+    }
     load = " ".join(f"{average:.2f}" for average in server.load)
     into.files["/proc/loadavg"] = (
         f"{load} {server.running}/{server.processes} {server.last_process}\n"
     )
     for resource, pressure in server.pressure.items():
         into.files[f"/proc/pressure/{resource}"] = _pressure(pressure)
+    into.files["/proc/net/route"] = _ROUTES
     into.files["/proc/sys/kernel/random/boot_id"] = f"{model.spec.boot_id}\n"
     into.files["/proc/sys/kernel/osrelease"] = f"{KERNEL}\n"
     into.files["/proc/sys/kernel/hostname"] = f"{model.spec.node}\n"
@@ -89,13 +98,15 @@ def _disk(server: Server) -> Json:
     }
 
 
-def _network(model: NodeModel) -> Json:
+def network(model: NodeModel) -> dict[str, Traffic]:
     """Count what the kernel itself has sent and received; RDMA passes it by."""
-    interfaces = {name: _interface(traffic) for name, traffic in model.server.traffic.items()}
-    for cable in model.cables:
+    interfaces = dict(model.server.traffic)
+    for cable in model.present_cables:
         frames = cable.counters.neighbour_frames
         size = frames * NEIGHBOUR_FRAME_BYTES
-        interfaces[cable.port.interface] = _interface(Traffic(size, size, frames, frames))
+        interfaces[cable.port.interface] = Traffic(
+            size, size, frames, frames, cable.counters.checksum_errors
+        )
     return interfaces
 
 
@@ -105,7 +116,7 @@ def _interface(traffic: Traffic) -> Json:
         "bytes_recv": traffic.received_bytes,
         "packets_sent": traffic.sent_packets,
         "packets_recv": traffic.received_packets,
-        "errin": 0,
+        "errin": traffic.receive_errors,
         "errout": 0,
         "dropin": 0,
         "dropout": 0,

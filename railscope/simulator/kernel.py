@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from railscope.capture import Moment
+from railscope.simulator.card_reports import INFO, WARNING, card_reports
 from railscope.simulator.conditions import Scenario
-from railscope.simulator.machine import KERNEL, NIC_FIRMWARE, Machine, Port
+from railscope.simulator.machine import KERNEL, Machine, Port
 from railscope.simulator.model import NodeModel
 from railscope.simulator.reports import reports
 from railscope.simulator.span import NS_PER_US
-
-WARNING, INFO = 4, 6
 
 _BOOT_STEP_US = 350_000
 
@@ -68,27 +67,28 @@ def _greeting() -> list[str]:
 
 def _driver_load(parts: Machine) -> Iterator[str]:
     for port in parts.ports:
-        yield f"mlx5_core {port.pci_address}: firmware version: {NIC_FIRMWARE}"
+        yield f"{port.nic.driver} {port.pci_address}: {port.nic.loaded}"
     yield f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {parts.model.driver}"
     for port in parts.ports:
-        yield _link_line(port, "up")
+        yield _link_line(port, port.nic.link_up)
 
 
-def _link_line(port: Port, state: str) -> str:
-    return f"mlx5_core {port.pci_address} {port.interface}: Link {state}"
+def _link_line(port: Port, text: str) -> str:
+    return f"{port.nic.driver} {port.pci_address} {port.interface}: {text}"
 
 
 def _messages(scenario: Scenario, parts: Machine) -> Iterator[Message]:
     onset_ns = scenario.onset_ns
     for port in parts.ports:
-        outage = scenario.link_outage(port.rail)
-        if outage:
-            yield Message(outage.start_ns, INFO, _link_line(port, "down"))
-            yield Message(outage.end_ns, INFO, _link_line(port, "up"))
+        for outage in scenario.link_outages(port.rail):
+            yield Message(outage.start_ns, INFO, _link_line(port, port.nic.link_down))
+            yield Message(outage.end_ns, INFO, _link_line(port, port.nic.link_up))
     reload_ns = scenario.reload_ns()
     if reload_ns is not None:
         for text in _driver_load(parts):
             yield Message(reload_ns, INFO, text)
+    for level, text in card_reports(scenario, parts):
+        yield Message(onset_ns, level, text)
     for report in reports(scenario, parts):
         if report.line:
             yield Message(onset_ns, WARNING, report.line)

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 from railscope.simulator.gpu_model import GpuModel
 from railscope.simulator.gpu_models import find
-from railscope.simulator.pci_layout import PciDevice, layout, other_devices
+from railscope.simulator.nic_models import CONNECTX7, NicModel, nic_of
+from railscope.simulator.pci_layout import Layout, PciDevice, layout, other_devices
 from railscope.simulator.spec import NodeSpec
 
 KERNEL = "5.15.0-1063-nvidia"
-NIC_FIRMWARE = "28.39.1002"
-NIC_BOARD = "MT_0000000838"
-HCA_TYPE = "MT4129"
 LOGICAL_CPUS = 224
 CPU_LISTS = ("0-55,112-167", "56-111,168-223")
 ETHERNET, LOOPBACK = "eth0", "lo"
@@ -50,11 +48,21 @@ class Port:
     mac: str
     gigabits: int
     rail: int | None
+    nic: NicModel
 
     @property
     def bytes_per_second(self) -> int:
         """Line rate."""
         return self.gigabits * 125_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """A ConnectX-7 function through which NVSwitches are managed: an RDMA device, but no NIC."""
+
+    rdma_device: str
+    pci_address: str
+    guid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +78,7 @@ class Machine:
     pci: tuple[PciDevice, ...]
     peers: tuple[str, ...]
     nvswitches: tuple[str, ...]
-
-
-_RAIL_GIGABITS, _STORAGE_GIGABITS = 400, 200
+    bridges: tuple[Bridge, ...] = ()
 
 
 def machine(spec: NodeSpec) -> Machine:
@@ -81,30 +87,29 @@ def machine(spec: NodeSpec) -> Machine:
     _check(spec, model)
     server = layout(model)
     rails = [
-        rail if index < spec.own_gpus else rail.handed_over()
+        rail.with_nic(nic_of(spec.nic, index))
         for index, rail in enumerate(server.rails[: spec.gpus])
     ]
     own = rails[: spec.own_gpus]
-    ports = (
-        *(
-            _port(spec, server.rail_numbers[index], f"ens{index + 1}f0np0", rail.nic, index)
-            for index, rail in enumerate(own)
-        ),
-        *(
-            _port(spec, number, f"ens{21 + place}f0np0", address, None)
-            for place, (number, address) in enumerate(server.storage)
-        ),
-    )
+    handed_over = [rail.handed_over() for rail in rails[spec.own_gpus :]]
+    storage = [address for _, address in server.storage]
+    bridges = tuple(_bridge(spec, number, address) for number, address in server.bridges)
     nvswitches = model.nvlink.nvswitches if model.nvlink else 0
-    tree = [device for rail in rails for device in rail.devices]
-    tree += other_devices([address for _, address in server.storage], nvswitches=nvswitches)
+    tree = [device for rail in own + handed_over for device in rail.devices]
+    tree += other_devices(
+        storage,
+        nic_of(spec.nic, None),
+        bridges=[bridge.pci_address for bridge in bridges],
+        nvswitches=nvswitches,
+    )
     return Machine(
         model=model,
         gpus=tuple(_gpu(spec, index, rail.gpu) for index, rail in enumerate(own)),
-        ports=ports,
+        ports=_ports(spec, server),
         pci=tuple(sorted(tree, key=lambda device: device.address)),
         peers=tuple(rail.gpu for rail in server.rails),
         nvswitches=tuple(device.address for device in tree if device.driver == "nvidia-nvswitch"),
+        bridges=bridges,
     )
 
 
@@ -130,16 +135,70 @@ def _gpu(spec: NodeSpec, index: int, pci_address: str) -> Gpu:
     return Gpu(index, f"GPU-{name}", f"165{identity.randrange(10**10):010d}", pci_address)
 
 
-def _port(spec: NodeSpec, number: int, interface: str, pci_address: str, rail: int | None) -> Port:
-    # ConnectX makes the GUID of its MAC address: 0003 stands between the halves.
-    tail = spec.stream(f"port {number} identity").getrandbits(24)
-    digits = f"a088c20300{tail:06x}"
+def _ports(spec: NodeSpec, server: Layout) -> tuple[Port, ...]:
+    """The ports of rails, then those for storage."""
+    places = [
+        _Place(index, f"{index + 1}", number, rail.nic)
+        for index, (number, rail) in enumerate(
+            zip(server.rail_numbers, server.rails[: spec.own_gpus], strict=False)
+        )
+    ]
+    places += [
+        _Place(None, f"{21 + place}", number, address)
+        for place, (number, address) in enumerate(server.storage)
+    ]
+    return tuple(_port(spec, place, places) for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a card is, and its number among all network ports of a DGX H100."""
+
+    rail: int | None
+    slot: str
+    number: int
+    pci_address: str
+
+
+def _port(spec: NodeSpec, place: _Place, places: list[_Place]) -> Port:
+    nic = nic_of(spec.nic, place.rail)
+    tail = spec.stream(f"port {place.number} identity").getrandbits(24)
+    mac = f"{nic.mac_prefix}{tail:06x}"
+    domain, bus = (int(part, 16) for part in place.pci_address.split(":")[:2])
     return Port(
-        rdma_device=f"mlx5_{number}",
-        interface=interface,
-        pci_address=pci_address,
-        guid=":".join(digits[place : place + 4] for place in range(0, 16, 4)),
-        mac=":".join(f"a088c2{tail:06x}"[place : place + 2] for place in range(0, 12, 2)),
-        gigabits=_STORAGE_GIGABITS if rail is None else _RAIL_GIGABITS,
-        rail=rail,
+        rdma_device=nic.rdma_name.format(
+            number=_number(nic, place, places, spec.nic),
+            domain=f"P{domain}" if domain else "",
+            bus=bus,
+        ),
+        interface=nic.interface_name.format(slot=place.slot),
+        pci_address=place.pci_address,
+        guid=_guid(nic, mac),
+        mac=":".join(mac[start : start + 2] for start in range(0, 12, 2)),
+        gigabits=nic.storage_gigabits if place.rail is None else nic.gigabits,
+        rail=place.rail,
+        nic=nic,
     )
+
+
+def _number(nic: NicModel, place: _Place, places: list[_Place], nics: str) -> int:
+    """Drivers count their own cards in the order of the bus, where a DGX has no more ports."""
+    if nic is CONNECTX7:
+        return place.number
+    addresses = [other.pci_address for other in places if nic_of(nics, other.rail) is nic]
+    return sorted(addresses).index(place.pci_address)
+
+
+def _guid(nic: NicModel, mac: str) -> str:
+    """ConnectX puts 0300 between the halves of its MAC address, others make an EUI-64 of it."""
+    if nic is CONNECTX7:
+        digits = f"{mac[:6]}0300{mac[6:]}"
+    else:
+        digits = f"{int(mac[:2], 16) ^ 2:02x}{mac[2:6]}fffe{mac[6:]}"
+    return ":".join(digits[start : start + 4] for start in range(0, 16, 4))
+
+
+def _bridge(spec: NodeSpec, number: int, pci_address: str) -> Bridge:
+    tail = spec.stream(f"bridge {number} identity").getrandbits(24)
+    mac = f"{CONNECTX7.mac_prefix}{tail:06x}"
+    return Bridge(f"mlx5_{number}", pci_address, _guid(CONNECTX7, mac))

@@ -34,14 +34,16 @@ class NodeModel:
         self.gpus = [
             GpuState(spec, self.machine.model, gpu, uptime_ns) for gpu in self.machine.gpus
         ]
-        self.cables = [
-            Cable(port, spec.stream(f"port {port.rdma_device}"), uptime_ns)
-            for port in self.machine.ports
-        ]
+        self.cables = [Cable(port, spec, uptime_ns) for port in self.machine.ports]
         self.server = Server(spec, uptime_ns)
         self._job = Job(spec)
         while self.offset_ns < 0:
             self.advance(self.offset_ns + NS_PER_SECOND)
+
+    @property
+    def present_cables(self) -> list[Cable]:
+        """The ports of all cards that the node still has."""
+        return [cable for cable in self.cables if not cable.removed]
 
     def advance(self, until_ns: int) -> None:
         """Go on until an offset into the simulation."""
@@ -57,7 +59,7 @@ class NodeModel:
         for cable in self.cables:
             rail, before = cable.port.rail, cable.moved_bytes
             wish = _wish(cable.port, demand)
-            cable.advance(span, wish, scenario.port(rail, span), scenario.link_outage(rail))
+            cable.advance(span, wish, scenario.port(rail, span), scenario.link_outages(rail))
             sent, received = cable.moved_bytes
             moved[rail] = sent - before[0], received - before[1]
         for index, gpu in enumerate(self.gpus):

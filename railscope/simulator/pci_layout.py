@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from railscope.simulator.gpu_model import GpuModel
+from railscope.simulator.gpu_model import Generation, GpuModel
+from railscope.simulator.nic_models import CONNECTX7, NicModel
 
-NVIDIA, MELLANOX, INTEL, SAMSUNG, BROADCOM, VIRTIO = 0x10DE, 0x15B3, 0x8086, 0x144D, 0x1000, 0x1AF4
-CLASS_GPU, CLASS_ETHERNET, CLASS_BRIDGE = 0x030200, 0x020000, 0x060400
+NVIDIA, INTEL, SAMSUNG, BROADCOM, VIRTIO = 0x10DE, 0x8086, 0x144D, 0x1000, 0x1AF4
+CLASS_GPU, CLASS_ETHERNET, CLASS_INFINIBAND, CLASS_BRIDGE = 0x030200, 0x020000, 0x020700, 0x060400
 CLASS_OTHER_BRIDGE, CLASS_NVME = 0x068000, 0x010802
-CONNECTX7, NVSWITCH, ROOT_PORT, SWITCH, NVME, VIRTIO_NET = (
-    0x1021, 0x22A3, 0x352A, 0xC030, 0xA824, 0x1000,
-)  # fmt: skip
+NVSWITCH, ROOT_PORT, SWITCH, NVME, VIRTIO_NET = 0x22A3, 0x352A, 0xC030, 0xA824, 0x1000
 VFIO = "vfio-pci"
 """The driver that hands a device to a virtual machine."""
 
@@ -27,6 +26,7 @@ _RAIL_BUSES = (0x18, 0x40, 0x4F, 0x5E, 0x9A, 0xC0, 0xCE, 0xDC)
 _GPU_AFTER_NIC = 3
 _GRACE_GPU_DOMAINS = (0x0008, 0x0009, 0x0018, 0x0019)
 _GRACE_NIC_DOMAINS = (0x0000, 0x0002, 0x0010, 0x0012)
+_BRIDGES = ((2, "0000:2d:00.0"), (8, "0000:ae:00.0"), (12, "0000:e4:00.0"), (13, "0000:e8:00.0"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,16 @@ class Rail:
     nic: str
     devices: tuple[PciDevice, ...]
 
+    def with_nic(self, nic: NicModel) -> Rail:
+        """The same rail with another card in it."""
+        return replace(
+            self,
+            devices=tuple(
+                _nic(device.path, device.numa_node, nic) if device.address == self.nic else device
+                for device in self.devices
+            ),
+        )
+
     def handed_over(self) -> Rail:
         """The same rail with GPU and NIC given to a virtual machine."""
         ends = {self.gpu, self.nic}
@@ -75,11 +85,16 @@ class Rail:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A kind of server: all rails it can have, the numbers of their RDMA devices, and storage."""
+    """A kind of server: all rails it can have, the numbers of their RDMA devices, and storage.
+
+    `bridges` are the ConnectX-7 functions through which NVSwitches without a PCIe port of their own
+    are managed (HGX B200).
+    """
 
     rails: tuple[Rail, ...]
     rail_numbers: tuple[int, ...]
     storage: tuple[tuple[int, str], ...]
+    bridges: tuple[tuple[int, str], ...] = ()
 
 
 def layout(model: GpuModel) -> Layout:
@@ -89,7 +104,8 @@ def layout(model: GpuModel) -> Layout:
         return Layout(rails, (0, 1, 4, 5), ((2, "0006:01:00.0"), (6, "0016:01:00.0")))
     rails = tuple(_rail(index, model) for index in range(len(_RAIL_BUSES)))
     storage = ((1, "0000:29:00.0"), (7, "0000:aa:00.0"))
-    return Layout(rails, (0, 3, 4, 5, 6, 9, 10, 11), storage)
+    bridges = _BRIDGES if model.generation >= Generation.BLACKWELL else ()
+    return Layout(rails, (0, 3, 4, 5, 6, 9, 10, 11), storage, bridges)
 
 
 def _rail(index: int, model: GpuModel) -> Rail:
@@ -105,7 +121,7 @@ def _rail(index: int, model: GpuModel) -> Rail:
         (
             _root_port(root, numa),
             *(_switch_port(port, numa) for port in (upper, to_nic, to_gpu)),
-            _nic(f"{to_nic}/{nic}", numa),
+            _nic(f"{to_nic}/{nic}", numa, CONNECTX7),
             _gpu(f"{to_gpu}/{gpu}", numa, model),
         ),
     )
@@ -128,20 +144,24 @@ def _grace_rail(index: int, model: GpuModel) -> Rail:
         (
             *(_root_port(port, numa) for port in (gpu_root, nic_root)),
             *(_switch_port(port, numa) for port in (upper, lower)),
-            _nic(f"{lower}/{nic}", numa),
+            _nic(f"{lower}/{nic}", numa, CONNECTX7),
             _gpu(f"{gpu_root}/{gpu}", numa, model),
         ),
     )
 
 
-def other_devices(storage_nics: list[str], *, nvswitches: int) -> list[PciDevice]:
-    """Storage NICs, an NVMe drive, the NVSwitches and the management interface."""
+def other_devices(
+    storage: list[str], nic: NicModel, *, bridges: list[str], nvswitches: int
+) -> list[PciDevice]:
+    """Storage NICs, NVSwitches and bridges to them, an NVMe drive and the management interface."""
     devices = []
-    for numa, nic in enumerate(storage_nics):
-        domain, bus, _ = nic.split(":")
-        above = f"{domain}:{int(bus, 16) - 1:02x}"
-        root = f"/sys/devices/pci{above}/{above}:01.0"
-        devices += [_root_port(root, numa), _nic(f"{root}/{nic}", numa)]
+    for numa, address in enumerate(storage):
+        root = _own_root(address)
+        devices += [_root_port(root, numa), _nic(f"{root}/{address}", numa, nic)]
+    for place, address in enumerate(bridges):
+        root, numa = _own_root(address), place * 2 // len(bridges)
+        bridge = _nic(f"{root}/{address}", numa, CONNECTX7)
+        devices += [_root_port(root, numa), replace(bridge, pci_class=CLASS_INFINIBAND)]
     root = "/sys/devices/pci0000:22/0000:22:01.0"
     devices += [
         _root_port(root, 0),
@@ -152,6 +172,13 @@ def other_devices(storage_nics: list[str], *, nvswitches: int) -> list[PciDevice
         ),
     ]  # fmt: skip
     return devices + (_nvswitches(nvswitches) if nvswitches else [])
+
+
+def _own_root(address: str) -> str:
+    """The path of the root port above a device that has a host bridge to itself."""
+    domain, bus, _ = address.split(":")
+    above = f"{domain}:{int(bus, 16) - 1:02x}"
+    return f"/sys/devices/pci{above}/{above}:01.0"
 
 
 def _nvswitches(count: int) -> list[PciDevice]:
@@ -178,8 +205,11 @@ def _switch_port(path: str, numa: int) -> PciDevice:
     return PciDevice(path, BROADCOM, SWITCH, CLASS_BRIDGE, "pcieport", numa)
 
 
-def _nic(path: str, numa: int) -> PciDevice:
-    return PciDevice(path, MELLANOX, CONNECTX7, CLASS_ETHERNET, "mlx5_core", numa)
+def _nic(path: str, numa: int, nic: NicModel) -> PciDevice:
+    return PciDevice(
+        path, nic.pci_vendor, nic.pci_device, CLASS_ETHERNET, nic.driver, numa,
+        nic.pcie_generation, nic.pcie_lanes,
+    )  # fmt: skip
 
 
 def _gpu(path: str, numa: int, model: GpuModel) -> PciDevice:

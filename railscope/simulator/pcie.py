@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 
 from railscope.capture import Json, Moment, failure
+from railscope.simulator.fabric import Cable
 from railscope.simulator.machine import CPU_LISTS
 from railscope.simulator.model import NodeModel
 from railscope.simulator.pci_layout import PciDevice
+from railscope.simulator.vital_data import show_vital_data
 
 SPEEDS = {2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
 LOST_WIDTH = 63
@@ -22,6 +24,8 @@ _UNCORRECTABLE = (
     "TLPBlockedErr", "PoisonTLPBlocked",
 )  # fmt: skip
 _SURPRISE_DOWN = {"SDES": 1}
+_NOTHING_THERE = {"current_link_speed": "2.5 GT/s PCIe", "current_link_width": 0}
+"""What a port says of its link when the device below it is gone."""
 
 
 def show(model: NodeModel, into: Moment) -> None:
@@ -31,19 +35,33 @@ def show(model: NodeModel, into: Moment) -> None:
         for index, silicon in enumerate(model.gpus)
         if silicon.lost
     }
-    above = {device.parent_address for device in model.machine.pci if device.address in lost}
+    cables = {cable.port.pci_address: cable for cable in model.cables}
+    removed = {address for address, cable in cables.items() if cable.removed}
+    below = {device.parent_address: device.address for device in model.machine.pci}
+    present = [device for device in model.machine.pci if device.address not in removed]
     root = "/sys/bus/pci/devices"
-    into.names[root] = [device.address for device in model.machine.pci]
-    for device in model.machine.pci:
+    into.names[root] = [device.address for device in present]
+    for device in present:
         folder = f"{root}/{device.address}"
         into.links[folder] = device.path
         into.links[f"{folder}/driver"] = f"/sys/bus/pci/drivers/{device.driver}"
+        under = below.get(device.address, "")
+        card = cables.get(device.address)
         files = _facts(device)
         files |= _link(device, lost=device.address in lost)
-        files |= _errors(device, fatal=_SURPRISE_DOWN if device.address in above else {})
+        if under in removed:
+            files |= _NOTHING_THERE
+        elif card or under in cables:
+            files |= _degraded(device, cables[device.address if card else under])
+        files |= _errors(
+            device,
+            corrected={"BadTLP": card.counters.pcie_errors} if card else {},
+            fatal=_SURPRISE_DOWN if under in lost | removed else {},
+        )
         for name, content in files.items():
             failed = isinstance(content, dict)
             into.files[f"{folder}/{name}"] = content if failed else f"{content}\n"
+    show_vital_data(model, into)
 
 
 def _facts(device: PciDevice) -> dict[str, Json]:
@@ -73,12 +91,25 @@ def _link(device: PciDevice, *, lost: bool) -> dict[str, Json]:
     }
 
 
-def _errors(device: PciDevice, *, fatal: dict[str, int]) -> dict[str, Json]:
+def _degraded(device: PciDevice, card: Cable) -> dict[str, Json]:
+    """Describe the link of a card at either end: at present no better than the card, or half of it."""
+    nic = card.port.nic
+    generation, lanes = min(device.generation, nic.pcie_generation), nic.pcie_lanes
+    if card.pcie_halved == "speed":
+        generation -= 1
+    elif card.pcie_halved == "lanes":
+        lanes //= 2
+    return {"current_link_speed": SPEEDS[generation], "current_link_width": lanes}
+
+
+def _errors(
+    device: PciDevice, *, corrected: dict[str, int], fatal: dict[str, int]
+) -> dict[str, Json]:
     if not device.generation:
         names = ("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal")
         return dict.fromkeys(names, failure(OSError(errno.ENOENT, "")))
     return {
-        "aer_dev_correctable": _table(_CORRECTABLE, "TOTAL_ERR_COR", {}),
+        "aer_dev_correctable": _table(_CORRECTABLE, "TOTAL_ERR_COR", corrected),
         "aer_dev_nonfatal": _table(_UNCORRECTABLE, "TOTAL_ERR_NONFATAL", {}),
         "aer_dev_fatal": _table(_UNCORRECTABLE, "TOTAL_ERR_FATAL", fatal),
     }

@@ -1,110 +1,128 @@
-"""What /sys/class/infiniband shows of the simulated ports."""
+"""What /sys/class/infiniband shows of the simulated ports, and what the kernel tells of them by name."""
 
 from __future__ import annotations
 
 import errno
 
-from railscope.capture import Moment, failure
+from railscope.capture import Json, Moment, failure
 from railscope.simulator.fabric import Cable
-from railscope.simulator.machine import HCA_TYPE, NIC_BOARD, NIC_FIRMWARE
+from railscope.simulator.machine import Bridge
 from railscope.simulator.model import NodeModel
+from railscope.simulator.nic_models import CONNECTX7, LANES
+from railscope.simulator.rdma_counters import (
+    counters,
+    hw_counters,
+    optional_counters,
+    silent_counters,
+)
 
-RATES = {400: "400 Gb/sec (4X NDR)", 200: "200 Gb/sec (4X HDR)"}
+ROOT = "/sys/class/infiniband"
+_LANE_SPEEDS = {100: "NDR", 50: "HDR", 25: "EDR"}
 DOWN_RATE = "40 Gb/sec (4X QDR)"
 """What mlx5 says of a port that is down (linux: drivers/infiniband/hw/mlx5/main.c)."""
-
-# Widths of the counters: the hardware wraps at 32 bits, the narrow port counters stop at their end.
-_WRAP, _MOST_8, _MOST_16 = 1 << 32, (1 << 8) - 1, (1 << 16) - 1
-
-_SILENT_COUNTERS = (
-    "VL15_dropped", "excessive_buffer_overrun_errors", "link_error_recovery",
-    "local_link_integrity_errors", "multicast_rcv_packets", "multicast_xmit_packets",
-    "port_rcv_constraint_errors", "port_rcv_errors", "port_rcv_remote_physical_errors",
-    "port_rcv_switch_relay_errors", "port_xmit_constraint_errors", "port_xmit_discards",
-    "port_xmit_wait", "symbol_error",
-)  # fmt: skip
-_SILENT_HW_COUNTERS = (
-    "duplicate_request", "implied_nak_seq_err", "out_of_buffer", "req_cqe_error",
-    "req_cqe_flush_error", "req_remote_access_errors", "req_remote_invalid_request",
-    "req_rnr_retries_exceeded", "req_transport_retries_exceeded", "resp_cqe_error",
-    "resp_cqe_flush_error", "resp_local_length_error", "resp_remote_access_errors",
-    "rnr_nak_retry_err", "roce_slow_restart", "roce_slow_restart_cnps",
-    "roce_slow_restart_trans", "rp_cnp_ignored", "rx_atomic_requests", "rx_dct_connect",
-    "rx_icrc_encapsulated", "rx_read_requests",
-)  # fmt: skip
-_LIFESPAN_MILLISECONDS = 10
+_GIDS = ("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")
+"""Types of the first four: two of the link-local address, two of the IPv4 address."""
 
 
 def show(model: NodeModel, into: Moment) -> None:
     """Put the RDMA devices into a moment."""
-    root = "/sys/class/infiniband"
-    into.names[root] = sorted(cable.port.rdma_device for cable in model.cables)
+    cables, bridges = model.present_cables, model.machine.bridges
+    into.names[ROOT] = sorted(
+        [*(cable.port.rdma_device for cable in cables), *(b.rdma_device for b in bridges)]
+    )
     paths = {device.address: device.path for device in model.machine.pci}
-    for cable in model.cables:
+    for cable in cables:
         port = cable.port
-        folder = f"{root}/{port.rdma_device}"
+        folder = f"{ROOT}/{port.rdma_device}"
         into.links[f"{folder}/device"] = paths[port.pci_address]
         into.names[f"{folder}/device/net"] = [port.interface]
-        into.names[f"{folder}/ports"] = ["1"]
-        into.names[f"{folder}/hw_counters"] = failure(OSError(errno.ENOENT, ""))
-        for name, text in _device_files(cable).items():
-            into.files[f"{folder}/{name}"] = f"{text}\n"
-        for group, values in (("counters", counters(cable)), ("hw_counters", hw_counters(cable))):
-            into.names[f"{folder}/ports/1/{group}"] = sorted(values)
-            for name, value in values.items():
-                into.files[f"{folder}/ports/1/{group}/{name}"] = f"{value}\n"
+        _show_files(into, folder, _device_files(cable))
+        _show_gids(into, cable)
+        told = hw_counters(cable)
+        _show_counters(into, folder, "counters", counters(cable))
+        _show_counters(into, folder, "hw_counters", told)
+        told.pop("lifespan")
+        call = f"netlink.rdma_statistics({port.rdma_device},1)"
+        into.calls[call] = told | optional_counters(cable)
+    for bridge in bridges:
+        _show_bridge(into, bridge, paths[bridge.pci_address])
+
+
+def _show_files(into: Moment, folder: str, files: dict[str, str]) -> None:
+    into.names[f"{folder}/ports"] = ["1"]
+    into.names[f"{folder}/hw_counters"] = failure(OSError(errno.ENOENT, ""))
+    for name, text in files.items():
+        into.files[f"{folder}/{name}"] = f"{text}\n"
+
+
+def _show_counters(into: Moment, folder: str, group: str, values: dict[str, int] | None) -> None:
+    place = f"{folder}/ports/1/{group}"
+    if values is None:
+        into.names[place] = failure(OSError(errno.ENOENT, ""))
+        return
+    into.names[place] = sorted(values)
+    for name, value in values.items():
+        into.files[f"{place}/{name}"] = f"{value}\n"
 
 
 def _device_files(cable: Cable) -> dict[str, str]:
-    port = cable.port
+    port, nic = cable.port, cable.port.nic
+    lane = port.gigabits // LANES
+    rate = f"{cable.gigabits} Gb/sec ({cable.lanes}X {_LANE_SPEEDS[lane]})"
     return {
-        "fw_ver": NIC_FIRMWARE,
-        "board_id": NIC_BOARD,
-        "hca_type": HCA_TYPE,
+        "fw_ver": nic.firmware,
+        **({"board_id": nic.board} if nic.board else {}),
+        "hca_type": nic.hca_type,
         "node_guid": port.guid,
         "sys_image_guid": port.guid,
         "node_type": "1: CA",
         "node_desc": port.rdma_device,
         "ports/1/state": "4: ACTIVE" if cable.up else "1: DOWN",
         "ports/1/phys_state": "5: LinkUp" if cable.up else "3: Disabled",
-        "ports/1/rate": RATES[port.gigabits] if cable.up else DOWN_RATE,
+        "ports/1/rate": rate if cable.up else DOWN_RATE,
         "ports/1/link_layer": "Ethernet",
     }
 
 
-def counters(cable: Cable) -> dict[str, int]:
-    """Tell the files of `counters/`: data in words of four bytes."""
-    seen = cable.counters
-    return dict.fromkeys(_SILENT_COUNTERS, 0) | {
-        "link_downed": min(seen.link_downs, _MOST_8),
-        "port_rcv_data": seen.received_words,
-        "port_rcv_packets": seen.received_packets,
-        "port_xmit_data": seen.sent_words,
-        "port_xmit_packets": seen.sent_packets,
-        "unicast_rcv_packets": seen.received_packets,
-        "unicast_xmit_packets": seen.sent_packets,
-        "port_xmit_discards": min(seen.ack_timeouts, _MOST_16),
-    }
+def _show_gids(into: Moment, cable: Cable) -> None:
+    """Put the table of addresses into a moment: those of the interface, by type."""
+    port = cable.port
+    place = f"{ROOT}/{port.rdma_device}/ports/1"
+    octets = [int(octet, 16) for octet in port.mac.split(":")]
+    own = bytes([octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]]).hex(":", 2)
+    local = f"fe80:0000:0000:0000:{own}"
+    routed = f"0000:0000:0000:0000:0000:ffff:0a0a:{octets[-1]:04x}"
+    numbers = [str(number) for number in range(len(_GIDS))]
+    for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+        into.names[f"{place}/{folder}"] = numbers
+    for number, kind in zip(numbers, _GIDS, strict=True):
+        into.files[f"{place}/gids/{number}"] = f"{local if number in '01' else routed}\n"
+        into.files[f"{place}/gid_attrs/types/{number}"] = f"{kind}\n"
+        into.files[f"{place}/gid_attrs/ndevs/{number}"] = f"{port.interface}\n"
 
 
-def hw_counters(cable: Cable) -> dict[str, int]:
-    """Tell the files of `hw_counters/` of mlx5."""
-    seen = cable.counters
-    narrow = {
-        "rx_write_requests": seen.write_requests,
-        "out_of_sequence": seen.out_of_sequence,
-        "local_ack_timeout_err": seen.ack_timeouts,
-        "packet_seq_err": seen.sequence_errors,
-        "roce_adp_retrans": seen.sequence_errors,
-        "roce_adp_retrans_to": seen.ack_timeouts,
-    }
-    return (
-        dict.fromkeys(_SILENT_HW_COUNTERS, 0)
-        | {name: value % _WRAP for name, value in narrow.items()}
-        | {
-            "lifespan": _LIFESPAN_MILLISECONDS,
-            "np_cnp_sent": seen.notifications_sent,
-            "np_ecn_marked_roce_packets": seen.marked_packets,
-            "rp_cnp_handled": seen.notifications_handled,
-        }
+def _show_bridge(into: Moment, bridge: Bridge, path: Json) -> None:
+    """Put a function that manages NVSwitches into a moment: InfiniBand, and silent."""
+    folder = f"{ROOT}/{bridge.rdma_device}"
+    into.links[f"{folder}/device"] = path
+    into.names[f"{folder}/device/net"] = failure(OSError(errno.ENOENT, ""))
+    _show_files(
+        into,
+        folder,
+        {
+            "fw_ver": CONNECTX7.firmware,
+            "board_id": "MT_0000001130",
+            "hca_type": CONNECTX7.hca_type,
+            "node_guid": bridge.guid,
+            "sys_image_guid": bridge.guid,
+            "node_type": "1: CA",
+            "node_desc": bridge.rdma_device,
+            "ports/1/state": "4: ACTIVE",
+            "ports/1/phys_state": "5: LinkUp",
+            "ports/1/rate": "400 Gb/sec (4X NDR)",
+            "ports/1/link_layer": "InfiniBand",
+        },
     )
+    _show_counters(into, folder, "counters", silent_counters())
+    _show_counters(into, folder, "hw_counters", {"lifespan": 10})
+    into.calls[f"netlink.rdma_statistics({bridge.rdma_device},1)"] = {}

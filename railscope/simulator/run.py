@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from railscope.capture import SECTIONS, About, Capture, Json, Moment
-from railscope.simulator import driver_files, host, nic, pcie, rdma
+from railscope.simulator import (
+    driver_files,
+    ethernet_settings,
+    host,
+    links,
+    neighbours,
+    nic,
+    ofed_files,
+    pcie,
+    rdma,
+    transceivers,
+)
 from railscope.simulator.gpu_models import find
 from railscope.simulator.kernel import KernelLog
 from railscope.simulator.model import NodeModel
+from railscope.simulator.nic_models import nic_of
 from railscope.simulator.nvml import Nvml
+from railscope.simulator.removal import Removal
 from railscope.simulator.span import NS_PER_SECOND
 from railscope.simulator.span import seconds as to_ns
 from railscope.simulator.spec import NodeSpec
@@ -30,8 +43,12 @@ def about(spec: NodeSpec, seconds: int) -> About:
         started_boot_ns=spec.started_boot_ns,
         duration_ns=seconds * NS_PER_SECOND,
         origin=f"simulated: {spec.scenario}, {mode}seed {spec.seed}",
-        hardware=f"{spec.gpus} x {find(spec.model).name}, one ConnectX-7 a GPU and two for storage",
+        hardware=f"{spec.gpus} x {find(spec.model).name}, one {_cards(spec)} a GPU and two for storage",
     )
+
+
+def _cards(spec: NodeSpec) -> str:
+    return " or ".join(sorted({nic_of(spec.nic, rail).name for rail in range(spec.gpus)}))
 
 
 def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator[Moment]:
@@ -48,8 +65,9 @@ def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator
 
 def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[Moment]:
     views = (
-        Nvml(model).show, driver_files.show, rdma.show, nic.show, pcie.show, host.show,
-        KernelLog(model).show,
+        Nvml(model).show, driver_files.show, rdma.show, nic.show, links.show,
+        ethernet_settings.show, transceivers.show, neighbours.show, ofed_files.show, pcie.show,
+        host.show, KernelLog(model).show, Removal().show,
     )  # fmt: skip
     known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for offset_ns in range(0, duration_ns + 1, step_ns):

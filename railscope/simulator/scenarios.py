@@ -1,6 +1,6 @@
 """The faults by name: what each scenario changes in the job and the ports, and when.
 
-Those that strike a GPU are in `gpu_scenarios`.
+Those that strike a GPU are in `gpu_scenarios`, those of links and cards in `port_scenarios`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ from railscope.simulator.gpu_scenarios import (
     RowRemap,
     Thermal,
     Xid79,
+)
+from railscope.simulator.port_scenarios import (
+    Flapping,
+    NicLost,
+    OpticsFading,
+    PcieDegraded,
+    SettingsDrift,
+    SpeedDown,
 )
 from railscope.simulator.span import Span, seconds
 from railscope.simulator.spec import NodeSpec
@@ -118,9 +126,9 @@ class LinkFlap(Scenario):
         """Nothing is exchanged during the outage."""
         return JobConditions(exchange_pace=1.0 - span.share_in(self.outage))
 
-    def link_outage(self, rail: int | None) -> Span | None:
+    def link_outages(self, rail: int | None) -> tuple[Span, ...]:
         """Say when the link is down."""
-        return self.outage if rail == self.spec.struck else None
+        return (self.outage,) if rail == self.spec.struck else ()
 
 
 class CounterReset(Scenario):
@@ -148,6 +156,12 @@ _BY_NAME: dict[str, type[Scenario]] = {
     "xid79": Xid79,
     "row_remap": RowRemap,
     "link_flap": LinkFlap,
+    "flapping": Flapping,
+    "speed_down": SpeedDown,
+    "optics": OpticsFading,
+    "nic_lost": NicLost,
+    "pcie_degraded": PcieDegraded,
+    "settings_drift": SettingsDrift,
     "counter_reset": CounterReset,
     "nvlink_errors": NvlinkErrors,
     "ecc_uncorrected": EccUncorrected,

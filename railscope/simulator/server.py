@@ -37,6 +37,7 @@ class Traffic:
     received_bytes: int = 0
     sent_packets: int = 0
     received_packets: int = 0
+    receive_errors: int = 0
 
 
 @dataclass(slots=True)

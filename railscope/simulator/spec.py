@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from railscope.simulator.nic_models import NICS
+
 MOST_GPUS = 8
 STRUCK = 3
 
@@ -27,6 +29,12 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
         "xid79": "At half time one GPU falls off the bus; the job hangs.",
         "row_remap": "At half time a GPU marks a memory row for remapping, pending until a reset.",
         "link_flap": "At half time one rail's link goes down and comes up again.",
+        "flapping": "From half time on, one rail's link goes down and comes up again and again.",
+        "speed_down": "At half time one rail's cable fails: errors, then a link of half the speed.",
+        "optics": "From half time on, one rail's optics lose light, until errors are not mended.",
+        "nic_lost": "At half time one rail's NIC is gone from the bus; the job hangs.",
+        "pcie_degraded": "At half time one rail's NIC is left with half its PCIe bandwidth.",
+        "settings_drift": "At half time rails lose settings: PFC, ECN, DSCP trust and MTU in turn.",
         "counter_reset": "At half time the drivers are loaded anew: counters fall to zero.",
         "nvlink_errors": "From half time on, one NVLink of a GPU has errors and sends again.",
         "ecc_uncorrected": "At half time a GPU meets an uncorrectable memory error; the job ends.",
@@ -62,6 +70,7 @@ class NodeSpec:
     model: str = "NVIDIA H100 80GB HBM3"
     scenario: str = "training"
     mode: str = "whole"
+    nic: str = "cx7"
     started_wall_ns: int = 1_760_000_000_000_000_000
     started_boot_ns: int = 777_600_000_000_000
 
@@ -75,6 +84,9 @@ class NodeSpec:
             raise ValueError(message)
         if self.mode not in MODES:
             message = f"no mode {self.mode!r}; there are {', '.join(MODES)}"
+            raise ValueError(message)
+        if self.nic not in NICS:
+            message = f"no network cards {self.nic!r}; there are {', '.join(NICS)}"
             raise ValueError(message)
 
     @property

@@ -8,6 +8,7 @@ the files of `/proc` that psutil and others read.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path, PurePosixPath
 
 from railscope.capture import SECTIONS, Capture, CaptureError, Json
@@ -77,11 +78,19 @@ class _Tree:
         real.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def fill(self, path: str, entries: list[str]) -> None:
-        """Make folders for those entries of a folder of which nothing else is known."""
+        """Make folders for those entries of a folder of which nothing else is known.
+
+        What is there and no longer an entry goes.
+        """
         real = self._real(self._place(path))
         for entry in entries:
             if not (real / entry).exists():
                 (real / entry).mkdir(parents=True)
+        for gone in {found.name for found in real.iterdir()} - set(entries):
+            if (real / gone).is_dir() and not (real / gone).is_symlink():
+                shutil.rmtree(real / gone)
+            else:
+                (real / gone).unlink()
 
     def _place(self, path: str, *, follow_last: bool = True) -> PurePosixPath:
         """Where a path lies once the links on the way are followed."""

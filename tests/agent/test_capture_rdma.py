@@ -16,7 +16,7 @@ from railscope.reading import Absent, parse_integer
 
 ROOT = "sysfs/procfs/tree"
 NO_COUNTERS = {"lifespan"}
-BYTES_PER_WORD = 4
+BYTES_A_STEP = {"mlx5_0": 4, "mlx4_0": 4, "hfi1_0": 8}  # words; flits of Omni-Path
 OTHER = "railscope_rdma_vendor_counter_total"
 
 pytestmark = pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
@@ -51,7 +51,8 @@ def expected(file: Path) -> tuple[Sample, float | None]:
     text = file.read_text().strip()
     if not text.isdecimal():
         return name, None
-    factor = BYTES_PER_WORD if re.fullmatch(r"port_(xmit|rcv)_data(_64)?", file.name) else 1
+    data = re.fullmatch(r"port_(xmit|rcv)_data(_64)?", file.name)
+    factor = BYTES_A_STEP[about["device"]] if data else 1
     return name, float(int(text) * factor)
 
 

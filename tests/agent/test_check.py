@@ -13,12 +13,13 @@ from support.clock import START
 from support.collector import ScriptedCollector
 from support.gpus import add_gpus, of_gpu
 from support.machine import DENIED, FakeHost
+from support.metering import MIB, FakeMeter
 from support.shared import captured
 from support.shipping import link_to
 from support.tree import make_tree
 
 from agent.cli import agent
-from agent.config import AgentSettings, CollectorLink
+from agent.config import AgentSettings, Budget, CollectorLink
 from agent.diagnose import check
 from agent.host import NvmlError
 from agent.service import Agent
@@ -169,6 +170,66 @@ async def test_nonsense_in_a_counter_file_is_broken() -> None:
     well, said = await checked(host)
     assert not well
     assert "1 reading error: railscope_rdma_transmit_packets_total" in line(said, "BROKEN  rdma")
+
+
+# The budget ---------------------------------------------------------------------------------------
+
+
+async def checked_on(meter: FakeMeter, host: FakeHost, budget: Budget) -> tuple[bool, list[str]]:
+    """The same, with what it cost as the test says."""
+    said: list[str] = []
+    one = Agent(AgentSettings(budget=budget), host, "node-1", meter=meter)
+    return await check(one, said.append), said
+
+
+def costly(meter: FakeMeter, milliseconds: float) -> FakeHost:
+    """A healthy server whose card is dear to read."""
+    host = healthy()
+    packets = host.files[COUNTER]
+
+    def count() -> str:
+        meter.spend(milliseconds)
+        return str(packets)
+
+    host.files[COUNTER] = count
+    return host
+
+
+async def test_what_reading_costs_is_said_the_dearest_first() -> None:
+    meter = FakeMeter()
+    well, said = await checked_on(meter, costly(meter, 3), Budget())
+    assert well
+    (dearest,) = [text for text in said if text.startswith("ok      cost of")]
+    assert dearest == (
+        "ok      cost of rdma: 0.3 % of a core: 3.00 ms of processor time in 0.00 ms every 1 s"
+    )
+    assert line(said, "ok      processor budget") == (
+        "ok      processor budget: reading takes 0.3 % of a core at the configured periods,"
+        " budget 1 %"
+    )
+    assert line(said, "ok      memory budget").endswith("40 MiB resident, budget 64 MiB")
+
+
+async def test_a_budget_that_needs_longer_periods_is_no_fault_but_said() -> None:
+    meter = FakeMeter(80 * MIB)
+    well, said = await checked_on(meter, costly(meter, 30), Budget())
+    assert well
+    assert "to be read every 4 s (processor time)" in line(said, "ok      cost of rdma")
+    told = line(said, "ok      processor budget")
+    assert "3 % of a core" in told
+    assert "periods grow until it is kept" in told
+    assert "-> set longer periods, or a greater budget.cpu_ratio" in told
+    assert "80 MiB resident, budget 64 MiB: not kept" in line(said, "absent  memory budget")
+
+
+async def test_no_budget_is_said_to_be_none() -> None:
+    meter = FakeMeter()
+    unbounded = Budget(cpu_ratio=0, memory_bytes=0)
+    well, said = await checked_on(meter, costly(meter, 30), unbounded)
+    assert well
+    assert "none is set" in line(said, "absent  processor budget")
+    assert "none is set" in line(said, "absent  memory budget")
+    assert "to be read" not in line(said, "ok      cost of rdma")
 
 
 # The collector ------------------------------------------------------------------------------------

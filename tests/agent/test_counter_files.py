@@ -13,7 +13,7 @@ from support.reading import ORIGIN, read_once, readings
 from support.sampling import PATIENCE_SECONDS, sampling
 from support.tree import TreeHost, make_tree
 
-from agent.config import Periods
+from agent.config import AgentSettings
 from agent.host.files import OpenFiles, PlainFiles, RootedFiles
 from agent.host.real import RealHost
 from agent.reader import Reader
@@ -164,10 +164,10 @@ async def test_a_sampler_that_ends_leaves_no_file_open(tmp_path: Path) -> None:
     host = TreeHost(make_tree(tmp_path), ManualClock())
     before, others = open_files(), set(threading.enumerate())
     for _ in range(3):
-        async with sampling(host, machine_sources(Periods())) as run:
+        async with sampling(host, machine_sources(AgentSettings())) as run:
             await run.step()
             assert open_files() > before
-    await Sampler(host, ORIGIN, machine_sources(Periods()), lambda _: None).once()
+    await Sampler(host, ORIGIN, machine_sources(AgentSettings()), lambda _: None).once()
     for thread in set(threading.enumerate()) - others:  # each closes what its family opened
         thread.join(PATIENCE_SECONDS)
     assert open_files() <= before

@@ -16,7 +16,7 @@ from support.reading import ORIGIN
 from support.tree import TreeHost, make_tree
 
 from agent.cli import agent
-from agent.config import AgentSettings, Periods
+from agent.config import AgentSettings
 from agent.host.clock import RealClock
 from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost
@@ -39,7 +39,7 @@ def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def recorded(folder: Path) -> Path:
     """One read of everything on a small server with two GPUs."""
     host = RecordingHost(TreeHost(make_tree(folder / "root"), ManualClock()))
-    for source in machine_sources(Periods()):
+    for source in machine_sources(AgentSettings()):
         assert Reader(source, host, ORIGIN).run().problem == ""
     about = About("node-1", "boot-1", 0, 0, 10**9, "test")
     Capture(about, tuple(host.moments)).write(folder / "capture")

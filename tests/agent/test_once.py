@@ -15,7 +15,7 @@ from agent.cli import agent
 from railscope.catalog import METRICS, Kind
 
 NUMBERS = {Kind.COUNTER, Kind.GAUGE}
-OWN = ("railscope_agent_", "railscope_source_")
+OWN = ("railscope_agent_", "railscope_source_", "railscope_governor_")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from support.reading import ORIGIN, read_once
 from support.tree import HOSTNAME, TreeHost, make_tree
 
 from agent.cli import agent
-from agent.config import Periods
+from agent.config import AgentSettings
 from agent.host import Host, NvmlError
 from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost, Redactor
@@ -75,7 +75,7 @@ STORY: list[Change] = [nothing, traffic, loss, removal, refusal, nothing]
 
 def frames_of(host: Host, clock: ManualClock, change: Callable[[int], None]) -> list[Frame]:
     """What all sources say at each tick, something changing before each."""
-    readers = [Reader(source, host, ORIGIN) for source in machine_sources(Periods())]
+    readers = [Reader(source, host, ORIGIN) for source in machine_sources(AgentSettings())]
     found = []
     for tick in range(TICKS):
         change(tick)
@@ -338,7 +338,7 @@ def test_record_and_replay_by_command(tmp_path: Path) -> None:
     assert code == code_of_replay == 0
 
     def machine(page: str) -> dict[object, float]:
-        own = ("railscope_agent_", "railscope_source_")
+        own = ("railscope_agent_", "railscope_source_", "railscope_governor_")
         return {label: v for label, v in samples(page).items() if not label[0].startswith(own)}
 
     assert machine(again) == machine(live)

@@ -17,7 +17,7 @@ from support.health import (
     xid,
 )
 
-from agent.config import Periods
+from agent.config import AgentSettings
 from agent.service import machine_sources
 from agent.verdict import RULES, judge
 from agent.verdict.facts import MINUTE_NS, Change, Facts
@@ -226,6 +226,6 @@ def test_every_action_has_a_state_and_a_place_in_the_order() -> None:
 
 
 def test_rules_are_about_sources_that_there_are() -> None:
-    names = {source.name for source in machine_sources(Periods())}
+    names = {source.name for source in machine_sources(AgentSettings())}
     assert set(SOURCES) <= names
     assert {source for rule in RULES for source in rule.sources} <= set(SOURCES)

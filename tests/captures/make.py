@@ -3,8 +3,9 @@
     python tests/captures/make.py            write all of them anew
     python tests/captures/make.py --check    only say which are not as they would be made
 
-A case is a capture of what the GPU sources read, and `expected.prom` beside it: everything on the
-page but what the agent tells of itself. The servers have few GPUs, to keep the files small.
+A case is a capture of what the GPU sources read, or of what the network sources read, and
+`expected.prom` beside it: everything on the page but what the agent tells of itself. The servers have
+few GPUs, to keep the files small.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ MOMENTS = 2
 _PCI = "/sys/bus/pci/devices"
 _PCI_FACTS = ("vendor", "device", "class")
 _GPU_CLASS = "0x0302"
+_CARD_CLASSES = ("0x0200", "0x0207")
+_PLACE_FACTS = (*_PCI_FACTS, "numa_node")
+_CARD_FACTS = (
+    *_PLACE_FACTS, "current_link_speed", "current_link_width", "max_link_speed", "max_link_width",
+    "aer_dev_correctable", "aer_dev_fatal", "vpd",
+)  # fmt: skip
+_NETWORK_ROOTS = ("/sys/class/infiniband", "/sys/class/net")
+_NETWORK_FILES = ("/proc/net/route", "/proc/sys/kernel/hostname")
+_NETWORK_SEAMS = ("ethtool.", "netlink.", "lldp.")
 _KEPT_FILES = re.compile(r"/proc/(?:\d+/comm|sys/kernel/hostname|driver/nvidia/.*)")
 _FAMILY = re.compile(r"(?:# (?:HELP|TYPE|UNIT) )?(?P<name>[a-z0-9_]+)")
 
@@ -43,13 +53,21 @@ class Case:
     model: str
     scenario: str = "training"
     mode: str = "whole"
+    nic: str = ""
+    """Which network cards it has; only where these are what the case is about."""
     seconds: int = 60
     step_seconds: float = 1.0
+    moments: int = MOMENTS
 
     def spec(self, name: str) -> NodeSpec:
         """The node of the case, which has the case's name."""
         return NodeSpec(
-            node=name, gpus=self.gpus, model=self.model, scenario=self.scenario, mode=self.mode
+            node=name,
+            gpus=self.gpus,
+            model=self.model,
+            scenario=self.scenario,
+            mode=self.mode,
+            nic=self.nic or "cx7",
         )
 
 
@@ -71,6 +89,20 @@ CASES = {
     "nvlink-errors": Case(1, "h100", "nvlink_errors"),
     "denied": Case(1, "h100", "nvml_denied"),
     "hung-gpu": Case(4, "a100", "gpu_hung"),
+    "hgx-h100-roce-incast": Case(8, "h100", "incast", nic="cx7", moments=1),
+    "hgx-h100-roce-pause-storm": Case(8, "h100", "pause_storm", nic="cx7", moments=1),
+    "hgx-h100-roce-idle": Case(8, "h100", "idle", nic="cx7", moments=1),
+    "index-is-not-rail": Case(8, "h100", nic="cx7", moments=1),
+    "hgx-b200-bridges": Case(2, "b200", nic="cx7", moments=1),
+    "bnxt-node": Case(4, "h100", "pfc_victim", nic="bnxt", moments=1),
+    "irdma-node": Case(4, "h100", "pause_storm", nic="irdma", moments=1),
+    "mixed-node": Case(8, "h100", nic="mixed", moments=1),
+    "flapping-link": Case(4, "h100", "flapping", nic="cx7"),
+    "port-trained-down": Case(4, "h100", "speed_down", nic="cx7"),
+    "nic-lost": Case(4, "h100", "nic_lost", nic="cx7"),
+    "pcie-degraded": Case(4, "h100", "pcie_degraded", nic="cx7"),
+    "settings-drift-a": Case(4, "h100", nic="cx7", moments=1),
+    "settings-drift-b": Case(4, "h100", "settings_drift", nic="cx7"),
 }
 
 
@@ -78,9 +110,10 @@ def capture(name: str) -> Capture:
     """The capture of a case."""
     case = CASES[name]
     spec = case.spec(name)
-    every_ns = case.seconds * 10**9 // MOMENTS
+    every_ns = case.seconds * 10**9 // case.moments
     fine = moments(spec, case.seconds, case.step_seconds)
-    kept = tuple(_gpus_only(_thinned(fine, every_ns)))
+    only = _network_only if case.nic else _gpus_only
+    kept = tuple(only(_thinned(fine, every_ns)))
     return Capture(about(spec, case.seconds), kept)
 
 
@@ -120,6 +153,67 @@ def _gpus_only(whole: Iterator[Moment]) -> Iterator[Moment]:
             calls={call: a for call, a in moment.calls.items() if call.startswith("nvml.")},
             log=moment.log,
         )
+
+
+def _network_only(whole: Iterator[Moment]) -> Iterator[Moment]:
+    """What the network sources read: cards, the ports above them, and where the GPUs are."""
+    all_of_it = tuple(whole)
+    wanted = _places(all_of_it[0])
+    facts = {f"{_PCI}/{device}/{fact}" for device, kept in wanted.items() for fact in kept}
+    facts -= _tables_without_errors(all_of_it)
+    for moment in all_of_it:
+        drivers = {f"{_PCI}/{device}/driver" for device, kept in wanted.items() if "vpd" in kept}
+        devices = {f"{_PCI}/{device}" for device in wanted}
+        yield Moment(
+            moment.offset_ns,
+            files={
+                path: text
+                for path, text in moment.files.items()
+                if path in facts or path in _NETWORK_FILES or path.startswith(_NETWORK_ROOTS)
+            },
+            names={
+                path: [device for device in entries if path != _PCI or device in wanted]
+                if isinstance(entries, list)
+                else entries
+                for path, entries in moment.names.items()
+                if path == _PCI or path.startswith(_NETWORK_ROOTS)
+            },
+            links={
+                path: end
+                for path, end in moment.links.items()
+                if path in drivers | devices or path.startswith(_NETWORK_ROOTS)
+            },
+            calls={c: answer for c, answer in moment.calls.items() if c.startswith(_NETWORK_SEAMS)},
+            log=moment.log,
+        )
+
+
+def _tables_without_errors(moments_: tuple[Moment, ...]) -> set[str]:
+    """Files of error counts in which nothing is ever counted: they are many, and say nothing."""
+    texts: dict[str, str] = {}
+    for moment in moments_:
+        for path, text in moment.files.items():
+            if "/aer_dev_" in path:
+                texts[path] = texts.get(path, "") + str(text)
+    return {path for path, text in texts.items() if not re.search(r" [1-9]", text)}
+
+
+def _places(first: Moment) -> dict[str, tuple[str, ...]]:
+    """The devices that say where cards and GPUs are, and what is kept of each."""
+    classes = {
+        path.split("/")[-2]: str(text)
+        for path, text in first.files.items()
+        if path.startswith(_PCI) and path.endswith("/class")
+    }
+    wanted: dict[str, tuple[str, ...]] = {}
+    for device, kind in classes.items():
+        above = first.links[f"{_PCI}/{device}"].split("/")[-2]
+        if kind.startswith(_CARD_CLASSES):
+            wanted |= {device: _CARD_FACTS}
+            wanted |= {above: _CARD_FACTS} if above in classes else {}
+        elif kind.startswith(_GPU_CLASS):
+            wanted |= {device: _PLACE_FACTS}
+    return wanted
 
 
 def page(folder: Path) -> str:

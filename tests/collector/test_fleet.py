@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from makers import rdma_schema
 
 from collector.fleet import BLOCK_ROWS, Fleet, Update, increase
 from collector.layout import Layout, make_layout
@@ -145,14 +146,71 @@ def test_a_wide_counter_goes_on_or_starts_from_zero(before: int, after: int):
     assert got[0] == pytest.approx(expected)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 2**30 - 1))
-def test_a_32_bit_counter_wraps(before: int, step: int):
+low = st.integers(0, 2**32 - 1)
+wraps = st.integers(0, 1000)
+
+
+@given(low, wraps, st.integers(0, 2**40))
+def test_what_an_agent_carried_on_goes_on_and_falls_only_when_reset(
+    before: int, wrapped: int, step: int
+):
+    """Within one run of the agent, which has told wraps from resets itself."""
+    carried = before + wrapped * 2**32
+    for after in (carried + step, step):
+        got = increase(np.array([carried]), np.array([after]), np.array([False]))
+        assert got[0] == (after - carried if after >= carried else after)
+
+
+@given(low, wraps, st.integers(0, 2**30 - 1))
+def test_an_agent_that_forgot_the_wraps_goes_on_with_the_low_bits(
+    before: int, wrapped: int, step: int
+):
+    carried = before + wrapped * 2**32
     after = (before + step) % 2**32
-    got = increase(np.array([before]), np.array([after]), np.array([True]))
-    if after >= before or (before >= 3 * 2**30 and after < 2**30):
-        assert got[0] == step
-    else:
-        assert got[0] == after, "fell too far for a wrap: a reset"
+    got = increase(np.array([carried]), np.array([after]), np.array([True]))
+    assert got[0] == step
+
+
+@given(low, wraps, low)
+def test_a_reset_while_the_agent_was_away_is_never_a_fall_or_many_wraps(
+    before: int, wrapped: int, after: int
+):
+    carried = before + wrapped * 2**32
+    got = increase(np.array([carried]), np.array([after]), np.array([True]))
+    assert 0 <= got[0] < 2**32
+    if after < carried and (after - before) % 2**32 >= 2**30:
+        assert got[0] == after, "fell too far to have gone on: a reset"
+
+
+def narrow_rate(fleet: Fleet, layout: Layout) -> float:
+    place = fleet.nodes["n"].rows["rdma"]
+    return float(place.block.rates[place.index, list(layout.narrow).index(True)])
+
+
+@pytest.mark.parametrize(
+    ("run", "before", "after", "rate"),
+    [
+        ("run-1", 5 * 2**32 + 100, 5 * 2**32 + 130, 30),
+        ("run-1", 5 * 2**32 + 100, 130, 130),
+        ("run-1", 2**32 - 10, 20, 20),
+        ("run-2", 5 * 2**32 + 100, 130, 30),
+        ("run-2", 5 * 2**32 - 10, 20, 30),
+        ("run-2", 5 * 2**32 + 100, 50, 50),
+    ],
+    ids=["goes on", "reset", "reset near the end", "forgot", "forgot and wrapped", "reset away"],
+)
+def test_rates_of_a_counter_of_32_bits(run: str, before: int, after: int, rate: int):
+    wire = to_wire_schema(rdma_schema(1))
+    layout, fleet = make_layout(wire), Fleet()
+    for second, name, number in ((1, "run-1", before), (2, run, after)):
+        at, numbers = second * SECOND, [0, number]
+        fleet.apply(
+            update(
+                "n", layout, numbers, numbers, run=name, first_boot_ns=at, last_boot_ns=at,
+                instant_ns=at,
+            )
+        )  # fmt: skip
+    assert narrow_rate(fleet, layout) == rate
 
 
 def make_row(power: int, energy: int) -> list[int]:

@@ -396,7 +396,9 @@ async def test_views_over_the_api(tmp_path: Path):
     claims = tmp_path / "claims.csv"
     claims.write_text("tenant,holds,from,to\nvision,GPU-n1-0,2026-01-01T00:00:00Z,\n")
     async with running(settings_in(tmp_path, claims_file=str(claims))) as one:
-        frames = some(sender) + sender.frames(rdma_schema(), [[0, 0, 0, 0], [250, 500, 4, 6]], at=0)
+        frames = some(sender) + sender.frames(
+            rdma_schema(), [[0, 0, 0, 0], [1000, 2000, 4, 6]], at=0
+        )
         assert (await one.post(sender.body(frames, schemas=True), at=3))[0] == 200
         await one.collector.refresher.refresh()
         await asyncio.to_thread(one.collector.claims.refresh)

@@ -316,3 +316,29 @@ int nvmlDeviceGetVgpuUtilization(nvmlDevice_t device, natural since, int *type, 
                                  vgpu_use *to) {
     CALL(vgpu_uses_into(device, since, type, count, to));
 }
+
+/* Samples that the driver took by itself: pairs of time and value. */
+typedef struct { natural stamp; union { double real; natural whole; } value; } sample;
+
+static int buffered_into(nvmlDevice_t device, unsigned kind, natural since, int *type,
+                         unsigned *count, sample *to) {
+    const struct answer *answer;
+    int code = answer_of(device, ARGUMENTS(kind), &answer);
+    if (code) return code;
+    unsigned length = 0, first = (unsigned)answer->count / 2;
+    for (unsigned i = (unsigned)answer->count / 2; i > 0; i--)
+        if (number_at(answer, 2 * (i - 1)) > since) first = i - 1, length++;
+    if (!length) return NOT_FOUND;
+    *type = 1;
+    if (!to) return *count = length, SUCCESS;
+    if ((code = room_for(length, count))) return code;
+    for (unsigned i = 0; i < length; i++)
+        to[i] = (sample){number_at(answer, 2 * (first + i)),
+                         {.whole = value_at(answer, 2 * (first + i) + 1)}};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetSamples(nvmlDevice_t device, unsigned kind, natural since, int *type,
+                         unsigned *count, sample *to) {
+    CALL(buffered_into(device, kind, since, type, count, to));
+}

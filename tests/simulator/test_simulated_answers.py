@@ -1,8 +1,9 @@
-"""The agent asks the simulated GPUs nothing that they do not answer, if only by not having it."""
+"""The agent asks simulated GPUs and cards nothing that they do not answer, if only by not having it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from support.clock import ManualClock
@@ -13,12 +14,13 @@ from agent.host import Json
 from agent.host.recorded import BATCHES, RecordedHost, call_key
 from agent.sampler import Sampler
 from agent.service import machine_sources
-from railscope.frame import Origin
-from railscope.simulator import NodeSpec, simulate
+from agent.source import Source
+from railscope.frame import Frame, Origin
+from railscope.simulator import NICS, NodeSpec, simulate
 
 
 class NotingHost(RecordedHost):
-    """A replay that notes the calls of NVML that the capture has no answer to.
+    """A replay that notes the calls that the capture has no answer to.
 
     Batches are left out: a field that is not in a capture is one the GPU does not have.
     """
@@ -29,18 +31,32 @@ class NotingHost(RecordedHost):
         try:
             return super().call(seam, function, *arguments)
         except FileNotFoundError:
-            if seam == "nvml" and function not in BATCHES:
+            if function not in BATCHES:
                 self.unanswered.add(call_key(seam, function, arguments))
             raise
 
 
-@pytest.mark.parametrize(("model", "mode"), ALL_WAYS)
-def test_every_call_of_the_agent_is_answered(model: str, mode: str) -> None:
-    capture = simulate(NodeSpec("gpu-001", gpus=2, model=model, mode=mode), 10, 10)
+def unanswered(spec: NodeSpec, sources: Sequence[Source]) -> tuple[set[str], set[str]]:
+    """The calls without an answer, and the sources that had something to say."""
+    capture = simulate(spec, 10, 10)
     host = NotingHost(capture, ManualClock(), lambda: capture.about.duration_ns)
     host.unanswered = set()
-    sources = [s for s in machine_sources(AgentSettings().periods) if s.family == "nvml"]
-    frames = []
+    frames: list[Frame] = []
     asyncio.run(Sampler(host, Origin("n", "r", "b"), sources, frames.append).once())
-    assert len({frame.schema.stream for frame in frames}) >= 6
-    assert host.unanswered == set()
+    return host.unanswered, {frame.schema.stream for frame in frames}
+
+
+@pytest.mark.parametrize(("model", "mode"), ALL_WAYS)
+def test_every_call_of_the_agent_is_answered(model: str, mode: str) -> None:
+    sources = [s for s in machine_sources(AgentSettings()) if s.family == "nvml"]
+    missing, told = unanswered(NodeSpec("gpu-001", gpus=2, model=model, mode=mode), sources)
+    assert len(told) >= 6
+    assert missing == set()
+
+
+@pytest.mark.parametrize(("model", "nic"), [("b200", "cx7"), *(("h100", nic) for nic in NICS)])
+def test_every_call_about_cards_is_answered(model: str, nic: str) -> None:
+    sources = [s for s in machine_sources(AgentSettings()) if s.family != "nvml"]
+    missing, told = unanswered(NodeSpec("gpu-001", gpus=8, model=model, nic=nic), sources)
+    assert {"nic", "rdma", "link", "pcie"} <= told
+    assert {call for call in missing if call.startswith(("ethtool.", "netlink.", "lldp."))} == set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 
 import pytest
@@ -10,10 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from railscope.simulator.conditions import JobConditions, PortConditions
-from railscope.simulator.fabric import DATA_FRAME_WORDS, Wish
+from railscope.simulator.fabric import Wish
 from railscope.simulator.job import Job
 from railscope.simulator.model import NodeModel
+from railscope.simulator.nic_models import LANES, NICS
 from railscope.simulator.noise import whole
+from railscope.simulator.port_counters import Flow, PortCounters
+from railscope.simulator.port_scenarios import SettingsDrift
+from railscope.simulator.port_settings import USUAL
 from railscope.simulator.server import MODES
 from railscope.simulator.span import NS_PER_SECOND, Span
 from railscope.simulator.spec import SCENARIOS, NodeSpec
@@ -27,6 +31,7 @@ SPECS = st.builds(
     gpus=st.integers(1, 3),
     model=st.sampled_from(["v100", "a100", "h100", "h200", "b200", "gb200"]),
     scenario=st.sampled_from([name for name in SCENARIOS if name != "counter_reset"]),
+    nic=st.sampled_from(list(NICS)),
 )
 SHARES = st.floats(0.0, 1.0)
 
@@ -82,6 +87,11 @@ def test_power_temperature_and_clocks_stay_in_bounds(spec: NodeSpec, step_ns: in
         stuck=st.floats(0.0, 0.5),
         unprotected=st.floats(0.0, 0.5),
         pcie_write_stall_percent=st.floats(0.0, 100.0),
+        lossy=SHARES,
+        margin_lost=SHARES,
+        lanes=st.sampled_from((LANES // 2, LANES)),
+        pcie_halved=st.sampled_from(("", "lanes", "speed")),
+        settings=st.sampled_from((USUAL, *SettingsDrift.drifted)),
     ),
     STEPS_NS,
     st.sampled_from((0, -1)),
@@ -90,28 +100,41 @@ def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
     wish: Wish, conditions: PortConditions, step_ns: int, place: int
 ) -> None:
     cable = NodeModel(NodeSpec("gpu-001", gpus=1), NS_PER_SECOND).cables[place]
-    before = replace(cable.counters)
+    before = amounts(cable.counters)
     for number in range(5):
         span = Span(number * step_ns, (number + 1) * step_ns)
-        cable.advance(span, wish, conditions, None)
-    grown = {
-        part.name: getattr(cable.counters, part.name) - getattr(before, part.name)
-        for part in fields(before)
-        if part.name != "mended_bits"
-    }
+        cable.advance(span, wish, conditions)
+    grown = {name: amount - before[name] for name, amount in amounts(cable.counters).items()}
     assert min(grown.values()) >= 0
     passed_ns = 5 * step_ns
-    for packets, stopped_ns, frames in (
-        (grown["sent_packets"], grown["paused_ns"], grown["pause_frames_received"]),
-        (grown["received_packets"], grown["pausing_ns"], grown["pause_frames_sent"]),
+    for words, stopped_ns, frames in (
+        (grown["sent_words"], grown["paused_ns"], grown["pause_frames_received"]),
+        (grown["received_words"], grown["pausing_ns"], grown["pause_frames_sent"]),
     ):
         assert stopped_ns <= passed_ns
-        assert stopped_ns <= frames * 65535 * 512 / cable.port.gigabits
-        most_bytes = cable.port.bytes_per_second * (passed_ns - stopped_ns) / NS_PER_SECOND
-        slack_bytes = 0.01 * cable.port.bytes_per_second * passed_ns / NS_PER_SECOND
-        assert packets * DATA_FRAME_WORDS * 4 <= most_bytes + slack_bytes
+        assert stopped_ns <= frames * 65535 * 512 / cable.gigabits
+        line_bytes_per_second = cable.gigabits * 125_000_000
+        most_bytes = line_bytes_per_second * (passed_ns - stopped_ns) / NS_PER_SECOND
+        slack_bytes = 0.01 * line_bytes_per_second * passed_ns / NS_PER_SECOND
+        assert words * 4 <= most_bytes + slack_bytes
+    for way in ("sent", "received", "dropped"):
+        assert grown[f"astray_{way}_words"] in {0, grown[f"{way}_words"]}
     assert grown["notifications_sent"] <= grown["marked_packets"] <= grown["received_packets"]
     assert 0 <= cable.pcie_write_stall_percent <= 100
+    assert grown["mended_bits"] <= grown["observed_bits"]
+    assert grown["symbol_errors"] >= grown["broken_blocks"] >= grown["checksum_errors"]
+
+
+def amounts(counters: PortCounters) -> dict[str, int]:
+    """Every number of a port by name; the lanes' added up."""
+    found = {}
+    for part in fields(counters):
+        value = getattr(counters, part.name)
+        if isinstance(value, Flow):
+            found |= {f"{part.name}_packets": value.packets, f"{part.name}_words": value.words}
+        else:
+            found[part.name] = sum(value) if isinstance(value, list) else value
+    return found
 
 
 @SHORT

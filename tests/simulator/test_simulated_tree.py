@@ -38,7 +38,7 @@ def state(capture: Capture, section: str, offset_ns: int) -> dict[str, Json]:
 def test_files_folders_and_links_read_as_in_the_capture(capture: Capture, tree: Path) -> None:
     files = RootedFiles(tree)
     for path, text in state(capture, "files", END_NS).items():
-        assert files.read(path).decode() == text
+        assert files.read(path).decode(errors="surrogateescape") == text
     for path, target in state(capture, "links", END_NS).items():
         assert files.resolve(path) == target
     for path, entries in state(capture, "names", END_NS).items():
@@ -72,6 +72,19 @@ def test_a_tree_can_be_brought_to_another_offset(capture: Capture, tmp_path: Pat
         assert carrier.read_text() == expected
         log = (tmp_path / "dev/kmsg").read_text()
         assert ("Link down" in log) == (offset_ns > 0)
+
+
+def test_a_card_that_was_removed_leaves_the_tree(tmp_path: Path) -> None:
+    lost = simulate(NodeSpec("gpu-001", gpus=4, scenario="nic_lost"), 6)
+    files = RootedFiles(tmp_path)
+    for offset_ns, there in ((0, True), (END_NS, False)):
+        write_tree(lost, tmp_path, offset_ns)
+        assert ("ens4f0np0" in files.names("/sys/class/net")) == there
+        assert ("mlx5_5" in files.names("/sys/class/infiniband")) == there
+        assert ("0000:5e:00.0" in files.names("/sys/bus/pci/devices")) == there
+    assert files.read("/sys/class/net/ens3f0np0/carrier") == b"1\n"
+    with pytest.raises(FileNotFoundError):
+        files.read("/sys/class/net/ens4f0np0/carrier")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from railscope.catalog import EVENTS, KINDS, METRICS, Kind
-from railscope.catalog.declare import EntityKind, EventClass
+from railscope.catalog.declare import SUM, EntityKind, EventClass
 from railscope.entity import Entity
 from railscope.frame import Column, Event, Frame, Instant, Origin, Schema
 from railscope.reading import SIGNED_LIMIT, Absent
@@ -29,7 +29,11 @@ def entities(kind: EntityKind) -> st.SearchStrategy[Entity]:
 @st.composite
 def columns(draw: st.DrawFn) -> Column:
     metric = draw(st.sampled_from(_DECLARED))
-    return metric, draw(entities(metric.about))
+    entity = draw(entities(metric.about))
+    if metric.kind is not Kind.HISTOGRAM:
+        return metric, entity
+    series = draw(st.sampled_from([*metric.buckets, SUM]))
+    return metric, Entity(metric.about, (*entity.key[:-1], series), entity.facts)
 
 
 @st.composite

@@ -11,7 +11,7 @@ from support.clock import ManualClock
 from support.reading import ORIGIN
 from support.standin_table import SRAM
 
-from agent.config import Periods
+from agent.config import AgentSettings
 from agent.host import Json
 from agent.host.files import PlainFiles
 from agent.host.recorded import BATCHES, call_key
@@ -28,9 +28,9 @@ _BIG = 1 << 53
 """From here on a double is no longer exact: counters must not go through one."""
 
 
-def nvml_sources(periods: Periods | None = None) -> list[Source]:
+def nvml_sources() -> list[Source]:
     """Every source that asks NVML, as the agent has them."""
-    return [source for source in machine_sources(periods or Periods()) if source.family == "nvml"]
+    return [source for source in machine_sources(AgentSettings()) if source.family == "nvml"]
 
 
 def full_gpus(
@@ -184,6 +184,7 @@ _SHAPES: dict[str, Callable[[str], Json]] = {
     "PerformanceState": lambda _: 2,
     "NumFans": lambda _: 2,
     "Architecture": lambda _: 9,
+    "Samples": lambda key: [[1_790_000_000_000_000 + step, _number(key)] for step in (0, 10**6)],
     "ProcessUtilization": _sample("pid"),
     "VgpuUtilization": _sample("vgpuInstance"),
     "VgpuInstanceGetVmID": lambda key: [_text(key), 1],

@@ -15,10 +15,13 @@ from agent.host.recorded import BATCHES, batch, call_key
 
 DENIED = PermissionError(errno.EACCES, "Permission denied")
 NO_DEVICE = OSError(errno.ENODEV, "No such device")
-_UNKNOWN: dict[str, Exception] = {
+_UNKNOWN: dict[str, Any] = {
     "nvml": NvmlError(3, "Not Supported"),
     "ethtool": OSError(errno.EOPNOTSUPP, "Operation not supported"),
+    "netlink": OSError(errno.EOPNOTSUPP, "Operation not supported"),
+    "nvme": OSError(errno.EOPNOTSUPP, "Operation not supported"),
     "psutil": FileNotFoundError(errno.ENOENT, "no such file of /proc"),
+    "lldp": {},
 }
 
 

@@ -55,11 +55,13 @@ async def sampling(
     sources: Sequence[Source],
     deadline_seconds: float = PATIENCE_SECONDS,
     deadline_periods: float = 0,
+    prepare: Callable[[Sampler], None] = lambda _: None,
 ) -> AsyncIterator[Sampling]:
     """Run a sampler; the first read of every source is done when the block begins."""
     frames: list[Frame] = []
     limits = Limits(deadline_periods, deadline_seconds)
     sampler = Sampler(host, ORIGIN, sources, frames.append, limits)
+    prepare(sampler)
     task = asyncio.create_task(sampler.run())
     try:
         await host.clock.asleep(families(sources))

@@ -104,6 +104,8 @@ def _line(told: _Told, later_us: int) -> tuple[str, str]:
     key = f"{told.function}({told.arguments})"
     if told.code is not None:
         return key, str(told.code)
+    if told.function == "DeviceGetSamples":
+        return key, f"0\t{_numbers(number for pair in told.answer for number in pair)}"
     if told.function in _SAMPLES:
         return key, f"0\t{_samples(told, later_us)}"
     encode = _ENCODERS.get(told.function)

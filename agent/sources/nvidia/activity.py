@@ -113,6 +113,8 @@ class Activity(HoldsNothing):
 
     name = "gpu_activity"
     family = "nvml"
+    longest_period_seconds = 20.0
+    """Views of a cluster leave out what is older than 30 s."""
 
     def __init__(self, period_seconds: float = 1.0, gpus: Gpus | None = None) -> None:
         self.period_seconds = period_seconds

@@ -42,6 +42,8 @@ class NvmlEvents(HoldsNothing):
 
     name = "gpu_event"
     family = "nvml"
+    longest_period_seconds = 5.0
+    """Events wait in a bounded queue, and an Xid is told by its event where the log is closed."""
 
     def __init__(
         self, book: XidBook, period_seconds: float = 1.0, gpus: Gpus | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.host import Host
-from agent.source import Columns, HoldsNothing, Inventory, Table
+from agent.source import LONGEST_PERIOD_SECONDS, Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia import health, load, settings
 from agent.sources.nvidia.calls import Questions
 from agent.sources.nvidia.inventory import Gpus
@@ -16,6 +16,7 @@ class Gpu(HoldsNothing):
     """A table of NVML calls and fields for every GPU, at one period."""
 
     family = "nvml"
+    longest_period_seconds = LONGEST_PERIOD_SECONDS
 
     def __init__(
         self,
@@ -32,8 +33,13 @@ class Gpu(HoldsNothing):
 
     @classmethod
     def load(cls, period_seconds: float = 1.0, gpus: Gpus | None = None) -> Gpu:
-        """What changes from second to second; tells what came and went, too."""
-        return cls("gpu", load.questions, period_seconds, gpus)
+        """What changes from second to second; tells what came and went, too.
+
+        A GPU counts as observed while its samples are at most 30 s apart: periods stay well below.
+        """
+        gpu = cls("gpu", load.questions, period_seconds, gpus)
+        gpu.longest_period_seconds = 10.0
+        return gpu
 
     @classmethod
     def health(cls, period_seconds: float = 10.0, gpus: Gpus | None = None) -> Gpu:

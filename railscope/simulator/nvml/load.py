@@ -14,6 +14,7 @@ from railscope.simulator.nvml.answers import (
 _MEMORY_V2 = 0x0200_0028
 _ENCODER_PERIOD_US = 167_000
 _MODULE, _MEMORY = "186:1", "185:2"
+_POWER_SAMPLES, _UTILIZATION_SAMPLES = 0, 1
 _GRACE_WATTS = 75.0
 """Of a Grace processor, for each of its two GPUs, while there is no more to do than to feed them."""
 
@@ -38,6 +39,10 @@ def tell(gpu: GpuState, told: Answers) -> None:
         CurrentClocksEventReasons=silicon.reasons,
         SupportedClocksEventReasons=_REASONS,
     )
+    used = [[sample.stamp_us, sample.occupied_percent] for sample in gpu.samples]
+    drawn = [[sample.stamp_us, sample.power_milliwatts] for sample in gpu.samples]
+    told.call("Samples", where(whole, used), _UTILIZATION_SAMPLES)
+    told.call("Samples", drawn, _POWER_SAMPLES)
     for engine, since in (
         ("Encoder", Generation.VOLTA), ("Decoder", Generation.VOLTA),
         ("Jpg", Generation.AMPERE), ("Ofa", Generation.AMPERE),

@@ -1,0 +1,217 @@
+"""Which switch port an interface is plugged into, as the switch says it: LLDP.
+
+Source: IEEE 802.1AB-2016, clauses 8 (frames) and 9 (neighbours); IEEE 802.1Q annex D and IEEE 802.3
+clause 79 for what organisations add; packet(7) for the socket, which needs CAP_NET_RAW. Firmware of a
+card may keep these frames to itself (fw-lldp-agent of Intel's cards); then nothing is heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+from agent.host.netlink.route import Port
+from railscope.capture import Json
+
+_ETHERTYPE = 0x88CC
+_NEAREST_BRIDGE = bytes.fromhex("0180c200000e")
+_ETHERNET_BYTES = 14
+_LARGEST_FRAME = 1 << 14
+_SOL_PACKET, _ADD_MEMBERSHIP, _ORIGINAL_DEVICE, _MULTICAST = 263, 1, 9, 0  # linux/if_packet.h
+_MEMBERSHIP = struct.Struct("=iHH8s")
+_MOST_FRAMES = 1024
+"""At one call; more than the socket's buffer holds."""
+_MOST_NEIGHBOURS = 8
+"""Of one interface: there is one on a cable, a few behind what forwards their frames."""
+_NS = 1_000_000_000
+
+_END, _CHASSIS, _PORT, _TTL, _CAPABILITIES, _MANAGEMENT, _ORGANISATION = 0, 1, 2, 3, 7, 8, 127
+_TEXTS = {4: "port_description", 5: "system", 6: "system_description"}
+_CHASSIS_MAC, _PORT_MAC = 4, 3
+_CHASSIS_NETWORK, _PORT_NETWORK = 5, 4
+_CAPABILITY_NAMES = (
+    *("other", "repeater", "bridge", "wlan_access_point", "router", "telephone"),
+    *("docsis_cable_device", "station_only", "c_vlan", "s_vlan", "two_port_mac_relay"),
+)
+_PORT_VLAN, _MAXIMUM_FRAME = bytes.fromhex("0080c201"), bytes.fromhex("00120f04")
+_FAMILIES = {(1, 4): socket.AF_INET, (2, 16): socket.AF_INET6}
+"""By the number that IANA gave a family, and by the length of its addresses."""
+
+
+def open_socket() -> socket.socket:
+    """A socket that hears LLDP frames of every interface, and never waits. Raises OSError."""
+    kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    made = socket.socket(socket.AF_PACKET, kind, socket.htons(_ETHERTYPE))
+    try:
+        # The port of a bond, not the bond.
+        made.setsockopt(_SOL_PACKET, _ORIGINAL_DEVICE, 1)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+class Lldp:
+    """The neighbours of all Ethernet interfaces that are up. May be called from any thread."""
+
+    def __init__(
+        self,
+        ports: Callable[[], dict[str, Port]],
+        open_socket: Callable[[], socket.socket] = open_socket,
+    ) -> None:
+        self._ports_now = ports
+        self._open_socket = open_socket
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._ports: dict[str, Port] = {}
+        self._emptied_ns = 0
+        self._neighbours: dict[tuple[str, str, str], tuple[int, dict[str, Json]]] = {}
+
+    def neighbours(self, now_ns: int) -> dict[str, dict[str, Json]]:
+        """The neighbour of each interface that has one, at this time of the boot clock.
+
+        A frame counts as heard when the frames before it were taken: a neighbour may be given up
+        early by what lies between two calls, and is never kept for longer than it asked for. Where
+        an interface has several, the one known for longest. Raises OSError.
+        """
+        with self._lock:
+            ports = self._ports_now()
+            if self._socket is None:
+                self._socket, self._ports, self._emptied_ns = self._open_socket(), {}, now_ns
+            unmoved = {name for name, port in ports.items() if self._ports.get(name) == port}
+            self._join(self._socket, ports)
+            for key in [key for key in self._neighbours if key[0] not in unmoved]:
+                del self._neighbours[key]
+            self._hear(self._socket, unmoved, now_ns)
+            for key in [key for key, (end, _) in self._neighbours.items() if end <= now_ns]:
+                del self._neighbours[key]
+            answer: dict[str, dict[str, Json]] = {}
+            for (name, _, _), (_, neighbour) in self._neighbours.items():
+                answer.setdefault(name, neighbour)
+            return answer
+
+    def close(self) -> None:
+        """Close the socket and forget what was heard."""
+        with self._lock:
+            if self._socket:
+                self._socket.close()
+                self._socket = None
+            self._neighbours.clear()
+
+    def _join(self, heard_on: socket.socket, ports: dict[str, Port]) -> None:
+        """Have the cards of interfaces that came up let the frames through."""
+        joined = {port.index for port in self._ports.values()}
+        for index in {port.index for port in ports.values()} - joined:
+            membership = _MEMBERSHIP.pack(index, _MULTICAST, len(_NEAREST_BRIDGE), _NEAREST_BRIDGE)
+            try:
+                heard_on.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)
+            except OSError as error:
+                if error.errno != errno.ENODEV:  # gone since it was listed
+                    raise
+        self._ports = ports
+
+    def _hear(self, heard_on: socket.socket, unmoved: set[str], now_ns: int) -> None:
+        """Take the frames that wait.
+
+        Those of an interface whose link was down since the last call may be from before that, and
+        from another switch: the next ones will tell.
+        """
+        for _ in range(_MOST_FRAMES):
+            try:
+                frame, _, _, (name, *_) = heard_on.recvmsg(_LARGEST_FRAME)
+            except BlockingIOError:
+                self._emptied_ns = now_ns
+                return
+            is_ours = frame.startswith(_NEAREST_BRIDGE) and name in unmoved
+            neighbour = parse(frame[_ETHERNET_BYTES:]) if is_ours else None
+            if neighbour:
+                self._keep(name, neighbour)
+
+    def _keep(self, name: str, neighbour: dict[str, Json]) -> None:
+        key = (name, neighbour["chassis"], neighbour["port"])
+        known = sum(other == name for other, _, _ in self._neighbours)
+        if key in self._neighbours or known < _MOST_NEIGHBOURS:
+            end_ns = self._emptied_ns + neighbour["ttl_seconds"] * _NS
+            self._neighbours[key] = (end_ns, neighbour)
+
+
+def parse(content: bytes) -> dict[str, Json] | None:
+    """What a neighbour says in a frame, from behind the Ethernet header; None for what is no LLDP.
+
+    `chassis`, `port` and `ttl_seconds` are always there; a TTL of 0 says that it goes away.
+    """
+    parts = list(_parts(content))
+    if [kind for kind, _ in parts[:3]] != [_CHASSIS, _PORT, _TTL]:
+        return None
+    chassis, port, ttl = (value for _, value in parts[:3])
+    if len(chassis) < 2 or len(port) < 2 or len(ttl) < 2:  # noqa: PLR2004 - subtype and identifier
+        return None
+    answer: dict[str, Json] = {
+        "chassis": _identifier(chassis, _CHASSIS_MAC, _CHASSIS_NETWORK),
+        "port": _identifier(port, _PORT_MAC, _PORT_NETWORK),
+        "ttl_seconds": int.from_bytes(ttl[:2]),
+    }
+    for kind, value in parts[3:]:
+        if kind in (_CHASSIS, _PORT, _TTL):
+            return None
+        for name, said in _optional(kind, value):
+            answer.setdefault(name, said)
+    return answer
+
+
+def _parts(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and value of each part, up to the end or to one that is cut off."""
+    at = 0
+    while len(content) - at >= 2:  # noqa: PLR2004 - seven bits of type, nine of length
+        head = int.from_bytes(content[at : at + 2])
+        kind, length = head >> 9, head & 0x1FF
+        if kind == _END or at + 2 + length > len(content):
+            return
+        yield kind, content[at + 2 : at + 2 + length]
+        at += 2 + length
+
+
+def _optional(kind: int, value: bytes) -> Iterator[tuple[str, Json]]:
+    if kind in _TEXTS:
+        yield _TEXTS[kind], _text(value)
+    elif kind == _CAPABILITIES and len(value) >= 4:  # noqa: PLR2004 - what it can, what is enabled
+        enabled = int.from_bytes(value[2:4])
+        yield (
+            "capabilities",
+            [name for bit, name in enumerate(_CAPABILITY_NAMES) if enabled >> bit & 1],
+        )
+    elif kind == _MANAGEMENT and value:
+        address = _network_address(value[1 : 1 + value[0]])
+        if address:
+            yield "management_address", address
+    elif kind == _ORGANISATION and len(value) >= 6:  # noqa: PLR2004 - OUI, subtype, a number
+        number = int.from_bytes(value[4:6])
+        if value.startswith(_PORT_VLAN) and number:
+            yield "port_vlan", number
+        if value.startswith(_MAXIMUM_FRAME):
+            yield "maximum_frame_bytes", number
+
+
+def _identifier(value: bytes, mac: int, network: int) -> str:
+    kind, identifier = value[0], value[1:]
+    if kind == mac:
+        return identifier.hex(":")
+    return (_network_address(identifier) if kind == network else "") or _text(identifier)
+
+
+def _network_address(value: bytes) -> str:
+    known = _FAMILIES.get((value[0], len(value) - 1)) if value else None
+    return socket.inet_ntop(known, value[1:]) if known else ""
+
+
+def _text(value: bytes) -> str:
+    """Printable text; what is none (an identifier may be any bytes) in hexadecimal digits."""
+    with contextlib.suppress(UnicodeDecodeError):
+        said = value.rstrip(b"\0").decode()
+        if "\0" not in said:
+            return " ".join("".join(c if c.isprintable() else " " for c in said).split())
+    return value.hex(":")

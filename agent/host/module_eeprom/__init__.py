@@ -1,0 +1,50 @@
+"""The transceiver or cable in a port, from its EEPROM.
+
+Which map the registers follow says their first byte (SFF-8024, table 4-1): SFF-8472 for SFP modules,
+SFF-8636 for QSFP modules up to QSFP56, CMIS for OSFP, QSFP-DD and what came after them.
+
+    {"type", "vendor", "part_number", "revision", "serial", "media": str,
+     "length_metres": int, of a cable that is one with its ends,
+     "temperature_millicelsius", "voltage_microvolts": int,
+     "lanes": [{"receive_power_nanowatts", "transmit_power_nanowatts", "bias_microamperes": int}],
+     "thresholds": {"temperature_high_alarm_millicelsius": int, ...}}
+
+What a module does not measure is not there. `media` is one of "passive copper", "active copper",
+"active optical cable", "optical single-mode", "optical multi-mode", or "" where it does not say.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from agent.host.module_eeprom import cmis, sff8472, sff8636
+from agent.host.module_eeprom.pages import HALF_BYTES, Half, Read
+from railscope.capture import Json
+
+__all__ = ["decode"]
+
+_DECODERS = {
+    **dict.fromkeys(sff8472.IDENTIFIERS, sff8472.decode),
+    **dict.fromkeys(sff8636.IDENTIFIERS, sff8636.decode),
+    **dict.fromkeys(cmis.IDENTIFIERS, cmis.decode),
+}
+
+
+def decode(read: Read) -> dict[str, Json]:
+    """The module whose EEPROM `read` gives, half a page at a time.
+
+    Raises OSError: what `read` raises, EIO for half pages of another size, EOPNOTSUPP for a module
+    of a kind without a map here.
+    """
+
+    def whole(half: Half) -> bytes:
+        registers = read(half)
+        if len(registers) != HALF_BYTES:
+            message = f"half a page of a module has {len(registers)} bytes"
+            raise OSError(errno.EIO, message)
+        return registers
+
+    lower = whole(Half())
+    if lower[0] not in _DECODERS:
+        raise OSError(errno.EOPNOTSUPP, f"modules of SFF-8024 identifier {lower[0]} are not known")
+    return _DECODERS[lower[0]](lower, whole)

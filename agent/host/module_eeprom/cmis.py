@@ -1,0 +1,136 @@
+"""OSFP, QSFP-DD, QSFP112 and other modules with the Common Management Interface: OIF CMIS 5.
+
+Registers 0 to 127 hold the module's state and its own monitors (chapter 8.2), 128 to 255 of page 00h
+what it is (8.3), of page 01h what it can measure (8.4), of page 02h thresholds (8.5), of page 11h
+what each lane measures (8.10), eight lanes a bank.
+"""
+
+from __future__ import annotations
+
+from agent.host.module_eeprom.pages import (
+    Half,
+    Limits,
+    Read,
+    identity,
+    microamperes,
+    microvolts,
+    millicelsius,
+    nanowatts,
+    thresholds,
+    upper,
+)
+from railscope.capture import Json
+
+_NAMES = {
+    0x18: "QSFP-DD",
+    0x19: "OSFP",
+    0x1A: "SFP-DD",
+    0x1B: "DSFP",
+    0x1E: "QSFP",
+    0x1F: "SFP-DD",
+    0x20: "SFP",
+    0x21: "OSFP-XD",
+}
+IDENTIFIERS = tuple(_NAMES)
+
+_PLACES = {
+    "vendor": (129, 16),
+    "part_number": (148, 16),
+    "revision": (164, 2),
+    "serial": (166, 16),
+}
+_MEMORY_MODEL, _HAS_ONE_PAGE = 2, 0x80
+_TEMPERATURE, _VOLTAGE = 14, 16
+_MEDIA = 85  # table 8-16, media type encodings
+_MULTI_MODE, _SINGLE_MODE, _COPPER_CABLE, _ACTIVE_CABLE = 1, 2, 3, 4
+_CABLE_LENGTH, _MULTIPLIERS = 202, (1, 10, 100, 1000)  # of tenths of metres, bits 7 and 6
+_LANES_UNUSED = 210
+_TECHNOLOGY = 212
+_ACTIVE_COPPER = range(0x0C, 0x10)  # equalisers; linear ones count as passive in _MEDIA
+_BANKS = 142  # page 01h, bits 1 and 0
+_MODULE_MONITORS, _LANE_MONITORS = 159, 160  # page 01h
+_MEASURES_BIAS, _MEASURES_TRANSMITTED, _MEASURES_RECEIVED = 0x01, 0x02, 0x04
+_TRANSMITTED, _BIAS, _RECEIVED, _LANES = 154, 170, 186, 8  # page 11h
+_LIMITS = (
+    Limits("temperature", "millicelsius", 128, millicelsius),
+    Limits("transmit_power", "nanowatts", 176, nanowatts),
+    Limits("receive_power", "nanowatts", 192, nanowatts),
+)
+
+
+def decode(lower: bytes, read: Read) -> dict[str, Json]:
+    """What a module is and measures. Raises OSError."""
+    registers = lower + read(Half(is_upper=True))
+    media = _media(registers)
+    answer: dict[str, Json] = {
+        "type": _NAMES[lower[0]],
+        **identity(registers, _PLACES),
+        "media": media,
+        "lanes": [],
+        "thresholds": {},
+    }
+    length = _length_metres(registers[_CABLE_LENGTH])
+    if length and not media.startswith("optical"):
+        answer["length_metres"] = length
+    if registers[_MEMORY_MODEL] & _HAS_ONE_PAGE:
+        return answer
+    advertised = upper(read, 0x01)
+    if advertised is not None:
+        answer |= _measured(registers, advertised)
+        answer["lanes"] = _lanes(registers, advertised, read)
+        answer["thresholds"] = thresholds(upper(read, 0x02), _LIMITS)
+    return answer
+
+
+def _media(registers: bytes) -> str:
+    kind, technology = registers[_MEDIA], registers[_TECHNOLOGY]
+    if kind in (_COPPER_CABLE, _ACTIVE_CABLE) and technology in _ACTIVE_COPPER:
+        return "active copper"
+    return {
+        _MULTI_MODE: "optical multi-mode",
+        _SINGLE_MODE: "optical single-mode",
+        _COPPER_CABLE: "passive copper",
+        _ACTIVE_CABLE: "active optical cable",
+    }.get(kind, "")
+
+
+def _length_metres(register: int) -> int:
+    tenths = (register & 0x3F) * _MULTIPLIERS[register >> 6]
+    return -(-tenths // 10)
+
+
+def _measured(registers: bytes, advertised: bytes) -> dict[str, Json]:
+    answer: dict[str, Json] = {}
+    if advertised[_MODULE_MONITORS] & 0x01:
+        answer["temperature_millicelsius"] = millicelsius(registers, _TEMPERATURE)
+    if advertised[_MODULE_MONITORS] & 0x02:
+        answer["voltage_microvolts"] = microvolts(registers, _VOLTAGE)
+    return answer
+
+
+def _lanes(registers: bytes, advertised: bytes, read: Read) -> list[dict[str, int]]:
+    monitors = advertised[_LANE_MONITORS]
+    if not monitors & (_MEASURES_BIAS | _MEASURES_TRANSMITTED | _MEASURES_RECEIVED):
+        return []
+    banks = {1: 2, 2: 4}.get(advertised[_BANKS] & 0x03, 1)
+    unused = registers[_LANES_UNUSED] if banks == 1 else 0
+    answer = []
+    for bank in range(banks):
+        page = upper(read, 0x11, bank)
+        if page is None:
+            break
+        used = [lane for lane in range(_LANES) if not unused >> lane & 1]
+        answer += [_lane(page, lane, monitors) for lane in used]
+    return answer
+
+
+def _lane(page: bytes, lane: int, monitors: int) -> dict[str, int]:
+    answer = {}
+    if monitors & _MEASURES_RECEIVED:
+        answer["receive_power_nanowatts"] = nanowatts(page, _RECEIVED + 2 * lane)
+    if monitors & _MEASURES_TRANSMITTED:
+        answer["transmit_power_nanowatts"] = nanowatts(page, _TRANSMITTED + 2 * lane)
+    if monitors & _MEASURES_BIAS:
+        multiplier = {1: 2, 2: 4}.get(monitors >> 3 & 0x03, 1)
+        answer["bias_microamperes"] = microamperes(page, _BIAS + 2 * lane) * multiplier
+    return answer

@@ -1,0 +1,115 @@
+"""Half pages of a module's EEPROM, and the numbers and words in them.
+
+Registers are numbered 0 to 255 as in the specifications: the lower half is the same on all pages,
+the upper half is of a page, and of a bank where there are more than eight lanes.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import NamedTuple
+
+from railscope.capture import Json
+
+HALF_BYTES = 128
+MODULE_ADDRESS, SFP_DIAGNOSTICS_ADDRESS = 0x50, 0x51  # I2C, 7 bits; A0h and A2h of SFF-8472
+_NOT_READABLE = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+class Half(NamedTuple):
+    """Half a page: what one read gives."""
+
+    page: int = 0
+    is_upper: bool = False
+    bank: int = 0
+    address: int = MODULE_ADDRESS
+
+    @property
+    def offset(self) -> int:
+        """The number of the first register."""
+        return HALF_BYTES if self.is_upper else 0
+
+
+Read = Callable[[Half], bytes]
+"""Gives the 128 registers of half a page. Raises OSError."""
+
+
+def upper(read: Read, page: int, bank: int = 0) -> bytes | None:
+    """A page, with zeros for the lower half; None where the driver cannot read such pages."""
+    try:
+        return bytes(HALF_BYTES) + read(Half(page, is_upper=True, bank=bank))
+    except OSError as error:
+        if error.errno in _NOT_READABLE:
+            return None
+        raise
+
+
+def word(registers: bytes, at: int) -> int:
+    """Two registers, the more significant first."""
+    return int.from_bytes(registers[at : at + 2])
+
+
+def millicelsius(registers: bytes, at: int) -> int:
+    """A temperature: signed, in 1/256 of a degree."""
+    return round(int.from_bytes(registers[at : at + 2], signed=True) * 1000 / 256)
+
+
+def microvolts(registers: bytes, at: int) -> int:
+    """A voltage, in 100 microvolts."""
+    return word(registers, at) * 100
+
+
+def nanowatts(registers: bytes, at: int) -> int:
+    """The power of light, in 0.1 microwatts."""
+    return word(registers, at) * 100
+
+
+def microamperes(registers: bytes, at: int) -> int:
+    """A laser's bias current, in 2 microamperes."""
+    return word(registers, at) * 2
+
+
+def words(registers: bytes, at: int, length: int) -> str:
+    """Printable ASCII, without what fills it up."""
+    raw = registers[at : at + length]
+    return "".join(chr(code) for code in raw if ord(" ") <= code <= ord("~")).strip()
+
+
+def identity(registers: bytes, places: dict[str, tuple[int, int]]) -> dict[str, Json]:
+    """Vendor, part number, revision and serial number, each from its place."""
+    return {name: words(registers, *place) for name, place in places.items()}
+
+
+class Limits(NamedTuple):
+    """Where the thresholds of one quantity begin: high alarm, low alarm, high and low warning."""
+
+    quantity: str
+    unit: str
+    at: int
+    read: Callable[[bytes, int], int]
+
+
+_ORDER = ("high_alarm", "low_alarm", "high_warning", "low_warning")
+_WANTED = frozenset(
+    {
+        "temperature_high_alarm",
+        "temperature_high_warning",
+        "receive_power_low_alarm",
+        "receive_power_low_warning",
+        "receive_power_high_alarm",
+        "transmit_power_low_alarm",
+    }
+)
+
+
+def thresholds(registers: bytes | None, limits: tuple[Limits, ...]) -> dict[str, int]:
+    """The thresholds that a module has; four zeros mean that it has none for a quantity."""
+    answer: dict[str, int] = {}
+    for quantity, unit, at, read in limits:
+        if registers is None or not any(registers[at : at + 8]):
+            continue
+        for place, limit in enumerate(_ORDER):
+            if f"{quantity}_{limit}" in _WANTED:
+                answer[f"{quantity}_{limit}_{unit}"] = read(registers, at + 2 * place)
+    return answer

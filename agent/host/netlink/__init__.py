@@ -1,0 +1,68 @@
+"""The kernel's network configuration and counters over netlink, without a subprocess.
+
+links()                        all interfaces, their state and statistics
+dcb(interface)                 priority flow control, bandwidth shares, trust, buffers
+pause, fec, rings, link_modes, link_state (interface)
+module(interface)              the plugged transceiver or cable
+rdma_statistics(device, port)  counters of an RDMA port
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from agent.host import module_eeprom
+from agent.host.netlink import dcb, route
+from agent.host.netlink.connection import (
+    GENERIC,
+    RDMA,
+    ROUTE,
+    Connections,
+    OpenSocket,
+    open_socket,
+)
+from agent.host.netlink.ethtool import EthtoolFamily
+from agent.host.netlink.rdma import Rdma
+from railscope.capture import Json
+
+__all__ = ["Netlink"]
+
+
+class Netlink:
+    """Answers questions about the network; may be called from any thread. Raises OSError.
+
+    An error has the kernel's number, and the text that the driver gave with it. A driver that does
+    not know a thing answers EOPNOTSUPP, an interface that is not there ENODEV.
+    """
+
+    def __init__(self, open_socket: OpenSocket = open_socket) -> None:
+        self._connections = Connections(open_socket)
+        ethtool = EthtoolFamily(partial(self._connections.of, GENERIC))
+        self._module_half = ethtool.module_half
+        self._functions: dict[str, Callable[..., Json]] = {
+            "links": lambda: route.links(self._connections.of(ROUTE)),
+            "dcb": lambda interface: dcb.configuration(self._connections.of(ROUTE), interface),
+            "pause": ethtool.pause,
+            "fec": ethtool.fec,
+            "rings": ethtool.rings,
+            "link_modes": ethtool.link_modes,
+            "link_state": ethtool.link_state,
+            "module": self._module,
+            "rdma_statistics": Rdma(partial(self._connections.of, RDMA)).statistics,
+        }
+
+    def call(self, function: str, *arguments: int | str) -> Json:
+        """Answer a question by its name."""
+        return self._functions[function](*arguments)
+
+    def ethernet_ports(self) -> dict[str, route.Port]:
+        """The Ethernet interfaces that are up, by name."""
+        return route.ethernet_ports(self._connections.of(ROUTE))
+
+    def close(self) -> None:
+        """Close what is open; a later question opens it anew."""
+        self._connections.close()
+
+    def _module(self, interface: str) -> Json:
+        return module_eeprom.decode(partial(self._module_half, interface))

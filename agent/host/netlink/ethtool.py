@@ -1,0 +1,209 @@
+"""What ethtool says over generic netlink: pause frames, FEC, rings, link modes, link state, modules.
+
+Source: linux UAPI ethtool_netlink.h, ethtool.h (FEC bits, extended link states), genetlink.h;
+Documentation/networking/ethtool-netlink.rst. Kernels before 5.6 have no such family, later ones lack
+single questions: EOPNOTSUPP, as from a driver that has no answer. What a driver does not count is
+not in the answer. Reading a module needs CAP_NET_ADMIN.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable
+
+from agent.host.module_eeprom.pages import HALF_BYTES, Half
+from agent.host.netlink.connection import Connection
+from agent.host.netlink.link_words import EXTENDED_STATES, EXTENDED_SUBSTATES
+from agent.host.netlink.wire import (
+    attribute,
+    attributes,
+    contradiction,
+    integer,
+    interface_attribute,
+    nest,
+    text,
+    text_attribute,
+    unpack,
+)
+from railscope.capture import Json
+
+Said = dict[int, bytes]
+_NOT_COUNTED = (errno.EINVAL, errno.EOPNOTSUPP)
+
+_CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 16, 3, 1, 2
+_GENERIC = struct.Struct("=BBxx")  # struct genlmsghdr: command, version
+_HEADER, _HEADER_NAME, _HEADER_FLAGS = 1, 2, 3
+_FLAG_STATISTICS = 4
+_LINK_MODES_GET, _LINK_STATE_GET, _RINGS_GET, _PAUSE_GET, _FEC_GET = 4, 6, 15, 21, 29
+_MODULE_EEPROM_GET = 31
+_BITSET_NO_MASK, _BITSET_BITS, _BIT_NAME, _BIT_VALUE = 1, 3, 2, 3
+
+# ETHTOOL_A_PAUSE_*, ETHTOOL_A_PAUSE_STAT_*
+_PAUSE_FLAGS = {2: "autonegotiation", 3: "receive", 4: "transmit"}
+_PAUSE_STATISTICS, _PAUSE_COUNTERS = 5, {3: "receive_frames", 2: "transmit_frames"}
+# ETHTOOL_A_FEC_*, ETHTOOL_A_FEC_STAT_*, ETHTOOL_LINK_MODE_FEC_*_BIT
+_FEC_MODES, _FEC_FLAGS, _FEC_ACTIVE, _FEC_STATISTICS = 2, {3: "automatic"}, 4, 5
+_FEC_COUNTERS = {2: "corrected_blocks", 3: "uncorrectable_blocks", 4: "corrected_bits"}
+_FEC_BITS = {49: "None", 50: "RS", 51: "BASER", 74: "LLRS"}
+# ETHTOOL_A_RINGS_*
+_RINGS = {6: "receive", 2: "receive_limit", 9: "transmit", 5: "transmit_limit"}
+# ETHTOOL_A_LINKMODES_*; SPEED_UNKNOWN, DUPLEX_*
+_MODES_FLAGS, _MODES_OURS, _MODES_PEER = {2: "autonegotiation"}, 3, 4
+_SPEED, _DUPLEX, _LANES = 5, 6, 9
+_SPEED_UNKNOWN, _DUPLEXES = 0xFFFFFFFF, {0: "half", 1: "full"}
+# ETHTOOL_A_LINKSTATE_*
+_STATE_FLAGS, _STATE_COUNTERS = {2: "up"}, {7: "down_events"}
+_EXTENDED_STATE, _EXTENDED_SUBSTATE = 5, 6
+# ETHTOOL_A_MODULE_EEPROM_*
+_OFFSET, _LENGTH, _PAGE, _BANK, _I2C_ADDRESS, _DATA = 2, 3, 4, 5, 6, 7
+
+
+class EthtoolFamily:
+    """The questions of ethtool, about one interface each. All raise OSError."""
+
+    def __init__(self, connection: Callable[[], Connection]) -> None:
+        self._connection = connection
+        self._family: int | None = None
+
+    def pause(self, interface: str) -> Json:
+        """How pause frames (802.3x, not by priority) are set, and how many there were."""
+        said = self._ask(_PAUSE_GET, interface, statistics=True)
+        counted = _inside(said, _PAUSE_STATISTICS)
+        return _flags(said, _PAUSE_FLAGS) | {"statistics": _numbers(counted, _PAUSE_COUNTERS)}
+
+    def fec(self, interface: str) -> Json:
+        """Forward error correction. Statistics are lists: the total, then each lane if counted."""
+        said = self._ask(_FEC_GET, interface, statistics=True)
+        counted = _inside(said, _FEC_STATISTICS)
+        return _flags(said, _FEC_FLAGS) | {
+            "modes": [name for name, is_set in _bits(said.get(_FEC_MODES, b"")) if is_set],
+            "active": _FEC_BITS.get(integer(said.get(_FEC_ACTIVE, b"\0")), ""),
+            "statistics": {
+                name: _list(counted[kind])
+                for kind, name in _FEC_COUNTERS.items()
+                if counted.get(kind)
+            },
+        }
+
+    def rings(self, interface: str) -> Json:
+        """How many descriptors the rings hold, and how many they could hold."""
+        return _numbers(self._ask(_RINGS_GET, interface), _RINGS)
+
+    def link_modes(self, interface: str) -> Json:
+        """Speed, duplex and lanes, and the modes of both ends.
+
+        Only what is a mode of a medium is among the modes (400000baseCR4/Full); what the kernel
+        lists beside them (ports, pause, FEC, autonegotiation) is told by other questions.
+        """
+        said = self._ask(_LINK_MODES_GET, interface)
+        ours, peer = _modes(said, _MODES_OURS), _modes(said, _MODES_PEER)
+        answer: dict[str, Json] = {
+            "supported": [name for name, _ in ours],
+            "advertised": [name for name, is_set in ours if is_set],
+            "peer": [name for name, is_set in peer if is_set],
+            **_flags(said, _MODES_FLAGS),
+        }
+        speed = integer(said.get(_SPEED, b"\0"))
+        if speed not in (0, _SPEED_UNKNOWN):
+            answer["speed_megabits"] = speed
+        if _DUPLEX in said and integer(said[_DUPLEX]) in _DUPLEXES:
+            answer["duplex"] = _DUPLEXES[integer(said[_DUPLEX])]
+        if lanes := integer(said.get(_LANES, b"\0")):
+            answer["lanes"] = lanes
+        return answer
+
+    def link_state(self, interface: str) -> Json:
+        """Whether the link is up, and why not where the driver knows."""
+        said = self._ask(_LINK_STATE_GET, interface, statistics=True)
+        answer: dict[str, Json] = _flags(said, _STATE_FLAGS) | _numbers(said, _STATE_COUNTERS)
+        if _EXTENDED_STATE in said:
+            state = integer(said[_EXTENDED_STATE])
+            answer["extended_state"] = EXTENDED_STATES.get(state, f"unknown ({state})")
+            if _EXTENDED_SUBSTATE in said:
+                substate = integer(said[_EXTENDED_SUBSTATE])
+                known = EXTENDED_SUBSTATES.get(state, {})
+                answer["extended_substate"] = known.get(substate, f"unknown ({substate})")
+        return answer
+
+    def module_half(self, interface: str, half: Half) -> bytes:
+        """Half a page of the EEPROM of the module that is plugged into an interface."""
+        said = self._ask(
+            _MODULE_EEPROM_GET,
+            interface,
+            attribute(_OFFSET, struct.pack("=I", half.offset)),
+            attribute(_LENGTH, struct.pack("=I", HALF_BYTES)),
+            attribute(_PAGE, bytes([half.page])),
+            attribute(_BANK, bytes([half.bank])),
+            attribute(_I2C_ADDRESS, bytes([half.address])),
+        )
+        return said.get(_DATA, b"")
+
+    def _ask(self, command: int, interface: str, *more: bytes, statistics: bool = False) -> Said:
+        try:
+            return self._asked(command, interface, more, _FLAG_STATISTICS if statistics else 0)
+        except OSError as error:
+            if not statistics or error.errno not in _NOT_COUNTED:
+                raise
+            # Before 5.10, of link states before 6.2, the kernel does not know the flag.
+            return self._asked(command, interface, more, 0)
+
+    def _asked(self, command: int, interface: str, more: tuple[bytes, ...], flags: int) -> Said:
+        header = nest(
+            _HEADER,
+            interface_attribute(_HEADER_NAME, interface),
+            attribute(_HEADER_FLAGS, struct.pack("=I", flags)),
+        )
+        connection = self._connection()
+        if self._family is None:
+            self._family = _family(connection)
+        return _generic(connection, self._family, command, header, *more)
+
+
+def _family(connection: Connection) -> int:
+    name = text_attribute(_FAMILY_NAME, "ethtool")
+    try:
+        said = _generic(connection, _CONTROLLER, _GET_FAMILY, name)
+    except FileNotFoundError:
+        missing = "this kernel has no ethtool over netlink: it is older than 5.6"
+        raise OSError(errno.EOPNOTSUPP, missing) from None
+    return integer(said.get(_FAMILY_ID, b""))
+
+
+def _generic(connection: Connection, family: int, command: int, *said: bytes) -> Said:
+    body = connection.ask(family, _GENERIC.pack(command, 1) + b"".join(said))
+    unpack(_GENERIC, body)
+    return dict(attributes(body[_GENERIC.size :]))
+
+
+def _inside(said: Said, kind: int) -> Said:
+    return dict(attributes(said.get(kind, b"")))
+
+
+def _numbers(said: Said, names: dict[int, str]) -> dict[str, Json]:
+    return {name: integer(said[kind]) for kind, name in names.items() if kind in said}
+
+
+def _flags(said: Said, names: dict[int, str]) -> dict[str, Json]:
+    return {name: bool(number) for name, number in _numbers(said, names).items()}
+
+
+def _list(raw: bytes) -> list[int]:
+    if len(raw) % 8:
+        contradiction(f"a list of 64-bit counters of {len(raw)} bytes")
+    return list(struct.unpack(f"={len(raw) // 8}Q", raw))
+
+
+def _modes(said: Said, kind: int) -> list[tuple[str, bool]]:
+    return [(name, is_set) for name, is_set in _bits(said.get(kind, b"")) if "base" in name]
+
+
+def _bits(bitset: bytes) -> list[tuple[str, bool]]:
+    """Name of each bit of a verbose bitset, and whether it is set.
+
+    Of a set with a mask, the bits of the mask are listed; of one without, those that are set.
+    """
+    inside = dict(attributes(bitset))
+    bits = [dict(attributes(entry)) for _, entry in attributes(inside.get(_BITSET_BITS, b""))]
+    no_mask = _BITSET_NO_MASK in inside
+    return [(text(bit.get(_BIT_NAME, b"")), no_mask or _BIT_VALUE in bit) for bit in bits]

@@ -1,0 +1,239 @@
+"""One card in the fast lane: which of its counters are looked at, and what grew between two looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.bursts import Grid, Windows
+from agent.facts import names
+from agent.host import Host
+from agent.sources.ethtool_drivers import typed
+from agent.sources.link import parse_speed
+from agent.sources.rdma_files import rdma_driver
+from railscope.catalog import bursts as c
+from railscope.catalog import nic, rdma
+from railscope.catalog.declare import Metric
+from railscope.reading import PRESENT, Absent, reason_of
+
+RECEIVE, TRANSMIT = "receive", "transmit"
+_STEPS = 10**6
+"""Histograms are kept in millionths."""
+_NS_PER_US, _NS_PER_SECOND, _BITS = 1000, 10**9, 8
+_COUNTED = {
+    nic.RECEIVED: (c.NIC_UTILIZATION, RECEIVE),
+    nic.SENT: (c.NIC_UTILIZATION, TRANSMIT),
+    nic.PFC_RECEIVED_TIME: (c.NIC_PAUSE, RECEIVE),
+    nic.GLOBAL_PAUSE_RECEIVED_TIME: (c.NIC_PAUSE, RECEIVE),
+    nic.PFC_SENT_TIME: (c.NIC_PAUSE, TRANSMIT),
+    nic.GLOBAL_PAUSE_SENT_TIME: (c.NIC_PAUSE, TRANSMIT),
+}
+"""Which histogram the growth of a counter goes into."""
+_NOTIFICATIONS = {
+    "railscope_rdma_congestion_notifications_handled_total": RECEIVE,
+    "railscope_rdma_congestion_notifications_sent_total": TRANSMIT,
+}
+
+
+What = tuple[Metric, str]
+"""A histogram and a direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is looked at of a card: its list of statistics, where in it what stands, counter files."""
+
+    interface: str
+    device: str
+    names: tuple[str, ...]
+    positions: Mapping[What, tuple[int, ...]]
+    link_downs: int | None
+    """Where the list counts how often the link went down: only then can its speed change."""
+    notifications: Mapping[What, str]
+
+    @property
+    def counters(self) -> tuple[What, ...]:
+        """What the list of statistics tells."""
+        return tuple(self.positions)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The counter files."""
+        return tuple(self.notifications.values())
+
+
+def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None:
+    """What to look at of an interface; nothing where its driver does not tell of a port's traffic.
+
+    `cards` maps PCI addresses to RDMA devices.
+    """
+    try:
+        driver = host.call("ethtool", "driver", interface)
+        listed = host.call("ethtool", "statistics", interface)["names"]
+    except OSError:
+        return None
+    positions: dict[What, tuple[int, ...]] = {}
+    link_downs = None
+    for metric, _, position in typed(driver["driver"], listed):
+        if metric is nic.LINK_DOWNS:
+            link_downs = position
+        if what := _COUNTED.get(metric):
+            positions[what] = (*positions.get(what, ()), position)
+    if not positions:
+        return None
+    device = cards.get(driver["bus"], "")
+    files = _notification_files(host, device, driver["driver"]) if device else {}
+    return Planned(interface, device, tuple(listed), positions, link_downs, files)
+
+
+def _notification_files(host: Host, device: str, pci_driver: str) -> dict[What, str]:
+    """The files that count congestion notifications."""
+    driver = rdma_driver(pci_driver, device)
+    folder = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
+    found: dict[What, str] = {}
+    for file in names(host, folder):
+        metric = rdma.meaning(driver, file)
+        if metric and metric.name in _NOTIFICATIONS:
+            what = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
+            found.setdefault(what, f"{folder}/{file}")
+    return found
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is known of a card's windows since the start of the agent, whatever became of the card."""
+
+    windows: dict[What, Windows] = field(default_factory=dict)
+    unseen: int = 0
+    counted_ns: int | None = None
+    """Until when every window is counted, as seen or as unseen."""
+
+
+class Port:
+    """A card, its counters at the last good look, and the histograms of what grew between looks."""
+
+    def __init__(self, host: Host, planned: Planned, grid: Grid, kept: Kept) -> None:
+        self.planned = planned
+        self.problem: Absent | None = None
+        """Why the last look told nothing."""
+        self.kept = kept
+        self._grid = grid
+        self._list: list[str] | None = None
+        self._looked: _Look | None = None
+        self._notifications = host.keep(planned.files)
+        self._speed = host.keep([f"/sys/class/net/{planned.interface}/speed"])
+        self._megabits = 0
+        self._link_downs = 0
+        self._speed_due = True
+        wanted = dict.fromkeys([*planned.counters, *planned.notifications])
+        for metric, direction in wanted:
+            new = Windows(metric, (planned.interface, direction))
+            kept.windows.setdefault((metric, direction), new)
+        self.windows = {what: kept.windows[what] for what in wanted}
+        self.look_at_speed()
+
+    def close(self) -> None:
+        """Close the kept files."""
+        self._notifications.close()
+        self._speed.close()
+
+    def look_at_speed(self) -> None:
+        """Learn the line rate, if it may have changed; without one no share of it can be told."""
+        if self._megabits and not self._speed_due:
+            return
+        self._speed_due = self.planned.link_downs is None
+        try:
+            speed = parse_speed(self._speed.text(0))
+        except OSError as error:
+            speed = reason_of(error)
+        self._megabits = speed if isinstance(speed, int) else 0
+
+    def look(self, host: Host) -> bool:
+        """Look once. Whether the card's list of statistics is no longer the planned one."""
+        try:
+            statistics = host.call("ethtool", "statistics", self.planned.interface)
+        except OSError as error:
+            self.problem = reason_of(error)
+            self._give_up(host.clock.now().boot_ns)
+            return False
+        if statistics["names"] is not self._list:
+            if tuple(statistics["names"]) != self.planned.names:
+                self._give_up(host.clock.now().boot_ns)
+                return True
+            self._list = statistics["names"]
+        values = statistics["values"]
+        counters = {
+            what: [values[position] for position in positions]
+            for what, positions in self.planned.positions.items()
+        }
+        if self.planned.link_downs is not None:
+            self._speed_due |= self._link_downs != values[self.planned.link_downs]
+            self._link_downs = values[self.planned.link_downs]
+        self._read_notifications(counters)
+        self.problem = None
+        self._compare(_Look(host.clock.now().boot_ns, counters))
+        return False
+
+    def _read_notifications(self, counters: dict[What, list[int]]) -> None:
+        wanted = self.planned.notifications
+        values, reasons = [0] * len(wanted), bytearray(len(wanted))
+        self._notifications.read_into(values, reasons, 0)
+        for what, value, reason in zip(wanted, values, reasons, strict=True):
+            if reason == PRESENT:
+                counters[what] = [value]
+
+    def _give_up(self, now_ns: int) -> None:
+        """Count windows as unseen once no later look can speak of them."""
+        before = self._looked
+        if before and not self._grid.tells_of_each(before.at_ns, now_ns):
+            self._looked = before = None
+        if before is None and self.kept.counted_ns is not None:
+            self.kept.unseen += self._grid.between(self.kept.counted_ns, now_ns)
+            self.kept.counted_ns = now_ns
+
+    def _compare(self, now: _Look) -> None:
+        before, self.kept.counted_ns = self._looked, self.kept.counted_ns or now.at_ns
+        windows = self._grid.between(self.kept.counted_ns, now.at_ns)
+        if before and not windows:
+            return
+        self._looked, self.kept.counted_ns = now, now.at_ns
+        if before is None or not self._grid.tells_of_each(before.at_ns, now.at_ns):
+            self.kept.unseen += windows
+            return
+        grown = {what: now.grown_since(before, what) for what in self.windows}
+        if any(amount is not None and amount < 0 for amount in grown.values()):
+            self.kept.unseen += windows  # the card has begun to count anew
+            return
+        elapsed_ns = now.at_ns - before.at_ns
+        for what, amount in grown.items():
+            value = None if amount is None else self._value(what[0], amount, elapsed_ns)
+            if value is not None:
+                self.windows[what].see(windows, value)
+
+    def _value(self, metric: Metric, amount: int, elapsed_ns: int) -> int | None:
+        """What grew by an amount within a time, in the histogram's millionths."""
+        if amount == 0:
+            return 0
+        if metric is c.NIC_UTILIZATION:
+            if not self._megabits:
+                return None
+            return amount * _BITS * _NS_PER_SECOND // (self._megabits * elapsed_ns)
+        if metric is c.NIC_PAUSE:  # the card's clock is not ours
+            return min(amount * _NS_PER_US * _STEPS // elapsed_ns, _STEPS)
+        return amount * _NS_PER_SECOND * _STEPS // elapsed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The counters of a card at an instant; those that could not be read are not there."""
+
+    at_ns: int
+    counters: dict[What, list[int]]
+
+    def grown_since(self, before: _Look, what: What) -> int | None:
+        """By how much a quantity has grown; of several priorities, by that of the one paused longest."""
+        now, then = self.counters.get(what), before.counters.get(what)
+        if now is None or then is None:
+            return None
+        grown = [after - earlier for after, earlier in zip(now, then, strict=True)]
+        return min(grown) if min(grown) < 0 else max(grown)

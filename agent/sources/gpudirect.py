@@ -1,0 +1,206 @@
+"""GPUDirect Storage, as its kernel module counts it, and the modules that serve GPUDirect.
+
+Format: NVIDIA/gds-nvidia-fs src/nvfs-stat.c. Requests and bytes are counted only while the module's
+parameter rw_stats_enabled is set; then "Reads" and "Writes" stand on two lines each. Whoever writes
+to the file clears it: it is only ever read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+
+from agent.facts import known, names, text
+from agent.host import Host
+from agent.picked import Picked, natural, whole_lines
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from railscope.catalog import gpudirect as c
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import GDS_ERROR, GDS_OPERATION, GPU, GPUDIRECT_MODULE, NODE
+from railscope.entity import Entity
+from railscope.reading import Absent, Reading, reason_of
+
+ROOT = "/proc/driver/nvidia-fs"
+STATS = f"{ROOT}/stats"
+_PEERS = "/sys/kernel/mm/memory_peers"
+_MODULES = ("nvidia_peermem", "nv_peer_mem", "nvidia_fs")
+_GPU = re.compile(r"GPU (?P<address>\S+)\s+uuid:(?P<uuid>[0-9a-f-]{36})\s*:(?P<rest>.*)")
+_PAIR = re.compile(r"(\S+)=(\S+)")
+_SWITCHED = re.compile(r"IO stats: (Enabled|Disabled)")
+_REMEDY = (
+    "to count requests and bytes: echo 1 > /sys/module/nvidia_fs/parameters/rw_stats_enabled"
+    " (costs some speed)"
+)
+_COUNTED = {"Batches": "batch", "Reads": "read", "Writes": "write"}
+_OPERATIONS = _COUNTED | {"Mmap": "mmap", "Bar1-map": "bar1_map"}
+_OF_OPERATION: dict[str, Metric] = {
+    "n": c.OPERATIONS,
+    "ok": c.COMPLETED,
+    "io_state_err": c.STATE_FAILED,
+}
+_ERRORS = ("cpu-gpu-pages", "sg-ext", "dma-map", "dma-ref")
+_IN_FLIGHT = {"Read": "read", "Write": "write", "BatchIO": "batch"}
+_FIELDS: dict[Hashable, tuple[Metric, Entity]] = {
+    ("Reads", "readMiB"): (c.READ, Entity(NODE)),
+    ("Writes", "writeMiB"): (c.WRITTEN, Entity(NODE)),
+    ("Writes", "pg-cache"): (c.PAGE_CACHE, Entity(NODE)),
+    ("Writes", "pg-cache-failed"): (c.PAGE_CACHE_FAILED, Entity(NODE)),
+    ("Bar1-map", "active"): (c.MAPPINGS, Entity(NODE)),
+    ("Active Process", ""): (c.PROCESSES, Entity(NODE)),
+    ("Active Shadow-Buffer (MiB)", ""): (c.SHADOW, Entity(NODE)),
+    **{
+        (line, field): (metric, Entity(GDS_OPERATION, (operation,)))
+        for line, operation in _COUNTED.items()
+        for field, metric in _OF_OPERATION.items()
+    },
+    **{
+        (line, "err"): (c.FAILED, Entity(GDS_OPERATION, (operation,)))
+        for line, operation in _OPERATIONS.items()
+    },
+    **{
+        ("Error", error): (c.ERRORS, Entity(GDS_ERROR, (error.replace("-", "_"),)))
+        for error in _ERRORS
+    },
+    **{
+        ("Ops", field): (c.IN_FLIGHT, Entity(GDS_OPERATION, (operation,)))
+        for field, operation in _IN_FLIGHT.items()
+    },
+}
+_OF_GPU: dict[str, Metric] = {
+    "Registered_MiB": c.REGISTERED,
+    "Cache_MiB": c.CACHED,
+    "max_pinned_MiB": c.MOST_PINNED,
+    "cross_root_port(%)": c.CROSS_ROOT,
+}
+_SWITCHED_OFF: tuple[tuple[str, str], ...] = (
+    *((line, field) for line in _COUNTED for field in ("n", "ok")),
+    ("Batches", "err"),
+    ("Reads", "readMiB"),
+    ("Writes", "writeMiB"),
+)
+"""What the module counts only while it is told to."""
+
+
+def parse_stats(content: bytes) -> dict[Hashable, Reading]:
+    """Readings by line and field; those of a GPU by its UUID, as NVML writes it, and field.
+
+    Lines that come twice tell of one thing. What is switched off is unsupported.
+    """
+    found: dict[Hashable, Reading] = {}
+    lines = whole_lines(content)
+    for line in lines:
+        if match := _GPU.match(line):
+            pairs = _PAIR.findall(match["rest"])
+            found |= {(f"GPU-{match['uuid']}", field): natural(value) for field, value in pairs}
+            continue
+        name, colon, rest = line.partition(":")
+        pairs = _PAIR.findall(rest)
+        name = name.strip()
+        if pairs:
+            found |= {(name, field): natural(value) for field, value in pairs}
+        elif colon and name.startswith("Active "):
+            found[name, ""] = natural(rest.strip())
+    _add_up(found)
+    if not counts_requests(content):
+        found |= dict.fromkeys(_SWITCHED_OFF, Absent.UNSUPPORTED)
+    return found
+
+
+def counts_requests(content: bytes) -> bool:
+    """Whether the module counts requests and bytes now."""
+    match = _SWITCHED.search(content.decode(errors="replace"))
+    return match is not None and match[1] == "Enabled"
+
+
+def _add_up(found: dict[Hashable, Reading]) -> None:
+    parts = [found.get(("Writes", part)) for part in ("pg-cache-fail", "pg-cache-eio")]
+    numbers = [part for part in parts if isinstance(part, int)]
+    if len(numbers) == len(parts):
+        found["Writes", "pg-cache-failed"] = sum(numbers)
+
+
+class GpuDirect(HoldsNothing):
+    """Requests, bytes, errors and pinned memory of GPUDirect Storage; modules for GPUDirect."""
+
+    name = "gpudirect"
+    family = "host"
+
+    def __init__(self, period_seconds: float = 10.0) -> None:
+        self.period_seconds = period_seconds
+        self._stats = Picked(STATS, parse_stats)
+        self._modules: list[str] = []
+
+    def probe(self, host: Host) -> Inventory:
+        """Look which modules there are, and what the file has."""
+        columns = Columns()
+        loaded = _loaded(host)
+        self._modules = list(_MODULES) if _has_gpus(host) or loaded else []
+        for module in self._modules:
+            facts = known(version=loaded.get(module, ""))
+            columns.add(c.MODULE_LOADED, Entity(GPUDIRECT_MODULE, (module,), facts))
+        self._stats = Picked(STATS, parse_stats)
+        present = self._stats.present(host)
+        for key in present:
+            if wanted := _column(key):
+                self._stats.columns.append((columns.add(*wanted), key))
+        findings = [_storage(host), *([_rdma(loaded)] if self._modules else [])]
+        return Inventory(tuple(columns.columns), (), tuple(findings))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Look for the modules, and read the file once."""
+        if self._modules:
+            loaded = _loaded(host)
+            for column, module in enumerate(self._modules):
+                into.put(column, int(module in loaded))
+        if self._stats.columns:
+            self._stats.read(host, into)
+
+
+def _column(key: Hashable) -> tuple[Metric, Entity] | None:
+    line, field = key if isinstance(key, tuple) else ("", "")
+    if line.startswith("GPU-") and field in _OF_GPU:
+        return _OF_GPU[field], Entity(GPU, (line,))
+    return _FIELDS.get(key)
+
+
+def _loaded(host: Host) -> dict[str, str]:
+    """Versions of the modules that are loaded; empty for one that does not say."""
+    found = {
+        module: text(host, f"/sys/module/{module}/version")
+        for module in _MODULES
+        if names(host, f"/sys/module/{module}")
+    }
+    if version := text(host, f"{_PEERS}/nv_mem/version"):
+        found.setdefault("nv_peer_mem", version)
+    return found
+
+
+def _has_gpus(host: Host) -> bool:
+    return bool(names(host, "/proc/driver/nvidia/gpus"))
+
+
+def _storage(host: Host) -> Finding:
+    what = "GPUDirect Storage"
+    try:
+        content = host.read(STATS)
+    except FileNotFoundError:
+        return Finding(what, Verdict.ABSENT, f"there is no {ROOT}: nvidia-fs is not loaded")
+    except OSError as error:
+        denied = reason_of(error) is Absent.DENIED
+        verdict = Verdict.DENIED if denied else Verdict.BROKEN
+        return Finding(what, verdict, str(error), "run the agent as root" if denied else "")
+    version = text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
+    if counts_requests(content):
+        return Finding(what, Verdict.SUPPORTED, f"nvidia-fs {version}")
+    return Finding(
+        what, Verdict.SUPPORTED, f"nvidia-fs {version}; requests and bytes are not counted", _REMEDY
+    )
+
+
+def _rdma(loaded: dict[str, str]) -> Finding:
+    """Which way RDMA takes to GPU memory. No module is no fault: DMA-BUF needs none."""
+    modules = [module for module in _MODULES[:2] if module in loaded]
+    if modules:
+        return Finding("GPUDirect RDMA", Verdict.SUPPORTED, f"by {', '.join(modules)} or DMA-BUF")
+    detail = "neither nvidia_peermem nor nv_peer_mem is loaded: by DMA-BUF, where programs use it"
+    return Finding("GPUDirect RDMA", Verdict.SUPPORTED, detail)

@@ -1,0 +1,187 @@
+"""Hardware monitors: temperatures, fans, voltages, currents, power, energy, with limits and alarms.
+
+Files and units: torvalds/linux Documentation/hwmon/sysfs-interface.rst. The numbers in hwmonN
+follow the order in which drivers came up, so a chip is known by its name and by where it sits: the
+PCI address, else the name of its device (coretemp.0, 3-0048), and both where chips share an
+address, as the sensors of memory modules do (0000:00:1f.4/0-0018). A sensor is known by its
+label where the chip gives each label once, and by its channel (temp2) otherwise.
+
+Some chips are asked over slow buses (I2C, IPMI behind ACPI) or with a firmware command (NVMe): the
+source has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from agent.facts import counted, names, text
+from agent.host import Host, KeptFiles
+from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.topology.pci import pci_path
+from railscope.catalog import sensors as c
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import SENSOR, SENSOR_ALARM, SENSOR_LIMIT
+from railscope.entity import Entity
+from railscope.reading import Absent, parse_integer, reason_of
+
+ROOT = "/sys/class/hwmon"
+_FILE = re.compile(r"(?P<channel>(?P<type>temp|fan|power|energy|in|curr)\d+)_(?P<item>\w+)")
+_VALUES: dict[tuple[str, str], Metric] = {
+    ("temp", "input"): c.TEMPERATURE,
+    ("fan", "input"): c.FAN,
+    ("power", "input"): c.POWER,
+    ("power", "average"): c.POWER_AVERAGE,
+    ("energy", "input"): c.ENERGY,
+    ("in", "input"): c.VOLTAGE,
+    ("curr", "input"): c.CURRENT,
+}
+_LIMITS: dict[str, tuple[Metric, frozenset[str]]] = {
+    "temp": (c.TEMPERATURE_LIMIT, frozenset({"min", "max", "crit", "emergency", "lcrit"})),
+    "fan": (c.FAN_LIMIT, frozenset({"min", "max"})),
+    "power": (c.POWER_LIMIT, frozenset({"cap", "max", "crit"})),
+    "in": (c.VOLTAGE_LIMIT, frozenset({"min", "max", "crit", "lcrit"})),
+    "curr": (c.CURRENT_LIMIT, frozenset({"min", "max", "crit", "lcrit"})),
+}
+_ALARM = re.compile(r"(?:(?P<limit>\w+)_)?(?P<kind>alarm|fault)")
+_COLDEST, _HOTTEST = -273_150, 1_000_000
+"""Limits of a temperature in millidegrees beyond which none is set: drives say 0 K and 65535 K."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chip:
+    folder: str
+    name: str
+    address: str
+    files: tuple[str, ...]
+
+
+class Hwmon:
+    """Every sensor of every hardware monitor, with its limits and alarms."""
+
+    name = "hwmon"
+    family = "hwmon"
+
+    def __init__(self, period_seconds: float = 10.0) -> None:
+        self.period_seconds = period_seconds
+        self._kept: KeptFiles | None = None
+
+    def probe(self, host: Host) -> Inventory:
+        """Find all chips and their sensors. What is switched off is left out."""
+        columns = Columns()
+        paths: list[str] = []
+        chips = _chips(host)
+        sensors = 0
+        for chip in chips:
+            labels = _labels(host, chip)
+            sensors += len(labels)
+            for file in chip.files:
+                found = _column(chip, labels, file)
+                if found and _speaks(host, f"{chip.folder}/{file}", found[0]):
+                    columns.add(*found)
+                    paths.append(f"{chip.folder}/{file}")
+        self.close()
+        self._kept = host.keep(paths)
+        return Inventory(tuple(columns.columns), (), (_finding(chips, sensors),))
+
+    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
+        """Read every file."""
+        if self._kept:
+            self._kept.read_into(into.values, into.reasons, 0)
+
+    def close(self) -> None:
+        """Close the kept files."""
+        if self._kept:
+            self._kept.close()
+        self._kept = None
+
+
+def _chips(host: Host) -> list[_Chip]:
+    """All chips, each under an identity of its own."""
+    found = []
+    for entry in names(host, ROOT):
+        folder = f"{ROOT}/{entry}"
+        files = _sensor_files(host, folder)
+        if not files:  # drivers of old keep them at the device
+            folder = f"{folder}/device"
+            files = _sensor_files(host, folder)
+        if files:
+            found.append((folder, text(host, f"{folder}/name") or "unnamed", files))
+    places = [(name, *_place(host, f"{ROOT}/{folder.split('/')[4]}")) for folder, name, _ in found]
+    shared = Counter((name, bus) for name, bus, _ in places)
+    taken: Counter[tuple[str, str]] = Counter()
+    chips = []
+    for (folder, name, files), (_, bus, leaf) in zip(found, places, strict=True):
+        address = bus if shared[name, bus] == 1 else f"{bus}/{leaf}".strip("/")
+        taken[name, address] += 1
+        if taken[name, address] > 1:
+            address = f"{address}#{taken[name, address]}"
+        chips.append(_Chip(folder, name, address, files))
+    return chips
+
+
+def _sensor_files(host: Host, folder: str) -> tuple[str, ...]:
+    return tuple(file for file in names(host, folder) if _FILE.fullmatch(file))
+
+
+def _place(host: Host, folder: str) -> tuple[str, str]:
+    """The PCI address and the name of a chip's device; the name alone where it is on no PCI bus."""
+    try:
+        device = host.resolve(f"{folder}/device")
+    except OSError:
+        return "", ""
+    leaf = device.rsplit("/", 1)[-1]
+    _, *addresses = pci_path(device)
+    return (addresses[-1] if addresses else leaf), leaf
+
+
+def _labels(host: Host, chip: _Chip) -> dict[str, str]:
+    """What each channel is called: its label where no other has the same, else the channel."""
+    matches = filter(None, map(_FILE.fullmatch, chip.files))
+    channels = sorted({match["channel"] for match in matches})
+    labels = {
+        channel: text(host, f"{chip.folder}/{channel}_label")
+        or text(host, f"{chip.folder}/{channel}_oem_info")  # ACPI power meters, as of Grace
+        for channel in channels
+    }
+    times = Counter(labels.values())
+    return {
+        channel: label if label and times[label] == 1 else channel
+        for channel, label in labels.items()
+    }
+
+
+def _column(chip: _Chip, labels: dict[str, str], file: str) -> tuple[Metric, Entity] | None:
+    match = _FILE.fullmatch(file)
+    if not match:
+        return None
+    kind, item = match["type"], match["item"]
+    sensor = Entity(SENSOR, (chip.name, chip.address, labels[match["channel"]]))
+    if metric := _VALUES.get((kind, item)):
+        return metric, sensor
+    metric, limits = _LIMITS.get(kind, (c.ALARM, frozenset[str]()))
+    if item in limits:
+        return metric, sensor.part(SENSOR_LIMIT, item)
+    if alarm := _ALARM.fullmatch(item):
+        what = alarm["limit"] or ("any" if alarm["kind"] == "alarm" else "fault")
+        return c.ALARM, sensor.part(SENSOR_ALARM, what)
+    return None
+
+
+def _speaks(host: Host, path: str, metric: Metric) -> bool:
+    try:
+        reading = parse_integer(host.read(path))
+    except OSError as error:
+        return reason_of(error) is not Absent.UNSUPPORTED
+    if metric is c.TEMPERATURE_LIMIT and isinstance(reading, int):
+        return _COLDEST < reading < _HOTTEST
+    return True
+
+
+def _finding(chips: list[_Chip], sensors: int) -> Finding:
+    if not chips:
+        return Finding("sensors", Verdict.ABSENT, f"{ROOT} has no chip (usual in a VM)")
+    said = ", ".join(sorted({chip.name for chip in chips}))
+    detail = f"{counted(sensors, 'sensor')} of {counted(len(chips), 'chip')}: {said}"
+    return Finding("sensors", Verdict.SUPPORTED, detail)

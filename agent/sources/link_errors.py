@@ -1,0 +1,124 @@
+"""Errors mended on the link and pause frames, of cards whose driver's own statistics lack them.
+
+mlx5 counts blocks of forward error correction, and many drivers pause frames, for ethtool over netlink
+alone (Documentation/networking/ethtool-netlink.rst, FEC_GET and PAUSE_GET). A metric that the driver's
+statistics tell for a card is told by `nic`, and not here: one card, one meaning, one source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.facts import counted
+from agent.host import Host, Json
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sources.ethtool_drivers import typed
+from agent.sources.settings.card import physical_interfaces
+from railscope.catalog import nic as c
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import NIC
+from railscope.entity import Entity
+from railscope.reading import Absent, Reading, reason_of, to_stored
+
+_COUNTERS: Mapping[str, Mapping[str, Metric]] = {
+    "fec": {
+        "corrected_blocks": c.FEC_CORRECTED_BLOCKS,
+        "uncorrectable_blocks": c.FEC_UNCORRECTABLE_BLOCKS,
+        "corrected_bits": c.CORRECTED_BITS,
+    },
+    "pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a card is asked, and the column of each counter of the answer."""
+
+    interface: str
+    name: str
+    columns: dict[str, int]
+
+
+class LinkErrors(HoldsNothing):
+    """Blocks and bits that error correction mended, blocks that it could not, pause frames."""
+
+    name = "link_errors"
+    family = "network"
+
+    def __init__(self, period_seconds: float = 5.0) -> None:
+        self.period_seconds = period_seconds
+        self._questions: list[_Question] = []
+
+    def probe(self, host: Host) -> Inventory:
+        """Ask every card what it counts; what its driver's statistics tell is left to them."""
+        columns = Columns()
+        findings: list[Finding] = []
+        self._questions = []
+        for interface in physical_interfaces(host):
+            findings += self._plan(host, interface, columns)
+        return Inventory(tuple(columns.columns), (), tuple(findings))
+
+    def _plan(self, host: Host, interface: str, columns: Columns) -> list[Finding]:
+        trouble: list[Finding] = []
+        first = len(columns.columns)
+        elsewhere = _told_elsewhere(host, interface)
+        for name, counters in _COUNTERS.items():
+            try:
+                counts = _counts(host, name, interface)
+            except OSError as error:
+                trouble += _trouble(interface, name, error)
+                continue
+            wanted = {
+                key: columns.add(metric, Entity(NIC, (interface,)))
+                for key, metric in counters.items()
+                if key in counts and metric not in elsewhere
+            }
+            if wanted:
+                self._questions.append(_Question(interface, name, wanted))
+        return trouble or [_finding(interface, len(columns.columns) - first)]
+
+    def read(self, host: Host, into: Table) -> None:
+        """Ask each card again."""
+        for question in self._questions:
+            try:
+                counts = _counts(host, question.name, question.interface)
+            except OSError as error:
+                for column in question.columns.values():
+                    into.put(column, reason_of(error))
+                continue
+            for key, column in question.columns.items():
+                into.put(column, counts.get(key, Absent.UNSUPPORTED))
+
+
+def _counts(host: Host, name: str, interface: str) -> dict[str, Reading]:
+    """The counters in an answer; of FEC the first number is the total, lanes follow."""
+    statistics: Json = host.call("netlink", name, interface).get("statistics", {})
+    totals = {key: n[0] if isinstance(n, list) and n else n for key, n in statistics.items()}
+    return {key: to_stored(total) for key, total in totals.items() if isinstance(total, int)}
+
+
+def _told_elsewhere(host: Host, interface: str) -> set[Metric]:
+    """The metrics that the driver's statistics tell of a card, as `nic` asks for them."""
+    try:
+        driver = host.call("ethtool", "driver", interface)["driver"]
+        names = host.call("ethtool", "statistics", interface)["names"]
+    except OSError:
+        return set()  # then nothing is told there either, and `nic` says why
+    return {metric for metric, _, _ in typed(driver, names)}
+
+
+def _finding(interface: str, counters: int) -> Finding:
+    verdict = Verdict.SUPPORTED if counters else Verdict.ABSENT
+    detail = counted(counters, "counter") if counters else "nothing beside the driver's statistics"
+    return Finding(f"error correction and pause of {interface}", verdict, detail)
+
+
+def _trouble(interface: str, name: str, error: OSError) -> list[Finding]:
+    reason = reason_of(error)
+    if reason in {Absent.UNSUPPORTED, Absent.GONE}:
+        return []
+    verdict = Verdict.DENIED if reason is Absent.DENIED else Verdict.BROKEN
+    remedy = "allow the agent netlink sockets (AF_NETLINK)" if reason is Absent.DENIED else ""
+    what = f"error correction and pause of {interface}"
+    return [Finding(what, verdict, f"{name}: {error.strerror or error}", remedy)]

@@ -1,0 +1,153 @@
+"""/proc/self/mountstats, the part that tells of NFS: text in, numbers out.
+
+Format: torvalds/linux fs/nfs/super.c (nfs_show_stats), include/linux/nfs_iostat.h,
+net/sunrpc/stats.c, and for the transports net/sunrpc/xprtsock.c and xprtrdma/transport.c.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from agent.picked import natural, whole_lines
+from railscope.reading import SIGNED_LIMIT, Absent, Reading
+
+MountKey: TypeAlias = tuple[str, str, str]
+"""Export, mount point, protocol of the transport."""
+Key: TypeAlias = tuple[str, ...]
+"""("age",), ("bytes", "0"), ("event", name), ("transport", field), ("READ", field)."""
+
+EVENTS = (
+    "inode_revalidate", "dentry_revalidate", "data_invalidate", "attribute_invalidate", "vfs_open",
+    "vfs_lookup", "vfs_access", "vfs_update_page", "vfs_read_page", "vfs_read_pages",
+    "vfs_write_page", "vfs_write_pages", "vfs_getdents", "vfs_setattr", "vfs_flush", "vfs_fsync",
+    "vfs_lock", "vfs_file_release", "congestion_wait", "truncation", "write_extension",
+    "silly_rename", "short_read", "short_write", "jukebox_delay", "pnfs_read", "pnfs_write",
+)  # fmt: skip
+OPERATIONS = frozenset({
+    "READ", "WRITE", "COMMIT", "OPEN", "CLOSE", "GETATTR", "LOOKUP", "ACCESS", "READDIR",
+    "READDIRPLUS",
+})  # fmt: skip
+"""What most requests are, of all that NFS versions know; the others are left out."""
+OPERATION_FIELDS = (
+    "operations", "transmissions", "timeouts", "sent", "received", "queue", "response",
+    "execution", "errors",
+)  # fmt: skip
+_TIMES = {"queue", "response", "execution"}
+_CONNECTED = (
+    "port", "binds", "connects", "connect_time", "idle", "sends", "receives", "bad_xids",
+    "in_flight", "backlog",
+)  # fmt: skip
+_TRANSPORTS: dict[str, tuple[str, ...]] = {
+    "tcp": _CONNECTED,
+    "local": _CONNECTED[1:],
+    "udp": ("port", "binds", "sends", "receives", "bad_xids", "in_flight", "backlog"),
+    "rdma": (
+        *_CONNECTED, "read_chunks", "write_chunks", "reply_chunks", "requested", "replied",
+        "pulled_up", "fixed_up", "registered", "failed_marshals", "bad_replies", "no_message",
+        "recycled", "orphaned", "allocated", "invalidated", "no_context", "reply_waits",
+    ),
+}  # fmt: skip
+_DEVICE = re.compile(r"device (\S+) mounted on (\S+) with fstype (nfs4?)(?: statvers=\S+)?")
+_MOUNTINFO = re.compile(r"\d+ \d+ (?P<file_system>\d+:\d+) \S+ (?P<place>\S+) .*? - nfs4? ")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(slots=True)
+class Mount:
+    """One mount: how it is mounted, and its numbers."""
+
+    export: str
+    mount_point: str
+    options: dict[str, str] = field(default_factory=dict)
+    protocol: str = ""
+    connections: int = 0
+    values: dict[Key, Reading] = field(default_factory=dict)
+
+    @property
+    def key(self) -> MountKey:
+        """What tells the mount from others."""
+        protocol = self.protocol or self.options.get("proto", "")
+        return unescaped(self.export), unescaped(self.mount_point), protocol
+
+
+def unescaped(word: str) -> str:
+    r"""A name as it is: the kernel writes a space as \040."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
+
+
+def parse_mountstats(content: bytes) -> list[Mount]:
+    """All NFS mounts, in the order of the file. Lines that are not known are left out."""
+    mounts: list[Mount] = []
+    here: Mount | None = None
+    for line in whole_lines(content):
+        if line.startswith(("device ", "no device ")):
+            match = _DEVICE.fullmatch(line)
+            here = Mount(match[1], match[2]) if match else None
+            if here:
+                mounts.append(here)
+        elif here:
+            name, colon, rest = line.strip().partition(":")
+            if colon:
+                _take(here, name, rest.strip())
+    return mounts
+
+
+def _take(mount: Mount, name: str, rest: str) -> None:
+    words = rest.split()
+    if name == "opts":
+        pairs = (option.partition("=") for option in rest.split(","))
+        mount.options = {option: value for option, _, value in pairs}
+    elif name == "age" and words:
+        mount.values["age",] = natural(words[0])
+    elif name == "bytes":
+        mount.values |= {("bytes", str(i)): natural(word) for i, word in enumerate(words)}
+    elif name == "events":
+        named = zip(EVENTS, words, strict=False)
+        mount.values |= {("event", event): natural(word) for event, word in named}
+    elif name == "xprt" and words:
+        _take_transport(mount, words[0], words[1:])
+    elif name in OPERATIONS:
+        named = zip(OPERATION_FIELDS, words, strict=False)
+        mount.values |= {(name, part): _of_operation(part, word) for part, word in named}
+
+
+def _of_operation(part: str, word: str) -> Reading:
+    """One number of an operation. Kernels let a time fall below 0, and print it unsigned."""
+    reading = natural(word)
+    if part in _TIMES and isinstance(reading, int) and reading >= SIGNED_LIMIT:
+        return Absent.ERROR
+    return reading
+
+
+def _take_transport(mount: Mount, protocol: str, words: Sequence[str]) -> None:
+    """Add one transport; with nconnect a mount has several, which are summed up."""
+    mount.connections += 1
+    mount.protocol = mount.protocol or protocol
+    numbers = dict(zip(_TRANSPORTS.get(protocol, ()), map(natural, words), strict=False))
+    if "fixed_up" in numbers:
+        numbers["copied"] = _sum(numbers["pulled_up"], numbers["fixed_up"])
+    for part, reading in numbers.items():
+        before = mount.values.get(("transport", part), 0)
+        mount.values["transport", part] = _sum(before, reading)
+
+
+def _sum(one: Reading, other: Reading) -> Reading:
+    if isinstance(one, Absent):
+        return one
+    return other if isinstance(other, Absent) else one + other
+
+
+def superblocks(mountinfo: bytes) -> dict[str, str]:
+    """The NFS file system (major:minor) by mount point, escaped as in mountstats.
+
+    Format: proc(5), mountinfo: major:minor is the third word, the mount point the fifth, the type
+    the one after the word "-".
+    """
+    return {
+        match["place"]: match["file_system"]
+        for line in whole_lines(mountinfo)
+        if (match := _MOUNTINFO.match(line))
+    }

@@ -1,0 +1,153 @@
+"""NFS mounts, from what the kernel keeps of each: bytes, requests by operation, the transport.
+
+Only files of /proc are read, never the mount itself: on one whose server is away that would hang.
+A file system that is mounted at several places has the same numbers at each, and is told of once.
+
+The numbers of a process are those of its own mounts. A service that systemd keeps out of /home has
+lost what is mounted there; so the mounts of the first process are read, where that is allowed, and
+what it has and the agent does not is counted otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.facts import counted, known
+from agent.host import Host
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sources.mountstats import (
+    OPERATIONS,
+    Key,
+    Mount,
+    MountKey,
+    parse_mountstats,
+    superblocks,
+)
+from railscope.catalog import nfs as c
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import NFS_EVENT, NFS_MOUNT, NFS_OPERATION, NODE
+from railscope.entity import Entity
+from railscope.reading import Absent, reason_of
+
+FIRST, OWN = "/proc/1", "/proc/self"
+_REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or set ProtectHome=read-only"
+MOST_MOUNTS = 16
+EVENTS = (
+    "data_invalidate", "vfs_open", "vfs_flush", "vfs_fsync", "vfs_lock", "congestion_wait",
+    "short_read", "short_write", "jukebox_delay", "pnfs_read", "pnfs_write",
+)  # fmt: skip
+_NODE_COLUMNS = 2
+
+
+class Nfs(HoldsNothing):
+    """Bytes, requests, times, errors and transport of every NFS mount, up to a bound."""
+
+    name = "nfs"
+    family = "nfs"
+
+    def __init__(self, period_seconds: float = 10.0) -> None:
+        self.period_seconds = period_seconds
+        self._stats = f"{OWN}/mountstats"
+        self._columns: list[tuple[MountKey, Key]] = []
+        self._told: set[MountKey] = set()
+        self._twice: set[MountKey] = set()
+        self._hidden = 0
+
+    def probe(self, host: Host) -> Inventory:
+        """Find the mounts, and what the kernel keeps of each."""
+        self._columns, self._told, self._twice, self._hidden = [], set(), set(), 0
+        folder, mounts = _mounts(host)
+        self._stats = f"{folder}/mountstats"
+        own = _superblocks(host, folder)
+        self._hidden = len({*_superblocks(host, FIRST).values()} - {*own.values()})
+        if not mounts and not self._hidden:
+            return Inventory(findings=(Finding("NFS", Verdict.ABSENT, "nothing is mounted"),))
+        columns = Columns()
+        columns.add(c.MOUNTS, Entity(NODE))
+        columns.add(c.UNREAD, Entity(NODE))
+        single = self._once_each(mounts, own)
+        for mount in single[:MOST_MOUNTS]:
+            self._told.add(mount.key)
+            entity = Entity(NFS_MOUNT, mount.key, _facts(mount))
+            for key, metric, about in _wanted(mount, entity):
+                columns.add(metric, about)
+                self._columns.append((mount.key, key))
+        findings = [_finding(len(single), len(self._twice))]
+        if self._hidden:
+            detail = f"{counted(self._hidden, 'file system')} the agent may not see"
+            findings.append(Finding("NFS", Verdict.DENIED, detail, _REMEDY))
+        return Inventory(tuple(columns.columns), (), tuple(findings))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Read the file once, for all mounts."""
+        try:
+            mounts = {mount.key: mount for mount in parse_mountstats(host.read(self._stats))}
+        except OSError as error:
+            into.put_none(0, len(into.values), reason_of(error))
+            return
+        if not into.values:
+            into.grown = bool(mounts)
+            return
+        single = mounts.keys() - self._twice
+        into.put(0, len(single) + self._hidden)
+        into.put(1, len(single - self._told) + self._hidden)
+        for column, (mount_key, key) in enumerate(self._columns, _NODE_COLUMNS):
+            mount = mounts.get(mount_key)
+            into.put(column, mount.values.get(key, Absent.GONE) if mount else Absent.GONE)
+
+    def _once_each(self, mounts: list[Mount], of_mount: Mapping[str, str]) -> list[Mount]:
+        """Mounts without those of a file system that came before."""
+        single: dict[str, Mount] = {}
+        for mount in mounts:
+            file_system = of_mount.get(mount.mount_point, f"at {mount.mount_point}")
+            if single.setdefault(file_system, mount).key != mount.key:
+                self._twice.add(mount.key)
+        return list(single.values())
+
+
+def _mounts(host: Host) -> tuple[str, list[Mount]]:
+    """The process whose mounts may be read, and what is mounted for it."""
+    for folder in (FIRST, OWN):
+        try:
+            return folder, parse_mountstats(host.read(f"{folder}/mountstats"))
+        except OSError:
+            continue
+    return OWN, []
+
+
+def _superblocks(host: Host, folder: str) -> dict[str, str]:
+    """What is mounted where, which all may read."""
+    try:
+        return superblocks(host.read(f"{folder}/mountinfo"))
+    except OSError:
+        return {}
+
+
+def _wanted(mount: Mount, about: Entity) -> list[tuple[Key, Metric, Entity]]:
+    """The columns of a mount: of what is known, what its kernel has."""
+    every: list[tuple[Key, Metric, Entity]] = [(("age",), c.AGE, about)]
+    every += [(("bytes", str(i)), metric, about) for i, metric in enumerate(c.BYTES)]
+    every += [(("event", event), c.EVENT, about.part(NFS_EVENT, event)) for event in EVENTS]
+    transport = c.TRANSPORT | (c.RDMA if mount.protocol == "rdma" else {})
+    every += [(("transport", part), metric, about) for part, metric in transport.items()]
+    for operation in sorted(OPERATIONS):
+        entity = about.part(NFS_OPERATION, operation)
+        every += [((operation, part), metric, entity) for part, metric in c.OPERATION.items()]
+    return [wanted for wanted in every if wanted[0] in mount.values]
+
+
+def _facts(mount: Mount) -> dict[str, str]:
+    return known(
+        version=mount.options.get("vers", ""),
+        security=mount.options.get("sec", ""),
+        connections=str(mount.connections or ""),
+    )
+
+
+def _finding(mounts: int, twice: int) -> Finding:
+    detail = counted(mounts, "file system")
+    if twice:
+        detail += f", {counted(twice, 'further mount')} of them"
+    if mounts > MOST_MOUNTS:
+        detail += f"; {mounts - MOST_MOUNTS} beyond the first {MOST_MOUNTS} are left out"
+    return Finding("NFS", Verdict.SUPPORTED, detail)

@@ -1,0 +1,114 @@
+"""The fast lane of network cards: what each short window saw of traffic, pause and notifications.
+
+One answer of ethtool and two counter files a card and look, on a thread of its own; the histograms
+are told once a second. Drivers count what the switch did to us as received, what we did as sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from agent.bursts import Grid
+from agent.facts import counted, names
+from agent.host import Host
+from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sources.burst_port import Kept, Port, plan
+from agent.topology.network import Wiring
+from agent.topology.rules import BRIDGE
+from railscope.catalog import bursts as c
+from railscope.catalog.entities import NIC
+from railscope.entity import Entity
+from railscope.frame import Column
+
+NS = 1_000_000_000
+_NET = "/sys/class/net"
+
+
+class NicBurst:
+    """Windows of every card that carries RDMA, or of the interfaces that were asked for."""
+
+    name = "nic_burst"
+    family = "nic_burst"
+
+    def __init__(
+        self,
+        window_seconds: float = 0.1,
+        interfaces: Sequence[str] = (),
+        wiring: Wiring | None = None,
+    ) -> None:
+        self.period_seconds = window_seconds
+        self._wiring = wiring or Wiring()
+        self._grid = Grid(round(window_seconds * NS))
+        self._interfaces = tuple(interfaces)
+        self._ports: dict[str, Port] = {}
+        self._kept: dict[str, Kept] = {}
+        self._columns: list[tuple[Port, int]] = []
+        self._told_ns = 0
+
+    def probe(self, host: Host) -> Inventory:
+        """Choose the cards. One that is as before goes on where it was."""
+        network = self._wiring.look(host)
+        cards = {d.address: d.rdma[0] for d in network.devices if d.rdma and d.role != BRIDGE}
+        found: dict[str, Port] = {}
+        for interface in names(host, _NET):
+            planned = plan(host, interface, cards)
+            if planned is None or not self._wanted(interface, planned.device):
+                continue
+            before = self._ports.pop(interface, None)
+            if before is None or before.planned != planned:
+                if before:
+                    before.close()
+                kept = self._kept.setdefault(interface, Kept())
+                before = Port(host, planned, self._grid, kept)
+            found[interface] = before
+        self.close()
+        self._ports = found
+        self._told_ns = 0
+        return Inventory(self._place(), (), (self._finding(),))
+
+    def _wanted(self, interface: str, device: str) -> bool:
+        if self._interfaces:
+            return any(fnmatchcase(interface, pattern) for pattern in self._interfaces)
+        return bool(device)
+
+    def _place(self) -> tuple[Column, ...]:
+        columns = Columns()
+        self._columns = []
+        for interface, port in self._ports.items():
+            card = Entity(NIC, (interface,))
+            first = columns.add(c.NIC_WINDOW_LENGTH, card)
+            columns.add(c.NIC_UNSEEN, card)
+            for windows in port.windows.values():
+                windows.add_columns(columns)
+            self._columns.append((port, first))
+        return tuple(columns.columns)
+
+    def read(self, host: Host, into: Table) -> None:
+        """Look at every card; once a second, tell what was seen."""
+        for port in self._ports.values():
+            into.grown |= port.look(host)
+        now_ns = host.clock.now().boot_ns
+        if now_ns // NS == self._told_ns // NS:
+            into.kept_back = True
+            return
+        self._told_ns = now_ns
+        for port, first in self._columns:
+            into.put_all(first, (self._grid.window_ns, port.kept.unseen))
+            for windows in port.windows.values():
+                windows.tell(into, port.problem)
+            port.look_at_speed()
+
+    def close(self) -> None:
+        """Close the kept files; the histograms go on from where they are."""
+        for port in self._ports.values():
+            port.close()
+        self._ports = {}
+
+    def _finding(self) -> Finding:
+        if not self._ports:
+            return Finding("bursts of cards", Verdict.ABSENT, "no card with RDMA to look at")
+        detail = (
+            f"{counted(len(self._ports), 'card')}, windows of {self.period_seconds * 1000:g} ms"
+        )
+        return Finding("bursts of cards", Verdict.SUPPORTED, detail)

@@ -1,0 +1,159 @@
+"""NVMe drives: what they are, how their connection is, and their own log of their health.
+
+Files: torvalds/linux drivers/nvme/host/sysfs.c. The log comes from the drive by a command, which may
+take as long as the drive takes: the source has a thread of its own. A drive is known by its PCI
+address, one behind a network by the kernel's name for it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent.facts import known, names, text
+from agent.host import Host, Json
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.topology.pci import pci_path
+from railscope.catalog import drives as c
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import NVME_DIRECTION, NVME_DRIVE, NVME_WARNING
+from railscope.entity import Entity
+from railscope.reading import Absent, Reading, reason_of
+
+ROOT = "/sys/class/nvme"
+_CONTROLLER = re.compile(r"nvme\d+")
+_DISK = re.compile(r"(nvme\d+)(?:c\d+)?(n\d+)")  # nvme0c1n1 is a path to nvme0n1
+_STATE_WORDS = {
+    **{name: number for number, name in c.STATES.items()},
+    "deleting (no IO)": 5,
+    "reconnecting": 3,  # before Linux 4.18
+}
+_WARNINGS = (
+    "spare", "temperature", "reliability", "read_only", "backup", "persistent_memory",
+)  # fmt: skip
+"""Bits of the critical warning, from the lowest on."""
+_DIRECTIONS = {"data_units_read": "read", "data_units_written": "write"}
+_NUMBERS: dict[str, Metric] = {
+    "used_percent": c.USED,
+    "spare_percent": c.SPARE,
+    "spare_limit_percent": c.SPARE_LIMIT,
+    "media_errors": c.MEDIA_ERRORS,
+    "logged_errors": c.LOGGED_ERRORS,
+    "unsafe_shutdowns": c.UNSAFE_SHUTDOWNS,
+    "power_cycles": c.POWER_CYCLES,
+    "power_on_hours": c.POWER_ON_TIME,
+    "busy_minutes": c.BUSY_TIME,
+    "warm_minutes": c.WARM_TIME,
+    "hot_minutes": c.HOT_TIME,
+}
+_FREEZING_KELVINS = 273
+_HEALTH_COLUMNS = 1 + len(_NUMBERS) + len(_DIRECTIONS) + len(_WARNINGS)
+_REMEDY = "run the agent as root, or give it CAP_SYS_ADMIN and access to /dev/nvme*"
+
+
+class NvmeDrives(HoldsNothing):
+    """State and health of every NVMe drive."""
+
+    name = "nvme"
+    family = "nvme"
+
+    def __init__(self, period_seconds: float = 60.0) -> None:
+        self.period_seconds = period_seconds
+        self._controllers: list[str] = []
+
+    def probe(self, host: Host) -> Inventory:
+        """Find the drives. Whether one keeps a log is asked at each read."""
+        columns = Columns()
+        self._controllers = []
+        findings = []
+        for controller in names(host, ROOT):
+            if not _CONTROLLER.fullmatch(controller):
+                continue
+            entity = _entity(host, controller)
+            self._controllers.append(controller)
+            _add(columns, entity)
+            findings.append(_finding(host, controller, entity))
+        if not findings:
+            findings.append(Finding("NVMe drives", Verdict.ABSENT, f"{ROOT} has no drive"))
+        return Inventory(tuple(columns.columns), (), tuple(findings))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Read the state of each drive and ask it for its log."""
+        width = 1 + _HEALTH_COLUMNS
+        for position, controller in enumerate(self._controllers):
+            start = position * width
+            into.put(start, _state(host, controller))
+            try:
+                log = host.call("nvme", "smart", controller)
+            except OSError as error:
+                into.put_none(start + 1, _HEALTH_COLUMNS, reason_of(error))
+                continue
+            for column, reading in enumerate(_health(log), start + 1):
+                into.put(column, reading)
+
+
+def _add(columns: Columns, drive: Entity) -> None:
+    """The columns of a drive: state, temperature, numbers, directions, warnings."""
+    columns.add(c.STATE, drive)
+    columns.add(c.TEMPERATURE, drive)
+    for metric in _NUMBERS.values():
+        columns.add(metric, drive)
+    for direction in _DIRECTIONS.values():
+        columns.add(c.DATA, drive.part(NVME_DIRECTION, direction))
+    for warning in _WARNINGS:
+        columns.add(c.WARNING, drive.part(NVME_WARNING, warning))
+
+
+def _health(log: Json) -> list[Reading]:
+    """The readings of a health log, in the order of the columns."""
+    kelvins = log["temperature_kelvins"]
+    return [
+        kelvins - _FREEZING_KELVINS if kelvins else Absent.UNSUPPORTED,
+        *(log[name] for name in _NUMBERS),
+        *(log[name] for name in _DIRECTIONS),
+        *(log["critical_warning"] >> bit & 1 for bit in range(len(_WARNINGS))),
+    ]
+
+
+def _state(host: Host, controller: str) -> Reading:
+    try:
+        word = host.read(f"{ROOT}/{controller}/state").decode(errors="replace").strip()
+    except OSError as error:
+        return reason_of(error)
+    return _STATE_WORDS.get(word, Absent.ERROR)
+
+
+def _entity(host: Host, controller: str) -> Entity:
+    folder = f"{ROOT}/{controller}"
+    matches = map(_DISK.fullmatch, names(host, folder))
+    facts = known(
+        controller=controller,
+        disks=",".join(sorted({match[1] + match[2] for match in matches if match})),
+        model=text(host, f"{folder}/model"),
+        serial=text(host, f"{folder}/serial"),
+        firmware=text(host, f"{folder}/firmware_rev"),
+        transport=text(host, f"{folder}/transport"),
+    )
+    return Entity(NVME_DRIVE, (_address(host, folder) or controller,), facts)
+
+
+def _address(host: Host, folder: str) -> str:
+    """The PCI address of a drive; empty for one that is reached over a network."""
+    try:
+        _, *addresses = pci_path(host.resolve(f"{folder}/device"))
+    except OSError:
+        return ""
+    return addresses[-1] if addresses else ""
+
+
+def _finding(host: Host, controller: str, drive: Entity) -> Finding:
+    what = f"drive {controller}"
+    said = [drive.facts.get(fact, "") for fact in ("model", "transport")]
+    detail = ", ".join(filter(None, said)) or "unknown model"
+    try:
+        host.call("nvme", "smart", controller)
+    except OSError as error:
+        reason = reason_of(error)
+        if reason is Absent.DENIED:
+            return Finding(what, Verdict.DENIED, f"{detail}; its health log is denied", _REMEDY)
+        return Finding(what, Verdict.SUPPORTED, f"{detail}; without a health log: {error.strerror}")
+    return Finding(what, Verdict.SUPPORTED, f"{detail}, with a health log")

@@ -1,0 +1,172 @@
+"""Energy of the processors' power domains, from the kernel's power capping framework.
+
+Files: torvalds/linux Documentation/power/powercap/powercap.rst. Intel and AMD processors share the
+driver's name. Only root may read energy_uj since kernel 5.10 (CVE-2020-8694); who may not still
+learns the limits.
+
+The counter goes round at max_energy_range_uj, on a busy package every few minutes. It is carried on
+to 64 bits here; the unit of the hardware (15 or 61 uJ) is lost at each round.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agent.facts import counted, names, text
+from agent.host import Host, KeptFiles
+from agent.source import Columns, Finding, Inventory, Table, Verdict
+from railscope.catalog import power as catalog
+from railscope.catalog.entities import ENERGY_DOMAIN, POWER_LIMIT
+from railscope.entity import Entity
+from railscope.reading import Absent, Reading, parse_integer, reason_of
+
+ROOT = "/sys/class/powercap"
+MOST_WATTS = 2000
+"""More than any domain draws whose counter goes round within a day."""
+_RANGE = "max_energy_range_uj"
+_ZONE = re.compile(r"intel-rapl(-mmio)?(:[0-9a-f]+)+")
+_REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or let it read /sys/class/powercap/*/energy_uj"
+
+
+@dataclass(slots=True)
+class EnergyCounter:
+    """A counter that goes round at a range, carried on from 0; all energy in uJ."""
+
+    range_uj: int
+    total_uj: int = 0
+    _last: tuple[int, int] | None = None
+
+    def advance(self, raw_uj: int, now_ns: int) -> Reading:
+        """The total after a look at the hardware's counter; the first look has none to tell.
+
+        A fall is a round where the energy it stands for could have been used since the last look,
+        and otherwise a reset. After a reset, and after so long a pause that rounds may have gone by
+        unseen, the total starts at 0 again, so that nobody takes the gap for known.
+        """
+        last, self._last = self._last, (raw_uj, now_ns)
+        if last is None:
+            return Absent.NOT_DUE
+        before_uj, before_ns = last
+        most_uj = (now_ns - before_ns) * MOST_WATTS // 1000
+        step_uj = raw_uj - before_uj
+        if step_uj < 0:
+            step_uj += self.range_uj
+        rounds_may_be_unseen = most_uj >= self.range_uj
+        fell_by_reset = raw_uj < before_uj and not 0 <= step_uj <= most_uj
+        if rounds_may_be_unseen or fell_by_reset:
+            self.total_uj = 0
+        else:
+            self.total_uj += step_uj
+        return self.total_uj
+
+
+class Rapl:
+    """Energy and power limits of packages, memory and cores."""
+
+    name = "rapl"
+    family = "host"
+
+    def __init__(self, period_seconds: float = 5.0) -> None:
+        self.period_seconds = period_seconds
+        self._counters: dict[str, EnergyCounter] = {}
+        self._domains: list[EnergyCounter] = []
+        self._energy: KeptFiles | None = None
+        self._limits: KeptFiles | None = None
+
+    def probe(self, host: Host) -> Inventory:
+        """Find the domains; one that two interfaces tell of is taken once."""
+        columns = Columns()
+        domains = _domains(host)
+        denied = False
+        self._domains = []
+        for domain, folder in domains.items():
+            columns.add(catalog.ENERGY, Entity(ENERGY_DOMAIN, (domain,)))
+            range_uj = int(text(host, f"{folder}/{_RANGE}"))
+            counter = self._counters.get(domain)
+            if counter is None or counter.range_uj != range_uj:
+                counter = self._counters[domain] = EnergyCounter(range_uj)
+            self._domains.append(counter)
+            denied = denied or _denied(host, f"{folder}/energy_uj")
+        limits: list[str] = []
+        for domain, folder in domains.items():
+            for limit, path in _limits(host, folder):
+                columns.add(catalog.LIMIT, Entity(POWER_LIMIT, (domain, limit)))
+                limits.append(path)
+        self.close()
+        self._energy = host.keep([f"{folder}/energy_uj" for folder in domains.values()])
+        self._limits = host.keep(limits)
+        return Inventory(tuple(columns.columns), (), (_finding(list(domains), denied=denied),))
+
+    def read(self, host: Host, into: Table) -> None:
+        """Read every counter, then every limit."""
+        if self._energy is None or self._limits is None:
+            return
+        for column, counter in enumerate(self._domains):
+            raw = _integer(self._energy, column)
+            now_ns = host.clock.now().boot_ns
+            into.put(column, raw if isinstance(raw, Absent) else counter.advance(raw, now_ns))
+        start = len(self._domains)
+        for column in range(start, len(into.values)):
+            limit = _integer(self._limits, column - start)
+            into.put(column, limit or Absent.UNSUPPORTED)  # 0: none is set
+
+    def close(self) -> None:
+        """Close the kept files."""
+        for kept in (self._energy, self._limits):
+            if kept:
+                kept.close()
+        self._energy = self._limits = None
+
+
+def _domains(host: Host) -> dict[str, str]:
+    """Folders by the name of the domain, with those it is a part of: package-0/core.
+
+    Model-specific registers go before memory-mapped ones, which tell of the same packages.
+    """
+    zones = [zone for zone in names(host, ROOT) if _ZONE.fullmatch(zone)]
+    found: dict[str, str] = {}
+    for zone in sorted(zones, key=lambda zone: (zone.startswith("intel-rapl-mmio"), zone)):
+        control, *numbers = zone.split(":")
+        above = [":".join([control, *numbers[: depth + 1]]) for depth in range(len(numbers))]
+        words = [text(host, f"{ROOT}/{part}/name") for part in above]
+        if all(words) and text(host, f"{ROOT}/{zone}/{_RANGE}").isdecimal():
+            found.setdefault("/".join(words), f"{ROOT}/{zone}")
+    return found
+
+
+def _limits(host: Host, folder: str) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for file in names(host, folder):
+        if match := re.fullmatch(r"constraint_(\d+)_power_limit_uw", file):
+            name = text(host, f"{folder}/constraint_{match[1]}_name")
+            if name and text(host, f"{folder}/{file}").strip("0"):
+                found.setdefault(name, f"{folder}/{file}")
+    return list(found.items())
+
+
+def _integer(files: KeptFiles, index: int) -> Reading:
+    try:
+        return parse_integer(files.text(index))
+    except OSError as error:
+        return reason_of(error)
+
+
+def _denied(host: Host, path: str) -> bool:
+    try:
+        host.read(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _finding(domains: list[str], *, denied: bool) -> Finding:
+    what = "energy of the processors"
+    if not domains:
+        return Finding(what, Verdict.ABSENT, f"{ROOT} has no RAPL domain (usual in a VM)")
+    detail = f"{counted(len(domains), 'domain')}: {', '.join(domains)}"
+    if denied:
+        return Finding(what, Verdict.DENIED, detail, _REMEDY)
+    return Finding(what, Verdict.SUPPORTED, detail)

@@ -1,0 +1,103 @@
+"""Which counter files an RDMA device has, and what each of them tells.
+
+Layout: torvalds/linux:drivers/infiniband/core/sysfs.c. Kernels before 4.5 keep the 64-bit counters
+of a port in counters_ext/. What a device counts for all its ports together stands in its own
+hw_counters/; it is told as port 0, which is what the kernel calls the device itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agent.facts import names
+from agent.host import Host
+from railscope.catalog import rdma as catalog
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import RDMA_COUNTER
+from railscope.entity import Entity
+
+DEVICE = "0"
+_WIDEST_FIRST = ("counters_ext", "counters", "hw_counters")
+_REFRESHED = "hw_counters"
+_NO_COUNTERS = {"lifespan"}
+
+_DRIVERS = {
+    "mlx5_core": "mlx5", "mlx5_core.sf": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "ice": "irdma",
+    "i40e": "irdma", "idpf": "irdma",
+}  # fmt: skip
+_NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "hfi1", "mana")
+
+
+def rdma_driver(pci_driver: str, device: str) -> str:
+    """The RDMA driver, by the driver of the PCI device it sits on; else by the device's name."""
+    by_name = next((driver for driver in _NAMED if device.startswith(driver)), "")
+    return _DRIVERS.get(pci_driver, pci_driver) or by_name
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFile:
+    """A counter file: where it lies, and what it tells about what."""
+
+    folder: str
+    name: str
+    metric: Metric
+    about: Entity
+    step: int
+    narrow: bool
+    """Starts over from zero at 2^32."""
+    highest: int
+    """Sticks there; 0 where it does not."""
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return f"{self.folder}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An RDMA device: its driver, itself as an entity, and the folder and entity of each port."""
+
+    driver: str
+    folder: str
+    whole: Entity
+    ports: tuple[tuple[str, Entity], ...]
+
+
+def counter_files(host: Host, device: Device) -> Iterator[CounterFile]:
+    """Every counter file of a device, set by set, as they are to be read: back to back.
+
+    Of two files that tell the same metric of a port the first counts; the other one, and what the
+    device adds up over its ports, come under their own names.
+    """
+    told: set[Metric] = set()
+    for folder, port in device.ports:
+        sets = [f"{folder}/{name}" for name in _WIDEST_FIRST]
+        found = list(_of(host, device.driver, sets, port, set()))
+        told |= {file.metric for file in found}
+        yield from found
+    sets = [f"{device.folder}/{_REFRESHED}"]
+    yield from _of(host, device.driver, sets, device.whole, told)
+
+
+def _of(
+    host: Host, driver: str, sets: Sequence[str], about: Entity, told: set[Metric]
+) -> Iterator[CounterFile]:
+    taken, generic = set(told), set[str]()
+    for folder in sets:
+        refreshed = folder.endswith(_REFRESHED)
+        for name in names(host, folder):
+            if name in _NO_COUNTERS:
+                continue
+            narrow = refreshed and catalog.wraps_at_32_bits(driver, name)
+            highest = 0 if refreshed else catalog.highest(name)
+            metric = catalog.meaning(driver, name)
+            if metric and metric not in taken:
+                taken.add(metric)
+                step = catalog.bytes_a_step(driver, name)
+                yield CounterFile(folder, name, metric, about, step, narrow, highest)
+            elif name not in generic:
+                generic.add(name)
+                part = about.part(RDMA_COUNTER, name)
+                yield CounterFile(folder, name, catalog.other(name), part, 1, narrow, highest)

@@ -1,0 +1,1 @@
+"""What a network card is set to, one module per place it is read from."""

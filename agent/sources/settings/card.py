@@ -1,0 +1,116 @@
+"""The physical network interfaces of a server, and what one of them told of its settings.
+
+An interface is physical where /sys/class/net has a link to its device (not a bond, a bridge, a VLAN
+or a tunnel), and stands for a port of a card: not for a virtual function, which has a `physfn`, and
+not for the near end of one, whose port is called pf0vf3 (Documentation/ABI/testing/sysfs-class-net,
+sysfs-bus-pci; Documentation/networking/representors.rst).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from agent.facts import linked, names, text
+from agent.host import Host
+from railscope.catalog.declare import Metric
+from railscope.entity import Entity
+from railscope.frame import Column
+from railscope.reading import Absent, Reading
+
+NET = "/sys/class/net"
+NONE = "none"
+PRIORITIES = 8
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
+_LONGEST = 200
+_DIGEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A physical network interface and where else the kernel tells of it."""
+
+    interface: str
+    driver: str = ""
+    pci_address: str = ""
+    rdma_device: str = ""
+    rdma_port: str = ""
+
+
+def physical_interfaces(host: Host) -> list[str]:
+    """The interfaces that stand for a port of a card."""
+    return [name for name in names(host, NET) if _is_physical(host, f"{NET}/{name}")]
+
+
+def _is_physical(host: Host, folder: str) -> bool:
+    return (
+        "device" in names(host, folder)
+        and "physfn" not in names(host, f"{folder}/device")
+        and not _REPRESENTOR.fullmatch(text(host, f"{folder}/phys_port_name"))
+    )
+
+
+def card(host: Host, interface: str) -> Card:
+    """An interface with its driver, its PCI address and its RDMA port, where it has them.
+
+    Where several ports share one PCI function they count from zero in `dev_port`.
+    """
+    folder = f"{NET}/{interface}"
+    devices = names(host, f"{folder}/device/infiniband")
+    number = text(host, f"{folder}/dev_port")
+    ports = names(host, f"/sys/class/infiniband/{devices[0]}/ports") if devices else []
+    port = str(int(number) + 1) if number.isdecimal() else ""
+    return Card(
+        interface,
+        driver=linked(host, f"{folder}/device/driver"),
+        pci_address=linked(host, f"{folder}/device"),
+        rdma_device=devices[0] if devices else "",
+        rdma_port=port if port in ports else next(iter(ports), ""),
+    )
+
+
+@dataclass
+class Told:
+    """What one question told of a card: texts that are watched for changes, and readings."""
+
+    interface: str
+    texts: dict[str, str] = field(default_factory=dict)
+    readings: dict[Column, Reading] = field(default_factory=dict)
+
+    def say(self, setting: str, text: str) -> None:
+        """Tell a setting in its canonical form; one that is long is cut and told by its digest."""
+        if len(text) > _LONGEST:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+            text = f"{text[:_LONGEST]}... {digest}"
+        self.texts[setting] = text
+
+    def put(self, metric: Metric, reading: Reading, *part: str) -> None:
+        """Tell a number of the interface or of a part of it.
+
+        What is not supported or not there makes no column.
+        """
+        if reading not in {Absent.UNSUPPORTED, Absent.GONE}:
+            self.readings[metric, Entity(metric.about, (self.interface, *part))] = reading
+
+    def number(self, setting: str, metric: Metric, reading: Reading, *part: str) -> None:
+        """Tell a setting that is a number."""
+        self.put(metric, reading, *part)
+        if not isinstance(reading, Absent):
+            self.say(setting, str(reading))
+
+    def switches(
+        self, setting: str, metric: Metric, states: dict[int, Reading], *part: str
+    ) -> None:
+        """Tell which priorities something is on for; as a text only where all of them are known."""
+        for priority, state in states.items():
+            self.put(metric, state, *part, str(priority))
+        known = {p: s for p, s in states.items() if s not in {Absent.UNSUPPORTED, Absent.GONE}}
+        if known and not any(isinstance(state, Absent) for state in known.values()):
+            self.say(setting, listed(priority for priority, state in known.items() if state))
+
+
+def listed(items: Iterable[object]) -> str:
+    """Items of a list in their order, or a word for none."""
+    return ",".join(map(str, items)) or NONE

@@ -1,0 +1,233 @@
+"""`python -m bench.agent_fabric`: what the agent's view of the fabric costs, and the fast lane."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from agent.host import Json
+from agent.reader import Reader
+from agent.sources.nic_burst import NicBurst
+from agent.sources.nvidia.burst import GpuBurst
+from bench import scrapes
+from bench.fabric import DEVICES, Fabric, write_fabric
+from bench.long_run import HandClock
+from bench.node import BenchHost
+from bench.processes import HOST, Server, free_port
+from bench.report import Aim, Report, mebibytes
+from bench.scrapes import Pace, Scraper, shows_value
+from bench.tree import VALUES_A_PORT, Mover, write_tree
+from railscope.frame import Origin
+
+WINDOWS = {"10 Hz": 0.1, "50 Hz": 0.02}
+FOUR_A_SECOND = 0.25
+SERIES = 3000
+
+FAST_LANE = Aim("<=", 1.5, " %")
+RESIDENT = Aim("<=", 40, " MiB")
+FLAT = Aim("<=", 1.02)
+CALLS_A_NIC = Aim("<=", 3)
+CALLS_A_GPU = Aim("<=", 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long to measure."""
+
+    seconds: float
+    settle_seconds: float
+    scrapes: int
+    pages: int
+    ticks: int
+    hours: float
+
+
+THOROUGH = Length(20, 5, scrapes=20, pages=300, ticks=600, hours=24)
+QUICK = Length(1, 1, scrapes=2, pages=5, ticks=20, hours=0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What an agent cost over a stretch of time."""
+
+    share_of_core: float
+    wake_ups_a_second: float
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+def main(*, quick: bool) -> None:
+    """Measure and print ratios."""
+    length = QUICK if quick else THOROUGH
+    report = Report("Agent, fabric")
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        folder = Path(temporary)
+        fabric = write_fabric(folder)
+        counters(report, fabric, folder, length)
+        fast_lane(report, fabric, folder, length)
+        calls(report, fabric, length)
+        memory(report, folder, length)
+        long_run(report, fabric, length)
+    click.echo(str(report))
+
+
+def counters(report: Report, fabric: Fabric, folder: Path, length: Length) -> None:
+    """CPU a counter of a live scrape of all files of all devices, against other exporters."""
+    pace = Pace(length.scrapes, FOUR_A_SECOND)
+    others = {}
+    if shutil.which(scrapes.NODE_EXPORTER):
+        with scrapes.node_exporter(fabric.root, folder) as server:
+            others["node_exporter"] = scrapes.measure(server, pace)
+    else:
+        report.figure("node_exporter", f"{scrapes.NODE_EXPORTER} is not installed: left out")
+    with scrapes.plain_exporter(fabric.root, folder) as server:
+        others["plain exporter"] = scrapes.measure(server, pace)
+    with scrapes.agent_server(fabric.root, folder, FOUR_A_SECOND) as server:
+        ours = scrapes.measure(server, pace)
+    for other, theirs in others.items():
+        ratio = ours.cpu_a_series / theirs.cpu_a_series
+        report.ratio(f"CPU a counter, agent / {other}, 4 a second", ratio)
+        report.figure(other, str(theirs))
+    report.figure("agent", str(ours))
+
+
+def fast_lane(report: Report, fabric: Fabric, folder: Path, length: Length) -> None:
+    """The share of a core that the fast lane takes: with it, less without it."""
+    found = {"off": _run(fabric, folder, None, length)}
+    for name, window in WINDOWS.items():
+        found[name] = _run(fabric, folder, window, length)
+    for name in WINDOWS:
+        more = 100 * (found[name].share_of_core - found["off"].share_of_core)
+        aim = FAST_LANE if name == "10 Hz" else None
+        report.ratio(f"share of a core, fast lane of {DEVICES} cards and GPUs at {name}", more, aim)
+    for name, spent in found.items():
+        report.figure(
+            f"whole agent, fast lane {name}",
+            f"{100 * spent.share_of_core:.2f} % of a core,"
+            f" {spent.wake_ups_a_second:.1f} wake-ups a second",
+        )
+    _page(report, fabric, folder, length)
+
+
+def _server(fabric: Fabric, folder: Path, window: float | None) -> Server:
+    port = free_port()
+    lane = ["--window", str(window)] if window else []
+    command = [
+        sys.executable, "-m", "bench.node", "--root", str(fabric.root), "--answers",
+        str(fabric.answers), "--listen", f"{HOST}:{port}", "--state-directory",
+        str(folder / "state"), *lane,
+    ]  # fmt: skip
+    return Server(command, port=port, log=folder / "node.log", ready_path="/-/ready")
+
+
+def _run(fabric: Fabric, folder: Path, window: float | None, length: Length) -> Spent:
+    with Mover(list(fabric.moving), 0.1), _server(fabric, folder, window) as server:
+        time.sleep(length.settle_seconds)
+        cpu, switches, started = server.cpu_seconds(), server.switches(), time.monotonic()
+        time.sleep(length.seconds)
+        elapsed = time.monotonic() - started
+        cpu, switches = server.cpu_seconds() - cpu, server.switches() - switches
+        return Spent(cpu / elapsed, switches / elapsed)
+
+
+def _page(report: Report, fabric: Fabric, folder: Path, length: Length) -> None:
+    """What a page costs the agent that has it."""
+    with _server(fabric, folder, WINDOWS["10 Hz"]) as server:
+        scraper = Scraper(server.port, gzip=False)
+        lines = scraper.page().decode().splitlines()
+        shown = sum(not line.startswith("#") and shows_value(line) for line in lines)
+        cpu = server.cpu_seconds()
+        for _ in range(length.pages):
+            scraper.page()
+        spent = (server.cpu_seconds() - cpu) / length.pages
+        scraper.close()
+    report.figure(
+        f"a page of {SERIES} series", f"{spent * SERIES / shown * 1e3:.2f} ms CPU"
+        f" ({spent * 1e3:.2f} ms for {shown}), what is read meanwhile included",
+    )  # fmt: skip
+
+
+# Calls -------------------------------------------------------------------------------------------
+
+
+class _Listening(BenchHost):
+    """Counts what is asked about each device."""
+
+    def __init__(self, fabric: Fabric, clock: HandClock) -> None:
+        super().__init__(fabric.root, fabric.answers, clock)
+        self.of: Counter[tuple[str, int | str]] = Counter()
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """Ask, and count."""
+        if arguments:
+            self.of[seam, arguments[0]] += 1
+        return super().call(seam, function, *arguments)
+
+
+def calls(report: Report, fabric: Fabric, length: Length) -> None:
+    """Calls of drivers a tick of the fast lane; a counter file is one, as is an answer of ethtool."""
+    clock = HandClock()
+    host = _Listening(fabric, clock)
+    cards, gpus = (
+        Reader(source, host, Origin("bench", "run", "boot")) for source in (NicBurst(), GpuBurst())
+    )
+    cards.run()
+    gpus.run()
+    host.of.clear()
+    host.preads = 0
+    for tick in range(length.ticks):
+        clock.boot_ns += 10**8
+        cards.run()
+        if tick % 10 == 0:
+            gpus.run()
+    statistics = sum(count for (seam, _), count in host.of.items() if seam == "ethtool")
+    a_card = (statistics + host.preads) / length.ticks / DEVICES
+    a_gpu = sum(c for (seam, _), c in host.of.items() if seam == "nvml") / length.ticks / DEVICES
+    report.ratio("driver calls a card and fast tick", a_card, CALLS_A_NIC)
+    report.ratio("driver calls a GPU and fast tick", a_gpu, CALLS_A_GPU)
+
+
+def memory(report: Report, folder: Path, length: Length) -> None:
+    """What an agent holds that reads 3,000 files; it holds nothing of the bench."""
+    root = folder / "files"
+    write_tree(root, SERIES // VALUES_A_PORT)
+    with scrapes.agent_server(root, folder, FOUR_A_SECOND) as server:
+        time.sleep(length.settle_seconds)
+        scraper = Scraper(server.port, gzip=False)
+        scraper.page()
+        scraper.close()
+        held = server.memory()
+    report.ratio("agent resident, 3,000 files", held.resident / (1 << 20), RESIDENT)
+    report.figure(
+        "agent, 3,000 files", f"RSS {mebibytes(held.resident)}, PSS {mebibytes(held.proportional)}"
+    )
+
+
+def long_run(report: Report, fabric: Fabric, length: Length) -> None:
+    """Memory at the end of a day against memory after its first tenth."""
+    command = [
+        sys.executable,
+        "-m",
+        "bench.long_run",
+        str(fabric.root),
+        str(fabric.answers),
+        str(length.hours),
+    ]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own
+    early, late = (int(word) for word in printed.split())
+    report.ratio(
+        f"resident after {length.hours:g} simulated hours / after a tenth", late / early, FLAT
+    )
+    report.figure("resident, simulated", f"{mebibytes(early)} early, {mebibytes(late)} at the end")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A bench host with a fabric: the generated tree, whose RDMA devices are those of the kept answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from bench.answers import write_answers
+from bench.tree import write_tree
+
+DEVICES = 8
+ANSWER_SECONDS = 20
+MEGABITS = 400_000
+_DRIVER = "ethtool.driver("
+_RAIL_DRIVER = "mlx5_core"
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """Where the tree and the answers are, and the files that move."""
+
+    root: Path
+    answers: Path
+    moving: tuple[Path, ...]
+
+
+def write_fabric(folder: Path) -> Fabric:
+    """Write 8 RDMA devices, the interfaces above them and what their drivers answer."""
+    root, answers = folder / "fabric", folder / "fabric.msgpack"
+    moving = write_tree(root, DEVICES)
+    write_answers(answers, ANSWER_SECONDS)
+    first = msgspec.msgpack.decode(answers.read_bytes())[0]
+    cards = {
+        key.removeprefix(_DRIVER).rstrip(")"): answer["bus"]
+        for key, answer in first.items()
+        if key.startswith(_DRIVER) and answer.get("driver") == _RAIL_DRIVER
+    }
+    for number, interface in enumerate(sorted(cards, key=lambda name: (len(name), name))):
+        _interface(root, interface)
+        if number < DEVICES:
+            _link(root, f"mlx5_{number}", cards[interface])
+    return Fabric(root, answers, tuple(moving))
+
+
+def _interface(root: Path, interface: str) -> None:
+    folder = root / "sys/class/net" / interface
+    folder.mkdir(parents=True)
+    for file, text in (("speed", MEGABITS), ("carrier", 1), ("carrier_changes", 1)):
+        (folder / file).write_text(f"{text}\n", encoding="ascii")
+
+
+def _link(root: Path, device: str, address: str) -> None:
+    place = root / "sys/devices" / address
+    place.mkdir(parents=True)
+    (root / "sys/class/infiniband" / device / "device").symlink_to(place)

@@ -1,0 +1,77 @@
+"""A day of the agent in minutes: its sources on a clock that is moved by hand, and what it holds.
+
+Run as `python -m bench.long_run ROOT ANSWERS HOURS`; prints resident bytes after a first tenth, and
+at the end. The fast lane looks at every window, the others at every tenth of their ticks, and a page
+is made each minute.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from agent.config import AgentSettings
+from agent.reader import Reader
+from agent.service import machine_sources
+from bench.node import BenchHost
+from railscope.exposition import Exposition, Format
+from railscope.frame import Frame, Instant, Origin
+
+NS = 10**9
+WINDOW_NS = NS // 10
+_SLOWER = 10
+_MINUTE_NS = 60 * NS
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_FAST_LANE = "nic_burst"
+
+
+class HandClock:
+    """A clock that is moved by hand; no one sleeps on it."""
+
+    def __init__(self) -> None:
+        self.boot_ns = 1_000 * NS
+
+    def now(self) -> Instant:
+        """Wall and boot clock."""
+        return Instant(1_790_000_000 * NS + self.boot_ns, self.boot_ns)
+
+    async def sleep_until(self, boot_ns: int) -> None:
+        """Be there."""
+        self.boot_ns = max(self.boot_ns, boot_ns)
+
+
+def main(root: str, answers: str, hours: str) -> None:
+    """Run and print."""
+    clock = HandClock()
+    host = BenchHost(Path(root), Path(answers), clock)
+    origin = Origin("bench", "run", "boot")
+    readers = [Reader(source, host, origin) for source in machine_sources(AgentSettings())]
+    due = {reader.source.name: clock.boot_ns for reader in readers}
+    exposition, latest = Exposition(), dict[str, Frame]()
+    started_ns = clock.boot_ns
+    length_ns = round(float(hours) * 60) * _MINUTE_NS
+    early = 0
+    while clock.boot_ns - started_ns < length_ns:
+        clock.boot_ns += WINDOW_NS
+        for reader in readers:
+            name = reader.source.name
+            if clock.boot_ns < due[name]:
+                continue
+            pace = 1 if name == _FAST_LANE else _SLOWER
+            due[name] = clock.boot_ns + pace * round(reader.source.period_seconds * NS)
+            if frame := reader.run().frame:
+                latest[name] = frame
+        if clock.boot_ns % _MINUTE_NS == 0:
+            exposition.render(latest.values(), Format.PROMETHEUS)
+        if not early and clock.boot_ns - started_ns >= length_ns // 10:
+            early = _resident()
+    sys.stdout.write(f"{early} {_resident()}\n")
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,232 @@
+"""The counters of RDMA drivers by subject: one row a metric, with the names each driver has for it.
+
+Sources: torvalds/linux drivers/infiniband: core/sysfs.c (`ib`: the counters of port management,
+of all drivers), hw/mlx5/counters.c, hw/mlx4/main.c (diagnostic counters), hw/bnxt_re/hw_counters.c
+and Broadcom's own driver, hw/irdma/verbs.c (generations 1 to 3), hw/efa/efa_verbs.c,
+hw/mana/counters.c. What is in no row, because its driver does not say what it means or names it
+wrongly (`recoverable_errors` of bnxt_re counts broadcasts), comes through under its own name.
+"""
+
+# fmt: off
+from typing import NamedTuple
+
+from railscope.catalog.declare import Unit
+
+_B, _P, _E = Unit.BYTES, Unit.PACKETS, Unit.ERRORS
+
+
+class Row(NamedTuple):
+    """A metric: the middle of its name, its meaning, and what tells it.
+
+    `files` is "driver: name, name; driver: name". `bits` is the width of the narrowest hardware
+    that tells it. A row that is `detail` has no roll-ups.
+    """
+
+    stem: str
+    meaning: str
+    files: str
+    unit: Unit = Unit.NONE
+    bits: int = 64
+    saturates: bool = False
+    detail: bool = False
+
+
+TRAFFIC = (
+    Row("transmit_bytes", "Bytes the port sent.", "ib: port_xmit_data_64, port_xmit_data (4-byte words); hfi1: port_xmit_data (8-byte flits); bnxt_re, efa, mana: tx_bytes", _B),
+    Row("receive_bytes", "Bytes the port received.", "ib: port_rcv_data_64, port_rcv_data (4-byte words); hfi1: port_rcv_data (8-byte flits); bnxt_re, efa, mana: rx_bytes", _B),
+    Row("transmit_packets", "Packets the port sent.", "ib: port_xmit_packets_64, port_xmit_packets; bnxt_re, efa: tx_pkts; mana: tx_packets", _P),
+    Row("receive_packets", "Packets the port received.", "ib: port_rcv_packets_64, port_rcv_packets; bnxt_re, efa: rx_pkts; mana: rx_packets", _P),
+    Row("transmit_unicast_packets", "Unicast packets the port sent.", "ib: unicast_xmit_packets, port_unicast_xmit_packets", _P),
+    Row("receive_unicast_packets", "Unicast packets the port received.", "ib: unicast_rcv_packets, port_unicast_rcv_packets", _P),
+    Row("transmit_multicast_packets", "Multicast packets the port sent.", "ib: multicast_xmit_packets, port_multicast_xmit_packets", _P),
+    Row("receive_multicast_packets", "Multicast packets the port received.", "ib: multicast_rcv_packets, port_multicast_rcv_packets", _P),
+    Row("roce_transmit_bytes", "RoCE bytes sent, other traffic of the function left out.", "mlx5: rdma_tx_bytes; bnxt_re: tx_roce_only_bytes", _B),
+    Row("roce_receive_bytes", "RoCE bytes received, other traffic of the function left out.", "mlx5: rdma_rx_bytes; bnxt_re: rx_roce_only_bytes", _B),
+    Row("roce_transmit_packets", "RoCE packets sent, other traffic of the function left out.", "mlx5: rdma_tx_packets; bnxt_re: tx_roce_only_pkts", _P),
+    Row("roce_receive_packets", "RoCE packets received, other traffic of the function left out.", "mlx5: rdma_rx_packets; bnxt_re: rx_roce_only_pkts", _P),
+    Row("roce_good_receive_bytes", "RoCE bytes received in packets without error.", "bnxt_re: rx_roce_good_bytes, rx_good_bytes", _B, detail=True),
+    Row("roce_good_receive_packets", "RoCE packets received without error.", "bnxt_re: rx_roce_good_pkts, rx_good_pkts", _P, detail=True),
+    Row("udp_transmit_packets", "UDP packets sent: RoCE v2.", "irdma: TxUDP", _P),
+    Row("udp_receive_packets", "UDP packets received: RoCE v2.", "irdma: RxUDP", _P),
+    Row("transmit_segments", "TCP segments sent: iWARP.", "irdma: tcpOutSegs, OutSegs", detail=True),
+    Row("receive_segments", "TCP segments received: iWARP.", "irdma: tcpInSegs, InSegs", detail=True),
+    *(
+        row for version in ("4", "6") for row in (
+            Row(f"ipv{version}_transmit_bytes", f"Bytes sent over IPv{version}.", f"irdma: ip{version}OutOctets", _B),
+            Row(f"ipv{version}_receive_bytes", f"Bytes received over IPv{version}.", f"irdma: ip{version}InOctets", _B),
+            Row(f"ipv{version}_transmit_packets", f"Packets sent over IPv{version}.", f"irdma: ip{version}OutPkts", _P),
+            Row(f"ipv{version}_receive_packets", f"Packets received over IPv{version}.", f"irdma: ip{version}InPkts", _P),
+            Row(f"ipv{version}_transmit_multicast_packets", f"Multicast packets sent over IPv{version}.", f"irdma: ip{version}OutMcastPkts", _P, detail=True),
+            Row(f"ipv{version}_receive_multicast_packets", f"Multicast packets received over IPv{version}.", f"irdma: ip{version}InMcastPkts", _P, detail=True),
+            Row(f"ipv{version}_transmit_fragments", f"Fragments sent over IPv{version}.", f"irdma: ip{version}OutSegRqd", detail=True),
+            Row(f"ipv{version}_receive_fragments", f"Fragments received over IPv{version}.", f"irdma: ip{version}InReasmRqd", detail=True),
+            Row(f"ipv{version}_receive_discarded_packets", f"Packets received over IPv{version} and dropped.", f"irdma: ip{version}InDiscards", _P),
+            Row(f"ipv{version}_receive_truncated_packets", f"Packets received over IPv{version} that were cut short.", f"irdma: ip{version}InTruncatedPkts", _P),
+            Row(f"ipv{version}_transmit_unroutable_packets", f"Packets not sent over IPv{version} for lack of a route.", f"irdma: ip{version}OutNoRoutes", _P),
+        )
+    ),
+)
+REQUESTS = (
+    Row("write_requests", "RDMA write requests received.", "mlx5: rx_write_requests; bnxt_re: rx_write_req, rx_write_requests; irdma: iwInRdmaWrites, InRdmaWrites; mana: rx_write_requests", bits=32),
+    Row("read_requests", "RDMA read requests received.", "mlx5: rx_read_requests; bnxt_re: rx_read_req, rx_read_requests; irdma: iwInRdmaReads, InRdmaReads; mana: rx_read_requests", bits=32),
+    Row("atomic_requests", "RDMA atomic requests received.", "mlx5: rx_atomic_requests; bnxt_re: rx_atomic_req, rx_atomic_requests; irdma: Rx atomics", bits=32),
+    Row("send_requests", "RDMA sends received.", "bnxt_re: rx_send_req; irdma: iwInRdmaSends, InRdmaSends; mana: rx_send_requests"),
+    Row("dct_connects", "Connection requests received for dynamic connections.", "mlx5: rx_dct_connect", bits=32),
+    Row("transmit_write_requests", "RDMA write requests sent.", "bnxt_re: tx_write_req; irdma: iwOutRdmaWrites, OutRdmaWrites"),
+    Row("transmit_read_requests", "RDMA read requests sent.", "bnxt_re: tx_read_req; irdma: iwOutRdmaReads, OutRdmaReads"),
+    Row("transmit_atomic_requests", "RDMA atomic requests sent.", "bnxt_re: tx_atomic_req; irdma: Tx atomics"),
+    Row("transmit_send_requests", "RDMA sends sent.", "bnxt_re: tx_send_req; irdma: iwOutRdmaSends, OutRdmaSends"),
+    Row("read_responses", "Answers received to RDMA reads.", "bnxt_re: rx_read_resp"),
+    Row("transmit_read_responses", "Answers sent to RDMA reads of peers.", "bnxt_re: tx_read_resp"),
+    Row("window_binds", "Memory windows bound.", "irdma: iwRdmaBnd, RdmaBnd", detail=True),
+    Row("invalidations", "Keys of memory taken back.", "irdma: iwRdmaInv, RdmaInv", detail=True),
+    Row("outstanding_read_limits", "Times the limit of our outstanding reads held requests up.", "irdma: ord limit count", detail=True),
+    Row("inbound_read_limits", "Times the limit of reads a peer may have outstanding here was reached.", "irdma: ird limit count", detail=True),
+    Row("send_work_requests", "Send requests completed.", "efa: send_wrs"),
+    Row("send_bytes", "Bytes sent by send requests.", "efa: send_bytes", _B),
+    Row("receive_work_requests", "Receive requests completed.", "efa: recv_wrs"),
+    Row("receive_request_bytes", "Bytes received into receive requests.", "efa: recv_bytes", _B),
+    Row("read_work_requests", "RDMA read requests completed.", "efa: rdma_read_wrs"),
+    Row("read_bytes", "Bytes fetched from peers by RDMA reads.", "efa: rdma_read_bytes", _B),
+    Row("read_response_bytes", "Bytes sent in answer to RDMA reads of peers.", "efa: rdma_read_resp_bytes", _B),
+    Row("write_work_requests", "RDMA write requests completed.", "efa: rdma_write_wrs"),
+    Row("write_bytes", "Bytes written to peers by RDMA writes.", "efa: rdma_write_bytes", _B),
+    Row("write_receive_bytes", "Bytes received by RDMA writes of peers.", "efa: rdma_write_recv_bytes", _B),
+)
+LOSS = (
+    Row("out_of_buffer_drops", "Packets dropped because no receive request was posted.", "mlx5: out_of_buffer; bnxt_re: rx_out_of_buffer, out_of_buffer; mlx4: rq_num_udsdprd", bits=32),
+    Row("receive_discarded_packets", "RDMA packets received and dropped.", "bnxt_re: rx_roce_discards; efa: rx_drops", _P),
+    Row("transmit_discarded_packets", "Packets not sent because the port was down or congested.", "ib: port_xmit_discards; bnxt_re: tx_roce_discards", _P, 16, saturates=True),
+    Row("out_of_sequence_packets", "Packets that arrived out of order.", "mlx5: out_of_sequence; bnxt_re: oos_drop_count, out_of_sequence; irdma: Rcvd Out of order packets; mana: responder_oos; mlx4: rq_num_oos", _P, 32),
+    Row("duplicate_requests", "Requests received more than once: the peer sent again.", "mlx5: duplicate_request; bnxt_re: dup_req, duplicate_request; mana: responder_dup_request; mlx4: rq_num_dup", bits=32),
+    Row("packet_sequence_errors", "Sequence-error NAKs received: the peer lost our packets.", "mlx5: packet_seq_err; bnxt_re: seq_err_naks_rcvd, packet_seq_err; irdma: Nak Sequence Error; mana: requester_oos_nak; mlx4: sq_num_oos", _E, 32),
+    Row("implied_nak_sequence_errors", "Responses beyond the expected one: a response was lost.", "mlx5: implied_nak_seq_err; bnxt_re: missing_resp, implied_nak_seq_err; irdma: Nak Sequence Error Implied; mana: requester_implicit_nak", _E, 32),
+    Row("read_response_sequence_errors", "Answers to reads with another sequence number than expected.", "mana: requester_readresp_psn_mismatch", _E),
+    Row("ack_timeouts", "Acknowledgement timers that ran out.", "mlx5: local_ack_timeout_err; bnxt_re: to_retransmits, local_ack_timeout_err; efa: retrans_timeout_events; irdma: RTO; mana: requester_timeout; mlx4: sq_num_to", bits=32),
+    Row("receiver_not_ready_naks", "Receiver-not-ready NAKs received: the peer was slow.", "mlx5: rnr_nak_retry_err; bnxt_re: rnr_naks_rcvd, rnr_nak_retry_err; irdma: RNR received; mana: requester_rnr_nak; mlx4: sq_num_rnr", bits=32),
+    Row("receiver_not_ready_naks_sent", "Receiver-not-ready NAKs sent: we were slow.", "irdma: RNR sent; mana: responder_rnr_nak; mlx4: rq_num_rnr", bits=32),
+    Row("transport_retries_exceeded", "Connections given up after too many retries.", "mlx5: req_transport_retries_exceeded; bnxt_re: max_retry_exceeded, req_transport_retries_exceeded; mana: requester_retries_exceeded; mlx4: sq_num_tree", bits=32),
+    Row("rnr_retries_exceeded", "Connections given up because the receiver was never ready.", "mlx5: req_rnr_retries_exceeded; bnxt_re: req_rnr_retries_exceeded; mana: requester_rnr_nak_retries_exceeded; mlx4: sq_num_rree", bits=32),
+    Row("retransmitted_packets", "Packets sent again.", "efa: retrans_pkts; irdma: tcpRetransSegs, RetransSegs", _P),
+    Row("retransmitted_bytes", "Bytes sent again.", "efa: retrans_bytes", _B),
+    Row("adaptive_retransmissions", "Retransmissions by the adaptive algorithm.", "mlx5, bnxt_re: roce_adp_retrans", bits=32),
+    Row("adaptive_retransmission_timeouts", "Timeouts among the adaptive retransmissions.", "mlx5, bnxt_re: roce_adp_retrans_to", bits=32),
+    Row("unresponsive_remotes", "Times a peer did not answer.", "efa: unresponsive_remote_events"),
+    Row("impaired_connections", "Times a connection was throttled because its path was impaired.", "efa: impaired_remote_conn_events"),
+)
+CONGESTION = (
+    Row("transmit_wait_ticks", "Ticks in which data was ready to send but no credit was left.", "ib: port_xmit_wait", bits=32, saturates=True),
+    Row("ecn_marked_packets", "RoCE packets received with a congestion mark.", "mlx5: np_ecn_marked_roce_packets, cc_rx_ce_pkts; bnxt_re: rx_ecn_marked_pkts, np_ecn_marked_roce_packets; irdma: RxECNMrkd; mana: received_ecns", _P),
+    Row("congestion_notifications_sent", "Congestion notifications (CNP) sent to senders.", "mlx5: np_cnp_sent, cc_tx_cnp_pkts; bnxt_re: tx_cnp_pkts, np_cnp_sent, np_cnp_pkts; irdma: cnpSent; mana: sent_cnps"),
+    Row("congestion_notifications_received", "Congestion notifications received, whether acted on or not.", "mlx5: cc_rx_cnp_pkts; mana: received_cnps, received_cnp_count"),
+    Row("congestion_notifications_handled", "Congestion notifications received and acted on.", "mlx5: rp_cnp_handled; bnxt_re: rx_cnp_pkts, rp_cnp_handled; irdma: cnpHandled"),
+    Row("congestion_notifications_ignored", "Congestion notifications received and not acted on.", "mlx5, bnxt_re: rp_cnp_ignored; irdma: cnpIgnored"),
+    Row("congestion_rate_increases", "Times congestion control let a connection send faster again.", "mana: rate_inc_events", detail=True),
+    Row("slow_restarts", "Times a flow restarted slowly.", "mlx5, bnxt_re: roce_slow_restart", bits=32),
+    Row("slow_restart_notifications", "Congestion notifications made by slow restart.", "mlx5, bnxt_re: roce_slow_restart_cnps", bits=32),
+    Row("slow_restart_transitions", "Times slow restart changed its state.", "mlx5, bnxt_re: roce_slow_restart_trans", bits=32),
+    Row("doorbell_pacing_alerts", "Times the queue of doorbells was near its end, and pacing began.", "bnxt_re: pacing_alerts", detail=True),
+    Row("doorbell_pacing_reschedules", "Times pacing of doorbells went on.", "bnxt_re: pacing_reschedule", detail=True),
+    Row("doorbell_pacing_completions", "Times pacing of doorbells ended.", "bnxt_re: pacing_complete", detail=True),
+)
+LINK = (
+    Row("symbol_errors", "Minor link errors on one or more lanes.", "ib: symbol_error", _E, 16, saturates=True),
+    Row("receive_errors", "Packets received with an error.", "ib: port_rcv_errors; bnxt_re: rx_roce_errors", _E, 16, saturates=True),
+    Row("transmit_errors", "Packets not sent because of an error.", "bnxt_re: tx_roce_errors", _E),
+    Row("receive_remote_physical_errors", "Packets received that were marked bad on the way.", "ib: port_rcv_remote_physical_errors", _E, 16, saturates=True),
+    Row("receive_switch_relay_errors", "Packets received that a switch could not forward.", "ib: port_rcv_switch_relay_errors", _E, 16, saturates=True),
+    Row("transmit_constraint_errors", "Packets not sent because of a partition or filter rule.", "ib: port_xmit_constraint_errors", _E, 8, saturates=True),
+    Row("receive_constraint_errors", "Packets refused because of a partition or filter rule.", "ib: port_rcv_constraint_errors", _E, 8, saturates=True),
+    Row("link_error_recoveries", "Times the link recovered from errors by itself.", "ib: link_error_recovery", bits=8, saturates=True),
+    Row("link_downs", "Times the link could not recover and went down.", "ib: link_downed", bits=8, saturates=True),
+    Row("local_link_integrity_errors", "Times local physical errors passed their threshold.", "ib: local_link_integrity_errors", _E, 4, saturates=True),
+    Row("excessive_buffer_overrun_errors", "Times buffer overruns passed their threshold.", "ib: excessive_buffer_overrun_errors", _E, 4, saturates=True),
+    Row("vl15_dropped_packets", "Management packets dropped for lack of a buffer.", "ib: VL15_dropped", _P, 16, saturates=True),
+    Row("icrc_errors", "RoCE packets received with a wrong invariant checksum.", "mlx5, bnxt_re: rx_icrc_encapsulated; irdma: CRC errors", _E),
+    Row("receive_vlan_errors", "Packets received with a wrong VLAN tag.", "irdma: rxVlanErrors", _E, detail=True),
+    Row("receive_option_errors", "TCP segments received with wrong options.", "irdma: tcpInOptErrors, InOptErrors", _E, detail=True),
+    Row("receive_protocol_errors", "Segments received that broke the protocol.", "irdma: tcpInProtoErrors, InProtoErrors", _E, detail=True),
+)
+REQUESTER_ERRORS = (
+    Row("requester_completion_errors", "Requests that completed with an error.", "mlx5, bnxt_re: req_cqe_error", _E, 32),
+    Row("requester_flushed_errors", "Requests flushed when their connection ended.", "mlx5, bnxt_re: req_cqe_flush_error; mlx4: sq_num_wrfe", _E, 32),
+    Row("requester_invalid_request_errors", "Requests the peer called invalid.", "mlx5: req_remote_invalid_request; bnxt_re: remote_invalid_req_err, req_remote_invalid_request; mlx4: sq_num_rire", _E, 32),
+    Row("requester_access_errors", "Requests the peer refused for their key or address.", "mlx5: req_remote_access_errors; bnxt_re: remote_access_err, req_remote_access_errors; mlx4: sq_num_rae", _E, 32),
+    Row("requester_remote_operation_errors", "Requests the peer could not carry out.", "bnxt_re: remote_op_err; mlx4: sq_num_roe", _E, 32),
+    Row("requester_response_errors", "Answers received that made no sense.", "bnxt_re: bad_resp_err; mlx4: sq_num_bre", _E, 32),
+    Row("requester_length_errors", "Requests with a length that could not be sent.", "mlx4: sq_num_lle", _E, 32, detail=True),
+    Row("requester_queue_errors", "Requests that broke the rules of their queue pair.", "bnxt_re: local_qp_op_err; mlx4: sq_num_lqpoe", _E, 32),
+    Row("requester_protection_errors", "Requests whose own memory could not be reached.", "bnxt_re: local_protection_err; mana: requestor_local_prot_error; mlx4: sq_num_lpe", _E, 32),
+    Row("requester_memory_operation_errors", "Memory windows or registrations that could not be made.", "bnxt_re: mem_mgmt_op_err; mlx4: sq_num_mwbe", _E, 32),
+    Row("read_work_request_errors", "RDMA read requests that completed with an error.", "efa: rdma_read_wr_err", _E),
+    Row("write_work_request_errors", "RDMA write requests that completed with an error.", "efa: rdma_write_wr_err", _E),
+)
+RESPONDER_ERRORS = (
+    Row("responder_completion_errors", "Responses that completed with an error.", "mlx5, bnxt_re: resp_cqe_error", _E, 32),
+    Row("responder_flushed_errors", "Responses flushed when their connection ended.", "mlx5, bnxt_re: resp_cqe_flush_error; mlx4: rq_num_wrfe", _E, 32),
+    Row("responder_access_errors", "Requests refused here for their key or address.", "mlx5, bnxt_re: resp_remote_access_errors; mana: responder_rem_access_error; mlx4: rq_num_rae", _E, 32),
+    Row("responder_length_errors", "Requests refused here for their length.", "mlx5: resp_local_length_error; bnxt_re: res_length_mismatch, resp_local_length_error; mana: responder_local_len_error; mlx4: rq_num_lle", _E, 32),
+    Row("responder_invalid_request_errors", "Requests refused here as invalid.", "mlx4: rq_num_rire", _E, 32, detail=True),
+    Row("responder_queue_errors", "Requests that met a broken queue pair here.", "mana: responder_local_qp_error; mlx4: rq_num_lqpoe", _E, 32),
+    Row("responder_protection_errors", "Requests for which our own memory could not be reached.", "mlx4: rq_num_lpe", _E, 32, detail=True),
+    Row("responder_malformed_request_errors", "Receive requests with a wrong form.", "bnxt_re: res_wqe_format_err; mana: responder_malformed_wqe", _E, detail=True),
+    Row("responder_maximum_errors", "Requests beyond the longest allowed.", "bnxt_re: res_exceed_max", _E, detail=True),
+    Row("responder_overlong_errors", "Requests longer than their receive request.", "bnxt_re: res_exceeds_wqe", _E, detail=True),
+    Row("responder_opcode_errors", "Requests with an unexpected operation.", "bnxt_re: res_opcode_err", _E, detail=True),
+    Row("responder_unsupported_opcode_errors", "Requests with an operation that is not supported.", "bnxt_re: res_unsup_opcode", _E, detail=True),
+    Row("responder_unaligned_atomic_errors", "Atomic requests for an address out of line.", "bnxt_re: res_unaligned_atomic", _E, detail=True),
+    Row("responder_remote_invalidate_errors", "Keys a peer could not take back.", "bnxt_re: res_rem_inv_err", _E, detail=True),
+    Row("responder_duplicate_key_errors", "Duplicate requests with an invalid key.", "bnxt_re: res_invalid_dup_rkey", _E, detail=True),
+    Row("responder_read_queue_overflow_errors", "Reads and atomics that overflowed their queue.", "bnxt_re: res_irrq_oflow", _E, detail=True),
+    Row("responder_receive_key_errors", "Requests to write with an invalid key.", "bnxt_re: res_rx_invalid_rkey", _E, detail=True),
+    Row("responder_receive_domain_errors", "Requests to write in another protection domain.", "bnxt_re: res_rx_domain_err", _E, detail=True),
+    Row("responder_receive_permission_errors", "Requests to write without permission.", "bnxt_re: res_rx_no_perm", _E, detail=True),
+    Row("responder_receive_range_errors", "Requests to write out of range.", "bnxt_re: res_rx_range_err", _E, detail=True),
+    Row("responder_transmit_key_errors", "Requests to read with an invalid key.", "bnxt_re: res_tx_invalid_rkey", _E, detail=True),
+    Row("responder_transmit_domain_errors", "Requests to read in another protection domain.", "bnxt_re: res_tx_domain_err", _E, detail=True),
+    Row("responder_transmit_permission_errors", "Requests to read without permission.", "bnxt_re: res_tx_no_perm", _E, detail=True),
+    Row("responder_transmit_range_errors", "Requests to read out of range.", "bnxt_re: res_tx_range_err", _E, detail=True),
+    Row("responder_memory_errors", "Requests that met an error of memory.", "bnxt_re: res_mem_err", _E, detail=True),
+    Row("responder_shared_queue_errors", "Requests that met an error of a shared receive queue.", "bnxt_re: res_srq_err", _E, detail=True),
+    Row("responder_completion_queue_errors", "Requests that could not be completed into their queue.", "bnxt_re: res_cmp_err", _E, detail=True),
+    Row("responder_completion_queue_load_errors", "Completion queues whose state could not be loaded.", "bnxt_re: res_cq_load_err", _E, detail=True),
+    Row("responder_shared_queue_load_errors", "Shared receive queues whose state could not be loaded.", "bnxt_re: res_srq_load_err", _E, detail=True),
+    Row("responder_transmit_pci_errors", "PCIe errors while memory was read for a peer.", "bnxt_re: res_tx_pci_err", _E, detail=True),
+    Row("responder_receive_pci_errors", "PCIe errors while memory was written for a peer.", "bnxt_re: res_rx_pci_err", _E, detail=True),
+)
+DEVICE = (
+    Row("fatal_errors", "Errors of the device that no retry could mend.", "bnxt_re: unrecoverable_err; mana: total_fatal_error", _E),
+    Row("hardware_errors", "Errors of the device's hardware.", "mana: general_hw_error", _E),
+    Row("completion_queue_overflows", "Completion queues that overflowed.", "mlx4: num_cqovf", bits=32),
+    Row("completion_queue_resizes", "Times a completion queue was resized.", "bnxt_re: resize_cq_cnt", detail=True),
+    Row("admin_commands_submitted", "Commands given to the device's firmware.", "efa: submitted_cmds", detail=True),
+    Row("admin_commands_completed", "Commands the device's firmware completed.", "efa: completed_cmds", detail=True),
+    Row("admin_command_errors", "Commands that failed.", "efa: cmds_err", _E, detail=True),
+    Row("admin_commands_unanswered", "Commands the device's firmware never answered.", "efa: no_completion_cmds", detail=True),
+    Row("keep_alives", "Signs of life of the device's firmware.", "efa: keep_alive_rcvd", detail=True),
+    Row("protection_domain_errors", "Protection domains that could not be made.", "efa: alloc_pd_err", _E, detail=True),
+    Row("queue_pair_errors", "Queue pairs that could not be made.", "efa: create_qp_err", _E, detail=True),
+    Row("completion_queue_errors", "Completion queues that could not be made.", "efa: create_cq_err", _E, detail=True),
+    Row("memory_region_errors", "Memory regions that could not be registered.", "efa: reg_mr_err", _E, detail=True),
+    Row("context_errors", "Contexts of processes that could not be made.", "efa: alloc_ucontext_err", _E, detail=True),
+    Row("address_handle_errors", "Address handles that could not be made.", "efa: create_ah_err", _E, detail=True),
+    Row("mapping_errors", "Mappings into processes that could not be made.", "efa: mmap_err", _E, detail=True),
+)
+COUNTERS = (*TRAFFIC, *REQUESTS, *LOSS, *CONGESTION, *LINK, *REQUESTER_ERRORS, *RESPONDER_ERRORS, *DEVICE)
+
+# What is in use now, and the most that ever was since the driver was loaded: no counters.
+_RESOURCES = {
+    "protection_domains": ("Protection domains", "pds"),
+    "address_handles": ("Address handles", "ahs"),
+    "queue_pairs": ("Queue pairs", "qps"),
+    "reliable_queue_pairs": ("Queue pairs of reliable connections", "rc_qps"),
+    "datagram_queue_pairs": ("Queue pairs of datagrams", "ud_qps"),
+    "shared_receive_queues": ("Shared receive queues", "srqs"),
+    "completion_queues": ("Completion queues", "cqs"),
+    "memory_regions": ("Memory regions", "mrs"),
+    "memory_windows": ("Memory windows", "mws"),
+}
+RESOURCES = (
+    *(Row(stem, f"{what} in use.", f"bnxt_re: active_{file}") for stem, (what, file) in _RESOURCES.items()),
+    *(Row(f"most_{stem}", f"{what} in use at the most since the driver was loaded.", f"bnxt_re: watermark_{file}", detail=True) for stem, (what, file) in _RESOURCES.items()),
+)

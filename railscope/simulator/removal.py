@@ -1,0 +1,48 @@
+"""What is left of a card that was removed: nothing, and everything asked of it fails."""
+
+from __future__ import annotations
+
+import errno
+
+from railscope.capture import SECTIONS, Moment, failure
+from railscope.simulator.machine import Port
+from railscope.simulator.model import NodeModel
+
+
+class Removal:
+    """Knows from earlier moments what cards were asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[str, str]]] = {}
+
+    def show(self, model: NodeModel, into: Moment) -> None:
+        """Let files, folders, links and calls of a removed card fail from now on."""
+        for cable in model.cables:
+            port = cable.port
+            if port.rail != model.spec.struck or model.spec.scenario != "nic_lost":
+                continue
+            if not cable.removed:
+                self._known[port.pci_address] = list(_keys(port, into))
+                continue
+            for section, key in self._known[port.pci_address]:
+                code = errno.ENODEV if section == "calls" else errno.ENOENT
+                getattr(into, section)[key] = failure(OSError(code, ""))
+
+
+def _keys(port: Port, seen: Moment) -> list[tuple[str, str]]:
+    """Sections and keys of what belongs to a card."""
+    folders = tuple(
+        f"{folder}/"
+        for folder in (
+            f"/sys/class/infiniband/{port.rdma_device}",
+            f"/sys/class/net/{port.interface}",
+            f"/sys/bus/pci/devices/{port.pci_address}",
+        )
+    )
+    asked = (f"({port.interface})", f"({port.interface},", f"({port.rdma_device},")
+    return [
+        (section, key)
+        for section in SECTIONS
+        for key in getattr(seen, section)
+        if f"{key}/".startswith(folders) or any(part in key for part in asked)
+    ]

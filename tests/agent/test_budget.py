@@ -1,0 +1,465 @@
+"""The agent inside its budget: dear sources through the real sampler, and memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from support.cards import INFINIBAND, add_card
+from support.clock import NS
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.metering import MIB, FakeMeter
+from support.pages import Sample, sample, samples
+from support.reading import ORIGIN
+from support.sampling import Sampling, sampling
+
+from agent.budget import GIVE_BACK_EVERY_NS, LOOK_NS, Keeper, MemoryKeeper
+from agent.config import PREFIX, AgentSettings, Budget
+from agent.governor import AT_LIMIT, WITHIN
+from agent.http_server import Request
+from agent.meter import ProcessMeter
+from agent.reader import Reader
+from agent.sampler import Limits, Sampler
+from agent.service import Agent
+from agent.sinks.prometheus import Page
+from agent.source import LONGEST_PERIOD_SECONDS, longest_period_seconds
+from agent.sources.host import HostSource
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.rdma import Rdma
+from agent.sources.self_metrics import SelfMetrics
+from agent.stats import ShippingStats
+from agent.status import FAILED, OK, Status
+from agent.streams.kernel_log import KernelLogStream
+from railscope.catalog.agent import GOVERNOR_EVENT
+from railscope.exposition import Format
+from railscope.frame import Event
+from railscope.settings import SettingsError, load
+
+POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
+COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
+POWER_ON_PAGE = sample("railscope_gpu_power_watts", gpu="GPU-0")
+SHORT = 0.3
+SETTLED_SECONDS = 61
+
+
+@dataclass
+class Machine:
+    """A GPU and a card whose reads cost what the test says."""
+
+    host: FakeHost = field(default_factory=FakeHost)
+    meter: FakeMeter = field(default_factory=FakeMeter)
+    gpu_cpu_ms: float = 0.5
+    gpu_wall_seconds: float = 0.0
+    card_cpu_ms: float = 1.0
+
+    def __post_init__(self) -> None:
+        add_gpus(self.host, 1)
+        add_card(self.host)
+        power, packets = self.host.calls[POWER], self.host.files[COUNTER]
+
+        def ask_power() -> int:
+            self.meter.spend(self.gpu_cpu_ms)
+            if self.gpu_wall_seconds:
+                self.host.clock.advance(self.gpu_wall_seconds)
+            return int(power)
+
+        def count_packets() -> str:
+            self.meter.spend(self.card_cpu_ms)
+            return str(packets)
+
+        self.host.calls[POWER] = ask_power
+        self.host.files[COUNTER] = count_packets
+
+
+@dataclass
+class Kept:
+    """A sampler with a keeper, stepped from second to second."""
+
+    run: Sampling
+    keeper: Keeper
+
+    @property
+    def page(self) -> dict[Sample, float]:
+        """What a scrape would see now."""
+        clock, statuses = self.run.clock, self.run.sampler.statuses
+        page = Page("node-1", statuses.values, lambda: clock.now().boot_ns, "")
+        return samples(page.text(Format.PROMETHEUS))
+
+    def status(self, name: str) -> Status:
+        return self.run.sampler.statuses[name]
+
+    async def second(self) -> None:
+        """Go on to the next whole second."""
+        await self.run.step(1 - self.run.clock.now().boot_ns % NS / NS)
+
+    async def seconds(self, count: int) -> None:
+        for _ in range(count):
+            await self.second()
+
+    async def until(self, condition: Callable[[], bool], *, within: int) -> int:
+        """The seconds until something is so; it must be within some."""
+        for passed in range(within):
+            if condition():
+                return passed
+            await self.second()
+        pytest.fail(f"not so within {within} s: {self.page}")
+
+
+@asynccontextmanager
+async def kept(machine: Machine, budget: Budget | None = None) -> AsyncIterator[Kept]:
+    """GPU, card and the agent's own state, sampled within a budget."""
+    made: list[Sampler] = []
+
+    def take_events() -> list[Event]:
+        return made[0].take_events()
+
+    def prepare(sampler: Sampler) -> None:
+        sampler.keeper = keeper
+        made.append(sampler)
+
+    own = SelfMetrics(lambda: made[0].statuses, ShippingStats(), take_events, keeper=lambda: keeper)
+    sources = [Gpu.load(), Rdma(), own]
+    keeper = Keeper(budget or Budget(), sources, machine.meter)
+    async with sampling(machine.host, sources, prepare=prepare) as run:
+        one = Kept(run, keeper)
+        await one.seconds(SETTLED_SECONDS)
+        yield one
+
+
+def stretch_of(page: dict[Sample, float]) -> dict[str, float]:
+    name = "railscope_source_stretch_ratio"
+    return {dict(labels)["source"]: value for (n, labels), value in page.items() if n == name}
+
+
+def state_of(page: dict[Sample, float], resource: str) -> str:
+    (state,) = [
+        dict(labels)["state"]
+        for (name, labels), value in page.items()
+        if name == "railscope_governor_state" and value and dict(labels)["resource"] == resource
+    ]
+    return state
+
+
+def of_gpu(logs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Every change of period that was logged, which must all be of the GPUs."""
+    told = [entry for entry in logs if entry["event"] == "period_changed"]
+    assert {entry["source"] for entry in told} <= {"gpu"}
+    return [(entry["before"], entry["after"], entry["why"]) for entry in told]
+
+
+async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often() -> None:
+    machine = Machine()
+    with capture_logs() as logs:
+        async with kept(machine) as one:
+            gpu, rdma = one.status("gpu"), one.status("rdma")
+            page = one.page
+            assert stretch_of(page) == {"gpu": 1, "rdma": 1, "agent": 1}
+            assert state_of(page, "cpu") == "within"
+            assert page[sample("railscope_agent_cpu_use_ratio")] == pytest.approx(0.0015, abs=1e-4)
+            assert page[sample("railscope_agent_cpu_budget_ratio")] == 0.01
+            assert page[sample("railscope_source_period_seconds", source="gpu")] == 1
+
+            machine.gpu_cpu_ms *= 100
+            assert await one.until(lambda: gpu.stretch > 1, within=10) <= 4
+            used_before = gpu.cpu_ns / NS
+            rdma_reads, gpu_reads, frames = rdma.reads, gpu.reads, len(one.run.of("gpu"))
+            for _ in range(48):
+                await one.second()
+                assert POWER_ON_PAGE in one.page, "what is read less often is not stale between"
+            assert (rdma.reads - rdma_reads, rdma.missed_ticks) == (48, 0)
+            assert (gpu.reads - gpu_reads, gpu.missed_ticks) == (6, 0)
+            instants = [frame.instant.boot_ns for frame in one.run.of("gpu")[frames:]]
+            assert {instant % (8 * NS) for instant in instants} == {0}, (
+                "on the grid: no new wake-up"
+            )
+            page = one.page
+            assert stretch_of(page) == {"gpu": 8, "rdma": 1, "agent": 1}
+            assert state_of(page, "cpu") == "stretching"
+            assert page[sample("railscope_source_period_seconds", source="gpu")] == 8
+            used = page[sample("railscope_source_cpu_seconds_total", source="gpu")] - used_before
+            assert used == pytest.approx(6 * 0.05)
+
+            machine.gpu_cpu_ms /= 100
+            await one.until(lambda: gpu.stretch == 1, within=600)
+            await one.seconds(2)
+            assert state_of(one.page, "cpu") == "within"
+    told = of_gpu(logs)
+    assert told[0] == ("1 s", "8 s", "processor time")
+    assert {why for _, _, why in told[1:]} == {"room again"}
+    assert told[-1][1] == "1 s"
+
+
+async def test_a_source_that_only_waits_is_read_less_often() -> None:
+    """A slow firmware: no processor time, but its neighbours on the thread wait."""
+    machine = Machine()
+    with capture_logs() as logs:
+        async with kept(machine) as one:
+            gpu, rdma = one.status("gpu"), one.status("rdma")
+            machine.gpu_wall_seconds = 0.9
+            await one.until(lambda: gpu.stretch == 4, within=10)
+            assert (rdma.state, rdma.stretch, rdma.missed_ticks) == (OK, 1, 0)
+            await one.seconds(2)
+            page = one.page
+            assert stretch_of(page) == {"gpu": 4, "rdma": 1, "agent": 1}
+            assert state_of(page, "cpu") == "stretching"
+            machine.gpu_wall_seconds = 0.0
+            await one.until(lambda: gpu.stretch == 1, within=600)
+    told = of_gpu(logs)
+    assert told[0] == ("1 s", "4 s", "blocks its thread")
+    assert told[-1][1:] == ("1 s", "room again")
+
+
+async def test_the_change_travels_as_an_event() -> None:
+    machine = Machine()
+    async with kept(machine) as one:
+        machine.gpu_cpu_ms *= 100
+        await one.until(lambda: one.status("gpu").stretch > 1, within=10)
+        await one.seconds(2)
+        events = [event for frame in one.run.of("agent") for event in frame.events]
+        (event,) = [event for event in events if event.event_class is GOVERNOR_EVENT]
+        assert event.entity.key == ("gpu",)
+        assert event.facts == {"before": "1 s", "after": "8 s", "why": "processor time"}
+
+
+async def test_a_budget_that_periods_cannot_keep_is_said_to_be_passed() -> None:
+    machine = Machine(gpu_cpu_ms=2.0)
+    async with kept(machine) as one:
+        machine.gpu_cpu_ms = 400.0
+        await one.until(lambda: one.status("gpu").stretch > 1, within=10)
+        await one.seconds(70)
+        page = one.page
+        assert stretch_of(page) == {"gpu": 8, "rdma": 1, "agent": 1}
+        assert state_of(page, "cpu") == "at_limit"
+        use = page[sample("railscope_agent_cpu_use_ratio")]
+        assert use > page[sample("railscope_agent_cpu_budget_ratio")]
+
+
+async def test_without_a_budget_every_source_keeps_its_period() -> None:
+    machine = Machine(gpu_cpu_ms=300.0)
+    async with kept(machine, Budget(cpu_ratio=0, memory_bytes=0)) as one:
+        page = one.page
+        assert set(stretch_of(page).values()) == {1}
+        names = {name for name, _ in page}
+        assert "railscope_agent_cpu_use_ratio" in names
+        assert not names & {
+            "railscope_governor_state",
+            "railscope_agent_cpu_budget_ratio",
+            "railscope_agent_memory_budget_bytes",
+        }
+
+
+class Slow:
+    """A call that takes longer than its deadline, and comes back when it is let."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.entered = 0
+        self.permits = threading.Semaphore(0)
+
+    def __call__(self) -> int:
+        self.entered += 1
+        assert self.permits.acquire(timeout=30), "the test forgot to let the call return"
+        return self.answer
+
+
+async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_time() -> None:
+    """A deadline is at least a period: a source that is slow, but answers, is heard again."""
+    machine = Machine()
+    host, slow = machine.host, Slow(500_000)
+    quick = host.calls[POWER]
+    sources = [Gpu.load(), Rdma()]
+    keeper = Keeper(Budget(), sources, machine.meter)
+
+    def prepare(sampler: Sampler) -> None:
+        sampler.keeper = keeper
+
+    async with sampling(host, sources, SHORT, prepare=prepare) as run:
+        gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
+        await run.step()
+        await run.step()
+        host.calls[POWER] = slow
+
+        async def one_that_takes_two_seconds() -> None:
+            entered = slow.entered
+            await run.until(lambda: slow.entered > entered)
+            assert (gpu.state, gpu.overdue) == (FAILED, True)
+            await run.step()
+            slow.permits.release()
+
+        for _ in range(5):
+            if gpu.stretch > 1:
+                break
+            await one_that_takes_two_seconds()
+        host.calls[POWER] = quick
+        slow.permits.release(8)
+        await run.until(lambda: gpu.stretch == 8)
+        await run.until(lambda: gpu.state == OK)
+        assert (rdma.state, rdma.stretch) == (OK, 1)
+        assert run.sampler.limits.deadline_seconds(gpu) == SHORT
+        assert Limits(1.0, 1.0).deadline_seconds(gpu) == 8
+
+
+def test_what_is_read_less_often_stays_fresh_for_as_many_periods() -> None:
+    host = FakeHost()
+    add_gpus(host, 1)
+    status = Status(Gpu.load())
+    status.frame = Reader(status.source, host, ORIGIN).run().frame
+    read_ns = host.clock.now().boot_ns
+    assert status.fresh_frame(read_ns + 5 * NS)
+    assert not status.fresh_frame(read_ns + 6 * NS)
+    status.stretch = 8
+    assert status.fresh_frame(read_ns + 24 * NS)
+    assert not status.fresh_frame(read_ns + 25 * NS)
+
+
+def test_sources_say_how_long_a_period_they_bear() -> None:
+    agent = Agent(AgentSettings(), FakeHost(), "node-1")
+    longest = {source.name: longest_period_seconds(source) for source in agent.sampler.sources}
+    assert longest["kernel"] == longest["gpu_event"] == 5
+    assert longest["gpu"] == longest["rdma"] == 10
+    assert longest["gpu_activity"] == longest["nic"] == longest["gpu_verdict"] == 20
+    assert longest["agent"] == 5
+    assert longest["host"] == LONGEST_PERIOD_SECONDS
+    assert longest_period_seconds(KernelLogStream(period_seconds=30.0)) == 30, "as configured"
+    assert longest_period_seconds(HostSource(period_seconds=600.0)) == 600
+
+
+def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("[budget]\ncpu_ratio = 0.02\nmemory_bytes = 50_000_000\n")
+    environment = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0.03"}
+    loaded = load(AgentSettings, file=file, environment=environment, prefix=PREFIX)
+    agent = Agent(loaded, FakeHost(), "node-1")
+    assert agent.sampler.keeper is agent.keeper
+    assert agent.keeper.governor.cpu_ratio == 0.03
+    assert agent.keeper.memory.budget_bytes == 50_000_000
+    assert set(agent.keeper.governor.loads) == set(agent.sampler.statuses)
+    assert AgentSettings().budget == Budget(cpu_ratio=0.01, memory_bytes=64 * MIB)
+    with pytest.raises(SettingsError, match=r"budget\.cpu_ratio"):
+        load(
+            AgentSettings, file=None, environment={}, prefix=PREFIX, flags={"budget.cpu_ratio": -1}
+        )
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def memory(meter: FakeMeter, dropped: list[int]) -> MemoryKeeper:
+    def give_back() -> None:
+        dropped.append(meter.resident)
+        meter.give_back()
+
+    return MemoryKeeper(64 * MIB, meter.resident_bytes, give_back)
+
+
+def test_memory_within_its_budget_is_left_alone() -> None:
+    dropped: list[int] = []
+    keeper = memory(FakeMeter(64 * MIB), dropped)
+    for look in range(100):
+        keeper.look(look * LOOK_NS)
+    assert (keeper.state, dropped) == (WITHIN, [])
+
+
+def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
+    dropped: list[int] = []
+    meter = FakeMeter(70 * MIB)
+    meter.spare = 10 * MIB
+    keeper = memory(meter, dropped)
+    with capture_logs() as logs:
+        for look in range(10):
+            keeper.look(look * LOOK_NS)
+    assert (keeper.state, dropped) == (WITHIN, [70 * MIB])
+    assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_given_back", 60 * MIB)]
+
+
+def test_memory_that_cannot_be_given_back_is_said_and_tried_again_only_now_and_then() -> None:
+    dropped: list[int] = []
+    meter = FakeMeter(70 * MIB)
+    keeper = memory(meter, dropped)
+    with capture_logs() as logs:
+        for look in range(2 * GIVE_BACK_EVERY_NS // LOOK_NS):
+            keeper.look(look * LOOK_NS)
+        assert (keeper.state, len(dropped)) == (AT_LIMIT, 2)
+        meter.spare = 10 * MIB
+        keeper.look(2 * GIVE_BACK_EVERY_NS)
+        assert keeper.state == WITHIN
+    events = [entry["event"] for entry in logs]
+    assert events.count("memory_over_budget") == events.count("memory_within_budget") == 1
+
+
+def test_memory_that_cannot_be_measured_changes_nothing() -> None:
+    dropped: list[int] = []
+    meter = FakeMeter(70 * MIB)
+    meter.unreadable = PermissionError(13, "Permission denied")
+    keeper = memory(meter, dropped)
+    keeper.look(0)
+    assert (keeper.state, dropped) == (WITHIN, [])
+
+
+async def test_the_page_says_when_too_much_memory_is_resident() -> None:
+    machine = Machine()
+    machine.meter.resident = 80 * MIB
+    async with kept(machine) as one:
+        page = one.page
+        assert state_of(page, "memory") == "at_limit"
+        assert state_of(page, "cpu") == "within"
+        assert page[sample("railscope_agent_resident_memory_bytes")] == 80 * MIB
+        assert page[sample("railscope_agent_memory_budget_bytes")] == 64 * MIB
+        assert set(stretch_of(page).values()) == {1}, "periods do not help memory"
+
+
+def test_an_agent_over_its_memory_drops_what_it_can_make_again() -> None:
+    host = FakeHost()
+    add_card(host)
+    agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(70 * MIB))
+    status = agent.sampler.statuses["rdma"]
+    status.frame = Reader(Rdma(), host, ORIGIN).run().frame
+    before = agent.page.text(Format.PROMETHEUS)
+    agent.keeper.look(host.clock.now().boot_ns)
+    assert agent.meter.times_given_back == 1  # type: ignore[attr-defined] # the fake of above
+    assert agent.page.text(Format.PROMETHEUS) == before
+
+
+# The meter ----------------------------------------------------------------------------------------
+
+
+def test_the_real_meter_counts_the_work_of_its_own_thread() -> None:
+    meter = ProcessMeter()
+    thread_ns, process_ns = meter.thread_cpu_ns(), meter.process_cpu_ns()
+    others: list[int] = []
+
+    def work() -> None:
+        while meter.thread_cpu_ns() < 20 * 1_000_000:
+            sum(range(1000))
+        others.append(meter.thread_cpu_ns())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert others[0] >= 20 * 1_000_000
+    assert meter.process_cpu_ns() - process_ns >= 20 * 1_000_000
+    assert meter.thread_cpu_ns() - thread_ns < 20 * 1_000_000
+    assert MIB < meter.resident_bytes() < 1 << 40
+    meter.give_back()
+
+
+# The landing page ---------------------------------------------------------------------------------
+
+
+async def test_the_landing_page_says_what_was_lengthened() -> None:
+    machine = Machine()
+    async with kept(machine) as one:
+        machine.gpu_cpu_ms *= 100
+        await one.until(lambda: one.status("gpu").stretch > 1, within=10)
+        statuses = one.run.sampler.statuses
+        page = Page("n", statuses.values, lambda: 0, "", one.keeper.in_words)
+        body = page.respond(Request("/", {})).body.decode()
+    assert "<b>8 s</b>, not 1 s" in body
+    assert "budget 1 %: stretching" in body

@@ -1,0 +1,83 @@
+"""A copied /sys of a card with the vendor's congestion control: every value of it comes out."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from support.nics import facts
+from support.reading import Label, read_once, readings
+from support.shared import unpacked
+
+from agent.host import Json
+from agent.host.real import RealHost
+from agent.reader import Outcome
+from agent.sources.nic_settings import NicSettings
+from railscope.reading import Reading
+
+SIDES = {"np": "notification", "rp": "reaction"}
+ECN_ENABLED = "railscope_nic_setting_ecn_enabled"
+PARAMETER = "railscope_nic_setting_dcqcn_parameter"
+
+
+class CopiedTree(RealHost):
+    """A tree of files alone: there are no cards to ask."""
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        raise OSError(errno.ENODEV, f"No such device to ask {seam}.{function}{arguments}")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("procfs")
+    return unpacked("sysfs/procfs/tree.tar.gz", folder, r"^fixtures/sys/(class/net|devices/pci)")
+
+
+@pytest.fixture(scope="module")
+def outcome(root: Path) -> Outcome:
+    return read_once(NicSettings(), CopiedTree(root))
+
+
+@pytest.fixture(scope="module")
+def ecn(root: Path) -> Path:
+    return root / "sys/class/net/eth0/ecn"
+
+
+def number(file: Path) -> int:
+    return int(file.read_text())
+
+
+def found(outcome: Outcome, name: str) -> dict[Label, Reading]:
+    return {label: value for label, value in readings(outcome.frame).items() if label[0] == name}
+
+
+def test_the_capture_has_what_this_test_is_about(ecn: Path) -> None:
+    assert len([file for file in ecn.rglob("*") if file.is_file()]) == 35
+
+
+def test_every_priority_of_both_sides_comes_out(outcome: Outcome, ecn: Path) -> None:
+    assert found(outcome, ECN_ENABLED) == {
+        (ECN_ENABLED, ("eth0", word, file.name)): number(file)
+        for side, word in SIDES.items()
+        for file in (ecn / f"roce_{side}/enable").iterdir()
+    }
+
+
+def test_every_parameter_comes_out_once(outcome: Outcome, ecn: Path) -> None:
+    """Whatever it is called: as many as there are files, with the values that these have."""
+    files = [f for side in SIDES for f in (ecn / f"roce_{side}").iterdir() if f.is_file()]
+    told = found(outcome, PARAMETER)
+    assert len(files) == len(told) == 19
+    assert sorted(map(number, files)) == sorted(v for v in told.values() if isinstance(v, int))
+    names = {"rp_ai_rate": "roce_rp/rpg_ai_rate", "np_cnp_prio": "roce_np/cnp_802p_prio",
+             "rp_dce_tcp_g": "roce_rp/dce_tcp_g", "np_cnp_dscp": "roce_np/cnp_dscp"}  # fmt: skip
+    for name, path in names.items():
+        assert told[PARAMETER, ("eth0", name)] == number(ecn / path)
+
+
+def test_the_facts_say_the_same(outcome: Outcome) -> None:
+    assert facts(outcome)["eth0"] == {
+        "mtu": "1500", "ecn_notification": "0,1,3,4,6,7", "ecn_reaction": "0,1,3,4,6",
+        "np_cnp_dscp": "48", "np_cnp_prio": "6",
+    }  # fmt: skip

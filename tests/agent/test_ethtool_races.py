@@ -1,0 +1,163 @@
+"""A driver whose list of statistics grows, shrinks and renames between any two calls."""
+
+from __future__ import annotations
+
+import errno
+import struct
+import zlib
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.host.ethtool import Ethtool
+
+CARD = "ens1f0np0"
+GSTRINGS, GSTATS, GSSET_INFO = 0x1B, 0x1D, 0x37
+
+
+def value_of(name: str) -> int:
+    """What this driver counts under a name, so that a wrong pair shows."""
+    return zlib.crc32(name.encode()) << 16
+
+
+class Driver:
+    """A kernel with one card. `lists` are what it has, one after the other; `fixed` whether it has
+    commit 7b07be1ff1cb: an answer of another length than expected is empty, and never an overrun.
+    """
+
+    def __init__(self, lists: Sequence[Sequence[str]], *, fixed: bool) -> None:
+        self.room = memoryview(bytearray(1 << 20))
+        self.lists = list(lists)
+        self.fixed = fixed
+        self.changes: list[bool] = []
+        self.asked: list[int] = []
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.lists[0]
+
+    def ask(self, interface: str) -> None:
+        assert interface == CARD
+        if self.changes and self.changes.pop(0) and len(self.lists) > 1:
+            self.lists.pop(0)
+        (command,) = struct.unpack_from("=I", self.room)
+        self.asked.append(command)
+        if command == GSSET_INFO:
+            struct.pack_into("=IIQI", self.room, 0, command, 0, 1 << 1, len(self.names))
+        elif command == GSTRINGS:
+            self._answer(8, 12, [name.encode().ljust(32, b"\0") for name in self.names])
+        elif command == GSTATS:
+            self._answer(4, 8, [struct.pack("=Q", value_of(name)) for name in self.names])
+
+    def _answer(self, at: int, start: int, pieces: list[bytes]) -> None:
+        (expected,) = struct.unpack_from("=I", self.room, at)
+        assert expected, "the caller said what it expects"
+        if self.fixed and expected != len(pieces):
+            pieces = []
+        struct.pack_into("=I", self.room, at, len(pieces))
+        content = b"".join(pieces)
+        self.room[start : start + len(content)] = content
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+words = [f"rx_prio{p}_pause" for p in range(8)] + [f"rx{q}_packets" for q in range(8)]
+one_list = st.lists(st.sampled_from(words), unique=True, max_size=8)
+lists = st.lists(one_list, min_size=1, max_size=6, unique_by=tuple)
+"""A list that comes back between two calls as it was cannot be told from one that never left."""
+changes = st.lists(st.booleans(), max_size=30)
+
+
+@given(lists, changes, st.booleans(), st.integers(1, 4))
+def test_a_value_is_never_put_under_a_wrong_name(
+    all_lists: list[list[str]],
+    when: list[bool],
+    fixed: bool,  # noqa: FBT001 - a case
+    polls: int,
+) -> None:
+    driver = Driver(all_lists, fixed=fixed)
+    driver.changes = list(when)
+    reader = Ethtool(driver)
+    for _ in range(polls):
+        try:
+            answer = reader.call("statistics", CARD)
+        except OSError as error:
+            assert error.errno == errno.EAGAIN  # noqa: PT017 - either answer is right
+            continue
+        assert answer["values"] == [value_of(name) for name in answer["names"]]
+        assert answer["names"] in all_lists or answer["names"] == []
+    driver.changes = []
+    assert reader.call("statistics", CARD)["names"] == driver.names, "what stays is read"
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_pfc_that_moves_to_another_priority_changes_no_length(fixed: bool) -> None:  # noqa: FBT001
+    before, after = ["rx_prio3_pause", "rx_bytes_phy"], ["rx_prio4_pause", "rx_bytes_phy"]
+    driver = Driver([before, after], fixed=fixed)
+    reader = Ethtool(driver)
+    first = reader.call("statistics", CARD)
+    assert first["names"] == before
+    assert reader.call("statistics", CARD)["names"] is first["names"], "decoded once"
+    driver.changes = [False, True]  # between the count and the values
+    answer = reader.call("statistics", CARD)
+    assert answer == {"names": after, "values": [value_of(name) for name in after]}
+
+
+def test_a_card_that_goes_up_has_many_times_the_statistics() -> None:
+    """Old kernels write them all, whatever was asked for: there is room for them."""
+    small, large = ["rx_bytes_phy"], [f"rx{queue}_packets" for queue in range(8000)]
+    driver = Driver([small, large], fixed=False)
+    reader = Ethtool(driver)
+    assert reader.call("statistics", CARD)["names"] == small
+    driver.changes = [False, True]
+    assert reader.call("statistics", CARD)["values"] == [value_of(name) for name in large]
+
+
+def test_more_statistics_than_there_is_room_for_are_not_asked_for() -> None:
+    driver = Driver([[f"rx{queue}_packets" for queue in range(9000)]], fixed=False)
+    with pytest.raises(OSError, match="9000 statistics") as raised:
+        Ethtool(driver).call("statistics", CARD)
+    assert raised.value.errno == errno.EOVERFLOW
+    assert driver.asked == [GSSET_INFO]
+
+
+def test_a_list_that_never_rests_is_an_error() -> None:
+    driver = Driver([[f"rx_prio{n % 8}_pause", f"rx{n}_packets"] for n in range(100)], fixed=True)
+    driver.changes = [True] * 100
+    with pytest.raises(OSError, match="keeps changing") as raised:
+        Ethtool(driver).call("statistics", CARD)
+    assert raised.value.errno == errno.EAGAIN
+
+
+def test_a_quiet_card_costs_three_calls_and_no_decoding() -> None:
+    driver = Driver([words], fixed=True)
+    reader = Ethtool(driver)
+    first = reader.call("statistics", CARD)
+    driver.asked.clear()
+    second = reader.call("statistics", CARD)
+    assert driver.asked == [GSSET_INFO, GSTATS, GSTRINGS]
+    assert second["names"] is first["names"]
+
+
+def test_an_answer_of_nothing_is_asked_for_again() -> None:
+    """Fixed kernels answer with no statistics where the length was wrong."""
+    driver = Driver([words[:3], words[:5], words[:6]], fixed=True)
+    reader = Ethtool(driver)
+    reader.call("statistics", CARD)
+    driver.changes = [False, True, False, False, True]
+    assert reader.call("statistics", CARD)["names"] == words[:6]
+
+
+def test_interfaces_that_come_and_go_for_ever_fill_no_memory() -> None:
+    class Many(Driver):
+        def ask(self, interface: str) -> None:
+            assert interface.startswith("veth")
+            super().ask(CARD)
+
+    reader = Ethtool(Many([words], fixed=True))
+    for number in range(1000):
+        assert reader.call("statistics", f"veth{number}")["names"] == words
+    assert len(reader._known) <= 256  # noqa: SLF001 - what is kept is the point

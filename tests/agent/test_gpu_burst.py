@@ -1,0 +1,125 @@
+"""The fast lane of GPUs: samples that the driver took by itself, counted by how much they tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.reading import ORIGIN, readings
+
+from agent.host import NvmlError
+from agent.reader import Reader
+from agent.sources.nvidia.burst import GpuBurst
+from railscope.catalog import bursts as c
+from railscope.reading import Absent, Reading
+
+US = 1_000_000
+START_US = 1_790_000_000 * US
+UUID = "GPU-0"
+UNSEEN = "railscope_gpu_burst_unseen_windows_total"
+
+
+class Lane:
+    """A GPU whose driver has kept samples, and the source that fetches them."""
+
+    def __init__(self, **calls: Any) -> None:
+        self.host = FakeHost()
+        add_gpus(self.host, 1)
+        self.host.calls["nvml.nvmlDeviceGetEnforcedPowerLimit(0)"] = 700_000
+        self.sampled(used=[], drawn=[])
+        self.host.calls |= calls
+        self.reader = Reader(GpuBurst(), self.host, ORIGIN)
+
+    def sampled(self, used: list[list[int]], drawn: list[list[int]] | None = None) -> None:
+        """Let the driver have these: milliseconds from the start, and a value."""
+        for kind, samples in ((1, used), (0, drawn or [])):
+            stamped = [[START_US + ms * 1000, value] for ms, value in samples]
+            self.host.calls[f"nvml.nvmlDeviceGetSamples(0,{kind})"] = stamped
+
+    def told(self) -> dict[tuple[str, tuple[str, ...]], Reading]:
+        outcome = self.reader.run()
+        assert not outcome.problem
+        return readings(outcome.frame)
+
+    def histogram(self, metric: c.Metric) -> list[Reading]:
+        told = self.told()
+        return [told[metric.name, (UUID, part)] for part in metric.buckets]
+
+
+def test_a_sample_speaks_of_the_time_since_the_one_before() -> None:
+    lane = Lane()
+    lane.sampled([[0, 50], [167, 100], [333, 0], [500, 25]])
+    assert lane.histogram(c.GPU_UTILIZATION_WINDOWS) == [2, 2, 2, 2, 4, 4, 4, 4, 5]
+
+
+def test_samples_that_come_again_count_once() -> None:
+    lane = Lane()
+    lane.sampled([[0, 50], [1000, 10]])
+    first = lane.histogram(c.GPU_UTILIZATION_WINDOWS)
+    assert first[-1] == 10
+    assert lane.histogram(c.GPU_UTILIZATION_WINDOWS) == first
+    lane.sampled([[1000, 10], [1500, 10]])
+    assert lane.histogram(c.GPU_UTILIZATION_WINDOWS)[-1] == 15
+
+
+def test_power_is_a_share_of_the_limit() -> None:
+    lane = Lane()
+    lane.sampled([], [[0, 0], [100, 350_000], [200, 700_000], [300, 710_000]])
+    assert lane.histogram(c.GPU_POWER_WINDOWS) == [0, 0, 0, 0, 0, 1, 1, 1, 2, 3]
+
+
+def test_a_gap_between_samples_is_unseen() -> None:
+    lane = Lane()
+    lane.sampled([[0, 10], [100, 10], [30_100, 10], [30_200, 10]])
+    told = lane.told()
+    assert told[c.GPU_UTILIZATION_WINDOWS.name, (UUID, "+Inf")] == 2
+    assert told[UNSEEN, (UUID,)] == 300
+
+
+def test_a_clock_that_begins_anew_is_followed() -> None:
+    lane = Lane()
+    lane.sampled([[5000, 10], [6000, 10]])
+    lane.told()
+    lane.sampled([[0, 10], [1000, 10]])
+    assert lane.told()[c.GPU_UTILIZATION_WINDOWS.name, (UUID, "+Inf")] == 20
+
+
+def test_a_gpu_without_samples_has_no_histogram() -> None:
+    refused = {
+        f"nvml.nvmlDeviceGetSamples(0,{kind})": NvmlError(3, "Not Supported") for kind in (0, 1)
+    }
+    assert Lane(**refused).told() == {}
+
+
+def test_a_gpu_without_a_limit_has_no_share_of_it() -> None:
+    missing = {"nvml.nvmlDeviceGetEnforcedPowerLimit(0)": NvmlError(3, "Not Supported")}
+    names = {name for name, _ in Lane(**missing).told()}
+    assert c.GPU_UTILIZATION_WINDOWS.name in names
+    assert c.GPU_POWER_WINDOWS.name not in names
+
+
+def test_a_driver_that_fails_says_why_and_loses_nothing_it_told() -> None:
+    lane = Lane()
+    lane.sampled([[0, 10], [1000, 10]])
+    lane.told()
+    kept = lane.host.calls["nvml.nvmlDeviceGetSamples(0,1)"]
+    lane.host.calls["nvml.nvmlDeviceGetSamples(0,1)"] = NvmlError(15, "GPU is lost")
+    assert lane.told()[c.GPU_UTILIZATION_WINDOWS.name, (UUID, "+Inf")] is Absent.GONE
+    lane.host.calls["nvml.nvmlDeviceGetSamples(0,1)"] = kept
+    assert lane.told()[c.GPU_UTILIZATION_WINDOWS.name, (UUID, "+Inf")] == 10
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 100)), min_size=1, max_size=60))
+def test_windows_of_samples_add_up_to_time(steps: list[tuple[int, int]]) -> None:
+    lane = Lane()
+    at_ms, samples = 0, [[0, 0]]
+    for later_ms, percent in steps:
+        at_ms += later_ms
+        samples.append([at_ms, percent])
+    lane.sampled(samples)
+    told = lane.told()
+    seen = told[c.GPU_UTILIZATION_WINDOWS.name, (UUID, "+Inf")]
+    assert (0 if seen is Absent.NOT_DUE else seen) + told[UNSEEN, (UUID,)] == at_ms // 100

@@ -1,0 +1,109 @@
+"""Error correction and pause frames, of cards whose driver's own statistics lack them."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+from support.machine import DENIED, FakeHost
+from support.nics import FEC, PAUSE, add_netlink, add_nic
+from support.reading import ORIGIN, read_once, readings
+
+from agent.reader import Reader
+from agent.source import Verdict
+from agent.sources.link_errors import LinkErrors
+from agent.sources.nic import Nic
+from railscope.reading import Absent
+
+CORRECTED = ("railscope_nic_receive_fec_corrected_blocks_total", ("eth0",))
+UNCORRECTABLE = ("railscope_nic_receive_fec_uncorrectable_blocks_total", ("eth0",))
+BITS = ("railscope_nic_receive_corrected_bits_total", ("eth0",))
+RECEIVED = ("railscope_nic_receive_pause_frames_total", ("eth0",))
+SENT = ("railscope_nic_transmit_pause_frames_total", ("eth0",))
+COUNTED_FEC = {
+    "corrected_blocks": [70], "uncorrectable_blocks": [2, 1, 1, 0, 0], "corrected_bits": [900],
+}  # fmt: skip
+
+
+def card(driver: str, *statistics: str) -> FakeHost:
+    """A card that counts all for netlink, and these for its driver's statistics."""
+    host = FakeHost()
+    add_nic(host, driver=driver)
+    host.calls["ethtool.statistics(eth0)"] = {
+        "names": list(statistics), "values": list(range(len(statistics))),
+    }  # fmt: skip
+    count(host)
+    return host
+
+
+def count(host: FakeHost, fec: Any = None, pause: Any = None) -> None:
+    frames = {"receive_frames": 5, "transmit_frames": 6}
+    add_netlink(
+        host,
+        fec={**FEC, "statistics": COUNTED_FEC if fec is None else fec},
+        pause={**PAUSE, "statistics": frames if pause is None else pause},
+    )
+
+
+def test_a_driver_without_such_statistics_tells_all_by_netlink() -> None:
+    found = readings(read_once(LinkErrors(), card("ixgbe", "rx_bytes")).frame)
+    assert found == {CORRECTED: 70, UNCORRECTABLE: 2, BITS: 900, RECEIVED: 5, SENT: 6}
+
+
+@pytest.mark.parametrize(
+    ("driver", "statistics", "left"),
+    [
+        ("mlx5_core", ["rx_pause_ctrl_phy", "tx_pause_ctrl_phy", "rx_corrected_bits_phy"],
+         {CORRECTED, UNCORRECTABLE}),
+        ("bnxt_en", ["rx_fec_corrected_blocks", "rx_fec_uncorrectable_blocks", "rx_corrected_bits",
+                     "rx_pause_frames", "tx_pause_frames"], set()),
+        ("ice", ["link_xoff_rx.nic", "link_xoff_tx.nic"], {CORRECTED, UNCORRECTABLE, BITS}),
+    ],
+)  # fmt: skip
+def test_no_metric_of_a_card_has_two_sources(
+    driver: str, statistics: list[str], left: set[Any]
+) -> None:
+    host = card(driver, *statistics)
+    here = set(readings(read_once(LinkErrors(), host).frame))
+    there = set(readings(read_once(Nic(), host).frame))
+    assert here == left
+    assert not here & there
+    assert here | there >= {CORRECTED, UNCORRECTABLE, RECEIVED, SENT}
+
+
+def test_where_the_statistics_cannot_be_read_netlink_stands_in() -> None:
+    host = card("mlx5_core")
+    host.calls["ethtool.statistics(eth0)"] = DENIED
+    assert set(readings(read_once(LinkErrors(), host).frame)) == {
+        CORRECTED, UNCORRECTABLE, BITS, RECEIVED, SENT,
+    }  # fmt: skip
+
+
+def test_one_question_that_fails_costs_its_own_counters() -> None:
+    host = card("ixgbe")
+    reader = Reader(LinkErrors(), host, ORIGIN)
+    reader.run()
+    count(host, {"corrected_blocks": [71]}, {"receive_frames": 2**64 - 1, "transmit_frames": 0})
+    assert readings(reader.run().frame) == {
+        CORRECTED: 71, UNCORRECTABLE: Absent.UNSUPPORTED, BITS: Absent.UNSUPPORTED,
+        RECEIVED: 2**64 - 1, SENT: 0,
+    }  # fmt: skip
+    add_netlink(host, pause=OSError(errno.ENODEV, "No such device"))
+    found = readings(reader.run().frame)
+    assert (found[CORRECTED], found[RECEIVED], found[SENT]) == (71, Absent.GONE, Absent.GONE)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "verdicts"),
+    [
+        (OSError(errno.EOPNOTSUPP, "no"), [Verdict.ABSENT]),
+        (DENIED, [Verdict.DENIED, Verdict.DENIED]),
+    ],
+)
+def test_a_card_that_counts_nothing_is_a_finding(trouble: OSError, verdicts: list[Verdict]) -> None:
+    host = card("virtio_net")
+    add_netlink(host, fec=trouble, pause=trouble)
+    outcome = read_once(LinkErrors(), host)
+    assert outcome.frame is None
+    assert [finding.verdict for finding in outcome.findings] == verdicts

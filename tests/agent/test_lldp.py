@@ -1,0 +1,386 @@
+"""Neighbours as switches announce them: frames, and how long what they say holds."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.machine import FakeHost
+from support.namespace import ip, network_namespace, veth_pair
+
+from agent.host import Json
+from agent.host.lldp import Lldp, open_socket, parse
+from agent.host.netlink import Netlink
+from agent.host.real import RealHost
+from agent.host.recording import RecordingHost, Redactor
+
+HERE, THERE = "rs-here", "rs-there"
+NS = 1_000_000_000
+START = 1_000 * NS
+NEAREST_BRIDGE = bytes.fromhex("0180c200000e")
+SWITCH = bytes.fromhex("a088c2000001")
+
+
+def part(kind: int, value: bytes) -> bytes:
+    return struct.pack("!H", kind << 9 | len(value)) + value
+
+
+def content(
+    chassis: bytes = b"\x04" + SWITCH, port: bytes = b"\x05Ethernet1/1", ttl: int = 120
+) -> bytes:
+    """What every frame has: identifiers of switch and port, and how long it holds."""
+    return part(1, chassis) + part(2, port) + part(3, struct.pack("!H", ttl))
+
+
+def frame(said: bytes, destination: bytes = NEAREST_BRIDGE) -> bytes:
+    return destination + SWITCH + b"\x88\xcc" + said
+
+
+END = part(0, b"")
+FULL = b"".join(
+    [
+        content(),
+        part(4, b"to gpu-1 rail 0"),
+        part(5, b"leaf-1"),
+        part(6, b"SONiC Software\nVersion: 202311\x00"),
+        part(7, struct.pack("!HH", 0b10100, 0b10100)),
+        part(8, bytes([5, 1, 10, 0, 0, 1, 2]) + struct.pack("!IB", 1001, 0)),
+        part(8, bytes([17, 2]) + bytes(15) + b"\x01" + bytes(6)),
+        part(127, bytes.fromhex("0080c201") + struct.pack("!H", 100)),
+        part(127, bytes.fromhex("00120f04") + struct.pack("!H", 9216)),
+        part(127, bytes.fromhex("0080c2ff")),
+        part(9, b"reserved"),
+        END,
+    ]
+)
+
+
+def test_all_that_a_switch_says():
+    assert parse(FULL + bytes(40)) == {
+        "chassis": "a0:88:c2:00:00:01",
+        "port": "Ethernet1/1",
+        "ttl_seconds": 120,
+        "port_description": "to gpu-1 rail 0",
+        "system": "leaf-1",
+        "system_description": "SONiC Software Version: 202311",
+        "capabilities": ["bridge", "router"],
+        "management_address": "10.0.0.1",
+        "port_vlan": 100,
+        "maximum_frame_bytes": 9216,
+    }
+
+
+def test_what_a_switch_does_not_say_is_not_there():
+    told = parse(content() + part(127, bytes.fromhex("0080c2010000")) + part(8, b"\x02\x01"))
+    assert told == {"chassis": "a0:88:c2:00:00:01", "port": "Ethernet1/1", "ttl_seconds": 120}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"\x04" + SWITCH, "a0:88:c2:00:00:01"),
+        (b"\x05\x01\x0a\x00\x00\x01", "10.0.0.1"),
+        (b"\x05\x02" + bytes(15) + b"\x01", "::1"),
+        (b"\x07leaf-1", "leaf-1"),
+        (b"\x07\xff\xfe", "ff:fe"),
+        (b"\x07a\x00b", "61:00:62"),
+        (b"\x06name\x00\x00", "name"),
+    ],
+)
+def test_identifiers_of_a_chassis(value: bytes, expected: str):
+    told = parse(content(chassis=value))
+    assert told
+    assert told["chassis"] == expected
+
+
+def test_an_identifier_of_a_port_has_other_kinds_than_one_of_a_chassis():
+    told = parse(content(port=b"\x03" + SWITCH))
+    assert told
+    assert told["port"] == "a0:88:c2:00:00:01"
+    told = parse(content(port=b"\x04\x01\x0a\x00\x00\x02"))
+    assert told
+    assert told["port"] == "10.0.0.2"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        END,
+        content()[2:],
+        part(2, b"\x05Eth") + part(1, b"\x04" + SWITCH) + part(3, b"\0\x78"),
+        content(chassis=b"\x04"),
+        content(port=b""),
+        part(1, b"\x04" + SWITCH) + part(2, b"\x05Eth") + part(3, b"\x78"),
+        content() + part(3, b"\0\x78"),
+        content() + part(5, b"leaf-1") + part(1, b"\x07other"),
+        content()[:-1],
+    ],
+)
+def test_what_is_no_announcement(said: bytes):
+    assert parse(said) is None
+
+
+def test_a_part_that_is_cut_off_ends_the_frame():
+    told = parse(content() + part(5, b"leaf-1") + part(6, b"description")[:-1])
+    assert told
+    assert told["system"] == "leaf-1"
+    assert "system_description" not in told
+
+
+@given(st.binary(max_size=300))
+def test_random_frames_are_read_or_passed_over(said: bytes):
+    parse(said)
+
+
+@given(st.binary(max_size=200))
+def test_random_parts_behind_those_that_must_be_there(rest: bytes):
+    told = parse(content() + rest)
+    assert told is None or told["chassis"] == "a0:88:c2:00:00:01"
+
+
+PRINTABLE = st.text(st.characters(blacklist_categories=["C", "Z"]), min_size=1, max_size=60).filter(
+    lambda said: said.isprintable()
+)
+
+
+@given(
+    PRINTABLE,
+    PRINTABLE,
+    PRINTABLE,
+    st.integers(0, 0xFFFF),
+    st.integers(1, 0xFFFF),
+    st.integers(0, 0x7FF),
+)
+def test_what_is_said_is_what_is_heard(  # noqa: PLR0913, PLR0917
+    chassis: str, port: str, system: str, ttl: int, vlan: int, capabilities: int
+):
+    said = content(b"\x07" + chassis.encode(), b"\x07" + port.encode(), ttl)
+    said += part(5, system.encode()) + part(7, struct.pack("!HH", 0x7FF, capabilities))
+    said += part(127, bytes.fromhex("0080c201") + struct.pack("!H", vlan)) + END
+    told = parse(said)
+    assert told
+    assert len(told.pop("capabilities")) == capabilities.bit_count()
+    assert told == {
+        "chassis": chassis,
+        "port": port,
+        "system": system,
+        "ttl_seconds": ttl,
+        "port_vlan": vlan,
+    }
+
+
+# Over a wire ------------------------------------------------------------------------------------
+
+
+class Wire:
+    """A neighbour at the other end of a virtual cable, and a clock that a test sets."""
+
+    def __init__(self, lldp: Lldp) -> None:
+        self._lldp = lldp
+        self.now_ns = START
+
+    def say(self, *contents: bytes, destination: bytes = NEAREST_BRIDGE, ends: str = THERE) -> None:
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
+            sender.bind((ends, 0))
+            for said in contents:
+                sender.send(frame(said, destination))
+
+    def hear(self, after_seconds: float = 0) -> dict[str, dict[str, Any]]:
+        self.now_ns += round(after_seconds * NS)
+        return self._lldp.neighbours(self.now_ns)
+
+    def ports(self, after_seconds: float = 0) -> dict[str, str]:
+        return {name: told["port"] for name, told in self.hear(after_seconds).items()}
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    with network_namespace():
+        veth_pair(HERE, THERE)
+        netlink = Netlink()
+        lldp = Lldp(netlink.ethernet_ports)
+        wire = Wire(lldp)
+        assert wire.hear() == {}
+        yield wire
+        lldp.close()
+        netlink.close()
+
+
+def test_a_neighbour_is_heard(wire: Wire):
+    wire.say(FULL)
+    assert wire.hear(1) == {HERE: parse(FULL)}
+
+
+def test_both_ends_of_a_cable_hear_each_other(wire: Wire):
+    wire.say(content(port=b"\x05there"))
+    wire.say(content(port=b"\x05here"), ends=HERE)
+    assert wire.ports(1) == {HERE: "there", THERE: "here"}
+
+
+def test_a_neighbour_is_forgotten_when_its_time_has_run_out(wire: Wire):
+    wire.say(content(ttl=120))
+    assert wire.ports(5) == {HERE: "Ethernet1/1"}
+    assert wire.ports(114.999_999_999) == {HERE: "Ethernet1/1"}
+    assert wire.ports(0.000_000_001) == {}
+
+
+def test_a_neighbour_that_speaks_again_is_kept(wire: Wire):
+    for _ in range(10):
+        wire.say(content(ttl=120))
+        assert wire.ports(30) == {HERE: "Ethernet1/1"}
+
+
+def test_what_waited_for_longer_than_it_holds_is_not_told(wire: Wire):
+    wire.say(content(ttl=120))
+    assert wire.ports(121) == {}
+
+
+def test_a_neighbour_that_goes_away_says_so(wire: Wire):
+    wire.say(content())
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}
+    wire.say(content(port=b"\x05Ethernet1/9", ttl=0))
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}, "another one"
+    wire.say(content(ttl=0) + END)
+    assert wire.ports(1) == {}
+
+
+def test_a_cable_that_was_moved_leads_elsewhere(wire: Wire):
+    wire.say(content())
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}
+    ip("link", "set", THERE, "down")
+    assert wire.ports(1) == {}
+    ip("link", "set", THERE, "up")
+    wire.say(content(port=b"\x05Ethernet1/2"))
+    assert wire.ports(1) == {}, "what came since the last look may be from before the move"
+    wire.say(content(port=b"\x05Ethernet1/2"))
+    assert wire.ports(1) == {HERE: "Ethernet1/2"}
+
+
+def test_a_link_that_went_down_and_up_between_two_looks(wire: Wire):
+    wire.say(content())
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}
+    wire.say(content())
+    ip("link", "set", THERE, "down")
+    ip("link", "set", THERE, "up")
+    assert wire.ports(1) == {}
+
+
+def test_an_interface_that_is_switched_off_has_no_neighbour(wire: Wire):
+    wire.say(content())
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}
+    ip("link", "set", HERE, "down")
+    assert wire.ports(1) == {}
+
+
+def test_an_interface_that_comes_later_is_listened_to(wire: Wire):
+    veth_pair("rs-new", "rs-far")
+    assert wire.hear(1) == {}
+    wire.say(content(port=b"\x05new"), ends="rs-far")
+    assert wire.ports(1) == {"rs-new": "new"}
+
+
+def test_the_card_is_told_to_let_the_frames_through(wire: Wire):
+    assert wire.hear() == {}
+    (entry,) = ip("-json", "maddress", "show", "dev", HERE)
+    assert NEAREST_BRIDGE.hex(":") in [
+        address["link"] for address in entry["maddr"] if "link" in address
+    ]
+
+
+def test_the_neighbour_that_is_known_for_longest_stands_for_an_interface(wire: Wire):
+    for _ in range(2):
+        wire.say(content(port=b"\x05one"), content(port=b"\x05other", ttl=200))
+        assert wire.ports(1) == {HERE: "one"}
+    assert wire.ports(119) == {HERE: "other"}
+
+
+def test_neighbours_of_an_interface_are_bounded(wire: Wire):
+    wire.say(*[content(port=f"\x05port{n}".encode(), ttl=100 + n) for n in range(60)])
+    assert wire.ports(1) == {HERE: "port0"}
+    assert wire.ports(105) == {HERE: "port7"}
+    assert wire.ports(1) == {}
+
+
+def test_more_frames_than_the_socket_holds(wire: Wire):
+    for _ in range(3):
+        wire.say(*[content()] * 3000)
+        assert wire.ports(1) == {HERE: "Ethernet1/1"}
+
+
+def test_frames_for_others_and_frames_without_sense(wire: Wire):
+    wire.say(content(), destination=bytes.fromhex("0180c2000003"))
+    wire.say(b"\xff" * 60, b"", content()[:-1])
+    assert wire.hear(1) == {}
+
+
+def test_an_interface_that_is_renamed_or_removed_takes_its_neighbour_along(wire: Wire):
+    wire.say(content())
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}
+    ip("link", "delete", HERE)
+    assert wire.hear(1) == {}
+    veth_pair(HERE, THERE)
+    assert wire.hear(1) == {}, "another interface of the same name"
+
+
+def test_a_socket_that_is_refused_is_an_error():
+    def refuse() -> socket.socket:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    lldp = Lldp(dict, refuse)
+    with pytest.raises(PermissionError):
+        lldp.neighbours(START)
+    lldp.close()
+
+
+def test_a_closed_listener_begins_anew(wire: Wire):
+    wire.say(content())
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}
+    wire._lldp.close()  # noqa: SLF001
+    assert wire.hear(1) == {}
+    wire.say(content())
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}
+
+
+def test_the_socket_never_waits():
+    with network_namespace(), open_socket() as made, pytest.raises(BlockingIOError):
+        made.recv(1)
+
+
+def test_this_machine_is_asked_through_its_host():
+    with network_namespace():
+        host = RealHost()
+        try:
+            assert host.call("lldp", "neighbours") == {}
+        finally:
+            host.close()
+
+
+# In a recording ---------------------------------------------------------------------------------
+
+
+class Announced(FakeHost):
+    """A host with one neighbour."""
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        del seam, function, arguments
+        return {"eth0": parse(FULL), "eth1": parse(content(chassis=b"\x07rack-17"))}
+
+
+def test_whose_switches_these_are_is_a_secret():
+    host = Announced()
+    recording = RecordingHost(host, Redactor())
+    assert recording.call("lldp", "neighbours")["eth0"]["system"] == "leaf-1"
+    (moment,) = recording.moments
+    line = moment.to_line()
+    for secret in ("a0:88:c2:00:00:01", "leaf-1", "SONiC", "10.0.0.1", "rack-17"):
+        assert secret not in line
+    kept = moment.calls["lldp.neighbours()"]["eth0"]
+    assert (kept["port"], kept["ttl_seconds"]) == ("Ethernet1/1", 120)
+    assert kept["capabilities"] == ["bridge", "router"]

@@ -1,0 +1,154 @@
+"""Which switch port an interface is plugged into, and when it is another."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.machine import DENIED, FakeHost
+from support.nics import NET, add_nic, events, facts
+from support.reading import ORIGIN, read_once, readings
+
+from agent.reader import Reader
+from agent.source import Verdict
+from agent.sources.neighbour import Neighbour
+from railscope.reading import Absent
+
+KIND, KNOWN = "nic_neighbour", "railscope_nic_neighbour_known"
+CALL = "lldp.neighbours()"
+LEAF = {
+    "chassis": "aa:bb:cc:00:00:01", "port": "Ethernet1/1", "port_description": "to gpu-1 rail 0",
+    "system": "leaf-1", "system_description": "a switch", "management_address": "10.0.0.1",
+    "capabilities": ["bridge", "router"], "ttl_seconds": 120, "maximum_frame_bytes": 9216,
+    "port_vlan": 100,
+}  # fmt: skip
+
+
+def rails(count: int = 2) -> FakeHost:
+    """A server with so many cards, each plugged into a port of one leaf."""
+    host = FakeHost()
+    for number in range(count):
+        add_nic(host, f"eth{number}", address=f"0000:{number:02x}:00.0")
+    plug(host, {f"eth{number}": f"Ethernet1/{number + 1}" for number in range(count)})
+    return host
+
+
+def plug(host: FakeHost, ports: dict[str, str]) -> None:
+    """Plug interfaces into ports of the leaf."""
+    host.calls[CALL] = {name: LEAF | {"port": port} for name, port in ports.items()}
+
+
+def told(outcome: Any) -> list[tuple[str, str, str]]:
+    return [(e.entity.key[0], e.facts["before"], e.facts["after"]) for e in events(outcome)]
+
+
+def test_the_neighbour_of_every_card() -> None:
+    outcome = read_once(Neighbour(), rails())
+    assert facts(outcome, KIND)["eth1"] == {
+        "switch": "leaf-1", "switch_port": "Ethernet1/2", "chassis": "aa:bb:cc:00:00:01",
+        "management_address": "10.0.0.1", "port_description": "to gpu-1 rail 0", "vlan": "100",
+    }  # fmt: skip
+    assert readings(outcome.frame) == {(KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 1}
+    (finding,) = outcome.findings
+    assert (finding.verdict, finding.detail) == (
+        Verdict.SUPPORTED, "2 of 2 interfaces with a carrier",
+    )  # fmt: skip
+
+
+def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:
+    """A neighbour is not told beyond the link it was seen on, though its time is not over."""
+    host = rails(4)
+    plug(host, {"eth0": "Ethernet1/1", "eth2": "Ethernet1/3"})
+    host.files[f"{NET}/eth2/carrier"] = "0\n"
+    host.files[f"{NET}/eth3/carrier"] = OSError(errno.EINVAL, "Invalid argument")
+    outcome = read_once(Neighbour(), host)
+    assert readings(outcome.frame) == {
+        (KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 0,
+        (KNOWN, ("eth2",)): Absent.UNSUPPORTED, (KNOWN, ("eth3",)): Absent.UNSUPPORTED,
+    }  # fmt: skip
+    assert set(facts(outcome, KIND)) == {"eth0"}
+    assert not outcome.broken
+
+
+def test_recabling_is_an_event() -> None:
+    host = rails()
+    reader = Reader(Neighbour(), host, ORIGIN)
+    assert not told(reader.run())
+    host.clock.advance(10)
+    plug(host, {"eth0": "Ethernet1/2", "eth1": "Ethernet1/1"})
+    outcome = reader.run()
+    one, other = (f"leaf-1 Ethernet1/{port} aa:bb:cc:00:00:01" for port in (1, 2))
+    assert told(outcome) == [("eth0", one, other), ("eth1", other, one)]
+    assert facts(outcome, KIND)["eth0"]["switch_port"] == "Ethernet1/2"
+    host.clock.advance(10)
+    assert not told(reader.run())
+
+
+def test_a_neighbour_that_fell_silent_has_not_changed() -> None:
+    host = rails(1)
+    reader = Reader(Neighbour(), host, ORIGIN)
+    reader.run()
+    plug(host, {})
+    host.clock.advance(10)
+    outcome = reader.run()
+    assert readings(outcome.frame) == {(KNOWN, ("eth0",)): 0}
+    assert facts(outcome, KIND) == {}
+    plug(host, {"eth0": "Ethernet1/1"})
+    host.clock.advance(10)
+    assert not told(reader.run())
+    plug(host, {"eth0": "Ethernet1/9"})
+    host.clock.advance(10)
+    assert len(told(reader.run())) == 1
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reading", "verdict", "remedy"),
+    [
+        (DENIED, Absent.DENIED, Verdict.DENIED, "CAP_NET_RAW"),
+        (OSError(errno.EIO, "I/O error"), Absent.ERROR, Verdict.BROKEN, ""),
+        (OSError(errno.ENODEV, "a copied tree"), None, Verdict.ABSENT, ""),
+    ],
+)
+def test_what_keeps_all_neighbours_from_being_known(
+    trouble: OSError, reading: Absent | None, verdict: Verdict, remedy: str
+) -> None:
+    host = rails()
+    host.calls[CALL] = trouble
+    outcome = read_once(Neighbour(), host)
+    labels = [(KNOWN, ("eth0",)), (KNOWN, ("eth1",))] if reading else []
+    assert readings(outcome.frame) == dict.fromkeys(labels, reading)
+    (finding,) = outcome.findings
+    assert finding.verdict is verdict
+    assert remedy in finding.remedy
+
+
+def test_a_card_that_came_is_asked_for_at_once() -> None:
+    host = rails(1)
+    reader = Reader(Neighbour(), host, ORIGIN)
+    reader.run()
+    add_nic(host, "eth1", address="0000:01:00.0")
+    host.clock.advance(10)
+    assert readings(reader.run().frame) == {(KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 0}
+
+
+PORT = st.one_of(st.none(), st.sampled_from(["Ethernet1/1", "Ethernet1/2"]))
+
+
+@given(st.lists(st.tuples(PORT, st.booleans(), st.booleans()), max_size=12))
+def test_each_recabling_is_told_once(steps: list[tuple[str | None, bool, bool]]) -> None:
+    host, last, source = rails(1), "", Neighbour()
+    reader = Reader(source, host, ORIGIN)
+    for port, carrier, refused in steps:
+        plug(host, {"eth0": port} if port else {})
+        host.files[f"{NET}/eth0/carrier"] = str(int(carrier))
+        if refused:
+            host.calls[CALL] = DENIED
+        source.probe(host)
+        seen = port if carrier and not refused else None
+        found = [(before.split()[1], after.split()[1]) for _, before, after in told(reader.run())]
+        assert found == ([(last, seen)] if seen and last and seen != last else [])
+        last = seen or last
+        host.clock.advance(10)

@@ -1,0 +1,357 @@
+"""Netlink as bytes: what is well formed comes back, what is not is an error and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support import netlink as by_hand
+from support.netlink import MULTI, OVERRUN, Request, asking, attribute
+
+from agent.host.netlink import Netlink, dcb, ethtool, rdma, route, wire
+from agent.host.netlink.connection import ROUTE, Connection, Connections
+
+INTERFACE = struct.Struct("=BxHiII")
+KINDS = st.integers(0, 0x3FFF)
+VALUES = st.binary(max_size=40)
+
+
+def link(name: str, index: int = 1) -> bytes:
+    return INTERFACE.pack(0, 1, index, 1, 0) + attribute(3, name.encode() + b"\0")
+
+
+@given(st.lists(st.tuples(KINDS, VALUES)))
+def test_attributes_come_back_as_they_were_put(said: list[tuple[int, bytes]]):
+    raw = b"".join(wire.attribute(kind, value) for kind, value in said)
+    assert raw == b"".join(attribute(kind, value) for kind, value in said)
+    assert list(wire.attributes(raw)) == said
+    (outer,) = wire.attributes(wire.nest(5, raw))
+    assert outer == (5, raw)
+
+
+@given(st.lists(st.builds(wire.Message, KINDS, KINDS, st.integers(0, 2**32 - 1), VALUES)))
+def test_messages_come_back_as_they_were_put(said: list[wire.Message]):
+    raw = b"".join(by_hand.padded(wire.encode(message)) for message in said)
+    assert list(wire.messages(raw)) == said
+
+
+@given(st.integers(0, 2**64 - 1), st.sampled_from([1, 2, 4, 8]))
+def test_integers_of_every_length(value: int, length: int):
+    value %= 1 << 8 * length
+    layout = {1: "B", 2: "=H", 4: "=I", 8: "=Q"}[length]
+    assert wire.integer(struct.pack(layout, value)) == value
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda raw: list(wire.attributes(raw)),
+        lambda raw: list(wire.messages(raw)),
+        wire.integer,
+        lambda raw: wire.refusal(wire.Message(2, 0x200, 1, raw)),
+        lambda raw: wire.refusal(wire.Message(3, 0x200, 1, raw)),
+    ],
+)
+@given(raw=st.binary(max_size=200))
+def test_random_bytes_are_read_or_refused(read: Callable[[bytes], object], raw: bytes):
+    try:
+        read(raw)
+    except OSError as error:
+        assert error.errno == errno.EBADMSG  # noqa: PT017 - or they are read
+
+
+@pytest.mark.parametrize(
+    ("raw", "what"),
+    [
+        (bytes(15), "cut off in its header"),
+        (struct.pack("=IHHII", 15, 0, 0, 0, 0), "a message of 15 bytes"),
+        (struct.pack("=IHHII", 17, 0, 0, 0, 0), "a message of 17 bytes where 16"),
+    ],
+)
+def test_a_message_of_a_wrong_length(raw: bytes, what: str):
+    with pytest.raises(OSError, match=what):
+        list(wire.messages(raw))
+
+
+@pytest.mark.parametrize("length", [0, 3, 9, 0xFFFF])
+def test_an_attribute_of_a_wrong_length(length: int):
+    with pytest.raises(OSError, match=f"an attribute of {length} bytes"):
+        list(wire.attributes(struct.pack("=HH", length, 1) + bytes(4)))
+
+
+class Scripted:
+    """A connection whose answers are what a test says, whatever the question."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self.bodies = list(bodies)
+
+    def ask(self, kind: int, body: bytes) -> bytes:
+        del kind, body
+        return self.bodies[0]
+
+    def dump(self, kind: int, body: bytes) -> list[bytes]:
+        del kind, body
+        return self.bodies
+
+
+READERS = {
+    "links": route.links,
+    "ethernet_ports": route.ethernet_ports,
+    "dcb": lambda source: dcb.configuration(source, "eth0"),
+    "rdma": lambda source: rdma.Rdma(lambda: source).statistics("mlx5_0", 1),
+    **{
+        name: lambda source, name=name: getattr(ethtool.EthtoolFamily(lambda: source), name)("eth0")
+        for name in ("pause", "fec", "rings", "link_modes", "link_state")
+    },
+}
+
+NESTS = st.recursive(
+    st.lists(st.tuples(st.integers(0, 16), st.binary(max_size=24)), max_size=6).map(
+        lambda said: b"".join(attribute(kind, value) for kind, value in said)
+    ),
+    lambda inner: st.lists(st.tuples(st.integers(0, 90), inner), max_size=4).map(
+        lambda said: b"".join(attribute(kind, value) for kind, value in said)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(head=st.sampled_from([0, 4, 16]), body=st.one_of(st.binary(max_size=120), NESTS))
+@example(head=16, body=b"")
+def test_hostile_answers_raise_an_os_error_or_none(name: str, head: int, body: bytes):
+    try:
+        READERS[name](Scripted(bytes(head) + body))
+    except OSError as error:
+        known = {errno.EBADMSG, errno.ENODEV}
+        assert error.errno in known  # noqa: PT017 - or there is something to be read in it
+
+
+# Over a socket ----------------------------------------------------------------------------------
+
+
+def names(netlink: Netlink) -> list[str]:
+    return [entry["name"] for entry in netlink.call("links")]
+
+
+def test_a_dump_of_many_parts_with_several_messages_each():
+    def answer(request: Request) -> list[bytes]:
+        assert (request.kind, request.flags) == (18, 0x301)
+        parts = [request.message(16, link(f"eth{n}", n), MULTI) for n in range(1, 7)]
+        return [b"".join(parts[:2]), b"".join(parts[2:5]), parts[5] + request.done()]
+
+    with asking(answer) as (netlink, kernel):
+        for _ in range(3):
+            assert names(netlink) == [f"eth{n}" for n in range(1, 7)]
+    assert kernel.opened == [ROUTE], "the socket is kept"
+    assert len({request.sequence for request in kernel.requests}) == 3
+
+
+def test_messages_of_another_question_are_passed_over():
+    def answer(request: Request) -> Iterable[bytes]:
+        late = Request(0, 18, 0, request.sequence - 1, b"")
+        return [
+            late.message(16, link("late")),
+            late.refused(errno.ENODEV) + late.done(),
+            request.message(1, b"", MULTI) + request.message(16, link("now"), MULTI),
+            late.message(16, link("late"), MULTI) + request.done() + request.message(16, b"x"),
+        ]
+
+    with asking(answer) as (netlink, _):
+        assert names(netlink) == ["now"]
+
+
+def test_a_list_that_changed_meanwhile_is_asked_for_again():
+    def answer(request: Request) -> list[bytes]:
+        interrupted = 0x10 if len(kernel.requests) < 3 else 0
+        body = link(f"try{len(kernel.requests)}")
+        return [request.message(16, body, MULTI | interrupted), request.done()]
+
+    with asking(answer) as (netlink, kernel):
+        assert names(netlink) == ["try3"]
+
+
+def test_a_list_that_keeps_changing_is_an_error():
+    with (
+        asking(lambda request: [request.done(flags=MULTI | 0x10)]) as (netlink, kernel),
+        pytest.raises(OSError, match="keeps changing") as raised,
+    ):
+        netlink.call("links")
+    assert raised.value.errno == errno.EAGAIN
+    assert len(kernel.requests) == 4
+
+
+def test_what_the_kernel_lost_is_asked_for_again_on_a_new_socket():
+    def answer(request: Request) -> list[bytes]:
+        if len(kernel.requests) == 1:
+            return [request.message(16, link("half"), MULTI) + request.message(OVERRUN)]
+        return [request.message(16, link("whole"), MULTI), request.done()]
+
+    with asking(answer) as (netlink, kernel):
+        assert names(netlink) == ["whole"]
+    assert kernel.opened == [ROUTE, ROUTE]
+
+
+class Overflowing:
+    """A socket that has lost a part of the answer, as recv(2) says it: ENOBUFS."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def setsockopt(self, *option: object) -> None:
+        del option
+
+    def send(self, raw: bytes) -> int:
+        return len(raw)
+
+    def recvmsg(self, most: int) -> object:
+        raise OSError(errno.ENOBUFS, f"No buffer space available for {most} bytes")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_socket_that_overflowed_is_replaced():
+    sockets = [Overflowing() for _ in range(4)]
+    waiting = iter(sockets)
+    connection = Connection(lambda: next(waiting))
+    with pytest.raises(OSError, match="No buffer space") as raised:
+        connection.dump(18, b"")
+    assert raised.value.errno == errno.ENOBUFS
+    assert all(one.closed for one in sockets)
+
+
+def test_what_the_kernel_keeps_losing_is_an_error():
+    with (
+        asking(lambda request: [request.message(OVERRUN)]) as (netlink, _),
+        pytest.raises(OSError, match="lost a part") as raised,
+    ):
+        netlink.call("links")
+    assert raised.value.errno == errno.ENOBUFS
+
+
+@pytest.mark.parametrize("capped", [True, False])
+def test_the_words_of_the_driver_are_in_the_error(capped: bool):  # noqa: FBT001
+    def answer(request: Request) -> list[bytes]:
+        return [request.refused(errno.EPERM, "not in this slot", capped=capped)]
+
+    with (
+        asking(answer) as (netlink, kernel),
+        pytest.raises(PermissionError, match="Operation not permitted: not in this slot"),
+    ):
+        netlink.call("dcb", "eth0")
+    assert kernel.opened == [ROUTE]
+
+
+def test_a_refusal_leaves_the_socket_open():
+    with asking(lambda request: [request.refused(errno.EOPNOTSUPP)]) as (netlink, kernel):
+        for _ in range(3):
+            with pytest.raises(OSError, match="Operation not supported"):
+                netlink.call("dcb", "eth0")
+    assert kernel.opened == [ROUTE]
+
+
+def test_a_dump_that_fails_at_its_end():
+    def answer(request: Request) -> list[bytes]:
+        return [request.message(16, link("eth0"), MULTI), request.done(errno.ENOMEM)]
+
+    with asking(answer) as (netlink, _), pytest.raises(OSError, match="Cannot allocate memory"):
+        netlink.call("links")
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        (lambda request: [request.refused(0)], errno.EBADMSG),
+        (lambda request: [request.refused(5000)], errno.EBADMSG),
+        (lambda request: [request.message(78, b"", MULTI) * 2, request.done()], errno.EBADMSG),
+        (lambda request: [request.message(78, bytes(3))], errno.EBADMSG),
+        (lambda request: [request.message(78, bytes(4))[:19]], errno.EBADMSG),
+        (lambda request: [request.message(78, bytes(70_000))], errno.EMSGSIZE),
+        (lambda _: [bytes(1 << 16)], errno.EBADMSG),
+    ],
+)
+def test_an_answer_that_makes_no_sense(answer: Callable[[Request], list[bytes]], number: int):
+    with asking(answer) as (netlink, _):
+        with pytest.raises(OSError, match=r"makes no sense|bytes long") as raised:
+            netlink.call("dcb", "eth0")
+        assert raised.value.errno == number
+
+
+def test_an_answer_without_end_is_given_up():
+    def answer(request: Request) -> Iterable[bytes]:
+        while True:
+            yield request.message(16, link("eth0") + bytes(60_000), MULTI)
+
+    with (
+        asking(answer) as (netlink, _),
+        pytest.raises(OSError, match="over 16777216 bytes") as raised,
+    ):
+        netlink.call("links")
+    assert raised.value.errno == errno.EMSGSIZE
+
+
+def test_a_kernel_that_does_not_answer_is_given_up_and_so_is_the_socket():
+    def answer(request: Request) -> list[bytes]:
+        silent = len(kernel.requests) == 1
+        return [] if silent else [request.message(16, link("eth0"), MULTI) + request.done()]
+
+    with asking(answer) as (netlink, kernel):
+        with pytest.raises(TimeoutError, match="not answered in 2 s"):
+            netlink.call("links")
+        assert names(netlink) == ["eth0"]
+    assert kernel.opened == [ROUTE, ROUTE]
+
+
+def test_each_thread_has_a_socket_of_its_own():
+    """A question that hangs in a driver must not keep another thread from asking."""
+    hanging, asked = threading.Event(), threading.Event()
+
+    def answer(request: Request) -> list[bytes]:
+        if request.kind == 78:
+            asked.set()
+            assert hanging.wait(20)
+            return [request.message(78, bytes(4))]
+        return [request.message(16, link("eth0"), MULTI) + request.done()]
+
+    answers: list[object] = []
+    with asking(answer) as (netlink, _):
+        thread = threading.Thread(target=lambda: answers.append(netlink.call("dcb", "eth0")))
+        thread.start()
+        assert asked.wait(20)
+        assert names(netlink) == ["eth0"]
+        hanging.set()
+        thread.join(20)
+    assert answers == [{}]
+
+
+def test_sequence_numbers_start_over_without_zero():
+    connection = Connection(lambda: socket.socket(socket.AF_UNIX))
+    connection._sequence = 0xFFFFFFFE  # noqa: SLF001 - four thousand million questions later
+    assert [connection._next() for _ in range(3)] == [0xFFFFFFFF, 1, 2]  # noqa: SLF001
+
+
+def test_closed_connections_open_again_when_asked():
+    def answer(request: Request) -> list[bytes]:
+        return [request.message(16, link("eth0"), MULTI) + request.done()]
+
+    with asking(answer) as (netlink, kernel):
+        assert names(netlink) == ["eth0"]
+        netlink.close()
+        assert names(netlink) == ["eth0"]
+    assert kernel.opened == [ROUTE, ROUTE]
+
+
+def test_a_protocol_that_the_kernel_does_not_have():
+    def refuse(protocol: int) -> socket.socket:
+        raise OSError(errno.EPROTONOSUPPORT, f"no protocol {protocol}")
+
+    with pytest.raises(OSError, match="no protocol 0") as raised:
+        Connections(refuse).of(ROUTE).dump(18, b"")
+    assert raised.value.errno == errno.EPROTONOSUPPORT

@@ -1,0 +1,292 @@
+"""Case folders about the network: what each must show, and from when on.
+
+What a counter has grown by is the page of the end against the page of the start.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from captures.make import CASES, EXPECTED, HERE, page
+from support.pages import Sample, samples
+
+from railscope.capture import Capture, Json, Timeline, read_capture
+
+NETWORK_CASES = [name for name, case in CASES.items() if case.nic]
+SECONDS, ONSET = 60, 30
+STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
+STRUCK_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"
+CARD, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
+LINE_BYTES_PER_SECOND = 50_000_000_000
+
+PFC_SENT_SECONDS = "railscope_nic_transmit_pfc_pause_seconds_total"
+PFC_RECEIVED_SECONDS = "railscope_nic_receive_pfc_pause_seconds_total"
+MARKED = "railscope_rdma_ecn_marked_packets_total"
+NOTIFIED = "railscope_rdma_congestion_notifications_sent_total"
+RECEIVED = "railscope_nic_receive_rdma_bytes_total"
+DISCARDED = "railscope_nic_priority_receive_discarded_packets_total"
+
+
+@cache
+def end(case: str) -> dict[Sample, float]:
+    """The page of the end, as it lies here."""
+    return samples((HERE / case / EXPECTED).read_text(encoding="utf-8"))
+
+
+@cache
+def start(case: str) -> dict[Sample, float]:
+    """The page of the first moment."""
+    capture = read_capture(HERE / case)
+    first = Capture(replace(capture.about, duration_ns=0), capture.moments[:1])
+    with tempfile.TemporaryDirectory() as folder:
+        first.write(Path(folder) / case)
+        return samples(page(Path(folder) / case))
+
+
+def series(shown: dict[Sample, float], name: str, **labels: str) -> dict[frozenset[str], float]:
+    """The series of a metric that have these labels, by all their labels."""
+    wanted = set(labels.items())
+    return {
+        frozenset(f"{key}={text}" for key, text in has): value
+        for (metric, has), value in shown.items()
+        if metric == name and has >= wanted
+    }
+
+
+def value(case: str, name: str, **labels: str) -> float:
+    """The value at the end of the one series with these labels."""
+    (found,) = series(end(case), name, **labels).values()
+    return found
+
+
+def grown(case: str, name: str, **labels: str) -> float:
+    """What all series with these labels went on by, together."""
+    before, after = (series(shown(case), name, **labels) for shown in (start, end))
+    assert before
+    assert set(before) == set(after)
+    return sum(after.values()) - sum(before.values())
+
+
+def recorded(case: str, section: str, key: str) -> Json:
+    """What the capture holds at its end."""
+    return Timeline(read_capture(HERE / case).moments).look(section, key, SECONDS * 10**9)
+
+
+def rail_of(case: str, device: str) -> str:
+    """The rail of an RDMA device, as its facts have it; empty where it has none."""
+    shown = series(end(case), "railscope_rdma_port_info", device=device)
+    rails = [label for labels in shown for label in labels if label.startswith("rail=")]
+    return "".join(rails).removeprefix("rail=")
+
+
+@pytest.mark.parametrize("case", NETWORK_CASES)
+def test_every_port_is_on_the_page_and_counts(case: str) -> None:
+    ports = recorded(case, "names", "/sys/class/infiniband")
+    bridges = 4 if case == "hgx-b200-bridges" else 0
+    lost = 1 if case == "nic-lost" else 0
+    assert len(ports) == CASES[case].gpus + 2 + bridges - lost
+    shown = series(end(case), "railscope_rdma_port_up")
+    assert len(ports) - bridges <= len(shown) <= len(ports)
+    assert set(shown.values()) == {1}
+    rails = sorted(rail_of(case, device) for device in ports)
+    expected = {str(rail) for rail in range(CASES[case].gpus)} - ({"3"} if lost else set())
+    assert [rail for rail in rails if rail] == sorted(expected)
+
+
+def test_an_incast_is_marked_and_notified_and_pauses_no_one() -> None:
+    case = "hgx-h100-roce-incast"
+    assert grown(case, RECEIVED, interface=STRUCK) > 0.5 * LINE_BYTES_PER_SECOND * (SECONDS - ONSET)
+    assert grown(case, MARKED, device=STRUCK_DEVICE) > 100 * grown(
+        case, MARKED, device=OTHER_DEVICE
+    )
+    assert grown(case, NOTIFIED, device=STRUCK_DEVICE) > 10**6
+    assert grown(case, PFC_SENT_SECONDS, interface=STRUCK) < 0.01 * SECONDS
+    assert grown(case, DISCARDED) == 0
+
+
+def test_a_pause_storm_is_a_port_that_pauses_nearly_all_the_time() -> None:
+    case = "hgx-h100-roce-pause-storm"
+    share = grown(case, PFC_SENT_SECONDS, interface=STRUCK) / (SECONDS - ONSET)
+    assert 0.5 < share <= 1
+    assert grown(case, PFC_SENT_SECONDS, interface=OTHER) < 0.01 * SECONDS
+    assert grown(case, "railscope_nic_transmit_pause_storm_errors_total", interface=STRUCK) > 5
+    assert grown(case, DISCARDED, interface=STRUCK, priority="3") > 0
+    assert grown(case, DISCARDED, interface=OTHER) == 0
+
+
+def test_idle_rails_move_nothing() -> None:
+    case = "hgx-h100-roce-idle"
+    for name in (RECEIVED, MARKED, NOTIFIED, PFC_SENT_SECONDS, PFC_RECEIVED_SECONDS, DISCARDED):
+        assert grown(case, name) == 0
+    assert grown(case, "railscope_nic_receive_packets_total") > 0
+
+
+def test_the_number_of_a_device_is_not_its_rail() -> None:
+    rails = {
+        f"mlx5_{n}": rail_of("index-is-not-rail", f"mlx5_{n}") for n in (0, 3, 4, 5, 6, 9, 10, 11)
+    }
+    assert list(rails.values()) == [str(rail) for rail in range(8)]
+    assert {rail_of("index-is-not-rail", device) for device in ("mlx5_1", "mlx5_7")} == {""}
+
+
+def test_functions_that_manage_nvswitches_are_no_rails() -> None:
+    case = "hgx-b200-bridges"
+    bridges = [
+        device
+        for device in recorded(case, "names", "/sys/class/infiniband")
+        if "SW_MNG" in recorded(case, "files", f"/sys/class/infiniband/{device}/device/vpd")
+    ]
+    assert bridges == ["mlx5_12", "mlx5_13", "mlx5_2", "mlx5_8"]
+    assert {rail_of(case, device) for device in bridges} == {""}
+    assert not series(end(case), "railscope_nic_info", rdma_device=bridges[0])
+
+
+def test_broadcom_cards_tell_of_a_victim_as_mellanox_cards_do() -> None:
+    case, struck, other = "bnxt-node", "ens4np0", "ens3np0"
+    facts = {"driver": "bnxt_en", "rdma_device": "bnxt_re4", "rail": "3"}
+    assert series(end(case), "railscope_nic_info", interface=struck, **facts)
+    assert grown(case, PFC_RECEIVED_SECONDS, interface=struck, priority="3") > 0.5
+    assert grown(case, PFC_RECEIVED_SECONDS, interface=other) < 0.05
+    assert grown(case, PFC_SENT_SECONDS, interface=struck) < 0.05
+    assert grown(case, "railscope_rdma_transmit_bytes_total", device="bnxt_re4") > 10**11
+    assert grown(case, NOTIFIED, device="bnxt_re4") > 0
+
+
+def test_intel_cards_tell_of_pause_frames_but_not_how_long() -> None:
+    case = "irdma-node"
+    facts = {"driver": "ice", "rdma_device": "rocep94s0", "rail": "3"}
+    assert series(end(case), "railscope_nic_info", interface=STRUCK, **facts)
+    frames = "railscope_nic_transmit_pfc_pause_frames_total"
+    assert grown(case, frames, interface=STRUCK, priority="3") > 1000
+    assert grown(case, frames, interface=OTHER) < 100
+    assert not series(end(case), PFC_SENT_SECONDS)
+    assert grown(case, "railscope_nic_receive_discarded_packets_total", interface=STRUCK) > 0
+    assert grown(case, NOTIFIED, device="rocep79s0") >= 0
+
+
+def test_cards_of_two_vendors_share_a_node() -> None:
+    cards = [f"ens{slot}f0np0" for slot in range(1, 5)] + [f"ens{slot}np0" for slot in range(5, 9)]
+    for rail, interface in enumerate(cards):
+        driver = "mlx5_core" if rail < 4 else "bnxt_en"
+        facts = {"interface": interface, "rail": str(rail), "driver": driver}
+        assert series(end("mixed-node"), "railscope_nic_info", **facts)
+        assert (
+            grown("mixed-node", "railscope_nic_receive_bytes_total", interface=interface) > 10**11
+        )
+
+
+def test_a_flapping_link_is_up_now_and_was_down_often() -> None:
+    case = "flapping-link"
+    assert grown(case, "railscope_nic_link_downs_total", interface=STRUCK) == 6
+    assert grown(case, "railscope_network_link_changes_total", interface=STRUCK) == 12
+    assert value(case, "railscope_network_link_up", interface=STRUCK) == 1
+    assert grown(case, "railscope_rdma_link_downs_total", device=STRUCK_DEVICE) == 6
+    assert grown(case, "railscope_rdma_ack_timeouts_total", device=STRUCK_DEVICE) > 0
+    for name in ("railscope_nic_link_downs_total", "railscope_network_link_changes_total"):
+        assert grown(case, name, interface=OTHER) == 0
+
+
+def test_a_port_that_trained_down_has_half_its_speed_and_had_errors_before() -> None:
+    case = "port-trained-down"
+    speed = "railscope_network_link_speed_bytes_per_second"
+    rate = "railscope_rdma_port_rate_bytes_per_second"
+    halves = [
+        value(case, name, **labels) / value(case, name, **others)
+        for name, labels, others in (
+            (speed, {"interface": STRUCK}, {"interface": OTHER}),
+            (rate, {"device": STRUCK_DEVICE}, {"device": OTHER_DEVICE}),
+        )
+    ]
+    assert halves == [0.5, 0.5]
+    assert grown(case, "railscope_nic_link_downs_total", interface=STRUCK) == 1
+    corrected = "railscope_nic_receive_corrected_bits_total"
+    assert grown(case, corrected, interface=STRUCK) > 10**6
+    assert grown(case, corrected, interface=OTHER) < 10**6
+    uncorrected = "railscope_nic_receive_uncorrected_symbol_errors_total"
+    assert grown(case, uncorrected, interface=STRUCK) > 0
+    assert grown(case, uncorrected, interface=OTHER) == 0
+
+
+def test_a_lost_card_was_there_and_is_not_any_more() -> None:
+    case = "nic-lost"
+    for name, labels in (
+        ("railscope_rdma_port_info", {"device": STRUCK_DEVICE, "rail": "3"}),
+        ("railscope_nic_info", {"interface": STRUCK}),
+        ("railscope_pcie_info", {"pci_address": CARD, "role": "nic"}),
+        ("railscope_network_link_up", {"interface": STRUCK}),
+    ):
+        assert series(start(case), name, **labels)
+        assert not series(end(case), name, **labels)
+    assert value(case, "railscope_kernel_link_changes_total", interface=STRUCK, state="down") == 1
+    assert CARD not in recorded(case, "names", "/sys/bus/pci/devices")
+    folder = f"/sys/bus/pci/devices/{ABOVE}"
+    assert "SDES 1\n" in recorded(case, "files", f"{folder}/aer_dev_fatal")
+    assert recorded(case, "files", f"{folder}/current_link_width") == "0\n"
+    assert recorded(case, "calls", f"ethtool.statistics({STRUCK})") == {"error": ["os", 19]}
+
+
+def test_a_card_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
+    case = "pcie-degraded"
+    shares = [
+        value(case, f"railscope_pcie_link_{what}", pci_address=CARD)
+        / value(case, f"railscope_pcie_link_{limit}", pci_address=CARD)
+        for what, limit in (
+            ("width_lanes", "width_limit_lanes"),
+            ("speed_transfers_per_second", "speed_limit_transfers_per_second"),
+        )
+    ]
+    assert sorted(shares) == [0.5, 1.0]
+    errors = {"pci_address": CARD, "severity": "correctable", "error": "BadTLP"}
+    assert value(case, "railscope_pcie_aer_errors_total", **errors) == 40
+    assert grown(case, PFC_SENT_SECONDS, interface=STRUCK) > 0.05 * (SECONDS - ONSET)
+    assert grown(case, PFC_SENT_SECONDS, interface=OTHER) < 0.05
+    assert grown(case, "railscope_nic_pcie_write_stalled_seconds_total", interface=STRUCK) > 5
+
+
+DRIFTED = ["ens1f0np0", "ens2f0np0", "ens3f0np0", "ens4f0np0"]
+"""Rails that lose pause, congestion notification, trust and MTU."""
+
+
+@pytest.mark.parametrize(
+    ("question", "drifted", "as_set_up", "struck"),
+    [
+        ("pfc", [], [3], 0),
+        ("ecn/roce_np/enable/3", "0", "1", 1),
+        ("qos/trust", "pcp", "dscp", 2),
+        ("mtu", "1500", "4200", 3),
+    ],
+)
+def test_one_of_two_nodes_has_other_settings(
+    question: str, drifted: Json, as_set_up: Json, struck: int
+) -> None:
+    for case in ("settings-drift-a", "settings-drift-b"):
+        for rail, interface in enumerate(DRIFTED):
+            if question == "pfc":
+                told = recorded(case, "calls", f"netlink.dcb({interface})")["pfc"]["enabled"]
+            else:
+                told = recorded(case, "files", f"/sys/class/net/{interface}/{question}").strip()
+            wrong = case.endswith("b") and rail == struck
+            assert told == (drifted if wrong else as_set_up)
+
+
+def test_the_node_whose_settings_drifted_loses_packets_without_pause() -> None:
+    good, bad = "settings-drift-a", "settings-drift-b"
+    unpaused, unnotified, untrusting, _ = DRIFTED
+    assert grown(good, DISCARDED) == 0
+    assert grown(bad, DISCARDED, interface=unpaused, priority="3") > 1000
+    assert grown(bad, DISCARDED, interface=untrusting, priority="0") > 1000
+    assert grown(bad, DISCARDED, interface=unnotified) == 0
+    paused = series(end(bad), "railscope_nic_transmit_pfc_pause_frames_total", interface=unpaused)
+    assert not paused
+    assert grown(bad, "railscope_nic_transmit_pause_frames_total", interface=untrusting) == 0
+    assert grown(bad, PFC_SENT_SECONDS, interface=unnotified) > 0.3
+    assert grown(bad, NOTIFIED, device="mlx5_3") < grown(good, NOTIFIED, device="mlx5_3") + 10**4
+    names = ("railscope_rdma_receive_bytes_total", "railscope_rdma_receive_packets_total")
+    sizes = [grown(case, names[0], device=STRUCK_DEVICE) / grown(case, names[1], device=STRUCK_DEVICE)
+             for case in (good, bad)]  # fmt: skip
+    assert sizes[0] == 4156
+    assert 1084 < sizes[1] < 2000

@@ -1,0 +1,120 @@
+"""An hour of real traffic, through the real sources and the sampler: not a byte comes or goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+from support.clock import ManualClock
+from support.port_traffic import SERVERS, Port, ports, traffic_capture
+from support.reading import ORIGIN
+from support.sampling import sampling
+
+from agent.host.recorded import RecordedHost
+from agent.sources.nic import Nic
+from agent.sources.rdma import Rdma
+from collector.decode import all_rows
+from railscope.batch import encode_batches
+from railscope.capture import Capture
+from railscope.catalog import nic as catalog
+from railscope.catalog.rdma import COUNTER_FILES
+from railscope.frame import Frame
+from railscope.reading import Absent
+from railscope.wire import envelope, pack, unpack
+
+STEP_SECONDS = 1.0
+NS = 10**9
+MOST_BYTES = 1 << 26
+Key = tuple[str, str]
+"""Metric, and interface or RDMA device."""
+
+
+def play(capture: Capture) -> list[Frame]:
+    """All frames that the sampler makes of a capture, second by second."""
+    clock = ManualClock()
+    start_ns = clock.now().boot_ns
+    host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - start_ns)
+    sources = [Nic(STEP_SECONDS), Rdma(STEP_SECONDS)]
+
+    async def run() -> list[Frame]:
+        async with sampling(host, sources) as running:  # type: ignore[arg-type]  # a host as well
+            while clock.now().boot_ns - start_ns < capture.about.duration_ns:
+                await running.step(STEP_SECONDS)
+            return running.frames
+
+    return asyncio.run(run())
+
+
+def courses(frames: list[Frame]) -> dict[Key, list[int]]:
+    """The values of every counter in the order of time, in bytes or packets."""
+    found: dict[Key, list[int]] = defaultdict(list)
+    for frame in frames:
+        for metric, entity, reading in frame.readings():
+            assert not isinstance(reading, Absent)
+            if metric.name.endswith("_total"):
+                found[metric.name, entity.key[0]].append(int(reading * metric.scale))
+    return found
+
+
+def received(frames: list[Frame]) -> dict[Key, list[int]]:
+    """The same, as the collector reads it from what the agent would send."""
+    found: dict[Key, list[int]] = defaultdict(list)
+    for schema in {frame.schema.stream: frame.schema for frame in frames}.values():
+        batches = encode_batches(frame for frame in frames if frame.schema is schema)
+        sealed = envelope(ORIGIN, batches, [], agent_version="0")
+        for batch in unpack(pack(sealed), MOST_BYTES).batches:
+            rows = all_rows(batch, len(schema.columns))
+            for column, (metric, entity) in enumerate(schema.columns):
+                if metric.name.endswith("_total"):
+                    values = [int(int(value) * metric.scale) for value in rows[:, column]]
+                    found[metric.name, entity.key[0]] += values
+    return found
+
+
+def check(port: Port, seen: dict[Key, list[int]]) -> None:
+    """What the counters of a port went on by is what its rows add up to."""
+
+    def grown(metric: str, name: str) -> int:
+        values = seen[metric, name]
+        assert values == sorted(values)
+        return values[-1] - values[0]
+
+    sent_packets, sent_bytes, received_packets, received_bytes = port.totals()
+    interface, device = port.interface, port.rdma_device
+    assert grown(catalog.SENT.name, interface) == sent_bytes
+    assert grown(catalog.RECEIVED.name, interface) == received_bytes
+    assert grown(catalog.SENT_PACKETS.name, interface) == sent_packets
+    assert grown(catalog.RECEIVED_PACKETS.name, interface) == received_packets
+    assert grown(COUNTER_FILES["port_xmit_packets"].name, device) == sent_packets
+    assert grown(COUNTER_FILES["port_rcv_packets"].name, device) == received_packets
+    # Whole words of four bytes is all that the RDMA port tells.
+    assert grown(COUNTER_FILES["port_xmit_data"].name, device) == sent_bytes // 4 * 4
+    assert grown(COUNTER_FILES["port_rcv_data"].name, device) == received_bytes // 4 * 4
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_counters_go_on_by_what_went_over_the_wire(server: str) -> None:
+    cards = ports(server)
+    assert len(cards) == 4
+    capture = traffic_capture(server, cards)
+    frames = play(capture)
+    seen, shipped = courses(frames), received(frames)
+    assert seen == shipped
+    for port in cards:
+        check(port, shipped)
+
+
+def test_nothing_moves_in_the_gap_and_everything_after_it() -> None:
+    cards = ports(SERVERS[-1])
+    capture = traffic_capture(SERVERS[-1], cards)
+    gap = max(
+        (after.offset_ns - before.offset_ns, before.offset_ns // NS, after.offset_ns // NS)
+        for before, after in zip(capture.moments, capture.moments[1:], strict=False)
+    )
+    assert gap[0] > 200 * NS
+    values = courses(play(capture))[catalog.SENT.name, cards[0].interface]
+    quiet = values[gap[1] + 1 : gap[2] + 1]
+    assert len(quiet) > 200
+    assert len(set(quiet)) == 1
+    assert values[gap[2] + 10] - quiet[-1] > 10**12

@@ -1,0 +1,145 @@
+"""Counter files that shrink, hold nonsense, lose their permission, or come and go between probes."""
+
+from __future__ import annotations
+
+import errno
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.machine import FakeHost
+from support.reading import ORIGIN, readings
+
+from agent.host.real import RealHost
+from agent.reader import Reader
+from agent.sources.rdma import Rdma
+from railscope.catalog.rdma import meaning
+from railscope.reading import Absent, Reading
+
+PORT = "/sys/class/infiniband/mlx5_0/ports/1"
+KEY = ("mlx5_0", "1")
+WIDE = ("counters/port_xmit_packets", "hw_counters/np_cnp_sent", "hw_counters/rp_cnp_handled")
+NARROW = (
+    "hw_counters/rx_write_requests",
+    "hw_counters/out_of_sequence",
+    "hw_counters/packet_seq_err",
+)
+FILES = WIDE + NARROW
+ERRORS = {
+    errno.EACCES: Absent.DENIED, errno.ENODEV: Absent.GONE, errno.ENOENT: Absent.GONE,
+    errno.EINVAL: Absent.UNSUPPORTED, errno.EIO: Absent.ERROR, errno.ETIMEDOUT: Absent.TIMEOUT,
+}  # fmt: skip
+
+number = st.integers(0, 2**64 - 1) | st.integers(0, 2**33)
+nonsense = st.sampled_from(
+    ["", "\n", "N/A (no PMA)\n", "12 34", "0x1f", "7.5", "9" * 30, "\x00\x00", "12\n34\n", "-"]
+)
+content = st.one_of(
+    number.map(str), number.map(lambda n: f"{n}\n"), nonsense, st.sampled_from(list(ERRORS))
+)
+rounds = st.lists(st.dictionaries(st.sampled_from(FILES), content), min_size=1, max_size=6)
+
+
+def expected(said: str | int | None) -> Reading:
+    """What a file's content stands for."""
+    if said is None:
+        return Absent.GONE
+    if isinstance(said, int):
+        return ERRORS[said]
+    if re.fullmatch(r"\s*\d+\s*", said) and int(said) < 2**64:
+        return int(said)
+    return Absent.UNSUPPORTED if not said.strip() or said.startswith("N/A") else Absent.ERROR
+
+
+def found(reader: Reader) -> dict[str, Reading]:
+    """The readings of the files by path; of those without a column, nothing."""
+    frame = reader.run()
+    assert frame.problem == ""
+    told = readings(frame.frame)
+    by_file = {}
+    for file in FILES:
+        metric = meaning("mlx5", file.rpartition("/")[2])
+        assert metric
+        if (metric.name, KEY) in told:
+            by_file[file] = told[metric.name, KEY]
+    return by_file
+
+
+def check(by_file: Mapping[str, Reading], said: Mapping[str, str | int]) -> None:
+    for file, reading in by_file.items():
+        want = expected(said.get(file))
+        if isinstance(want, Absent) or isinstance(reading, Absent):
+            assert reading is want, file
+        elif file in WIDE or want >= 2**32:
+            assert reading == want, file
+        else:
+            assert reading % 2**32 == want, "the low bits are those of the driver"
+            assert reading >= want
+
+
+@given(st.dictionaries(st.sampled_from(FILES), content, min_size=1), rounds)
+def test_each_file_stands_for_itself_whatever_the_others_hold(
+    first: dict[str, str | int], later: list[dict[str, str | int]]
+) -> None:
+    host = FakeHost()
+
+    def show(said: Mapping[str, str | int]) -> None:
+        host.files = {
+            f"{PORT}/{file}": OSError(held, "") if isinstance(held, int) else held
+            for file, held in said.items()
+        }
+
+    show(first)
+    reader = Reader(Rdma(), host, ORIGIN)
+    columns = found(reader)
+    assert set(columns) == set(first)
+    check(columns, first)
+    for said in later:
+        show(said)
+        by_file = found(reader)
+        assert set(by_file) == set(first), "a new file waits for the next probe"
+        check(by_file, said)
+
+
+texts = st.one_of(number.map(str), number.map(lambda n: f"{n}\n"), nonsense)
+real_rounds = st.lists(st.dictionaries(st.sampled_from(FILES), texts), min_size=1, max_size=4)
+
+
+@given(st.dictionaries(st.sampled_from(FILES), texts, min_size=1), real_rounds)
+def test_kept_files_that_shrink_grow_and_vanish(
+    first: dict[str, str], later: list[dict[str, str]]
+) -> None:
+    """On a real tree: what is left of a longer number is never read with it."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root + PORT)
+        for file in FILES:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        source = Rdma()
+        reader = Reader(source, RealHost(Path(root)), ORIGIN)
+        for said in (first, *later):
+            for file in first:
+                path = folder / file
+                if file in said:
+                    path.write_text(said[file])
+                elif path.exists():
+                    path.write_text("")  # a kept descriptor of a removed device answers no more
+                    path.unlink()
+            by_file = found(reader)
+            assert set(by_file) == set(first)
+            check(by_file, said)
+        source.close()
+
+
+@pytest.mark.parametrize("set_", ["counters", "hw_counters"])
+def test_a_set_that_vanishes_takes_its_own_columns_only(set_: str) -> None:
+    host = FakeHost()
+    host.files = {f"{PORT}/{file}": "5" for file in FILES}
+    reader = Reader(Rdma(), host, ORIGIN)
+    found(reader)
+    host.files = {path: text for path, text in host.files.items() if f"/{set_}/" not in path}
+    for file, reading in found(reader).items():
+        assert reading is Absent.GONE if file.startswith(f"{set_}/") else reading == 5

@@ -1,0 +1,66 @@
+"""The mean that a lone outlier does not move far, and three in a row do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support.clock import NS
+
+from agent.trend import MOST_GROWTH, SETTLED_AFTER, Trend
+
+VALUES = st.floats(0.0, 1e12, allow_nan=False)
+
+
+def followed(*values: float, seconds: float = 1.0) -> Trend:
+    """A trend that has seen these values, one a period."""
+    trend = Trend()
+    for number, value in enumerate(values):
+        trend.add(value, round(number * seconds * NS))
+    return trend
+
+
+@given(values=st.lists(VALUES, min_size=1, max_size=30), seconds=st.sampled_from([0.02, 1, 60]))
+def test_the_mean_lies_among_what_was_seen(values: list[float], seconds: float) -> None:
+    trend = followed(*values, seconds=seconds)
+    slack = 1 + 1e-9
+    assert min(values) / slack <= trend.mean <= max(values) * slack
+
+
+@given(before=st.lists(VALUES, min_size=SETTLED_AFTER, max_size=30), outlier=VALUES)
+def test_one_value_at_most_doubles_it(before: list[float], outlier: float) -> None:
+    trend = followed(*before)
+    mean = trend.mean
+    assume(min(before[-2:]) <= mean)
+    trend.add(outlier, len(before) * NS)
+    assert trend.mean <= max(mean * MOST_GROWTH, min(*before[-2:], outlier))
+
+
+@given(before=st.lists(VALUES, max_size=30), dear=VALUES)
+def test_three_in_a_row_are_believed(before: list[float], dear: float) -> None:
+    assert followed(*before, *[dear] * SETTLED_AFTER).mean >= dear * (1 - 1e-9)
+
+
+@given(first=VALUES, seconds=st.sampled_from([0.02, 0.1, 1, 8, 60]))
+def test_what_is_past_is_forgotten(first: float, seconds: float) -> None:
+    """In some spans of time at short periods, in some dozens of reads at long ones."""
+    reads = max(64, round(600 / seconds))
+    assert followed(*[first] * 5, *[1.0] * reads, seconds=seconds).mean <= 1.0 + first * 1e-5
+
+
+def test_of_the_first_three_values_the_least_counts() -> None:
+    """A library is loaded, files are opened, garbage is collected: once each."""
+    assert followed(1e9).mean == 1e9
+    assert followed(1e9, 5.0).mean == 5.0
+    assert followed(9e9, 5.0, 1e9).settled == 5.0
+
+
+def test_a_value_now_and_then_counts_by_how_often_it_comes() -> None:
+    values = [100.0 if number % 10 == 0 else 1.0 for number in range(600)]
+    assert followed(*values).mean == pytest.approx(10.9, rel=0.3)
+
+
+def test_it_is_settled_when_there_is_enough_to_judge_by() -> None:
+    assert followed(7.0, 7.0).settled == 0
+    assert followed(7.0, 7.0, 7.0).settled == 7
+    assert Trend(settled_after=1).settled == 0

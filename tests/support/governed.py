@@ -1,0 +1,107 @@
+"""A governor over simulated sources: what each read costs is said by the test, time is simulated."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent.governor import Governed, Governor
+from agent.meter import Cost, Spent
+
+NS = 1_000_000_000
+MS = 1_000_000
+PROBE_EVERY_NS = 60 * NS
+
+
+@dataclass
+class SimulatedSource:
+    """A source with what its reads cost: processor and elapsed milliseconds, as functions of time."""
+
+    name: str
+    period_seconds: float = 1.0
+    cpu_ms: float = 1.0
+    wall_ms: float | None = None
+    probe_cpu_ms: float = 0.0
+    family: str = ""
+    longest_seconds: float = 120.0
+    noise: Callable[[], float] = lambda: 1.0
+
+    @property
+    def governed(self) -> Governed:
+        longest = max(self.longest_seconds, self.period_seconds)
+        family = self.family or self.name
+        return Governed(self.name, family, round(self.period_seconds * NS), round(longest * NS))
+
+    def spent(self, *, probed: bool) -> Spent:
+        factor = self.noise()
+        wall_ms = self.cpu_ms if self.wall_ms is None else self.wall_ms
+        read = Cost(round(self.cpu_ms * factor * MS), round(wall_ms * factor * MS))
+        probe = Cost(round(self.probe_cpu_ms * MS), round(self.probe_cpu_ms * MS))
+        return Spent(read, probe if probed else None)
+
+
+@dataclass
+class Simulation:
+    """Reads every source on its grid, at the stretch that the governor gives."""
+
+    sources: list[SimulatedSource]
+    cpu_ratio: float = 0.01
+    rest_ratio: float = 0.0
+    governor: Governor = field(init=False)
+    now_ns: int = 0
+    changes: list[tuple[int, str, int]] = field(default_factory=list)
+    """Instants, sources and the stretch they were given."""
+
+    def __post_init__(self) -> None:
+        self.governor = Governor(self.cpu_ratio, [source.governed for source in self.sources])
+        self._due = [(0, place) for place in range(len(self.sources))]
+        self._probed_ns = dict.fromkeys((source.name for source in self.sources), -PROBE_EVERY_NS)
+        self._reads_cpu_ns = 0
+        self._rest_cpu_ns = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        end_ns = self.now_ns + round(seconds * NS)
+        while self._due[0][0] <= end_ns:
+            due_ns, place = heapq.heappop(self._due)
+            self._rest_cpu_ns += self.rest_ratio * (due_ns - self.now_ns)
+            self.now_ns = due_ns
+            source = self.sources[place]
+            self._read(source)
+            period_ns = source.governed.period_ns * self.stretch(source.name)
+            heapq.heappush(self._due, ((due_ns // period_ns + 1) * period_ns, place))
+
+    def stretch(self, name: str) -> int:
+        """How far a source is stretched."""
+        return self.governor.loads[name].stretch
+
+    @property
+    def stretched(self) -> dict[str, int]:
+        """All that are."""
+        found = {source.name: self.stretch(source.name) for source in self.sources}
+        return {name: stretch for name, stretch in found.items() if stretch > 1}
+
+    def share(self, source: SimulatedSource) -> float:
+        """The share of a core that a source really takes at its present period."""
+        period_ns = source.governed.period_ns * self.stretch(source.name)
+        probe_ns = source.probe_cpu_ms * MS
+        return source.cpu_ms * MS / period_ns + probe_ns / max(period_ns, PROBE_EVERY_NS)
+
+    @property
+    def shares(self) -> float:
+        """What all sources take."""
+        return sum(self.share(source) for source in self.sources)
+
+    def _read(self, source: SimulatedSource) -> None:
+        probed = self.now_ns - self._probed_ns[source.name] >= PROBE_EVERY_NS
+        if probed:
+            self._probed_ns[source.name] = self.now_ns
+        spent = source.spent(probed=probed)
+        self._reads_cpu_ns += spent.total.cpu_ns
+        before = self.stretched
+        self.governor.took(source.name, spent, self.now_ns)
+        self.governor.decide(self._reads_cpu_ns + round(self._rest_cpu_ns), self.now_ns)
+        for name, stretch in {**dict.fromkeys(before, 1), **self.stretched}.items():
+            if stretch != before.get(name, 1):
+                self.changes.append((self.now_ns, name, stretch))

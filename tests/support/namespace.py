@@ -1,0 +1,57 @@
+"""A network namespace for one test: interfaces that nobody else has, and that go away with it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NEW_NETWORK = 0x40000000  # linux/sched.h, CLONE_NEWNET
+_NO_IPV6 = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+_OWN = "/proc/thread-self/ns/net"
+
+
+@contextmanager
+def network_namespace() -> Iterator[None]:
+    """Take this thread, and what it starts, into a new network namespace. Skips where it may not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.unshare(_NEW_NETWORK):
+            reason = os.strerror(ctypes.get_errno())
+            pytest.skip(f"a network namespace cannot be made here: {reason}")
+        try:
+            # Without addresses of IPv6 nobody but the test sends a packet.
+            if _NO_IPV6.exists():
+                _NO_IPV6.write_text("1")
+            yield
+        finally:
+            if libc.setns(home, _NEW_NETWORK):
+                reason = os.strerror(ctypes.get_errno())
+                pytest.exit(f"there is no way back from a network namespace: {reason}")
+    finally:
+        os.close(home)
+
+
+def ip(*arguments: str) -> Any:
+    """Run the command ip; what it prints with -json. Skips where there is no such command."""
+    try:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("the command ip is missing: install the Debian package iproute2")
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+    return json.loads(done.stdout) if "-json" in arguments else None
+
+
+def veth_pair(one: str, other: str) -> None:
+    """Make a pair of virtual interfaces, and set both up."""
+    ip("link", "add", "name", one, "type", "veth", "peer", "name", other)
+    for name in (one, other):
+        ip("link", "set", name, "up")

@@ -1,0 +1,142 @@
+"""An hour of real RoCE traffic as the capture of a server with four cards.
+
+The switch wrote down how many packets and octets went through each port since the last time, at
+times of its own: every half second or so, with a gap of some 250 s. What went in at the switch port is
+what the server's card sent.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from support.shared import captured
+
+from railscope.capture import About, Capture, Moment
+
+SERVERS = ("F06-12U-GPU-162", "G10-28U-GPU-196", "I10-28U-GPU-256")
+BASE_BYTES = 2**53 + 4
+"""What had been counted before: more than a float tells apart, and a whole number of words."""
+BASE_PACKETS = 2**40
+_WORD_BYTES = 4
+_NS_PER_MS = 1_000_000
+
+
+@dataclass
+class Port:
+    """A card: what it has counted by now, and what the rows say it went on by."""
+
+    interface: str
+    rdma_device: str
+    address: str
+    rows: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    """Milliseconds since 1970: packets and bytes sent, then received."""
+    sent_packets: int = BASE_PACKETS
+    sent_bytes: int = BASE_BYTES
+    received_packets: int = BASE_PACKETS
+    received_bytes: int = BASE_BYTES
+
+    def count(self, row: tuple[int, int, int, int]) -> None:
+        """Go on by a row."""
+        self.sent_packets += row[0]
+        self.sent_bytes += row[1]
+        self.received_packets += row[2]
+        self.received_bytes += row[3]
+
+    def totals(self) -> tuple[int, int, int, int]:
+        """The sums of all rows."""
+        sent_packets, sent_bytes, received_packets, received_bytes = map(
+            sum, zip(*self.rows.values(), strict=True)
+        )
+        return sent_packets, sent_bytes, received_packets, received_bytes
+
+    def show(self, into: Moment) -> None:
+        """Put the counters into a moment, as ethtool and sysfs have them."""
+        into.calls[f"ethtool.statistics({self.interface})"] = {
+            "names": ["rx_packets_phy", "tx_packets_phy", "rx_bytes_phy", "tx_bytes_phy"],
+            "values": [
+                self.received_packets, self.sent_packets, self.received_bytes, self.sent_bytes,
+            ],
+        }  # fmt: skip
+        folder = f"/sys/class/infiniband/{self.rdma_device}/ports/1/counters"
+        for name, value in (
+            ("port_rcv_packets", self.received_packets),
+            ("port_xmit_packets", self.sent_packets),
+            ("port_rcv_data", self.received_bytes // _WORD_BYTES),
+            ("port_xmit_data", self.sent_bytes // _WORD_BYTES),
+        ):
+            into.files[f"{folder}/{name}"] = f"{value}\n"
+
+    def introduce(self, into: Moment) -> None:
+        """Put what does not change into a moment."""
+        root = f"/sys/class/infiniband/{self.rdma_device}"
+        into.links[f"{root}/device"] = f"/sys/devices/pci0000:00/{self.address}"
+        into.names[f"{root}/device/net"] = [self.interface]
+        into.names[f"{root}/ports"] = ["1"]
+        into.names[f"{root}/ports/1/counters"] = [
+            "port_rcv_data", "port_rcv_packets", "port_xmit_data", "port_xmit_packets",
+        ]  # fmt: skip
+        for name, text in (
+            ("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"), ("rate", "200 Gb/sec (4X HDR)"),
+        ):  # fmt: skip
+            into.files[f"{root}/ports/1/{name}"] = f"{text}\n"
+        into.calls[f"ethtool.driver({self.interface})"] = {
+            "driver": "mlx5_core", "version": "", "firmware": "", "bus": self.address,
+        }  # fmt: skip
+
+
+def ports(server: str) -> list[Port]:
+    """The ports of a server, by interface; skips the test where the captures are not there."""
+    files = sorted(captured(f"roce-cluster/{server}").glob("ens*.csv.gz"))
+    found = []
+    for number, file in enumerate(files):
+        interface = file.name.partition("__")[0]
+        port = Port(interface, f"mlx5_{number}", f"0000:{number + 1:02x}:00.0")
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for row in csv.DictReader(lines):
+                port.rows[int(row["SaveTimeUTC"])] = (
+                    int(row["InPkts"]), int(row["InOctets"]),
+                    int(row["OutPkts"]), int(row["OutOctets"]),
+                )  # fmt: skip
+        found.append(port)
+    return found
+
+
+def traffic_capture(server: str, cards: list[Port]) -> Capture:
+    """A capture that begins a second before the first row."""
+    by_time: dict[int, list[Port]] = defaultdict(list)
+    for port in cards:
+        for at_ms in port.rows:
+            by_time[at_ms].append(port)
+    start_ms, end_ms = min(by_time) - 1000, max(by_time)
+    about = About(
+        node=server,
+        boot_id="11111111-2222-3333-4444-555555555555",
+        started_wall_ns=start_ms * _NS_PER_MS,
+        started_boot_ns=0,
+        duration_ns=(end_ms - start_ms) * _NS_PER_MS,
+        origin="traffic at the ports of a real leaf switch",
+    )
+    return Capture(about, (_first(cards), *_moments(by_time, start_ms)))
+
+
+def _first(cards: list[Port]) -> Moment:
+    first = Moment(0)
+    first.names["/sys/class/net"] = [port.interface for port in cards]
+    first.names["/sys/class/infiniband"] = [port.rdma_device for port in cards]
+    for port in cards:
+        port.introduce(first)
+        port.show(first)
+    return first
+
+
+def _moments(by_time: dict[int, list[Port]], start_ms: int) -> Iterator[Moment]:
+    for at_ms in sorted(by_time):
+        moment = Moment((at_ms - start_ms) * _NS_PER_MS)
+        for port in by_time[at_ms]:
+            port.count(port.rows[at_ms])
+            port.show(moment)
+        yield moment

@@ -1,0 +1,42 @@
+"""Simulated network ports, and what one sees of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from railscope.capture import Capture, Json, Timeline
+from railscope.simulator import NodeSpec, simulate
+
+SECONDS, ONSET = 120, 60
+
+
+class Seen:
+    """A capture as one sees it at an offset."""
+
+    def __init__(self, capture: Capture, second: float) -> None:
+        self._timeline = Timeline(capture.moments)
+        self._offset_ns = round(second * 1e9)
+
+    def call(self, key: str) -> Json:
+        return self._timeline.look("calls", key, self._offset_ns)
+
+    def netlink(self, function: str, interface: str) -> Json:
+        return self.call(f"netlink.{function}({interface})")
+
+    def file(self, path: str) -> str:
+        return str(self._timeline.look("files", path, self._offset_ns)).strip()
+
+    def ofed(self, interface: str, path: str) -> str:
+        return self.file(f"/sys/class/net/{interface}/{path}")
+
+    def statistics(self, interface: str) -> dict[str, int]:
+        answer = self.call(f"ethtool.statistics({interface})")
+        return dict(zip(answer["names"], answer["values"], strict=True))
+
+    def cards(self) -> list[str]:
+        return [link["name"] for link in self.call("netlink.links()") if link["index"] > 2]
+
+
+@cache
+def run(scenario: str = "training", nic: str = "cx7", node: str = "gpu-001") -> Capture:
+    return simulate(NodeSpec(node, scenario=scenario, nic=nic), SECONDS, 5)

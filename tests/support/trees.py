@@ -1,0 +1,43 @@
+"""Copied trees of real machines, made whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.clock import ManualClock
+from support.shared import unpacked
+
+from agent.host import Clock
+from agent.host.real import RealHost
+
+PARTS = (
+    "/proc/self$|/proc/26231/(mountstats|net/)|/proc/net/softnet_stat$|/sys/class/(powercap|nvme)"
+    "|/sys/devices/pci0000:00/0000:00:02.1/0000:01:00.0/"
+)
+DRIVE = "sys/devices/pci0000:00/0000:00:02.1/0000:01:00.0/nvme/nvme0"
+
+
+def server_tree(factory: pytest.TempPathFactory) -> Path:
+    """What the archive of a copied /proc and /sys has for the server's own sources.
+
+    The archive holds the folder of a hardware monitor and no link to it in /sys/class: it gets one.
+    """
+    root = unpacked("sysfs/procfs/tree.tar.gz", factory.mktemp("tree"), PARTS)
+    link = root / "sys/class/hwmon/hwmon3"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.is_symlink():
+        link.symlink_to(root / DRIVE / "hwmon3")
+    return root
+
+
+class ClockedTree(RealHost):
+    """A copied tree on a clock of the test."""
+
+    def __init__(self, root: Path, clock: ManualClock) -> None:
+        super().__init__(root)
+        self._manual = clock
+
+    @property
+    def clock(self) -> Clock:
+        return self._manual
