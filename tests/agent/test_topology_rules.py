@@ -14,7 +14,7 @@ from agent.service import Agent
 from agent.source import Verdict
 from agent.sources.rdma import Rdma
 from agent.topology.network import Network, NetworkDevice, Wiring
-from agent.topology.rules import rules
+from agent.topology.rules import ROLES, rules
 from railscope import settings
 from railscope.settings import SettingsError
 
@@ -169,3 +169,13 @@ def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
 
 def test_a_pattern_that_finds_no_number_says_nothing() -> None:
     assert rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"]) is None
+
+
+def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "topology.md").read_text()
+    file = tmp_path / "agent.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
+    assert rules(loaded.topology).rail(["rail7"]) == (7, "topology.rail_pattern matches rail7")
+    for role in ROLES:
+        assert f"| `{role}` |" in page
