@@ -132,7 +132,7 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     rails: Annotated[
         dict[str, int],
-        described("Rail by RDMA device, interface or PCI address: { mlx5_0 = 0 }."),
+        described("Rails, counted from 0, by RDMA device, interface or PCI address."),
     ] = {}
     rail_pattern: Annotated[
         str,
@@ -144,8 +144,9 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
     roles: Annotated[
         dict[str, str],
         described(
-            "Role by RDMA device, interface, PCI address or regular expression for whole names:"
-            " compute, storage, management, bridge, virtual_function. The first that fits counts."
+            "Roles by RDMA device, interface or PCI address, or by regular expression for whole"
+            " names: compute, storage, management, bridge, virtual_function. The first that fits"
+            " counts."
         ),
     ] = {}
     expected_megabits: Annotated[

@@ -103,12 +103,23 @@ def _merge(
             raise SettingsError(message)
         section = _section(known[key])
         if section is None:
-            into[key] = value
+            into[key] = _table(known[key], key, value, where)
         elif isinstance(value, dict):
             _merge(section, into.setdefault(key, {}), value, f"{where} [{key}]")
         else:
             message = f"{where}: {key} is a section: write [{key}] and its settings below"
             raise SettingsError(message)
+
+
+def _table(hint: Any, key: str, value: Any, where: str) -> Any:
+    """A table that comes as text, as from the environment: `{ a = 1 }`. All else is as it was."""
+    if typing.get_origin(hint) is not dict or not isinstance(value, str):
+        return value
+    try:
+        return tomllib.loads(f"{key} = {value}")[key]
+    except tomllib.TOMLDecodeError as error:
+        message = f"{where}: {key} is a table, written like {{ a = 1 }}: {error}"
+        raise SettingsError(message) from error
 
 
 def _section(hint: Any) -> type[msgspec.Struct] | None:

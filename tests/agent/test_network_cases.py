@@ -216,13 +216,15 @@ def test_a_lost_card_was_there_and_is_not_any_more() -> None:
     for name, labels in (
         ("railscope_rdma_port_info", {"device": STRUCK_DEVICE, "rail": "3"}),
         ("railscope_nic_info", {"interface": STRUCK}),
-        ("railscope_pcie_info", {"pci_address": CARD, "role": "nic"}),
+        ("railscope_pcie_link_width_lanes", {"pci_address": CARD}),
         ("railscope_network_link_up", {"interface": STRUCK}),
     ):
         assert series(start(case), name, **labels)
         assert not series(end(case), name, **labels)
     assert value(case, "railscope_kernel_link_changes_total", interface=STRUCK, state="down") == 1
     assert CARD not in recorded(case, "names", "/sys/bus/pci/devices")
+    assert value(case, "railscope_pcie_device_present", pci_address=CARD) == 0
+    assert series(end(case), "railscope_pcie_info", pci_address=CARD, role="nic")
     folder = f"/sys/bus/pci/devices/{ABOVE}"
     assert "SDES 1\n" in recorded(case, "files", f"{folder}/aer_dev_fatal")
     assert recorded(case, "files", f"{folder}/current_link_width") == "0\n"
@@ -240,6 +242,7 @@ def test_a_card_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
         )
     ]
     assert sorted(shares) == [0.5, 1.0]
+    assert value(case, "railscope_pcie_path_state", pci_address=CARD, state="degraded") == 1
     errors = {"pci_address": CARD, "severity": "correctable", "error": "BadTLP"}
     assert value(case, "railscope_pcie_aer_errors_total", **errors) == 40
     assert grown(case, PFC_SENT_SECONDS, interface=STRUCK) > 0.05 * (SECONDS - ONSET)

@@ -14,7 +14,7 @@ from agent.service import Agent
 from agent.source import Verdict
 from agent.sources.rdma import Rdma
 from agent.topology.network import Network, NetworkDevice, Wiring
-from agent.topology.rules import rules
+from agent.topology.rules import ROLES, rules
 from railscope import settings
 from railscope.settings import SettingsError
 
@@ -177,3 +177,11 @@ def test_the_speed_of_a_link_is_that_of_its_name_or_else_of_its_role() -> None:
     assert given.speed(["ens1", "mlx5_0", "compute"]) == 200_000
     assert given.speed(["ens2", "mlx5_3", "compute"]) == 400_000
     assert given.speed(["eth0", "management"]) is None
+def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "topology.md").read_text()
+    file = tmp_path / "agent.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
+    assert rules(loaded.topology).rail(["rail7"]) == (7, "topology.rail_pattern matches rail7")
+    for role in ROLES:
+        assert f"| `{role}` |" in page

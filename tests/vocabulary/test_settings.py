@@ -117,6 +117,29 @@ def test_the_sample_file_shows_the_defaults(tmp_path: Path, kind: type[msgspec.S
     assert load(kind, file=file, environment={}, prefix="T_") == kind()
 
 
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    numbers: Annotated[dict[str, int], described("Numbers by name.")] = {}
+
+
+def test_a_table_comes_from_the_environment_as_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("numbers = { one = 1 }\n")
+    assert load(Named, file=file, environment={}, prefix="T_").numbers == {"one": 1}
+    for text, expected in (("{ two = 2, 'a.b' = 3 }", {"two": 2, "a.b": 3}), ("{}", {})):
+        environment = {"T_NUMBERS": text}
+        found = load(Named, file=file, environment=environment, prefix="T_")
+        assert found.numbers == expected
+    assert dict(fields(Named))["numbers"].default == {}
+
+
+@pytest.mark.parametrize("text", ["one", "", "{ one }"])
+def test_a_table_that_is_none_says_how_to_write_it(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"numbers is a table, written like \{ a = 1 \}"):
+        load(Named, file=None, environment={"T_NUMBERS": text}, prefix="T_")
+    with pytest.raises(SettingsError, match="int"):
+        load(Named, file=None, environment={"T_NUMBERS": "{ one = 'x' }"}, prefix="T_")
+
+
 def test_every_setting_of_the_agent_is_described() -> None:
     assert [
         key for key, field in fields(AgentSettings) if not field.description.endswith(".")
