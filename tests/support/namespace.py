@@ -6,7 +6,9 @@ import ctypes
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 _NEW_NETWORK = 0x40000000  # linux/sched.h, CLONE_NEWNET
 _NO_IPV6 = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+PATIENCE_SECONDS = 20
 _OWN = "/proc/thread-self/ns/net"
 
 
@@ -55,3 +58,18 @@ def veth_pair(one: str, other: str) -> None:
     ip("link", "add", "name", one, "type", "veth", "peer", "name", other)
     for name in (one, other):
         ip("link", "set", name, "up")
+    comes_true(lambda: {state(one), state(other)} == {"UP"})
+
+
+def state(name: str) -> str:
+    """The operational state of an interface, as ip words it."""
+    (link,) = ip("-json", "link", "show", name)
+    return str(link["operstate"])
+
+
+def comes_true(condition: Callable[[], bool]) -> None:
+    """Wait for what the kernel does in its own time, as it does with operational states."""
+    deadline, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "the kernel does not do it"
+        pause.wait(0.01)
