@@ -64,6 +64,7 @@ def _interface_files(cable: Cable) -> dict[str, Json]:
         "operstate": "up" if cable.up else "down",
         "address": port.mac,
         "dev_port": 0,
+        "phys_port_name": "p0",
     }
 
 

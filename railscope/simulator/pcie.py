@@ -71,6 +71,7 @@ def _facts(device: PciDevice) -> dict[str, Json]:
         "class": f"0x{device.pci_class:06x}",
         "numa_node": device.numa_node,
         "local_cpulist": CPU_LISTS[device.numa_node],
+        "power_state": "D0",
     }
 
 

@@ -8,6 +8,7 @@ from railscope.capture import SECTIONS, About, Capture, Json, Moment
 from railscope.simulator import (
     driver_files,
     ethernet_settings,
+    folders,
     host,
     links,
     neighbours,
@@ -67,7 +68,7 @@ def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[Momen
     views = (
         Nvml(model).show, driver_files.show, rdma.show, nic.show, links.show,
         ethernet_settings.show, transceivers.show, neighbours.show, ofed_files.show, pcie.show,
-        host.show, KernelLog(model).show, Removal().show,
+        folders.show, host.show, KernelLog(model).show, Removal().show,
     )  # fmt: skip
     known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for offset_ns in range(0, duration_ns + 1, step_ns):

@@ -198,3 +198,26 @@ def test_gids_name_the_interface_and_their_type() -> None:
     mac = seen.ofed("ens4f0np0", "address").replace(":", "")
     assert len(local) == 39
     assert local.replace(":", "")[-6:] == mac[-6:]
+
+
+@pytest.mark.parametrize("nic", NICS)
+def test_folders_of_interfaces_lead_to_the_device_and_back(nic: str) -> None:
+    capture = run(nic=nic)
+    start, seen = capture.moments[0], Seen(capture, 0)
+    for interface in seen.cards():
+        folder = f"/sys/class/net/{interface}"
+        assert {"device", "carrier", "mtu", "phys_port_name"} <= set(start.names[folder])
+        (device,) = start.names[f"{folder}/device/infiniband"]
+        assert start.names[f"/sys/class/infiniband/{device}/device/net"] == [interface]
+        address = start.links[f"{folder}/device"].rpartition("/")[2]
+        driver = start.links[f"{folder}/device/driver"]
+        assert driver == start.links[f"/sys/bus/pci/devices/{address}/driver"]
+        files = {
+            path.rpartition("/")[2]
+            for path, text in start.files.items()
+            if path.startswith(f"/sys/bus/pci/devices/{address}/") and not isinstance(text, dict)
+        }
+        assert files | {"driver", "net", "infiniband"} <= set(start.names[f"{folder}/device"])
+    assert "device" not in start.names["/sys/class/net/lo"]
+    told = {name for name in seen.cards() if "ecn" in start.names[f"/sys/class/net/{name}"]}
+    assert len(told) == {"cx7": 10, "mixed": 6}.get(nic, 0)
