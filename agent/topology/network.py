@@ -74,7 +74,8 @@ class Network:
     """All network devices of a server in bus order, and the GPUs they serve.
 
     `gpu_rails` gives the rail of a GPU by its PCI address, `gpu_cards` the card it uses. `problems`
-    are settings that contradict what is there, or each other.
+    are settings that contradict what is there, or each other; `unused` are names in the settings
+    that nothing here has.
     """
 
     devices: tuple[NetworkDevice, ...] = ()
@@ -82,6 +83,7 @@ class Network:
     gpu_rails: Mapping[str, int] = field(default_factory=dict)
     gpu_cards: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     def at(self, address: str) -> NetworkDevice:
         """The device at a PCI address."""
@@ -119,7 +121,8 @@ class Wiring:
         rails = {gpu.address: rail for gpu, rail in zip(gpus, seating.rails, strict=True)}
         if self.rules.name_rails:
             rails = _rails_by_card(cards, rails, final)
-        return Network(tuple(final), tuple(gpus), rails, cards, tuple(problems))
+        unused = self.rules.unused(name for device in final for name in device.names)
+        return Network(tuple(final), tuple(gpus), rails, cards, tuple(problems), unused)
 
     def _first(self, host: Host, device: NetworkDevice) -> NetworkDevice:
         """What is known of a role before any rail is."""
@@ -181,8 +184,6 @@ def _named(host: Host, devices: list[PciDevice]) -> list[NetworkDevice]:
     there = {d.address for d in devices if d.role == pci.NIC}
     found = []
     for address in sorted(there | set(rdma.values()) | set(interfaces.values())):
-        if not address:
-            continue
         names_ = tuple(name for name, at in rdma.items() if at == address)
         nets = [name for name, at in interfaces.items() if at == address]
         nets += [net for name in names_ for net in names(host, f"{RDMA}/{name}/device/net")]

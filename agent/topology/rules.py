@@ -52,6 +52,13 @@ class Rules:
                     return role, f"topology.roles has {pattern.pattern}"
         return None
 
+    def unused(self, names: Iterable[str]) -> tuple[str, ...]:
+        """What the settings call by names that are not among these."""
+        told = set(names)
+        patterns = [pattern for pattern, _ in self.roles]
+        strange = [p.pattern for p in patterns if not any(map(p.fullmatch, told))]
+        return (*(name for name in self.rails if name not in told), *strange)
+
     @property
     def name_rails(self) -> bool:
         """Whether names have a say in rails."""

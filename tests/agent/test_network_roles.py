@@ -141,6 +141,20 @@ def test_bridges_to_nvswitches_are_described_and_not_measured() -> None:
     assert measured == {f"mlx5_{n}" for n in range(12)}
 
 
+def test_the_interface_of_a_bridge_is_not_measured() -> None:
+    host = FakeHost()
+    rail(host, 0, "mlx5_0")
+    address = alone(host, 0x70, "mlx5_1", interface="ibp113s0")
+    host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
+    host.calls["ethtool.driver(ibp113s0)"] = {
+        "driver": "mlx5_core", "version": "", "firmware": "", "bus": address,
+    }  # fmt: skip
+    host.calls["ethtool.statistics(ibp113s0)"] = {"names": ["rx_bytes_phy"], "values": [1]}
+    inventory = Nic().probe(host)
+    assert inventory.columns == ()
+    assert [entity.facts["role"] for entity in inventory.bystanders] == ["bridge"]
+
+
 def test_a_bridge_at_the_switch_of_a_gpu_takes_no_rail() -> None:
     host = FakeHost()
     card = rail(host, 0, "mlx5_1")

@@ -167,6 +167,15 @@ def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
     assert named(network, "mlx5_3").facts == {"role": "storage"}
 
 
+def test_names_that_nothing_here_has_are_told() -> None:
+    given = {
+        "rails": {"mlx5_2": 0, "mlx5_O": 1},
+        "roles": {"store.*": "storage", "eth9": "storage"},
+    }
+    network = look(server(), **given)
+    assert (network.unused, network.problems) == (("mlx5_O", "eth9"), ())
+
+
 def test_a_pattern_that_finds_no_number_says_nothing() -> None:
     assert rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"]) is None
 
