@@ -149,6 +149,13 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
             " counts."
         ),
     ] = {}
+    expected_megabits: Annotated[
+        dict[str, int],
+        described(
+            "Line rate (Mb/s) that a link should have, by RDMA device, interface, PCI address or role;"
+            " else what card and cable can do."
+        ),
+    ] = {}
     nccl_file: Annotated[
         str,
         described("NCCL topology file (XML) that goes before the PCI tree, as in a cloud's guest."),

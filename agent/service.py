@@ -107,7 +107,7 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Nic(periods.nic, wiring),
         Link(periods.link),
         LinkErrors(periods.link),
-        NicSettings(periods.nic_settings),
+        NicSettings(periods.nic_settings, wiring),
         Optics(periods.optics),
         Neighbour(periods.neighbour),
         Pcie(periods.pcie),

@@ -121,7 +121,7 @@ def _server(fabric: Fabric, folder: Path, window: float | None) -> Server:
     port = free_port()
     lane = ["--window", str(window)] if window else []
     command = [
-        sys.executable, "-m", "bench.node", "--root", str(fabric.root), "--answers",
+        sys.executable, "-m", "bench.installed", "bench.node", "--root", str(fabric.root), "--answers",
         str(fabric.answers), "--listen", f"{HOST}:{port}", "--state-directory",
         str(folder / "state"), *lane,
     ]  # fmt: skip

@@ -162,7 +162,7 @@ def agent_server(root: Path, folder: Path, period_seconds: float) -> Server:
         **UNBOUNDED,
     }
     return Server(
-        [sys.executable, "-m", *command], port=port, log=folder / "agent.log",
+        [sys.executable, "-m", "bench.installed", *command], port=port, log=folder / "agent.log",
         ready_path="/-/ready", environment=environment,
     )  # fmt: skip
 

@@ -95,11 +95,21 @@ def _server(plan: Plan, url: str, state: Path, calls: Path) -> Server:
     common = ["--root", str(plan.root), "--listen", f"{HOST}:{port}", "--collector", url,
               "--state-directory", str(state)]  # fmt: skip
     if plan.answers:
-        command = [sys.executable, "-m", "bench.node", *common, "--answers", str(plan.answers),
+        command = [sys.executable, "-m", "bench.installed", "bench.node", *common, "--answers", str(plan.answers),
                    "--period", str(plan.period_seconds), "--push-seconds", str(plan.push_seconds), "--calls", str(calls)]  # fmt: skip
         return Server(command, port=port, log=plan.folder / "node.log", ready_path="/-/ready")
     period = str(plan.period_seconds)
-    command = [sys.executable, "-m", "railscope", "agent", "run", "--node", "bench-node", *common]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.installed",
+        "railscope",
+        "agent",
+        "run",
+        "--node",
+        "bench-node",
+        *common,
+    ]
     names = ("RDMA", "GPU", "NIC", "KERNEL", "AGENT")
     environment = {f"RAILSCOPE_AGENT_PERIODS__{name}": period for name in names}
     environment |= UNBOUNDED

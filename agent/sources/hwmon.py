@@ -1,10 +1,10 @@
 """Hardware monitors: temperatures, fans, voltages, currents, power, energy, with limits and alarms.
 
 Files and units: torvalds/linux Documentation/hwmon/sysfs-interface.rst. The numbers in hwmonN
-follow the order in which drivers came up, so a chip is known by its name and by where it sits: the
-PCI address, else the name of its device (coretemp.0, 3-0048), and both where chips share an
-address, as the sensors of memory modules do (0000:00:1f.4/0-0018). A sensor is known by its
-label where the chip gives each label once, and by its channel (temp2) otherwise.
+follow the order in which drivers came up, so a chip is known by its name and by where it sits: its
+PCI address (0000:01:00.0), with the place on the bus behind it if there is one
+(0000:00:1f.4/0-0018), else the name of its device (coretemp.0). A sensor is known by its label
+where the chip gives each label once, and by its channel (temp2) otherwise.
 
 Some chips are asked over slow buses (I2C, IPMI behind ACPI) or with a firmware command (NVMe): the
 source has a thread of its own.
@@ -37,14 +37,20 @@ _VALUES: dict[tuple[str, str], Metric] = {
     ("in", "input"): c.VOLTAGE,
     ("curr", "input"): c.CURRENT,
 }
-_LIMITS: dict[str, tuple[Metric, frozenset[str]]] = {
-    "temp": (c.TEMPERATURE_LIMIT, frozenset({"min", "max", "crit", "emergency", "lcrit"})),
-    "fan": (c.FAN_LIMIT, frozenset({"min", "max"})),
-    "power": (c.POWER_LIMIT, frozenset({"cap", "max", "crit"})),
-    "in": (c.VOLTAGE_LIMIT, frozenset({"min", "max", "crit", "lcrit"})),
-    "curr": (c.CURRENT_LIMIT, frozenset({"min", "max", "crit", "lcrit"})),
+_LIMITS: dict[tuple[str, str], Metric] = {
+    (kind, item): metric
+    for kind, metric, items in (
+        ("temp", c.TEMPERATURE_LIMIT, ("min", "max", "crit", "emergency", "lcrit")),
+        ("fan", c.FAN_LIMIT, ("min", "max")),
+        ("power", c.POWER_LIMIT, ("cap", "max", "crit")),
+        ("in", c.VOLTAGE_LIMIT, ("min", "max", "crit", "lcrit")),
+        ("curr", c.CURRENT_LIMIT, ("min", "max", "crit", "lcrit")),
+    )
+    for item in items
 }
 _ALARM = re.compile(r"(?:(?P<limit>\w+)_)?(?P<kind>alarm|fault)")
+_BUS_ADDRESS = re.compile(r"[0-9a-f]+(-[0-9a-f]+|(:[0-9a-f]+)+)")
+"""The place of a device on a bus behind a PCI device: I2C (0-0018), SCSI (0:0:0:0); not nvme0."""
 _COLDEST, _HOTTEST = -273_150, 1_000_000
 """Limits of a temperature in millidegrees beyond which none is set: drives say 0 K and 65535 K."""
 
@@ -99,25 +105,21 @@ class Hwmon:
 
 def _chips(host: Host) -> list[_Chip]:
     """All chips, each under an identity of its own."""
-    found = []
+    taken: Counter[tuple[str, str]] = Counter()
+    chips = []
     for entry in names(host, ROOT):
         folder = f"{ROOT}/{entry}"
+        address = _address(host, folder)
         files = _sensor_files(host, folder)
         if not files:  # drivers of old keep them at the device
             folder = f"{folder}/device"
             files = _sensor_files(host, folder)
-        if files:
-            found.append((folder, text(host, f"{folder}/name") or "unnamed", files))
-    places = [(name, *_place(host, f"{ROOT}/{folder.split('/')[4]}")) for folder, name, _ in found]
-    shared = Counter((name, bus) for name, bus, _ in places)
-    taken: Counter[tuple[str, str]] = Counter()
-    chips = []
-    for (folder, name, files), (_, bus, leaf) in zip(found, places, strict=True):
-        address = bus if shared[name, bus] == 1 else f"{bus}/{leaf}".strip("/")
+        if not files:
+            continue
+        name = text(host, f"{folder}/name") or "unnamed"
         taken[name, address] += 1
-        if taken[name, address] > 1:
-            address = f"{address}#{taken[name, address]}"
-        chips.append(_Chip(folder, name, address, files))
+        twins = taken[name, address]
+        chips.append(_Chip(folder, name, f"{address}#{twins}" if twins > 1 else address, files))
     return chips
 
 
@@ -125,15 +127,18 @@ def _sensor_files(host: Host, folder: str) -> tuple[str, ...]:
     return tuple(file for file in names(host, folder) if _FILE.fullmatch(file))
 
 
-def _place(host: Host, folder: str) -> tuple[str, str]:
-    """The PCI address and the name of a chip's device; the name alone where it is on no PCI bus."""
+def _address(host: Host, folder: str) -> str:
+    """Where a chip sits, by what does not change with a reboot; empty for a virtual one."""
     try:
         device = host.resolve(f"{folder}/device")
     except OSError:
-        return "", ""
+        return ""
     leaf = device.rsplit("/", 1)[-1]
     _, *addresses = pci_path(device)
-    return (addresses[-1] if addresses else leaf), leaf
+    if not addresses:
+        return leaf
+    below = leaf != addresses[-1] and _BUS_ADDRESS.fullmatch(leaf)
+    return f"{addresses[-1]}/{leaf}" if below else addresses[-1]
 
 
 def _labels(host: Host, chip: _Chip) -> dict[str, str]:
@@ -160,8 +165,7 @@ def _column(chip: _Chip, labels: dict[str, str], file: str) -> tuple[Metric, Ent
     sensor = Entity(SENSOR, (chip.name, chip.address, labels[match["channel"]]))
     if metric := _VALUES.get((kind, item)):
         return metric, sensor
-    metric, limits = _LIMITS.get(kind, (c.ALARM, frozenset[str]()))
-    if item in limits:
+    if metric := _LIMITS.get((kind, item)):
         return metric, sensor.part(SENSOR_LIMIT, item)
     if alarm := _ALARM.fullmatch(item):
         what = alarm["limit"] or ("any" if alarm["kind"] == "alarm" else "fault")

@@ -19,6 +19,7 @@ from agent.source import Finding, Verdict
 from agent.sources.look import Look, Looking
 from agent.sources.settings import files, netlink
 from agent.sources.settings.card import NET, PRIORITIES, Card, Told, card, physical_interfaces
+from agent.topology.network import Network, Wiring
 from railscope.catalog import nic_settings as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC_SETTINGS
@@ -60,28 +61,22 @@ Question = Callable[[], Told]
 
 
 class NicSettings(Looking):
-    """Settings of every physical interface.
-
-    `expected_megabits` says for an interface what speed its link should have, in Mb/s, or None where
-    that is known no better than from what the card can do.
-    """
+    """Settings of every physical interface."""
 
     name = "nic_settings"
     family = "nic_settings"
     changed = c.SETTING_EVENT
 
-    def __init__(
-        self,
-        period_seconds: float = 60.0,
-        expected_megabits: Callable[[str], int | None] = lambda _: None,
-    ) -> None:
+    def __init__(self, period_seconds: float = 60.0, wiring: Wiring | None = None) -> None:
         super().__init__()
         self.period_seconds = period_seconds
-        self._expected_megabits = expected_megabits
+        self._wiring = wiring or Wiring()
+        self._network = Network()
 
     def look(self, host: Host) -> Look:
         """Ask every card everything."""
         look = Look()
+        self._network = self._wiring.look(host)
         interfaces = physical_interfaces(host)
         for interface in interfaces:
             self._look_at(host, card(host, interface), look)
@@ -135,7 +130,9 @@ class NicSettings(Looking):
 
     def _expected_speed(self, card: Card) -> Told:
         told = Told(card.interface)
-        speed = self._expected_megabits(card.interface)
+        role = self._network.at(card.pci_address).role
+        names = (card.interface, card.rdma_device, card.pci_address, role)
+        speed = self._wiring.rules.speed(names)
         if speed is not None:
             told.put(c.EXPECTED_SPEED, speed)
         return told

@@ -8,7 +8,7 @@ are carried on to 64; those that stick at their end are counted as saturated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import ge
 
@@ -79,7 +79,10 @@ class Rdma:
             columns.add(file.metric, file.about)
         ports = [pair for device in devices for pair in device.ports]
         self._optional = [
-            optional for _, port in ports if (optional := _optional(host, port, files, columns))
+            optional
+            for device in devices
+            for _, port in device.ports
+            if (optional := _optional(host, device.driver, port, columns))
         ]
         self._saturated = _saturated(files, columns)
         self._first_state = len(columns.columns)
@@ -213,15 +216,13 @@ def _netlink(host: Host, port: Entity) -> dict[str, int]:
     return told
 
 
-def _optional(
-    host: Host, port: Entity, files: Iterable[CounterFile], columns: Columns
-) -> _Optional | None:
+def _optional(host: Host, driver: str, port: Entity, columns: Columns) -> _Optional | None:
+    """The optional counters of a port that are switched on, and columns for them."""
     try:
         told = _netlink(host, port)
     except OSError:
         return None
-    taken = {file.metric for file in files if file.about == port}
-    driver = rdma_driver(port.facts.get("driver", ""), port.key[0])
+    taken = {metric for metric, about in columns.columns if about == port}
     found = {}
     for name in sorted(told.keys() & catalog.OPTIONAL):
         metric, about = catalog.meaning(driver, name), port

@@ -28,6 +28,7 @@ class Rules:
     rails: Mapping[str, int] = field(default_factory=dict)
     roles: Sequence[tuple[re.Pattern[str], str]] = ()
     rail_pattern: re.Pattern[str] | None = None
+    expected_megabits: Mapping[str, int] = field(default_factory=dict)
     tree: NcclTopology | None = None
 
     def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
@@ -55,9 +56,14 @@ class Rules:
     def unused(self, names: Iterable[str]) -> tuple[str, ...]:
         """What the settings call by names that are not among these."""
         told = set(names)
-        patterns = [pattern for pattern, _ in self.roles]
-        strange = [p.pattern for p in patterns if not any(map(p.fullmatch, told))]
-        return (*(name for name in self.rails if name not in told), *strange)
+        plain = dict.fromkeys((*self.rails, *self.expected_megabits))
+        patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, told))]
+        return (*(name for name in plain if name not in told and name not in ROLES), *patterns)
+
+    def speed(self, names: Iterable[str]) -> int | None:
+        """The line rate in Mb/s that a link should have, by its names and its role."""
+        told = (self.expected_megabits.get(name) for name in names)
+        return next((speed for speed in told if speed is not None), None)
 
     @property
     def name_rails(self) -> bool:
@@ -71,8 +77,13 @@ def rules(settings: TopologySettings) -> Rules:
         if rail < 0:
             message = f"topology.rails: {name} = {rail}: rails are counted from 0"
             raise SettingsError(message)
+    for name, megabits in settings.expected_megabits.items():
+        if megabits <= 0:
+            message = f"topology.expected_megabits: {name} = {megabits}: write Mb/s, as 400000"
+            raise SettingsError(message)
     roles = [_role(name, role) for name, role in settings.roles.items()]
-    found = Rules(settings.rails, roles, _pattern(settings.rail_pattern), _tree(settings.nccl_file))
+    pattern, tree = _pattern(settings.rail_pattern), _tree(settings.nccl_file)
+    found = Rules(settings.rails, roles, pattern, settings.expected_megabits, tree)
     for name in settings.rails:
         given = found.role([name])
         if given and given[0] != COMPUTE:

@@ -122,7 +122,9 @@ def _markdown_row(metric: Metric) -> str:
             f"Sticks at its highest value ({metric.wraps_at_bits} bits): at least that many."
         )
     elif metric.wraps_at_bits != 64:  # noqa: PLR2004 - the usual width needs no note
-        notes.append(f"{metric.wraps_at_bits} bits wide in hardware, wraps.")
+        notes.append(
+            f"{metric.wraps_at_bits} bits wide in hardware; the agent carries it on to 64."
+        )
     if metric.states:
         notes.append("States: " + ", ".join(metric.states.values()) + ".")
     notes += [f"{tool}: {names}." for tool, names in metric.other_names.items()]

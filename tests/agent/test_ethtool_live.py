@@ -78,6 +78,16 @@ def test_a_virtual_pair_tells_driver_and_statistics(ethtool: Ethtool, veth: str)
     assert found["peer_ifindex"] == int((NET / OTHER / "ifindex").read_text())
 
 
+def test_names_are_decoded_once_and_are_those_of_the_kernel_each_time(
+    ethtool: Ethtool, veth: str
+) -> None:
+    first, second = (ethtool.call("statistics", veth) for _ in range(2))
+    assert second["names"] is first["names"]
+    other = Ethtool()
+    assert other.call("statistics", veth)["names"] == first["names"]
+    other.close()
+
+
 def test_a_list_that_changed_its_length_is_read_anew(ethtool: Ethtool, veth: str) -> None:
     """More queues, more statistics: names and values must still belong together."""
     before = ethtool.call("statistics", veth)["names"]

@@ -121,6 +121,19 @@ def test_the_number_of_a_chip_does_not_matter() -> None:
     }
 
 
+def test_where_a_chip_sits_does_not_depend_on_the_others() -> None:
+    bus = "/sys/devices/pci0000:00/0000:00:1f.4"
+    alone = FakeHost()
+    add_chip(alone, 4, "spd5118", f"{bus}/i2c-0/0-0051", temp1_input="42000")
+    add_chip(alone, 5, "drivetemp", f"{bus}/ata1/host0/target0:0:0/0:0:0:0", temp1_input="30000")
+    add_chip(alone, 6, "nvme", f"{bus}/nvme/nvme7", temp1_input="40000")
+    assert set(numbers(read_once(Hwmon(), alone).frame)) == {
+        (TEMPERATURE, ("spd5118", "0000:00:1f.4/0-0051", "temp1")),
+        (TEMPERATURE, ("drivetemp", "0000:00:1f.4/0:0:0:0", "temp1")),
+        (TEMPERATURE, ("nvme", "0000:00:1f.4", "temp1")),
+    }
+
+
 def test_labels_that_come_twice_and_chips_without_a_place_stay_apart() -> None:
     host = FakeHost()
     add_chip(host, 0, "odd", temp1_input="1000", temp1_label="CPU", in1_input="1", in1_label="CPU")

@@ -29,6 +29,8 @@ from support.reading import ORIGIN, numbers, read_once, readings
 from agent.reader import Reader
 from agent.source import Verdict
 from agent.sources.nic_settings import NicSettings
+from agent.topology.network import Wiring
+from agent.topology.rules import Rules
 from railscope.reading import Absent
 
 ETH0 = ("eth0",)
@@ -300,7 +302,8 @@ def test_the_expected_speed_is_the_highest_both_sides_can(
 def test_a_speed_that_is_known_better_is_what_is_expected() -> None:
     host = mainline()
     add_nic(host, "eth1")
-    source = NicSettings(expected_megabits={"eth0": 200_000, "eth1": 25_000}.get)
+    rules = Rules(expected_megabits={"eth0": 200_000, "eth1": 25_000})
+    source = NicSettings(wiring=Wiring(rules))
     found = numbers(read_once(source, host).frame)
     assert found[SPEED, ("eth0",)] == 200_000 * BYTES_OF_A_MEGABIT
     assert found[SPEED, ("eth1",)] == 25_000 * BYTES_OF_A_MEGABIT, "though the driver tells nothing"

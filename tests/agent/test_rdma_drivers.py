@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import groupby
 
 import pytest
 from support.machine import FakeHost
@@ -209,6 +210,30 @@ def test_a_subfunction_is_known_by_the_driver_of_its_own_bus() -> None:
         assert frame is not None
         assert readings(frame)[drops] == carried, "mlx5 wraps at 32 bits"
     assert frame.schema.entities[0].facts["driver"] == "mlx5_core.sf"
+
+
+def test_the_files_of_a_set_are_read_back_to_back_and_its_lifespan_never() -> None:
+    """The first file of a set makes the driver refresh all of it."""
+    order: list[str] = []
+
+    def seen(path: str) -> Callable[[], str]:
+        return lambda: order.append(path.rpartition("/")[0]) or "1"  # type: ignore[func-returns-value]
+
+    sets = {
+        "ports/1/hw_counters": ("out_of_buffer", "np_cnp_sent", "new"),
+        "ports/1/counters": ("link_downed", "port_xmit_data", "other"),
+        "ports/2/hw_counters": ("out_of_buffer", "np_cnp_sent", "new"),
+        "hw_counters": ("packet_seq_err", "new"),
+    }
+    files = [f"{folder}/{name}" for folder, names in sets.items() for name in (*names, "lifespan")]
+    host = machine("mlx5_0", {path: seen(path) for path in files}, "mlx5_core")
+    reader = Reader(Rdma(), host, ORIGIN)
+    reader.run()
+    order.clear()
+    reader.run()
+    found = {folder: len(list(reads)) for folder, reads in groupby(order)}
+    assert found == {folder: len(names) for folder, names in sets.items()}
+    assert len(order) == 3 * 3 + 2, "no lifespan"
 
 
 def test_resources_are_present_values() -> None:

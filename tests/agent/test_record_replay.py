@@ -33,6 +33,9 @@ from railscope.frame import Frame, Instant
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 TICKS = 6
+AROUND = {
+    "protocols", "bonds", "gpudirect", "nfs", "lustre", "ceph", "nvme", "rapl", "hwmon", "edac",
+}  # fmt: skip
 Change = Callable[[TreeHost, Path], None]
 
 
@@ -52,6 +55,8 @@ def nothing(host: TreeHost, root: Path) -> None:
 def traffic(host: TreeHost, root: Path) -> None:
     counter(root, "mlx5_0").write_text("12345678901234567890")
     host.tell_card(2)
+    (root / "sys/class/powercap/intel-rapl:0/energy_uj").write_text("240822366267\n")
+    (root / "proc/net/softnet_stat").write_text("00000001 00000012 00000003\n")
 
 
 def loss(host: TreeHost, root: Path) -> None:
@@ -110,6 +115,14 @@ def test_a_replay_says_what_the_machine_said(tmp_path: Path) -> None:
     for before, after in zip(live, again, strict=True):
         assert after == before
     assert sum(len(frame.events) for frame in again) == 1
+    assert {frame.schema.stream for frame in again} >= AROUND
+    (energy,) = {
+        reading
+        for frame in again[len(again) // 2 :]
+        if frame.schema.stream == "rapl"
+        for _, _, reading in frame.readings()
+    }
+    assert energy == 400_000_000, "what compares two looks does so in a replay"
     assert any(frame.reasons for frame in again)
 
 

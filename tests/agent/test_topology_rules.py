@@ -53,6 +53,7 @@ def cards(network: Network) -> dict[str, int | None]:
         ({"rails": {"mlx5_0": -1}}, "topology.rails: mlx5_0 = -1: rails are counted from 0"),
         ({"roles": {"mlx5_0": "fast"}}, "mlx5_0 = 'fast': the roles are compute, storage"),
         ({"roles": {"mlx5_(": "storage"}}, r"topology.roles: 'mlx5_\(' is no regular expression"),
+        ({"expected_megabits": {"compute": 0}}, "expected_megabits: compute = 0: write Mb/s"),
         ({"rail_pattern": "rail["}, "topology.rail_pattern: 'rail\\[' is no regular expression"),
         ({"rail_pattern": r"rail(\d+)"}, r"has no group \(\?P<rail>"),
         ({"nccl_file": "/nowhere/topo.xml"}, "nccl_file: /nowhere/topo.xml cannot be read: No such"),
@@ -172,14 +173,20 @@ def test_names_that_nothing_here_has_are_told() -> None:
         "rails": {"mlx5_2": 0, "mlx5_O": 1},
         "roles": {"store.*": "storage", "eth9": "storage"},
     }
-    network = look(server(), **given)
-    assert (network.unused, network.problems) == (("mlx5_O", "eth9"), ())
+    speeds = {"compute": 400_000, "mlx5_0": 200_000, "mlx5_8": 200_000}
+    network = look(server(), **given, expected_megabits=speeds)
+    assert (network.unused, network.problems) == (("mlx5_O", "mlx5_8", "eth9"), ())
 
 
 def test_a_pattern_that_finds_no_number_says_nothing() -> None:
     assert rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"]) is None
 
 
+def test_the_speed_of_a_link_is_that_of_its_name_or_else_of_its_role() -> None:
+    given = rules(TopologySettings(expected_megabits={"compute": 400_000, "ens1": 200_000}))
+    assert given.speed(["ens1", "mlx5_0", "compute"]) == 200_000
+    assert given.speed(["ens2", "mlx5_3", "compute"]) == 400_000
+    assert given.speed(["eth0", "management"]) is None
 def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "topology.md").read_text()
     file = tmp_path / "agent.toml"

@@ -27,6 +27,34 @@ PROC = {
     "sys/kernel/osrelease": "6.8.0\n",
     "sys/kernel/random/boot_id": "11111111-2222-3333-4444-555555555555\n",
 }
+AROUND = {
+    "proc/driver/nvidia-fs/stats": "IO stats: Enabled, peer IO stats: Disabled\nActive Process: 2\n"
+    "Reads : n=3 ok=3 err=0 readMiB=9 io_state_err=0\n",
+    "proc/self/mountstats": "device filer:/data mounted on /data with fstype nfs4 statvers=1.1\n"
+    "\topts:\trw,vers=4.2,proto=tcp,sec=sys\n\tage:\t60\n\tbytes:\t1 2 3 4 5 6 7 8\n"
+    "\txprt:\ttcp 832 0 1 0 11 64 64 0 121 0 24 26 57\n"
+    "\t        READ: 10 12 1 2080 40960 5 60 70 2\n\n",
+    "proc/self/net/snmp": "Tcp: CurrEstab RetransSegs\nTcp: 7 42\n",
+    "proc/net/softnet_stat": "00000001 00000002 00000003\n",
+    "sys/class/hwmon/hwmon0/name": "acpitz\n",
+    "sys/class/hwmon/hwmon0/temp1_input": "27800\n",
+    "sys/class/net/bonding_masters": "bond0\n",
+    "sys/class/net/bond0/bonding/mode": "active-backup 1\n",
+    "sys/class/net/bond0/bonding/mii_status": "up\n",
+    "sys/class/net/bond0/bonding/slaves": "eth0\n",
+    "sys/class/net/eth0/bonding_slave/mii_status": "up\n",
+    "sys/class/net/eth0/bonding_slave/state": "active\n",
+    "sys/class/net/eth0/bonding_slave/link_failure_count": "1\n",
+    "sys/class/nvme/nvme0/state": "live\n",
+    "sys/class/powercap/intel-rapl:0/name": "package-0\n",
+    "sys/class/powercap/intel-rapl:0/energy_uj": "240422366267\n",
+    "sys/class/powercap/intel-rapl:0/max_energy_range_uj": "262143328850\n",
+    "sys/devices/system/edac/mc/mc0/ce_count": "3\n",
+    "sys/fs/lustre/health_check": "healthy\n",
+    "sys/kernel/debug/lustre/llite/scratch-ffff8800deadbe00/stats": "read_bytes 1 samples [bytes] 4 4 4\n",
+    "sys/kernel/debug/ceph/0c93a60d-5645-4c46-8568-4c8f63db4c7f.client42/mdsc": "",
+}
+"""What a server has around its GPUs and rails, a little of each."""
 
 
 class TreeHost(RealHost):
@@ -66,6 +94,7 @@ def make_tree(root: Path) -> Path:
     add_card(sysfs, "mlx5_1")
     files |= {path[1:]: text for path, text in sysfs.files.items()}
     files |= {f"sys/class/net/eth0/{name}": "1" for name in ("carrier", "carrier_changes")}
+    files |= AROUND
     files |= {"dev/kmsg": "6,1,1000,-;Linux version 6.8.0\n"}
     for name, text in files.items():
         file = root / name
