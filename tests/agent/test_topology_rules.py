@@ -187,6 +187,8 @@ def test_the_speed_of_a_link_is_that_of_its_name_or_else_of_its_role() -> None:
     assert given.speed(["ens1", "mlx5_0", "compute"]) == 200_000
     assert given.speed(["ens2", "mlx5_3", "compute"]) == 400_000
     assert given.speed(["eth0", "management"]) is None
+
+
 def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "topology.md").read_text()
     file = tmp_path / "agent.toml"
