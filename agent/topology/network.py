@@ -25,6 +25,7 @@ BRIDGE_MARK = b"SW_MNG"
 """In the vital product data of a ConnectX function that leads to an NVSwitch."""
 _BRIDGE_MODELS = {"15b3:1021"}
 _STORAGE_MEGABITS = 40_000
+SAME_LOOK_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +91,46 @@ class Network:
         return next((d for d in self.devices if d.address == address), NOWHERE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was found when, and which names there were then."""
+
+    host: Host
+    there: tuple[tuple[str, ...], ...]
+    looked_ns: int
+    network: Network
+
+    def serves(self, host: Host, there: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
+        """Whether it still holds."""
+        fresh = 0 <= now_ns - self.looked_ns < SAME_LOOK_NS
+        return fresh and host is self.host and there == self.there
+
+
 class Wiring:
-    """Finds network devices and gives them role and rail, by the settings and by the PCI tree."""
+    """Finds network devices and gives them role and rail, by the settings and by the PCI tree.
+
+    One serves all sources, whichever thread they have.
+    """
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
         self._bridges: dict[str, bool] = {}
+        self._last: _Look | None = None
 
     def look(self, host: Host) -> Network:
-        """The network devices as they are now."""
+        """The network devices as they are now.
+
+        Sources probe one after the other: what was found within the last second, and has the same
+        devices still, is not looked for again.
+        """
+        there = tuple(tuple(names(host, folder)) for folder in (pci.DEVICES, RDMA, NET))
+        now_ns, last = host.clock.now().boot_ns, self._last
+        if last and last.serves(host, there, now_ns):
+            return last.network
         tree = self.rules.tree
-        return self.network(host, pci.look(host, tree.places if tree else None).values())
+        found = self.network(host, pci.look(host, tree.places if tree else None).values())
+        self._last = _Look(host, there, now_ns, found)
+        return found
 
     def network(self, host: Host, devices: Iterable[PciDevice]) -> Network:
         """The same, where the devices of the PCI bus are known already."""

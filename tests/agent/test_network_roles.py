@@ -172,6 +172,7 @@ def test_product_data_is_read_once_and_only_of_what_may_be_a_bridge() -> None:
     wiring = Wiring()
     wiring.look(host)
     assert len(asked) == 10, "eight rails and two that may be bridges; not the BlueFields"
+    host.clock.advance(60)
     wiring.look(host)
     assert len(asked) == 10
 
@@ -183,7 +184,21 @@ def test_product_data_that_may_not_be_read_makes_no_bridge() -> None:
     wiring = Wiring()
     assert by_name(wiring.look(host)) == {"mlx5_0": ("compute", 0)}
     host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
+    host.clock.advance(60)
     assert by_name(wiring.look(host)) == {"mlx5_0": ("bridge", None)}, "the agent has become root"
+
+
+def test_sources_that_probe_together_look_once() -> None:
+    host, wiring = hgx_b200(), Wiring()
+    first = wiring.look(host)
+    assert wiring.look(host) is first
+    alone(host, 0x90, "mlx5_14")
+    second = wiring.look(host)
+    assert len(second.devices) == len(first.devices) + 1, "a new device is seen at once"
+    host.clock.advance(1)
+    assert wiring.look(host) is not second
+    assert wiring.look(host) == second
+    assert wiring.look(hgx_b200()) == first
 
 
 def test_a_gb200_tray() -> None:
