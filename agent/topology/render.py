@@ -127,7 +127,7 @@ def _of(now: Reading, most: Reading, scale: int) -> str:
 
 
 def _rails(node: Node) -> Iterator[str]:
-    yield "Rails:"
+    yield "Rails:" if node.gpus else "Rails: there is no GPU"
     for gpu in node.gpus:
         rail = node.network.gpu_rails.get(gpu.address)
         head = f"GPU{gpu.index} {gpu.model}: {'no rail' if rail is None else f'rail {rail}'}"
@@ -142,7 +142,11 @@ def _rails(node: Node) -> Iterator[str]:
     if others:
         yield from ("", "Other network devices:")
     for device in others:
-        yield f"  {' '.join(device.names)}: {device.role}; {device.why}"
+        yield f"  {' '.join(device.names)}: {_purpose(device)}"
+
+
+def _purpose(device: NetworkDevice) -> str:
+    return f"{device.role}; {device.why}" if device.role else "no role, as there is no GPU"
 
 
 def _apart(node: Node, gpu: NodeGpu, card: NetworkDevice) -> str:

@@ -247,6 +247,15 @@ def test_gpus_are_in_the_order_of_the_driver(order) -> None:
     assert [gpu.index for gpu in node.gpus] == [0, 1, 2, 3]
 
 
+def test_a_server_without_gpus_has_cards_without_roles() -> None:
+    host = FakeHost()
+    add_nic(host, "pci0000:10/0000:10:01.0/0000:11:00.0", "mlx5_0")
+    text = as_text(look(host, Rules()))
+    assert "Rails: there is no GPU\n" in text
+    assert "  mlx5_0 0000:11:00.0: no role, as there is no GPU\n" in text
+    assert "NIC0\t X \n" in text
+
+
 def test_json_is_the_same_as_plain_data() -> None:
     shown = json.loads(json.dumps(as_json(simulated("h100"))))
     assert shown["matrix"]["rows"]["GPU0"][:2] == ["X", "NV18"]
