@@ -22,10 +22,12 @@ _INNER = ">"
 def as_text(node: Node) -> str:
     """The tree, the table, the rail of each GPU, and what the other network devices are for."""
     parts = ["\n".join(_tree(node)) + "\n", table(node), "\n".join(_rails(node)) + "\n"]
-    if node.network.problems:
-        parts.append(
-            "\n".join(["Settings that cannot be:", *_indented(node.network.problems)]) + "\n"
-        )
+    for head, lines in (
+        ("Settings that cannot be:", node.network.problems),
+        ("Names in the settings that nothing here has:", node.network.unused),
+    ):
+        if lines:
+            parts.append("\n".join([head, *(f"  {line}" for line in lines)]) + "\n")
     return "\n".join(parts)
 
 
@@ -42,6 +44,7 @@ def as_json(node: Node) -> dict[str, Any]:
             "nics": [name for name, _ in table_cards(node)],
         },
         "problems": list(node.network.problems),
+        "unused": list(node.network.unused),
     }
 
 
@@ -124,7 +127,7 @@ def _of(now: Reading, most: Reading, scale: int) -> str:
 
 
 def _rails(node: Node) -> Iterator[str]:
-    yield "Rails:"
+    yield "Rails:" if node.gpus else "Rails: there is no GPU"
     for gpu in node.gpus:
         rail = node.network.gpu_rails.get(gpu.address)
         head = f"GPU{gpu.index} {gpu.model}: {'no rail' if rail is None else f'rail {rail}'}"
@@ -139,7 +142,11 @@ def _rails(node: Node) -> Iterator[str]:
     if others:
         yield from ("", "Other network devices:")
     for device in others:
-        yield f"  {' '.join(device.names)}: {device.role}; {device.why}"
+        yield f"  {' '.join(device.names)}: {_purpose(device)}"
+
+
+def _purpose(device: NetworkDevice) -> str:
+    return f"{device.role}; {device.why}" if device.role else "no role, as there is no GPU"
 
 
 def _apart(node: Node, gpu: NodeGpu, card: NetworkDevice) -> str:
@@ -153,10 +160,6 @@ def _cards_of(node: Node, gpu: NodeGpu) -> list[NetworkDevice]:
     own = [device for device in node.network.devices if device.gpu == gpu.address]
     shared = node.network.gpu_cards.get(gpu.address, "")
     return own or ([node.network.at(shared)] if shared else [])
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
 
 
 def _sortable(address: str) -> tuple[int, ...]:

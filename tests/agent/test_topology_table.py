@@ -18,8 +18,12 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import machine
 from support.pci_bus import GPU, NVIDIA, add_device, add_gpu, add_nic, set_link
+from support.reading import read_once
 from support.shared import captured
 
+from agent.sources.nic import Nic
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.rdma import Rdma
 from agent.topology.matrix import matrix, table
 from agent.topology.node import Node, look
 from agent.topology.nvlinks import bonded
@@ -173,6 +177,17 @@ def test_the_rails_of_a_gb200_tray_are_those_of_its_compute_cards() -> None:
     assert "P2C" not in table(simulated("h100"))
 
 
+def test_sources_tell_the_rails_of_a_gb200_tray() -> None:
+    model = SHORT_NAMES["gb200"]
+    host = Walk(simulate(NodeSpec("gpu-001", model=model.name, gpus=4), 1, 1)).host
+    for source, kind in ((Rdma(), "rdma_port"), (Nic(), "nic"), (Gpu.load(), "gpu")):
+        frame = read_once(source, host).frame
+        assert frame is not None
+        entities = [e for e in frame.schema.entities if e.kind.name == kind]
+        rails = sorted(e.facts["rail"] for e in entities if "rail" in e.facts)
+        assert rails == ["0", "1", "2", "3"]
+
+
 def test_cards_are_in_the_order_of_their_numbers() -> None:
     legend = table(simulated("h100")).partition("NIC Legend:")[2].split()
     assert legend[1::2] == [f"mlx5_{n}" for n in (0, 1, 3, 4, 5, 6, 7, 9, 10, 11)]
@@ -232,6 +247,15 @@ def test_gpus_are_in_the_order_of_the_driver(order) -> None:
     assert [gpu.index for gpu in node.gpus] == [0, 1, 2, 3]
 
 
+def test_a_server_without_gpus_has_cards_without_roles() -> None:
+    host = FakeHost()
+    add_nic(host, "pci0000:10/0000:10:01.0/0000:11:00.0", "mlx5_0")
+    text = as_text(look(host, Rules()))
+    assert "Rails: there is no GPU\n" in text
+    assert "  mlx5_0 0000:11:00.0: no role, as there is no GPU\n" in text
+    assert "NIC0\t X \n" in text
+
+
 def test_json_is_the_same_as_plain_data() -> None:
     shown = json.loads(json.dumps(as_json(simulated("h100"))))
     assert shown["matrix"]["rows"]["GPU0"][:2] == ["X", "NV18"]
@@ -267,9 +291,10 @@ def test_the_command_shows_a_capture(capture: str) -> None:
 
 def test_the_command_takes_the_settings(capture: str, tmp_path: Path) -> None:
     config = tmp_path / "agent.toml"
-    config.write_text("[topology]\nrails = { mlx5_0 = 2, mlx5_4 = 0 }\n")
+    config.write_text("[topology]\nrails = { mlx5_0 = 2, mlx5_4 = 0, mlx5_9 = 1 }\n")
     code, text = run("--replay", capture, "--config", str(config))
     assert code == 0
+    assert text.endswith("Names in the settings that nothing here has:\n  mlx5_9\n")
     assert "GPU0 NVIDIA GB200: rail 2" in text
     assert "P2C, topology.rails has mlx5_4" in text
 
