@@ -5,20 +5,25 @@ What a counter has grown by is the page of the end against the page of the start
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import replace
-from functools import cache
-from pathlib import Path
-
 import pytest
-from captures.make import CASES, EXPECTED, HERE, page
-from support.pages import Sample, samples
+from captures.make import CASES
+from support.network_cases import (
+    DRIFTED,
+    ONSET,
+    OTHER,
+    SECONDS,
+    STRUCK,
+    end,
+    grown,
+    recorded,
+    series,
+    start,
+    value,
+)
 
-from railscope.capture import Capture, Json, Timeline, read_capture
+from railscope.capture import Json
 
 NETWORK_CASES = [name for name, case in CASES.items() if case.nic]
-SECONDS, ONSET = 60, 30
-STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
 STRUCK_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"
 CARD, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
 LINE_BYTES_PER_SECOND = 50_000_000_000
@@ -29,51 +34,6 @@ MARKED = "railscope_rdma_ecn_marked_packets_total"
 NOTIFIED = "railscope_rdma_congestion_notifications_sent_total"
 RECEIVED = "railscope_nic_receive_rdma_bytes_total"
 DISCARDED = "railscope_nic_priority_receive_discarded_packets_total"
-
-
-@cache
-def end(case: str) -> dict[Sample, float]:
-    """The page of the end, as it lies here."""
-    return samples((HERE / case / EXPECTED).read_text(encoding="utf-8"))
-
-
-@cache
-def start(case: str) -> dict[Sample, float]:
-    """The page of the first moment."""
-    capture = read_capture(HERE / case)
-    first = Capture(replace(capture.about, duration_ns=0), capture.moments[:1])
-    with tempfile.TemporaryDirectory() as folder:
-        first.write(Path(folder) / case)
-        return samples(page(Path(folder) / case))
-
-
-def series(shown: dict[Sample, float], name: str, **labels: str) -> dict[frozenset[str], float]:
-    """The series of a metric that have these labels, by all their labels."""
-    wanted = set(labels.items())
-    return {
-        frozenset(f"{key}={text}" for key, text in has): value
-        for (metric, has), value in shown.items()
-        if metric == name and has >= wanted
-    }
-
-
-def value(case: str, name: str, **labels: str) -> float:
-    """The value at the end of the one series with these labels."""
-    (found,) = series(end(case), name, **labels).values()
-    return found
-
-
-def grown(case: str, name: str, **labels: str) -> float:
-    """What all series with these labels went on by, together."""
-    before, after = (series(shown(case), name, **labels) for shown in (start, end))
-    assert before
-    assert set(before) == set(after)
-    return sum(after.values()) - sum(before.values())
-
-
-def recorded(case: str, section: str, key: str) -> Json:
-    """What the capture holds at its end."""
-    return Timeline(read_capture(HERE / case).moments).look(section, key, SECONDS * 10**9)
 
 
 def rail_of(case: str, device: str) -> str:
@@ -248,10 +208,6 @@ def test_a_card_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
     assert grown(case, PFC_SENT_SECONDS, interface=STRUCK) > 0.05 * (SECONDS - ONSET)
     assert grown(case, PFC_SENT_SECONDS, interface=OTHER) < 0.05
     assert grown(case, "railscope_nic_pcie_write_stalled_seconds_total", interface=STRUCK) > 5
-
-
-DRIFTED = ["ens1f0np0", "ens2f0np0", "ens3f0np0", "ens4f0np0"]
-"""Rails that lose pause, congestion notification, trust and MTU."""
 
 
 @pytest.mark.parametrize(
