@@ -25,7 +25,7 @@ _COUNTERS: Mapping[str, Mapping[str, Metric]] = {
     "fec": {
         "corrected_blocks": c.FEC_CORRECTED_BLOCKS,
         "uncorrectable_blocks": c.FEC_UNCORRECTABLE_BLOCKS,
-        "corrected_bits": c.CORRECTED_BITS,
+        "corrected_bits": c.CORRECTED,
     },
     "pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT},
 }

@@ -38,7 +38,7 @@ MLX5 = {
     "rx_crc_errors_phy": ("receive_crc_errors_total", 1),
     "rx_symbol_err_phy": ("receive_symbol_errors_total", 1),
     "rx_pcs_symbol_err_phy": ("receive_uncorrected_symbol_errors_total", 1),
-    "rx_corrected_bits_phy": ("receive_corrected_bits_total", 1),
+    "rx_corrected_bits_phy": ("receive_corrected_errors_total", 1),
     "rx_buffer_passed_thres_phy": ("receive_buffer_passed_threshold_total", 1),
     "link_down_events_phy": ("link_downs_total", 1),
     "rx_pci_signal_integrity": ("pcie_receive_signal_errors_total", 1),

@@ -18,7 +18,7 @@ from railscope.reading import Absent
 
 CORRECTED = ("railscope_nic_receive_fec_corrected_blocks_total", ("eth0",))
 UNCORRECTABLE = ("railscope_nic_receive_fec_uncorrectable_blocks_total", ("eth0",))
-BITS = ("railscope_nic_receive_corrected_bits_total", ("eth0",))
+BITS = ("railscope_nic_receive_corrected_errors_total", ("eth0",))
 RECEIVED = ("railscope_nic_receive_pause_frames_total", ("eth0",))
 SENT = ("railscope_nic_transmit_pause_frames_total", ("eth0",))
 COUNTED_FEC = {

@@ -163,7 +163,7 @@ def test_a_port_that_trained_down_has_half_its_speed_and_had_errors_before() -> 
     ]
     assert halves == [0.5, 0.5]
     assert grown(case, "railscope_nic_link_downs_total", interface=STRUCK) == 1
-    corrected = "railscope_nic_receive_corrected_bits_total"
+    corrected = "railscope_nic_receive_corrected_errors_total"
     assert grown(case, corrected, interface=STRUCK) > 10**6
     assert grown(case, corrected, interface=OTHER) < 10**6
     uncorrected = "railscope_nic_receive_uncorrected_symbol_errors_total"
