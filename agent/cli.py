@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from agent.config import PREFIX, AgentSettings
+from agent.config import PREFIX, AgentSettings, Bursts
 from agent.diagnose import check as run_check
 from agent.host import Host
 from agent.host.clock import RealClock
@@ -151,14 +151,15 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 @click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True,
               help="How long to record.")  # fmt: skip
 @click.option("--redact", is_flag=True, help="Replace names, serial numbers and addresses.")
+@click.option("--bursts", is_flag=True, help="Record what the fast lane sees: ten times as much.")
 @click.argument("folder", type=click.Path(path_type=Path))
-def record(root: Path, seconds: float, redact: bool, folder: Path) -> None:  # noqa: FBT001 - a flag
+def record(root: Path, seconds: float, redact: bool, bursts: bool, folder: Path) -> None:  # noqa: FBT001 - flags
     """Record this server into FOLDER, to be replayed with --replay."""
     logs.configure("warning")
     if folder.exists() and any(folder.iterdir()):
         message = f"{folder} is not empty: choose a new folder for the capture"
         raise click.ClickException(message)
-    capture = asyncio.run(_record(RealHost(root), seconds, redact=redact))
+    capture = asyncio.run(_record(RealHost(root), seconds, redact=redact, bursts=bursts))
     capture.write(folder)
     click.echo(f"{folder}: {len(capture.moments)} moments of {capture.about.node}")
 
@@ -204,13 +205,14 @@ def _capture(folder: Path) -> Capture:
         raise click.ClickException(str(error)) from error
 
 
-async def _record(real: RealHost, seconds: float, *, redact: bool) -> Capture:
+async def _record(real: RealHost, seconds: float, *, redact: bool, bursts: bool) -> Capture:
+    read = AgentSettings(bursts=Bursts(enabled=bursts))
     node = node_name(AgentSettings(), real)
     redactor = Redactor([node]) if redact else None
     host = RecordingHost(real, redactor)
     started = host.clock.now()
     sampler = Sampler(
-        host, Origin(node, "record", host.boot_id), machine_sources(AgentSettings()),
+        host, Origin(node, "record", host.boot_id), machine_sources(read),
         lambda _frame: None,
     )  # fmt: skip
     await sampler.once()
