@@ -33,7 +33,12 @@ _NOTIFICATIONS = {
     "railscope_rdma_congestion_notifications_handled_total": RECEIVE,
     "railscope_rdma_congestion_notifications_sent_total": TRANSMIT,
 }
+_OF_LATELY = frozenset({"bnxt_en", "mana"})
+"""Drivers that answer from what they fetched last, each second or two: no window can be told from it.
 
+drivers/net/ethernet: broadcom/bnxt/bnxt.h, BNXT_DEF_STATS_COAL_TICKS; microsoft/mana/mana_en.c,
+MANA_GF_STATS_PERIOD. The others ask the card.
+"""
 
 What = tuple[Metric, str]
 """A histogram and a direction."""
@@ -63,12 +68,14 @@ class Planned:
 
 
 def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None:
-    """What to look at of an interface; nothing where its driver does not tell of a port's traffic.
+    """What to look at of an interface; nothing where its driver does not tell of a port's traffic now.
 
     `cards` maps PCI addresses to RDMA devices.
     """
     try:
         driver = host.call("ethtool", "driver", interface)
+        if driver["driver"] in _OF_LATELY:
+            return None
         listed = host.call("ethtool", "statistics", interface)["names"]
     except OSError:
         return None

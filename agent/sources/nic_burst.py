@@ -109,7 +109,9 @@ class NicBurst:
 
     def _finding(self) -> Finding:
         if not self._ports:
-            return Finding("bursts of cards", Verdict.ABSENT, "no card with RDMA to look at")
+            return Finding(
+                "bursts of cards", Verdict.ABSENT, "no card whose driver tells of the moment"
+            )
         detail = (
             f"{counted(len(self._ports), 'card')}, windows of {self.period_seconds * 1000:g} ms"
         )

@@ -18,6 +18,7 @@ from agent.budget import governor_of
 from agent.bursts import MOST_WINDOWS
 from agent.config import Budget
 from agent.reader import Reader
+from agent.source import Verdict
 from agent.sources.nic_burst import NicBurst
 from agent.status import OK
 from railscope.catalog import bursts as c
@@ -242,6 +243,20 @@ def test_the_cards_are_those_with_rdma_or_those_asked_for(
 ) -> None:
     frame = Reader(NicBurst(0.1, patterns), Card().host, ORIGIN).run().frame
     assert {key[0] for _, key in readings(frame)} == found
+
+
+@pytest.mark.parametrize("driver", ["bnxt_en", "mana"])
+def test_a_driver_that_tells_of_a_second_ago_has_no_windows(driver: str) -> None:
+    card = Card()
+    answer = card.host.calls["ethtool.driver(ens1)"]
+    card.host.calls["ethtool.driver(ens1)"] = answer | {"driver": driver}
+    prefix = "hc_" if driver == "mana" else ""
+    card.names = [f"{prefix}rx_bytes", f"{prefix}tx_bytes"]
+    card.grown = dict.fromkeys(card.names, 0)
+    card.say()
+    outcome = Reader(NicBurst(0.1), card.host, ORIGIN).run()
+    assert outcome.frame is None
+    assert [finding.verdict for finding in outcome.findings] == [Verdict.ABSENT]
 
 
 LOOKS = st.lists(
