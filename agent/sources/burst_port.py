@@ -207,13 +207,13 @@ class Port:
         if before is None or not self._grid.tells_of_each(before.at_ns, now.at_ns):
             self.kept.unseen += windows
             return
-        grown = {what: now.grown_since(before, what) for what in self.windows}
-        if any(amount is not None and amount < 0 for amount in grown.values()):
+        grown = now.grown_since(before)
+        if min(grown.values(), default=0) < 0:
             self.kept.unseen += windows  # the card has begun to count anew
             return
         elapsed_ns = now.at_ns - before.at_ns
         for what, amount in grown.items():
-            value = None if amount is None else self._value(what[0], amount, elapsed_ns)
+            value = self._value(what[0], amount, elapsed_ns)
             if value is not None:
                 self.windows[what].see(windows, value)
 
@@ -237,10 +237,16 @@ class _Look:
     at_ns: int
     counters: dict[What, list[int]]
 
-    def grown_since(self, before: _Look, what: What) -> int | None:
-        """By how much a quantity has grown; of several priorities, by that of the one paused longest."""
-        now, then = self.counters.get(what), before.counters.get(what)
-        if now is None or then is None:
-            return None
-        grown = [after - earlier for after, earlier in zip(now, then, strict=True)]
-        return min(grown) if min(grown) < 0 else max(grown)
+    def grown_since(self, before: _Look) -> dict[What, int]:
+        """By how much each has grown; of several priorities, by that of the one paused longest."""
+        found = {}
+        for what, now in self.counters.items():
+            then = before.counters.get(what)
+            if then is None:
+                continue
+            if len(now) == 1:
+                found[what] = now[0] - then[0]
+                continue
+            grown = [after - earlier for after, earlier in zip(now, then, strict=True)]
+            found[what] = min(grown) if min(grown) < 0 else max(grown)
+        return found
