@@ -8,7 +8,7 @@ own rhythm, and a look that comes a little late or early costs none.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from agent.source import Columns, Table
@@ -33,6 +33,35 @@ class Grid:
     def tells_of_each(self, since_ns: int, until_ns: int) -> bool:
         """Whether two instants are near enough that their difference speaks of every window."""
         return 0 < until_ns - since_ns <= MOST_WINDOWS * self.window_ns
+
+
+class Averaged:
+    """What was seen in windows, from values that each speak of the time since the one before.
+
+    A window that several values speak of has their mean over time.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._window_ns = grid.window_ns
+        self._spoken_ns = self._weighed = 0
+
+    def forget(self) -> None:
+        """Nothing is known of the window that has begun."""
+        self._spoken_ns = self._weighed = 0
+
+    def ended(self, since_ns: int, until_ns: int, value: int) -> Iterator[tuple[int, int]]:
+        """Take a value. The windows that end in its time, and what was seen in them."""
+        begun_ns = until_ns - until_ns % self._window_ns
+        if begun_ns <= since_ns:
+            self._spoken_ns += until_ns - since_ns
+            self._weighed += value * (until_ns - since_ns)
+            return
+        first_ns = since_ns - since_ns % self._window_ns + self._window_ns
+        spoken_ns = self._spoken_ns + first_ns - since_ns
+        yield 1, (self._weighed + value * (first_ns - since_ns)) // spoken_ns
+        if more := (begun_ns - first_ns) // self._window_ns:
+            yield more, value
+        self._spoken_ns, self._weighed = until_ns - begun_ns, value * (until_ns - begun_ns)
 
 
 class Windows:

@@ -10,6 +10,8 @@ Source: linux UAPI include/uapi/linux/ethtool.h and sockios.h, net/ethtool/ioctl
   length: PFC moved from one priority to another. So names are read after the values as well, and
   values count only if the names then are the ones that were known before: the list was the same all
   the while. Reading the names costs no firmware command; they are decoded when their bytes differ.
+  How many there are is not asked for again once names are known: both answers tell, or are empty
+  where the kernel finds that it is not what was said (7b07be1ff1cb).
 """
 
 from __future__ import annotations
@@ -117,17 +119,17 @@ class Ethtool:
         where the list kept changing while it was read.
         """
         for _ in range(_TRIES):
-            count = self._count(interface)
-            if count == 0:
-                return {"names": [], "values": []}
             known = self._known.get(interface)
             if known is None:
+                count = self._count(interface)
+                if count == 0:
+                    return {"names": [], "values": []}
                 known = self._know(interface, self._strings(interface, count))
-            values = self._values(interface, count)
-            raw = self._strings(interface, count)
-            if raw == known.raw and len(values) == len(known.names) == count:
-                return {"names": known.names, "values": values}
-            self._know(interface, raw)
+            if count := len(known.names):
+                values = self._values(interface, count)
+                if len(values) == count and self._strings(interface, count) == known.raw:
+                    return {"names": known.names, "values": values}
+            del self._known[interface]
         raise OSError(errno.EAGAIN, f"the list of statistics of {interface} keeps changing")
 
     def _know(self, interface: str, raw: bytes) -> _Names:

@@ -33,7 +33,12 @@ _NOTIFICATIONS = {
     "railscope_rdma_congestion_notifications_handled_total": RECEIVE,
     "railscope_rdma_congestion_notifications_sent_total": TRANSMIT,
 }
+_OF_LATELY = frozenset({"bnxt_en", "mana"})
+"""Drivers that answer from what they fetched last, each second or two: no window can be told from it.
 
+drivers/net/ethernet: broadcom/bnxt/bnxt.h, BNXT_DEF_STATS_COAL_TICKS; microsoft/mana/mana_en.c,
+MANA_GF_STATS_PERIOD. The others ask the card.
+"""
 
 What = tuple[Metric, str]
 """A histogram and a direction."""
@@ -63,12 +68,14 @@ class Planned:
 
 
 def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None:
-    """What to look at of an interface; nothing where its driver does not tell of a port's traffic.
+    """What to look at of an interface; nothing where its driver does not tell of a port's traffic now.
 
     `cards` maps PCI addresses to RDMA devices.
     """
     try:
         driver = host.call("ethtool", "driver", interface)
+        if driver["driver"] in _OF_LATELY:
+            return None
         listed = host.call("ethtool", "statistics", interface)["names"]
     except OSError:
         return None
@@ -200,13 +207,13 @@ class Port:
         if before is None or not self._grid.tells_of_each(before.at_ns, now.at_ns):
             self.kept.unseen += windows
             return
-        grown = {what: now.grown_since(before, what) for what in self.windows}
-        if any(amount is not None and amount < 0 for amount in grown.values()):
+        grown = now.grown_since(before)
+        if min(grown.values(), default=0) < 0:
             self.kept.unseen += windows  # the card has begun to count anew
             return
         elapsed_ns = now.at_ns - before.at_ns
         for what, amount in grown.items():
-            value = None if amount is None else self._value(what[0], amount, elapsed_ns)
+            value = self._value(what[0], amount, elapsed_ns)
             if value is not None:
                 self.windows[what].see(windows, value)
 
@@ -230,10 +237,16 @@ class _Look:
     at_ns: int
     counters: dict[What, list[int]]
 
-    def grown_since(self, before: _Look, what: What) -> int | None:
-        """By how much a quantity has grown; of several priorities, by that of the one paused longest."""
-        now, then = self.counters.get(what), before.counters.get(what)
-        if now is None or then is None:
-            return None
-        grown = [after - earlier for after, earlier in zip(now, then, strict=True)]
-        return min(grown) if min(grown) < 0 else max(grown)
+    def grown_since(self, before: _Look) -> dict[What, int]:
+        """By how much each has grown; of several priorities, by that of the one paused longest."""
+        found = {}
+        for what, now in self.counters.items():
+            then = before.counters.get(what)
+            if then is None:
+                continue
+            if len(now) == 1:
+                found[what] = now[0] - then[0]
+                continue
+            grown = [after - earlier for after, earlier in zip(now, then, strict=True)]
+            found[what] = min(grown) if min(grown) < 0 else max(grown)
+        return found

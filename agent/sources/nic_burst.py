@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from agent.bursts import Grid
+from agent.bursts import MOST_WINDOWS, Grid
 from agent.facts import counted, names
 from agent.host import Host
 from agent.source import Columns, Finding, Inventory, Table, Verdict
@@ -38,6 +38,8 @@ class NicBurst:
         wiring: Wiring | None = None,
     ) -> None:
         self.period_seconds = window_seconds
+        # Looks that come later than MOST_WINDOWS tell nothing: half of that leaves room for late ones.
+        self.longest_period_seconds = window_seconds * MOST_WINDOWS / 2
         self._wiring = wiring or Wiring()
         self._grid = Grid(round(window_seconds * NS))
         self._interfaces = tuple(interfaces)
@@ -107,7 +109,9 @@ class NicBurst:
 
     def _finding(self) -> Finding:
         if not self._ports:
-            return Finding("bursts of cards", Verdict.ABSENT, "no card with RDMA to look at")
+            return Finding(
+                "bursts of cards", Verdict.ABSENT, "no card whose driver tells of the moment"
+            )
         detail = (
             f"{counted(len(self._ports), 'card')}, windows of {self.period_seconds * 1000:g} ms"
         )

@@ -52,7 +52,8 @@ class Lane:
 def test_a_sample_speaks_of_the_time_since_the_one_before() -> None:
     lane = Lane()
     lane.sampled([[0, 50], [167, 100], [333, 0], [500, 25]])
-    assert lane.histogram(c.GPU_UTILIZATION_WINDOWS) == [2, 2, 2, 2, 4, 4, 4, 4, 5]
+    # 1, 0.67, 0, 0.1675 and 0.25 of the five windows
+    assert lane.histogram(c.GPU_UTILIZATION_WINDOWS) == [1, 1, 1, 1, 3, 3, 4, 4, 5]
 
 
 def test_samples_that_come_again_count_once() -> None:
@@ -69,6 +70,35 @@ def test_power_is_a_share_of_the_limit() -> None:
     lane = Lane()
     lane.sampled([], [[0, 0], [100, 350_000], [200, 700_000], [300, 710_000]])
     assert lane.histogram(c.GPU_POWER_WINDOWS) == [0, 0, 0, 0, 0, 1, 1, 1, 2, 3]
+
+
+def test_a_window_of_several_samples_has_their_mean() -> None:
+    lane = Lane()
+    drawn = [[20, 0], [40, 700_000], [80, 700_000], [100, 0], [140, 700_000], [230, 0]]
+    lane.sampled([], [[0, 0], *drawn])
+    # 60 of the first 100 ms at the limit, then 40
+    assert lane.histogram(c.GPU_POWER_WINDOWS) == [0, 0, 0, 0, 0, 1, 2, 2, 2, 2]
+    assert lane.told()[c.GPU_POWER_WINDOWS.name, (UUID, "sum")] == 1_000_000
+
+
+def test_a_window_is_not_averaged_over_a_gap() -> None:
+    lane = Lane()
+    lane.sampled([], [[0, 0], [50, 700_000], [10_050, 700_000], [10_100, 0]])
+    assert lane.told()[c.GPU_POWER_WINDOWS.name, (UUID, "0.0")] == 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 100)), min_size=1, max_size=60))
+def test_the_sum_is_what_all_samples_say(steps: list[tuple[int, int]]) -> None:
+    lane = Lane()
+    at_ms, used_ms, samples = 0, 0, [[0, 0]]
+    for later_ms, percent in [*steps, (100 - sum(ms for ms, _ in steps) % 100, 0)]:
+        at_ms += later_ms
+        used_ms += later_ms * percent
+        samples.append([at_ms, percent])
+    lane.sampled(samples)
+    windows = at_ms // 100
+    told = lane.told()[c.GPU_UTILIZATION_WINDOWS.name, (UUID, "sum")]
+    assert used_ms * 100 - windows <= told <= used_ms * 100
 
 
 def test_a_gap_between_samples_is_unseen() -> None:

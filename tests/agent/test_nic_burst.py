@@ -14,8 +14,11 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 from support.sampling import sampling
 
+from agent.budget import governor_of
 from agent.bursts import MOST_WINDOWS
+from agent.config import Budget
 from agent.reader import Reader
+from agent.source import Verdict
 from agent.sources.nic_burst import NicBurst
 from agent.status import OK
 from railscope.catalog import bursts as c
@@ -71,6 +74,7 @@ class Lane:
 
     def __init__(self, card: Card, window_seconds: float = 0.1) -> None:
         self.card = card
+        self.window_ms = 1000 * window_seconds
         self.reader = Reader(NicBurst(window_seconds), card.host, ORIGIN)
         self.frame: Frame | None = None
         self.look()
@@ -85,9 +89,9 @@ class Lane:
         clock = self.card.host.clock
         while True:
             left_ms = 1000 - clock.now().boot_ns // MS % 1000
-            self.card.host.clock.advance(min(left_ms, WINDOW_MS) / 1000)
+            self.card.host.clock.advance(min(left_ms, self.window_ms) / 1000)
             self.look()
-            if left_ms <= WINDOW_MS:
+            if left_ms <= self.window_ms:
                 return readings(self.frame)
 
     def histogram(self, metric: c.Metric, direction: str) -> list[Reading]:
@@ -241,6 +245,20 @@ def test_the_cards_are_those_with_rdma_or_those_asked_for(
     assert {key[0] for _, key in readings(frame)} == found
 
 
+@pytest.mark.parametrize("driver", ["bnxt_en", "mana"])
+def test_a_driver_that_tells_of_a_second_ago_has_no_windows(driver: str) -> None:
+    card = Card()
+    answer = card.host.calls["ethtool.driver(ens1)"]
+    card.host.calls["ethtool.driver(ens1)"] = answer | {"driver": driver}
+    prefix = "hc_" if driver == "mana" else ""
+    card.names = [f"{prefix}rx_bytes", f"{prefix}tx_bytes"]
+    card.grown = dict.fromkeys(card.names, 0)
+    card.say()
+    outcome = Reader(NicBurst(0.1), card.host, ORIGIN).run()
+    assert outcome.frame is None
+    assert [finding.verdict for finding in outcome.findings] == [Verdict.ABSENT]
+
+
 LOOKS = st.lists(
     st.tuples(st.integers(1, 6 * WINDOW_MS), st.integers(0, 700_000)), min_size=1, max_size=40
 )
@@ -274,6 +292,19 @@ def test_windows_are_where_plain_counting_puts_them(paused_us: list[int]) -> Non
     for share in [*(amount * 10 for amount in paused_us), *[0] * still]:
         counts[bisect_left(bounds, share)] += 1
     assert lane.histogram(c.NIC_PAUSE, "receive") == [*accumulate(counts)]
+
+
+@pytest.mark.parametrize("window_seconds", [0.02, 0.07, 0.1, 1.0])
+def test_no_period_that_the_budget_may_ask_for_leaves_windows_unseen(window_seconds: float) -> None:
+    governor = governor_of(Budget(cpu_ratio=0.001), [NicBurst(window_seconds)])
+    stretch = governor.loads["nic_burst"].most
+    assert stretch > 1
+    card = Card()
+    lane = Lane(card, window_seconds)
+    for late in (0.0, 0.9, 0.0, 0.5, 0.9):
+        card.go_on(1000 * window_seconds * (stretch + late))
+        lane.look()
+    assert lane.told()[UNSEEN, ("ens1",)] == 0
 
 
 async def test_frames_come_once_a_second_and_hold_in_between() -> None:

@@ -2,12 +2,12 @@
 
 Two calls a GPU and second give all samples since the last ones (nvmlDeviceGetSamples); asking at the
 windows' own rate would tell no more, as the driver does not measure more often. Each sample speaks of
-the time since the one before it.
+the time since the one before it; a window of several has their mean.
 """
 
 from __future__ import annotations
 
-from agent.bursts import Grid, Windows
+from agent.bursts import Averaged, Grid, Windows
 from agent.host import Host, NvmlError
 from agent.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
 from agent.sources.nvidia.inventory import GpuDevice, Gpus
@@ -29,6 +29,8 @@ class GpuBurst(HoldsNothing):
 
     name = "gpu_burst"
     family = "nvml"
+    longest_period_seconds = 2.0
+    """The driver's buffers are bounded, and how far back they reach differs among products."""
 
     def __init__(
         self, window_seconds: float = 0.1, period_seconds: float = 1.0, gpus: Gpus | None = None
@@ -105,6 +107,7 @@ class _Buffer:
         self.windows = windows
         self.unseen = 0
         self._grid = grid
+        self._averaged = Averaged(grid)
         self._last_us: int | None = None
 
     def fetch(self, host: Host, gpu: int, limit_milliwatts: int) -> Absent | None:
@@ -117,6 +120,7 @@ class _Buffer:
             return Absent.UNSUPPORTED  # a recording of before this was asked
         if samples and self._last_us is not None and samples[-1][0] < self._last_us:
             self._last_us = None  # the driver's clock, or a recording, has begun anew
+            self._averaged.forget()
         for stamp_us, value in samples:
             self._take(stamp_us, value, limit_milliwatts)
         return None
@@ -129,10 +133,10 @@ class _Buffer:
         if last_us is None:
             return
         last_ns, at_ns = last_us * _NS_PER_US, stamp_us * _NS_PER_US
-        windows = self._grid.between(last_ns, at_ns)
         if at_ns - last_ns > _LONGEST_SAMPLE_NS:
-            self.unseen += windows
-        elif self.kind == _UTILIZATION:
-            self.windows.see(windows, value * _STEPS // _PERCENT)
-        else:
-            self.windows.see(windows, value * _STEPS // limit_milliwatts)
+            self.unseen += self._grid.between(last_ns, at_ns)
+            self._averaged.forget()
+            return
+        whole = _PERCENT if self.kind == _UTILIZATION else limit_milliwatts
+        for windows, seen in self._averaged.ended(last_ns, at_ns, value * _STEPS // whole):
+            self.windows.see(windows, seen)
