@@ -135,13 +135,12 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 def topology(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
     """Show the PCI tree, how far GPUs and cards are apart, and which card is whose rail.
 
-    Leaves with 1 where the section [topology] of the settings does not fit this server.
+    Of a capture the end is shown, as by `once`. Leaves with 1 where the section [topology] of the settings does not fit this server.
     """
     from agent.topology import command  # noqa: PLC0415 - only this command needs it
 
     loaded = _loader(config, {})()
-    host, _, _ = _host_once(root, replay)
-    shown, fits = command.show(host, loaded.topology, form)
+    shown, fits = command.show(_host_at_end(root, replay), loaded.topology, form)
     click.echo(shown, nl=False)
     sys.exit(0 if fits else 1)
 
@@ -196,6 +195,15 @@ def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:
     capture = _capture(replay)
     walk = Walk(capture)
     return walk.host, capture.about.node, walk.read
+
+
+def _host_at_end(root: Path, replay: Path | None) -> Host:
+    """The machine as it is now, or as a capture leaves it."""
+    if replay is None:
+        return RealHost(root)
+    walk = Walk(_capture(replay))
+    walk.go_to_end()
+    return walk.host
 
 
 def _capture(folder: Path) -> Capture:

@@ -145,7 +145,7 @@ class Wiring:
         seated = [d for unit in units.values() for d in _seated(unit, seating, addresses)]
         by_address = {d.address: d for d in (*found, *seated)}
         named, problems = self._by_name(by_address.values())
-        final = [_rest(host, device, busy) for device in named] if gpus else named
+        final = [_rest(host, device, busy) if gpus else _unused(device) for device in named]
         final.sort(key=lambda device: bus_order(device.address))
         cards = {gpu.address: card for gpu, card in zip(gpus, seating.cards, strict=True)}
         rails = {gpu.address: rail for gpu, rail in zip(gpus, seating.rails, strict=True)}
@@ -269,6 +269,11 @@ def _seated(
             gpu=gpus[found.gpu],
             why=found.why,
         )
+
+
+def _unused(device: NetworkDevice) -> NetworkDevice:
+    """A device of a server without GPUs, where nothing tells what it is for."""
+    return replace(device, why=device.why or "there is no GPU")
 
 
 def _rest(host: Host, device: NetworkDevice, busy: set[str]) -> NetworkDevice:

@@ -153,15 +153,15 @@ PRIORITY_MARKED = counter(
 )
 PAUSE_RECEIVED = counter(
     "receive_pause_frames",
-    "Pause frames of any kind received by the port.",
+    "Pause frames of any kind received by the port, those of PFC among them.",
     unit=Unit.FRAMES,
-    origin="mlx5 rx_pause_ctrl_phy; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx; others ETHTOOL_A_PAUSE_STAT_RX_FRAMES",
+    origin="mlx5 rx_pause_ctrl_phy",
 )
 PAUSE_SENT = counter(
     "transmit_pause_frames",
-    "Pause frames of any kind sent by the port.",
+    "Pause frames of any kind sent by the port, those of PFC among them.",
     unit=Unit.FRAMES,
-    origin="mlx5 tx_pause_ctrl_phy; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx; others ETHTOOL_A_PAUSE_STAT_TX_FRAMES",
+    origin="mlx5 tx_pause_ctrl_phy",
 )
 GLOBAL_PAUSE_RECEIVED_TIME = counter(
     "receive_global_pause_seconds",

@@ -5,8 +5,11 @@ What a counter has grown by is the page of the end against the page of the start
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from captures.make import CASES
+from captures.make import CASES, HERE
+from click.testing import CliRunner
 from support.network_cases import (
     DRIFTED,
     ONSET,
@@ -21,6 +24,7 @@ from support.network_cases import (
     value,
 )
 
+from agent.cli import agent
 from railscope.capture import Json
 
 NETWORK_CASES = [name for name, case in CASES.items() if case.nic]
@@ -55,6 +59,16 @@ def test_every_port_is_on_the_page_and_counts(case: str) -> None:
     rails = sorted(rail_of(case, device) for device in ports)
     expected = {str(rail) for rail in range(CASES[case].gpus)} - ({"3"} if lost else set())
     assert [rail for rail in rails if rail] == sorted(expected)
+
+
+@pytest.mark.parametrize("case", NETWORK_CASES)
+def test_the_whole_path_of_every_card_and_gpu_is_in_the_tree(case: str) -> None:
+    told = CliRunner().invoke(agent, ["topology", "--replay", str(HERE / case), "--format", "json"])
+    devices = {device["address"]: device for device in json.loads(told.stdout)["devices"]}
+    assert sum(device["role"] == "gpu" for device in devices.values()) == CASES[case].gpus
+    for device in devices.values():
+        assert set(device["path"]) <= set(devices)
+        assert None not in device["link"].values() or device["names"] == ["eth0"]
 
 
 def test_an_incast_is_marked_and_notified_and_pauses_no_one() -> None:

@@ -36,6 +36,7 @@ from railscope.cli import root as railscope
 from railscope.simulator import SHORT_NAMES, NodeSpec, simulate
 
 CARDS = sorted({card for card, _ in CASES})
+CAPTURES = Path(__file__).parents[1] / "captures"
 ESCAPES = re.compile(r"\x1b\[\d*m")
 SWITCH, PEER = 2, 0
 
@@ -234,6 +235,26 @@ def test_a_shared_card_is_shown_with_each_of_its_gpus() -> None:
     assert "GPUs 0, 1, in bus order" in text
 
 
+def test_cards_of_a_server_without_gpus_have_no_role_and_the_text_says_so() -> None:
+    host = FakeHost()
+    add_nic(host, "pci0000:15/0000:15:01.0/0000:18:00.0", "mlx5_0")
+    add_nic(host, "pci0000:00/0000:00:03.0", interface="eth0")
+    text = as_text(look(host, Rules()))
+    assert "Rails:" not in text
+    assert "\n  mlx5_0 0000:18:00.0: role not known; there is no GPU\n" in text
+    assert "\n  eth0 0000:00:03.0: role not known; there is no GPU\n" in text
+    assert "NIC0\t X \n" in text
+
+
+def test_ports_whose_numa_node_is_not_known_stand_with_what_is_below_them() -> None:
+    host = FakeHost()
+    add_nic(host, "pci0000:40/0000:40:03.0/0000:43:00.0", "mlx5_0", numa_node="2")
+    host.files["/sys/devices/pci0000:40/0000:40:03.0/numa_node"] = "-1"
+    text = as_text(look(host, Rules()))
+    assert text.count("0000:40:03.0") == 1
+    assert text.startswith("NUMA node 2\n  pci0000:40\n    0000:40:03.0 root port")
+
+
 @given(st.permutations(range(4)))
 def test_gpus_are_in_the_order_of_the_driver(order) -> None:
     host = FakeHost()
@@ -245,15 +266,6 @@ def test_gpus_are_in_the_order_of_the_driver(order) -> None:
     node = look(host, Rules())
     assert [gpu.address for gpu in node.gpus] == [f"0000:0{place + 1}:00.0" for place in order]
     assert [gpu.index for gpu in node.gpus] == [0, 1, 2, 3]
-
-
-def test_a_server_without_gpus_has_cards_without_roles() -> None:
-    host = FakeHost()
-    add_nic(host, "pci0000:10/0000:10:01.0/0000:11:00.0", "mlx5_0")
-    text = as_text(look(host, Rules()))
-    assert "Rails: there is no GPU\n" in text
-    assert "  mlx5_0 0000:11:00.0: no role, as there is no GPU\n" in text
-    assert "NIC0\t X \n" in text
 
 
 def test_json_is_the_same_as_plain_data() -> None:
@@ -287,6 +299,15 @@ def test_the_command_shows_a_capture(capture: str) -> None:
     assert (code, text) == (0, as_text(simulated("gb200")))
     code, text = run("--replay", capture, "--format", "json")
     assert (code, json.loads(text)) == (0, as_json(simulated("gb200")))
+
+
+def test_of_a_capture_the_command_shows_the_end() -> None:
+    """A card that was lost on the way is in no tree, as it is on no page."""
+    code, text = run("--replay", str(CAPTURES / "nic-lost"))
+    assert code == 0
+    assert "mlx5_5" not in text
+    assert "0000:5e:00.0" not in text
+    assert re.search(r"GPU3 .*: rail 3, and no card near it", text)
 
 
 def test_the_command_takes_the_settings(capture: str, tmp_path: Path) -> None:
