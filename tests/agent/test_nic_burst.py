@@ -320,3 +320,16 @@ async def test_frames_come_once_a_second_and_hold_in_between() -> None:
         assert len(run.frames) == 2
         assert (status.state, status.reads) == (OK, 11)
         assert readings(status.frame)[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 10
+
+
+async def test_the_fast_lane_waits_for_no_turn() -> None:
+    card = Card()
+    async with sampling(card.host, [NicBurst(0.1)]) as run:
+        async with run.sampler._turn:  # noqa: SLF001 - as if others were slow, one after the other
+            for _ in range(10):
+                card.go_on(0, rx_prio3_pause_duration=10_000)
+                await run.step(0.1)
+        told = readings(run.sampler.statuses["nic_burst"].frame)
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.05")] == 0
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.1")] == 10
+    assert told[UNSEEN, ("ens1",)] == 0
