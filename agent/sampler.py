@@ -244,9 +244,10 @@ class Sampler:
             future.result()
         else:
             family.pending = future, reads
-            late, *held_up = due[reads.taken :]
-            self._grader.overdue(late.status, self._deadline_seconds(late), now)
-            for member in held_up:
+            # The last may have come at its deadline: before the future, and late for no one.
+            for late in due[reads.taken : reads.taken + 1]:
+                self._grader.overdue(late.status, self._deadline_seconds(late), now)
+            for member in due[reads.taken + 1 :]:
                 self._grader.held_up(member.status, now)
 
     def _deadline_seconds(self, member: _Member) -> float:
