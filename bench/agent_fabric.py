@@ -47,10 +47,11 @@ class Length:
     scrapes: int
     pages: int
     ticks: int
+    """Of the fast lane: fewer than there are in the minute after which cards are looked for anew."""
     hours: float
 
 
-THOROUGH = Length(20, 5, scrapes=20, pages=300, ticks=600, hours=24)
+THOROUGH = Length(20, 5, scrapes=20, pages=300, ticks=500, hours=24)
 QUICK = Length(1, 1, scrapes=2, pages=5, ticks=20, hours=0.05)
 
 

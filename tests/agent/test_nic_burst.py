@@ -245,6 +245,15 @@ def test_the_cards_are_those_with_rdma_or_those_asked_for(
     assert {key[0] for _, key in readings(frame)} == found
 
 
+def test_a_port_is_looked_at_once_and_not_for_each_virtual_function() -> None:
+    card = Card()
+    physical = "/sys/bus/pci/devices/0000:17:00.0"
+    card.host.files[f"{physical}/vendor"] = "0x15b3\n"
+    card.host.links["/sys/bus/pci/devices/0000:18:00.0/physfn"] = physical
+    assert Reader(NicBurst(0.1), card.host, ORIGIN).run().frame is None
+    assert Reader(NicBurst(0.1, ["ens1"]), card.host, ORIGIN).run().frame is not None
+
+
 @pytest.mark.parametrize("driver", ["bnxt_en", "mana"])
 def test_a_driver_that_tells_of_a_second_ago_has_no_windows(driver: str) -> None:
     card = Card()
