@@ -160,6 +160,29 @@ def test_what_cannot_be_read_is_unseen_and_nothing_is_made_up() -> None:
     assert told[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 1 + 9
 
 
+def test_an_answer_that_took_long_speaks_of_no_instant() -> None:
+    card = Card()
+    lane = Lane(card)
+    card.go_on(WINDOW_MS)
+    lane.look()
+    answer = card.host.calls["ethtool.statistics(ens1)"]
+
+    def read_then_stuck() -> object:
+        card.host.clock.advance(0.25)
+        return answer
+
+    card.host.clock.advance(0.1)
+    card.host.calls["ethtool.statistics(ens1)"] = read_then_stuck
+    lane.look()
+    card.go_on(50, rx_bytes_phy=LINE_BYTES_A_MS * 300, rx_prio3_pause_duration=300_000)
+    lane.look()
+    told = lane.told()
+    assert told[UNSEEN, ("ens1",)] == 4
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.0")] == 6
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 6
+    assert told[c.NIC_UTILIZATION.name, ("ens1", "receive", "sum")] == 0
+
+
 def test_a_short_trouble_costs_no_window() -> None:
     card = Card()
     lane = Lane(card)
