@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ from railscope.frame import Event, Frame, Instant, Origin
 
 NS = 1_000_000_000
 TURN_SECONDS = 0.05
+PROMPT_SECONDS = 0.5
+"""What is read more often than this waits for no one: windows would end late, or unseen."""
 END_SECONDS = 1.0
 
 
@@ -98,6 +101,11 @@ class _Family:
     thread: DeviceThread
     members: list[_Member]
     pending: tuple[asyncio.Future[None], _Reads] | None = None
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether its reads wait for no turn."""
+        return any(m.status.source.period_seconds < PROMPT_SECONDS for m in self.members)
 
     def close(self) -> None:
         """Give back what the sources hold; on their thread, where a read may still be under way."""
@@ -224,7 +232,7 @@ class Sampler:
                 self._paid(member.status, outcome, self.clock.now())
             family.pending = None
         reads = _Reads(due)
-        future = await self._read(family.thread, reads)
+        future = await self._read(family, reads)
         now = self.clock.now()
         for member, outcome in zip(due, tuple(reads.outcomes), strict=False):
             reads.taken += 1
@@ -236,22 +244,24 @@ class Sampler:
             future.result()
         else:
             family.pending = future, reads
-            late, *held_up = due[reads.taken :]
-            self._grader.overdue(late.status, self._deadline_seconds(late), now)
-            for member in held_up:
+            # The last may have come at its deadline: before the future, and late for no one.
+            for late in due[reads.taken : reads.taken + 1]:
+                self._grader.overdue(late.status, self._deadline_seconds(late), now)
+            for member in due[reads.taken + 1 :]:
                 self._grader.held_up(member.status, now)
 
     def _deadline_seconds(self, member: _Member) -> float:
         return self.limits.deadline_seconds(member.status)
 
-    async def _read(self, thread: DeviceThread, reads: _Reads) -> asyncio.Future[None]:
+    async def _read(self, family: _Family, reads: _Reads) -> asyncio.Future[None]:
         """Have the reads done, and wait for each of them until its own deadline.
 
         Threads that read at once fight over the interpreter at every system call; so they take
-        turns, but no one waits long for a source that is slow.
+        turns, but no one waits long for a source that is slow. With many of those due at once, that
+        adds up: to too long for the fast lane.
         """
-        async with self._turn:
-            future = thread.submit(reads.run)
+        async with nullcontext() if family.is_prompt else self._turn:
+            future = family.thread.submit(reads.run)
             await asyncio.wait({future}, timeout=TURN_SECONDS)
         while not future.done():
             spent = time.monotonic() - reads.running_since

@@ -159,7 +159,11 @@ class Port:
         self._megabits = speed if isinstance(speed, int) else 0
 
     def look(self, host: Host) -> bool:
-        """Look once. Whether the card's list of statistics is no longer the planned one."""
+        """Look once. Whether the card's list of statistics is no longer the planned one.
+
+        Of an answer that took longer than a window no one knows what instant it speaks of.
+        """
+        began_ns = host.clock.now().boot_ns
         try:
             statistics = host.call("ethtool", "statistics", self.planned.interface)
         except OSError as error:
@@ -181,7 +185,12 @@ class Port:
             self._link_downs = values[self.planned.link_downs]
         self._read_notifications(counters)
         self.problem = None
-        self._compare(_Look(host.clock.now().boot_ns, counters))
+        now_ns = host.clock.now().boot_ns
+        if now_ns - began_ns > self._grid.window_ns:
+            self._looked = None
+            self._give_up(now_ns)
+        else:
+            self._compare(_Look(now_ns, counters))
         return False
 
     def _read_notifications(self, counters: dict[What, list[int]]) -> None:

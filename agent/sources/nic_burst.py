@@ -15,7 +15,7 @@ from agent.host import Host
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.sources.burst_port import Kept, Port, plan
 from agent.topology.network import Wiring
-from agent.topology.rules import BRIDGE
+from agent.topology.rules import BRIDGE, VIRTUAL_FUNCTION
 from railscope.catalog import bursts as c
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
@@ -24,6 +24,8 @@ from railscope.frame import Column
 NS = 1_000_000_000
 _NS_PER_MS = 1_000_000
 _NET = "/sys/class/net"
+_OTHERS = frozenset({BRIDGE, VIRTUAL_FUNCTION})
+"""RDMA devices without a port of their own: what a virtual function sees is its physical one's."""
 
 
 class NicBurst:
@@ -52,7 +54,7 @@ class NicBurst:
     def probe(self, host: Host) -> Inventory:
         """Choose the cards. One that is as before goes on where it was."""
         network = self._wiring.look(host)
-        cards = {d.address: d.rdma[0] for d in network.devices if d.rdma and d.role != BRIDGE}
+        cards = {d.address: d.rdma[0] for d in network.devices if d.rdma and d.role not in _OTHERS}
         found: dict[str, Port] = {}
         for interface in names(host, _NET):
             planned = plan(host, interface, cards)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,7 +17,9 @@ from support.pages import Sample, sample, samples
 from support.reading import ORIGIN, readings
 from support.sampling import Sampling, sampling
 
+from agent.device_thread import DeviceThread
 from agent.reader import Reader
+from agent.sampler import Limits, Sampler, _Family, _Member
 from agent.sinks.prometheus import Page
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
@@ -24,6 +28,7 @@ from agent.stats import ShippingStats
 from agent.status import FAILED, OK
 from railscope.catalog.agent import SOURCE_EVENT
 from railscope.exposition import Format
+from railscope.frame import Frame
 
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 SHORT = 0.3
@@ -204,3 +209,25 @@ async def test_ticks_that_pass_during_a_long_read_are_missed_and_counted(host: F
         assert (status.reads, status.missed_ticks) == (2, 3)
         await run.step(0.5)
         assert [frame.instant.boot_ns % NS for frame in run.frames] == [0, 0, 0], "on the grid"
+
+
+class Lagging:
+    """A thread that has done its work, and whose word of it is still under way."""
+
+    def submit(self, function: Callable[[], None]) -> asyncio.Future[None]:
+        function()
+        return asyncio.get_running_loop().create_future()
+
+
+async def test_a_read_that_ends_at_its_deadline_is_late_for_no_one(host: FakeHost) -> None:
+    frames: list[Frame] = []
+    sampler = Sampler(host, ORIGIN, [Rdma()], frames.append, Limits(0, 0.01))
+    status = sampler.statuses["rdma"]
+    member = _Member(status, Reader(status.source, host, ORIGIN), 0)
+    family = _Family(cast("DeviceThread", Lagging()), [member])
+    await sampler._tick(family, [member])  # noqa: SLF001 - a moment that no test can hit from outside
+    assert (len(frames), status.state, status.overdue) == (1, OK, False)
+    assert family.pending
+    family.pending[0].set_result(None)
+    await sampler._tick(family, [member])  # noqa: SLF001
+    assert [frame.sequence for frame in frames] == [1, 2]

@@ -161,6 +161,29 @@ def test_what_cannot_be_read_is_unseen_and_nothing_is_made_up() -> None:
     assert told[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 1 + 9
 
 
+def test_an_answer_that_took_long_speaks_of_no_instant() -> None:
+    card = Card()
+    lane = Lane(card)
+    card.go_on(WINDOW_MS)
+    lane.look()
+    answer = card.host.calls["ethtool.statistics(ens1)"]
+
+    def read_then_stuck() -> object:
+        card.host.clock.advance(0.25)
+        return answer
+
+    card.host.clock.advance(0.1)
+    card.host.calls["ethtool.statistics(ens1)"] = read_then_stuck
+    lane.look()
+    card.go_on(50, rx_bytes_phy=LINE_BYTES_A_MS * 300, rx_prio3_pause_duration=300_000)
+    lane.look()
+    told = lane.told()
+    assert told[UNSEEN, ("ens1",)] == 4
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.0")] == 6
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 6
+    assert told[c.NIC_UTILIZATION.name, ("ens1", "receive", "sum")] == 0
+
+
 def test_a_short_trouble_costs_no_window() -> None:
     card = Card()
     lane = Lane(card)
@@ -296,6 +319,15 @@ def test_an_idle_card_of_such_a_driver_is_idle_and_not_unseen() -> None:
     assert told[UNSEEN, ("ens1",)] == 0
 
 
+def test_a_port_is_looked_at_once_and_not_for_each_virtual_function() -> None:
+    card = Card()
+    physical = "/sys/bus/pci/devices/0000:17:00.0"
+    card.host.files[f"{physical}/vendor"] = "0x15b3\n"
+    card.host.links["/sys/bus/pci/devices/0000:18:00.0/physfn"] = physical
+    assert Reader(NicBurst(0.1), card.host, ORIGIN).run().frame is None
+    assert Reader(NicBurst(0.1, ["ens1"]), card.host, ORIGIN).run().frame is not None
+
+
 LOOKS = st.lists(
     st.tuples(st.integers(1, 6 * WINDOW_MS), st.integers(0, 700_000)), min_size=1, max_size=40
 )
@@ -377,3 +409,16 @@ def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
     assert isinstance(total, int)
     assert seen + told[UNSEEN, ("ens1f0np0",)] >= 28
     assert total <= seen * 10**6, "no window has more than the line rate"
+
+
+async def test_the_fast_lane_waits_for_no_turn() -> None:
+    card = Card()
+    async with sampling(card.host, [NicBurst(0.1)]) as run:
+        async with run.sampler._turn:  # noqa: SLF001 - as if others were slow, one after the other
+            for _ in range(10):
+                card.go_on(0, rx_prio3_pause_duration=10_000)
+                await run.step(0.1)
+        told = readings(run.sampler.statuses["nic_burst"].frame)
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.05")] == 0
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.1")] == 10
+    assert told[UNSEEN, ("ens1",)] == 0
