@@ -19,6 +19,8 @@ from railscope.demo.process import Program
 from railscope.simulator import NodeSpec, about, moments
 
 OWN_NODE = "this-machine"
+STEP_SECONDS = "1"
+"""Simulated servers move on once a second: in shorter windows they would stand still, or race."""
 PUSH_SECONDS = "1"
 _UUID = "nvml.nvmlDeviceGetUUID({})"
 _SETTLE_SECONDS = 15.0
@@ -111,6 +113,8 @@ class Cluster:
             "RAILSCOPE_AGENT_COLLECTOR__TOKEN": self._tokens[name],
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
         }
+        if replay:
+            environment["RAILSCOPE_AGENT_BURSTS__WINDOW_SECONDS"] = STEP_SECONDS
         arguments = [
             "agent", "run", "--node", name, "--listen", "127.0.0.1:0", "--collector", self._url,
             "--state-directory", f"agent-{name}", *replay,
