@@ -126,9 +126,13 @@ def _cost(status: Status, share: float, governor: Governor) -> Finding:
         f" {cost.wall_ns / _MS:.2f} ms every {period:g} s"
     )
     load = governor.loads[name]
+    every, remedy = period * load.stretch, ""
     if load.stretch > 1:
-        detail += f"; to be read every {period * load.stretch:g} s ({load.why})"
-    return Finding(f"cost of {name}", Verdict.SUPPORTED, detail)
+        detail += f"; to be read every {every:g} s ({load.why})"
+    if every > getattr(status.source, "blind_beyond_seconds", every):
+        detail += ", too rarely to see anything"
+        remedy = "set a greater budget.cpu_ratio, longer windows or fewer interfaces in [bursts]"
+    return Finding(f"cost of {name}", Verdict.SUPPORTED, detail, remedy)
 
 
 def _memory(agent: Agent) -> Finding:

@@ -89,7 +89,8 @@ class Source(Protocol):
 
     A source may say the longest period that what it reads bears, however dear it is, as
     `longest_period_seconds`: events that wait in a bounded queue, counters that wrap. Without it
-    that is `LONGEST_PERIOD_SECONDS`. It never lowers a configured period.
+    that is `LONGEST_PERIOD_SECONDS`. It never lowers a configured period. One that may be read more
+    rarely, but sees nothing then, says from where on as `blind_beyond_seconds`.
     """
 
     name: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from agent.bursts import Grid
+from agent.bursts import MOST_WINDOWS, Grid
 from agent.facts import counted, names
 from agent.host import Host
 from agent.source import Columns, Finding, Inventory, Table, Verdict
@@ -38,6 +38,7 @@ class NicBurst:
         wiring: Wiring | None = None,
     ) -> None:
         self.period_seconds = window_seconds
+        self.blind_beyond_seconds = MOST_WINDOWS * window_seconds
         self._wiring = wiring or Wiring()
         self._grid = Grid(round(window_seconds * NS))
         self._interfaces = tuple(interfaces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from support.shipping import link_to
 from support.tree import make_tree
 
 from agent.cli import agent
-from agent.config import AgentSettings, Budget, CollectorLink
+from agent.config import AgentSettings, Budget, Bursts, CollectorLink
 from agent.diagnose import check
 from agent.host import NvmlError
 from agent.service import Agent
@@ -220,6 +221,31 @@ async def test_a_budget_that_needs_longer_periods_is_no_fault_but_said() -> None
     assert "periods grow until it is kept" in told
     assert "-> set longer periods, or a greater budget.cpu_ratio" in told
     assert "80 MiB resident, budget 64 MiB: not kept" in line(said, "absent  memory budget")
+
+
+@pytest.mark.parametrize(("milliseconds", "blind"), [(0.2, False), (30, True)])
+async def test_a_fast_lane_too_dear_to_see_windows_is_said_to_be_blind(
+    milliseconds: float, *, blind: bool
+) -> None:
+    meter, host = FakeMeter(), healthy()
+    told = host.calls["ethtool.statistics(eth0)"]
+
+    def statistics() -> object:
+        meter.spend(milliseconds)
+        return told
+
+    host.calls["ethtool.statistics(eth0)"] = statistics
+    settings = AgentSettings(bursts=Bursts(interfaces="eth0"))
+    said: list[str] = []
+    checking = asyncio.ensure_future(
+        check(Agent(settings, host, "node-1", meter=meter), said.append)
+    )
+    await host.clock.asleep(1)  # windows need a second look
+    host.clock.advance(1)
+    assert await checking, said
+    cost = line(said, "ok      cost of nic_burst")
+    assert ("to be read every 6.4 s (processor time), too rarely to see anything" in cost) == blind
+    assert ("-> set a greater budget.cpu_ratio, longer windows" in cost) == blind
 
 
 async def test_no_budget_is_said_to_be_none() -> None:
