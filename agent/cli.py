@@ -121,7 +121,8 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
     logs.configure("error")
     host, node, read = _host_once(root, replay)
     one = Agent(loaded, host, loaded.node or node)
-    sys.exit(0 if asyncio.run(run_check(one, click.echo, read)) else 1)
+    live = replay is None and root == Path("/")
+    sys.exit(0 if asyncio.run(run_check(one, click.echo, read, live=live)) else 1)
 
 
 @agent.command()

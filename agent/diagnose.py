@@ -8,6 +8,7 @@ from agent.budget import governor_of, percent
 from agent.facts import counted
 from agent.governor import Governor
 from agent.meter import Cost
+from agent.running import running
 from agent.service import Agent
 from agent.sinks.collector_client import CollectorClient, LinkError
 from agent.sinks.collector_client import Verdict as Answered
@@ -35,9 +36,15 @@ _DENIED = {
 
 
 async def check(
-    agent: Agent, say: Callable[[str], None], read: Callable[[Agent], Awaitable[None]] = Agent.once
+    agent: Agent,
+    say: Callable[[str], None],
+    read: Callable[[Agent], Awaitable[None]] = Agent.once,
+    *,
+    live: bool = False,
 ) -> bool:
     """Have every source read, try the collector; true where nothing is denied or broken.
+
+    Of a live machine, the agent that runs there is asked too.
 
     A GPU that is degraded or has failed is broken; one that is unknown is what its sources are.
     """
@@ -46,6 +53,8 @@ async def check(
     statuses = agent.sampler.statuses.values()
     found = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
     found += _costs(agent)
+    if live:
+        found += await running(agent.settings)
     found.append(await _collector(agent))
     for finding in dict.fromkeys(found):
         _say(finding, say)

@@ -32,9 +32,15 @@ class Answer:
 
 
 class HttpClient:
-    """Posts to one URL. Raises ValueError for a URL that is none."""
+    """Asks one URL. Raises ValueError for a URL that is none."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None,
+        timeout_seconds: float,
+        most_answer_bytes: int = MOST_ANSWER_BYTES,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname:
             message = f"{url!r} is no http:// or https:// URL"
@@ -45,32 +51,40 @@ class HttpClient:
         self._target = parts.path or "/"
         self._authority = parts.netloc.rpartition("@")[2]
         self._timeout_seconds = timeout_seconds
+        self._most_answer_bytes = most_answer_bytes
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._state = h11.Connection(h11.CLIENT)
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Post a body. Raises OSError (TLS errors included), HttpError or TimeoutError."""
+        return await self._ask("POST", body, {"Content-Length": str(len(body)), **headers})
+
+    async def get(self, headers: Mapping[str, str]) -> Answer:
+        """Get what is there. Raises as `post` does."""
+        return await self._ask("GET", b"", headers)
+
+    async def _ask(self, method: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         async with asyncio.timeout(self._timeout_seconds):
             kept = self._writer is not None
             try:
-                return await self._try(body, headers)
+                return await self._try(method, body, headers)
             except (ConnectionError, HttpError):
                 # The server may have closed the connection that was kept, just before we used it.
                 await self.close()
                 if not kept:
                     raise
-                return await self._try(body, headers)
+                return await self._try(method, body, headers)
             finally:
                 if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
                     await self.close()
                 else:
                     self._state.start_next_cycle()
 
-    async def _try(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def _try(self, method: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         reader, writer = await self._open()
-        fields = {"Host": self._authority, "Content-Length": str(len(body)), **headers}
-        head = h11.Request(method="POST", target=self._target, headers=list(fields.items()))
+        fields = {"Host": self._authority, **headers}
+        head = h11.Request(method=method, target=self._target, headers=list(fields.items()))
         pieces = [
             self._state.send(head),
             self._state.send(h11.Data(body)),
@@ -94,8 +108,8 @@ class HttpClient:
                 head = event
             elif isinstance(event, h11.Data):
                 body += bytes(event.data)
-                if len(body) > MOST_ANSWER_BYTES:
-                    message = f"the answer is longer than {MOST_ANSWER_BYTES} bytes"
+                if len(body) > self._most_answer_bytes:
+                    message = f"the answer is longer than {self._most_answer_bytes} bytes"
                     raise HttpError(message)
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in head.headers}

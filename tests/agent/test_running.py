@@ -1,0 +1,101 @@
+"""`agent check` asks the agent that runs here what its governor did."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from support.certificates import self_signed, server_context
+
+from agent.config import AgentSettings, Tls
+from agent.http_server import HttpServer, Request, Response
+from agent.running import running
+from agent.source import Verdict
+
+TOKEN = "page-token"  # noqa: S105 - no secret
+PAGE = """\
+# TYPE railscope_source_period_seconds gauge
+railscope_source_period_seconds{source="nic_burst"} 0.2
+railscope_source_period_seconds{source="rdma"} 1.0
+railscope_source_stretch_ratio{source="nic_burst"} 2
+railscope_source_stretch_ratio{source="rdma"} 1
+railscope_agent_resident_memory_bytes 40000000
+railscope_agent_cpu_use_ratio 0.0093
+railscope_agent_cpu_budget_ratio 0.01
+railscope_governor_state{resource="cpu",state="within"} 0
+railscope_governor_state{resource="cpu",state="stretching"} 1
+railscope_governor_state{resource="memory",state="within"} 1"""
+
+
+@asynccontextmanager
+async def serving(page: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A page behind a token, and where an agent that listens everywhere would say it is."""
+
+    def respond(request: Request) -> Response:
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return Response.text("no", HTTPStatus.UNAUTHORIZED)
+        return Response.text(page)
+
+    server = HttpServer(respond)
+    _, port = await server.start("127.0.0.1:0", tls)
+    try:
+        yield f"0.0.0.0:{port}"
+    finally:
+        await server.close()
+
+
+async def told(**settings: object) -> list[tuple[Verdict, str]]:
+    found = await running(AgentSettings(**settings))  # type: ignore[arg-type]
+    return [(finding.verdict, finding.detail) for finding in found]
+
+
+async def test_what_the_governor_did_is_told_by_the_page() -> None:
+    async with serving(PAGE) as listen:
+        assert await told(listen=listen, page_token=TOKEN) == [
+            (
+                Verdict.SUPPORTED,
+                "takes 0.93 % of a core, budget 1 %, cpu stretching, memory within",
+            ),
+            (Verdict.SUPPORTED, "nic_burst is read every 0.2 s instead of 0.1 s"),
+        ]
+
+
+async def test_a_page_with_tls_is_known_by_its_own_certificate(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, "192.0.2.1")
+    async with serving(PAGE, server_context(certificate, key)) as listen:
+        tls = Tls(certificate_file=str(certificate), key_file=str(key))
+        found = await told(listen=listen, page_token=TOKEN, tls=tls)
+        assert found[0][0] is Verdict.SUPPORTED
+        other, other_key = self_signed(tmp_path / "other")
+        tls = Tls(certificate_file=str(other), key_file=str(other_key))
+        ((verdict, detail),) = await told(listen=listen, page_token=TOKEN, tls=tls)
+        assert (verdict, "none that answers" in detail) == (Verdict.ABSENT, True)
+
+
+@pytest.mark.parametrize(
+    ("page", "token", "verdict", "problem"),
+    [
+        (PAGE, "", Verdict.BROKEN, "answers with 401"),
+        ("up 1", TOKEN, Verdict.BROKEN, "is the page of something else"),
+    ],
+)
+async def test_a_page_that_cannot_be_used_is_said_to_be(
+    page: str, token: str, verdict: Verdict, problem: str
+) -> None:
+    async with serving(page) as listen:
+        ((found, detail),) = await told(listen=listen, page_token=token)
+    assert found is verdict
+    assert problem in detail
+
+
+async def test_no_agent_is_no_fault() -> None:
+    async with serving(PAGE) as listen:
+        pass
+    ((verdict, detail),) = await told(listen=listen)
+    assert (verdict, "none that answers" in detail) == (Verdict.ABSENT, True)
+    ((verdict, detail),) = await told(listen="127.0.0.1:0")
+    assert (verdict, "any free port" in detail) == (Verdict.ABSENT, True)
