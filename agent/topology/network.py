@@ -145,7 +145,11 @@ class Wiring:
         seated = [d for unit in units.values() for d in _seated(unit, seating, addresses)]
         by_address = {d.address: d for d in (*found, *seated)}
         named, problems = self._by_name(by_address.values())
-        final = [_rest(host, device, busy) if gpus else _unused(device) for device in named]
+        are_rails = any(device.rail is not None for device in named)
+        final = [
+            _rest(host, device, busy, are_rails=are_rails) if gpus else _unused(device)
+            for device in named
+        ]
         final.sort(key=lambda device: bus_order(device.address))
         cards = {gpu.address: card for gpu, card in zip(gpus, seating.cards, strict=True)}
         rails = {gpu.address: rail for gpu, rail in zip(gpus, seating.rails, strict=True)}
@@ -276,12 +280,14 @@ def _unused(device: NetworkDevice) -> NetworkDevice:
     return replace(device, why=device.why or "there is no GPU")
 
 
-def _rest(host: Host, device: NetworkDevice, busy: set[str]) -> NetworkDevice:
-    """The role of what has none yet."""
+def _rest(host: Host, device: NetworkDevice, busy: set[str], *, are_rails: bool) -> NetworkDevice:
+    """The role of what has none yet. Where no card has a rail, RDMA may be for GPUs as for storage."""
     if device.role:
         return device
     if device.address in busy:
         return replace(device, role=MANAGEMENT, why="carries the default route")
+    if device.rdma and not are_rails:
+        return replace(device, why=f"RDMA, but no card here has a rail: {device.why}")
     if device.rdma:
         return replace(device, role=STORAGE, why=f"RDMA, but no rail: {device.why}")
     speeds = [text(host, f"{NET}/{name}/speed") for name in device.interfaces]

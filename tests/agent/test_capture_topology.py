@@ -182,7 +182,7 @@ def test_rails_of_a_guest_are_those_of_its_file(name: str) -> None:
 def test_without_the_file_such_a_guest_shows_no_rails(name: str) -> None:
     found = network(guest(name, tree=False)).devices
     assert {device.rail for device in found} == {None}
-    assert {device.role for device in found} == {"storage"}
+    assert {device.role for device in found} == {""}, "they may be for GPUs"
 
 
 @pytest.mark.parametrize("name", ["azure-ndv4-topo.xml", "azure-ndv5-topo.xml"])
