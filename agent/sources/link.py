@@ -1,4 +1,4 @@
-"""Links of all network interfaces, as sysfs tells them: speed, carrier, changes.
+"""Links of all network interfaces: speed, carrier, changes.
 
 Apart from the server's own numbers, because the kernel asks the card's driver for some of them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.facts import counted, names, text
-from agent.host import Host, KeptFiles
+from agent.host import Host, Json, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from railscope.catalog import host as c
 from railscope.catalog.declare import Metric
@@ -30,10 +30,15 @@ _FILES: tuple[tuple[str, Metric, Callable[[bytes], Reading]], ...] = (
     ("carrier", c.LINK_UP, parse_integer),
     ("carrier_changes", c.LINK_CHANGES, parse_integer),
 )
+_SPEED_ONLY = _FILES[:1]
 
 
 class Link:
-    """Speed, carrier and carrier changes of every interface."""
+    """Speed, carrier and carrier changes of every interface.
+
+    One answer of rtnetlink tells of the carrier of all, switched off or not; where there is none, as
+    in a copied tree, the files of each interface do.
+    """
 
     name = "link"
     family = "network"
@@ -42,6 +47,7 @@ class Link:
         self.period_seconds = period_seconds
         self._kept: KeptFiles | None = None
         self._parsers: list[Callable[[bytes], Reading]] = []
+        self._told: list[str] = []
 
     def probe(self, host: Host) -> Inventory:
         """Find the interfaces; what does not answer now is not asked again until the next probe."""
@@ -49,21 +55,29 @@ class Link:
         paths: list[str] = []
         self._parsers = []
         interfaces = names(host, ROOT)
+        try:
+            told = _links(host)
+        except OSError:
+            told = {}
+        self._told = [interface for interface in interfaces if "carrier" in told.get(interface, {})]
         for interface in interfaces:
-            for file, metric, parse in _FILES:
+            for file, metric, parse in _SPEED_ONLY if interface in self._told else _FILES:
                 path = f"{ROOT}/{interface}/{file}"
                 if text(host, path):
                     columns.add(metric, Entity(NIC, (interface,)))
                     paths.append(path)
                     self._parsers.append(parse)
+        for interface in self._told:
+            columns.add(c.LINK_UP, Entity(NIC, (interface,)))
+            columns.add(c.LINK_CHANGES, Entity(NIC, (interface,)))
         self.close()
         self._kept = host.keep(paths)
         verdict = Verdict.SUPPORTED if columns.columns else Verdict.ABSENT
         finding = Finding("network links", verdict, counted(len(interfaces), "interface"))
         return Inventory(tuple(columns.columns), (), (finding,))
 
-    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
-        """Read every file."""
+    def read(self, host: Host, into: Table) -> None:
+        """Read every file, and ask once for all carriers."""
         if self._kept is None:
             return
         for column, parse in enumerate(self._parsers):
@@ -71,9 +85,28 @@ class Link:
                 into.put(column, parse(self._kept.text(column)))
             except OSError as error:
                 into.put(column, reason_of(error))
+        if self._told:
+            self._read_carriers(host, into, len(self._parsers))
+
+    def _read_carriers(self, host: Host, into: Table, column: int) -> None:
+        try:
+            links = _links(host)
+        except OSError as error:
+            into.put_none(column, 2 * len(self._told), reason_of(error))
+            return
+        for place, interface in enumerate(self._told):
+            link = links.get(interface)
+            first = column + 2 * place
+            into.put(first, int(link["up"] and link["carrier"]) if link else Absent.GONE)
+            into.put(first + 1, link["carrier_changes"] if link else Absent.GONE)
 
     def close(self) -> None:
         """Close the kept files."""
         if self._kept:
             self._kept.close()
         self._kept = None
+
+
+def _links(host: Host) -> dict[str, Json]:
+    """The interfaces by name. Raises OSError."""
+    return {link["name"]: link for link in host.call("netlink", "links")}

@@ -262,8 +262,8 @@ LINK_UP = Metric(
     Kind.GAUGE,
     NIC,
     rollups=(Rollup.SUM, Rollup.MIN),
-    help="Whether the interface has a carrier (1) or not (0).",
-    origin="/sys/class/net/*/carrier",
+    help="Whether the interface is switched on and has a carrier (1) or not (0).",
+    origin="rtnetlink IFLA_CARRIER, or /sys/class/net/*/carrier",
     other_names={"node_exporter": "node_network_carrier"},
 )
 LINK_CHANGES = Metric(
@@ -273,7 +273,7 @@ LINK_CHANGES = Metric(
     rollups=(Rollup.SUM,),
     resets=BOOT,
     help="Times the carrier came or went.",
-    origin="/sys/class/net/*/carrier_changes",
+    origin="rtnetlink IFLA_CARRIER_CHANGES, or /sys/class/net/*/carrier_changes",
     other_names={"node_exporter": "node_network_carrier_changes_total"},
 )
 BOOT_TIME = Metric(

@@ -32,3 +32,29 @@ def test_an_interface_that_is_switched_off_does_not_tell_its_carrier() -> None:
         ("railscope_network_link_changes_total", ("eth0",)): 7,
         ("railscope_network_link_up", ("eth0",)): Absent.UNSUPPORTED,
     }
+
+
+def link(name: str, *, up: bool, carrier: int, changes: int) -> dict[str, object]:
+    return {"name": name, "up": up, "carrier": carrier, "carrier_changes": changes}
+
+
+def test_one_answer_tells_of_all_carriers_and_of_those_that_are_switched_off() -> None:
+    host = FakeHost()
+    for name in ("eth0", "eth1", "eth2"):
+        host.files[f"/sys/class/net/{name}/speed"] = "400000"
+        host.files[f"/sys/class/net/{name}/carrier"] = "1"
+    host.calls["netlink.links()"] = [
+        link("eth0", up=True, carrier=1, changes=3),
+        link("eth1", up=False, carrier=1, changes=4),
+        link("eth2", up=True, carrier=0, changes=5),
+    ]
+    reader = Reader(Link(), host, ORIGIN)
+    found = readings(reader.run().frame)
+    up, changes = "railscope_network_link_up", "railscope_network_link_changes_total"
+    assert [found[up, (name,)] for name in ("eth0", "eth1", "eth2")] == [1, 0, 0]
+    assert [found[changes, (name,)] for name in ("eth0", "eth1", "eth2")] == [3, 4, 5]
+    assert len(found) == 9
+    host.calls["netlink.links()"].pop()
+    assert readings(reader.run().frame)[up, ("eth2",)] is Absent.GONE
+    host.calls["netlink.links()"] = OSError(errno.ENOBUFS, "no room")
+    assert readings(reader.run().frame)[up, ("eth0",)] is Absent.ERROR
