@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from agent.config import PREFIX, AgentSettings
+from agent.config import PREFIX, AgentSettings, Bursts
 from agent.diagnose import check as run_check
 from agent.host import Host
 from agent.host.clock import RealClock
@@ -135,13 +135,12 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 def topology(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
     """Show the PCI tree, how far GPUs and cards are apart, and which card is whose rail.
 
-    Leaves with 1 where the section [topology] of the settings does not fit this server.
+    Of a capture the end is shown, as by `once`. Leaves with 1 where the section [topology] of the settings does not fit this server.
     """
     from agent.topology import command  # noqa: PLC0415 - only this command needs it
 
     loaded = _loader(config, {})()
-    host, _, _ = _host_once(root, replay)
-    shown, fits = command.show(host, loaded.topology, form)
+    shown, fits = command.show(_host_at_end(root, replay), loaded.topology, form)
     click.echo(shown, nl=False)
     sys.exit(0 if fits else 1)
 
@@ -151,14 +150,15 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 @click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True,
               help="How long to record.")  # fmt: skip
 @click.option("--redact", is_flag=True, help="Replace names, serial numbers and addresses.")
+@click.option("--bursts", is_flag=True, help="Record what the fast lane sees: ten times as much.")
 @click.argument("folder", type=click.Path(path_type=Path))
-def record(root: Path, seconds: float, redact: bool, folder: Path) -> None:  # noqa: FBT001 - a flag
+def record(root: Path, seconds: float, redact: bool, bursts: bool, folder: Path) -> None:  # noqa: FBT001 - flags
     """Record this server into FOLDER, to be replayed with --replay."""
     logs.configure("warning")
     if folder.exists() and any(folder.iterdir()):
         message = f"{folder} is not empty: choose a new folder for the capture"
         raise click.ClickException(message)
-    capture = asyncio.run(_record(RealHost(root), seconds, redact=redact))
+    capture = asyncio.run(_record(RealHost(root), seconds, redact=redact, bursts=bursts))
     capture.write(folder)
     click.echo(f"{folder}: {len(capture.moments)} moments of {capture.about.node}")
 
@@ -197,6 +197,15 @@ def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:
     return walk.host, capture.about.node, walk.read
 
 
+def _host_at_end(root: Path, replay: Path | None) -> Host:
+    """The machine as it is now, or as a capture leaves it."""
+    if replay is None:
+        return RealHost(root)
+    walk = Walk(_capture(replay))
+    walk.go_to_end()
+    return walk.host
+
+
 def _capture(folder: Path) -> Capture:
     try:
         return read_capture(folder)
@@ -204,13 +213,14 @@ def _capture(folder: Path) -> Capture:
         raise click.ClickException(str(error)) from error
 
 
-async def _record(real: RealHost, seconds: float, *, redact: bool) -> Capture:
+async def _record(real: RealHost, seconds: float, *, redact: bool, bursts: bool) -> Capture:
+    read = AgentSettings(bursts=Bursts(enabled=bursts))
     node = node_name(AgentSettings(), real)
     redactor = Redactor([node]) if redact else None
     host = RecordingHost(real, redactor)
     started = host.clock.now()
     sampler = Sampler(
-        host, Origin(node, "record", host.boot_id), machine_sources(AgentSettings()),
+        host, Origin(node, "record", host.boot_id), machine_sources(read),
         lambda _frame: None,
     )  # fmt: skip
     await sampler.once()

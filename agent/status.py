@@ -15,6 +15,7 @@ from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import SOURCE
 from railscope.entity import Entity
 from railscope.frame import Event, Frame, Instant
+from railscope.reading import Absent
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +92,7 @@ class Grader:
         problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
         if not columns:
             state, problem = _without_columns(outcome)
-        elif outcome.broken == columns:
+        elif outcome.broken == columns and not _all_denied(outcome):
             state = FAILED
         else:
             state = PARTIAL if outcome.broken else OK
@@ -148,6 +149,12 @@ class Grader:
 
 def _seconds(period_ns: int) -> str:
     return f"{period_ns / _NS:g} s"
+
+
+def _all_denied(outcome: Outcome) -> bool:
+    """Whether what cannot be read is there and well, and only not for us: nothing has failed."""
+    reasons = outcome.frame.reasons if outcome.frame else b""
+    return reasons.count(Absent.DENIED.value) == len(reasons) > 0
 
 
 def _without_columns(outcome: Outcome) -> tuple[int, str]:

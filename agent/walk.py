@@ -43,6 +43,10 @@ class Walk:
         self._looks = looks(capture)
         self.host = RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
 
+    def go_to_end(self) -> None:
+        """Stand at the capture's end, without a look before it."""
+        self._clock.go_to(self._looks[-1])
+
     async def read(self, agent: Agent) -> None:
         """Have an agent of this host read everything at each look."""
         for offset_ns in self._looks:

@@ -27,6 +27,10 @@ _EXTRA: dict[str, Callable[[Any], list[Any]]] = {
 """Arguments that the host adds by itself."""
 
 
+_ALL_SAMPLES = 0
+"""The time of the last sample that is known: none."""
+
+
 def one_at_a_time(asked: Sequence[Asked]) -> Callable[[], int]:
     """What does the calls that a source made, batches taken apart, and counts what it got."""
     import pynvml  # noqa: PLC0415 - the library is loaded by now
@@ -67,6 +71,8 @@ def _of_gpu(pynvml: Any, function: str, handle: Any, rest: list[int | str]) -> l
     if function in _FILLED:
         return [partial(_filled, pynvml, target, handle, _FILLED[function])]
     extra = _EXTRA[function](pynvml) if function in _EXTRA else rest
+    if function == "nvmlDeviceGetSamples":
+        extra = [*rest, _ALL_SAMPLES]
     return [partial(target, handle, *extra)]
 
 

@@ -33,9 +33,9 @@ class Report:
     _ratios: list[tuple[str, str, str, str]] = field(default_factory=list)
     _figures: list[tuple[str, str]] = field(default_factory=list)
 
-    def ratio(self, what: str, value: float, aim: Aim | None = None) -> None:
-        """Add a ratio."""
-        unit = aim.unit if aim else ""
+    def ratio(self, what: str, value: float, aim: Aim | None = None, unit: str = "") -> None:
+        """Add a ratio; its unit is that of the aim where it has one."""
+        unit = aim.unit if aim else unit
         verdict = "" if aim is None else ("met" if aim.met(value) else "MISSED")
         self._ratios.append((what, f"{value:.3g}{unit}", str(aim) if aim else "-", verdict))
 

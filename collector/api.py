@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,10 +115,17 @@ class Api:
             "node": node.name,
             "agent_version": node.agent_version,
             "instant_ns": now_ns,
-            "rollups": _rollups(node, now_ns - round(self.stale_seconds * NS)),
+            "rollups": _rollups(self._fresh(node, now_ns)),
             "streams": streams,
         }
         return _json(content)
+
+    def _fresh(self, node: Node, now_ns: int) -> list[Row]:
+        """The streams of a node that count: one that has fallen silent does not, as in the views."""
+        from_ns = now_ns - round(self.stale_seconds * NS)
+        fleet = self.core.fleet
+        rows = node.rows.values()
+        return [row for row in rows if row.index in fleet.fresh(row.block, from_ns, now_ns)]
 
     def _readings(self, row: Row, now_ns: int) -> dict[str, Any]:
         """The latest frame of a stream, reading by reading, with units already applied."""
@@ -174,12 +181,8 @@ class Api:
         return web.Response(text=_LANDING.format(version=__version__), content_type="text/html")
 
 
-def _rollups(node: Node, fresh_from_ns: int) -> list[dict[str, Any]]:
-    """What the catalog says of the node as a whole: sums, means, extremes; counters as rates.
-
-    A stream that has fallen silent does not count, as in the views.
-    """
-    fresh = [row for row in node.rows.values() if row.instant_ns >= max(fresh_from_ns, 1)]
+def _rollups(fresh: Sequence[Row]) -> list[dict[str, Any]]:
+    """What the catalog says of a node as a whole: sums, means, extremes; counters as rates."""
     reduced = (reduce_rows(row.block, np.array([row.index])) for row in fresh)
     return [
         {

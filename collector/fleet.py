@@ -19,6 +19,8 @@ from railscope.reading import PRESENT
 
 BLOCK_ROWS = 64
 _NARROW_RANGE = 1 << 32
+_PACES, _LONGEST_NS = 2, 300_000_000_000
+"""A stream that comes each minute is not missing before two; and no frame lasts for ever."""
 _NS = 1e9
 
 
@@ -31,6 +33,8 @@ class Block:
         self.reasons = np.zeros((BLOCK_ROWS, layout.columns), np.uint8)
         self.rates = np.full((BLOCK_ROWS, len(layout.counters)), np.nan, np.float32)
         self.instants_ns = np.zeros(BLOCK_ROWS, np.int64)
+        self.lasts_ns = np.zeros(BLOCK_ROWS, np.int64)
+        """How long a frame speaks of the present where its stream is slow, by the stream's pace."""
         self.nodes: list[str | None] = [None] * BLOCK_ROWS
 
 
@@ -91,6 +95,15 @@ class Fleet:
         for blocks in list(self._blocks.values()):
             yield from blocks
 
+    def fresh(self, block: Block, fresh_from_ns: int, now_ns: int) -> npt.NDArray[np.intp]:
+        """The rows that speak of the present, slow streams of nodes that still report among them."""
+        young = block.instants_ns >= max(fresh_from_ns, 1)
+        slow = ~young & (block.lasts_ns > 0) & (block.instants_ns + block.lasts_ns >= now_ns)
+        for index in np.flatnonzero(slow):
+            node = self.nodes.get(block.nodes[index] or "")
+            young[index] = node is not None and node.instant_ns >= fresh_from_ns
+        return np.flatnonzero(young)
+
     def node(self, name: str) -> Node:
         """A node; made known if it was not."""
         return self.nodes.setdefault(name, Node(name))
@@ -107,6 +120,9 @@ class Fleet:
         block.values[index] = update.last
         block.reasons[index] = update.reasons
         block.instants_ns[index] = update.instant_ns
+        if row.run == update.run:
+            pace_ns = max(update.instant_ns - row.instant_ns, 0)
+            block.lasts_ns[index] = min(_PACES * pace_ns, _LONGEST_NS)
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, update.last_boot_ns
         row.instant_ns = update.instant_ns
         node.instant_ns = max(row.instant_ns for row in node.rows.values())
@@ -139,7 +155,7 @@ class Fleet:
 
     def _release(self, row: Row) -> None:
         row.block.nodes[row.index] = None
-        row.block.instants_ns[row.index] = 0
+        row.block.instants_ns[row.index] = row.block.lasts_ns[row.index] = 0
         self._free[id(row.block.layout)].append((row.block, row.index))
 
     def _rate(self, row: Row, update: Update) -> None:

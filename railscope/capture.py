@@ -14,6 +14,7 @@ the result. Text is UTF-8 with undecodable bytes kept as surrogates.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -59,7 +60,7 @@ def result(stored: Json) -> Json:
         kind, code = stored["error"]
         if kind == "nvml":
             raise NvmlError(code)
-        raise OSError(code, "recorded failure")
+        raise OSError(code, os.strerror(code))
     return stored
 
 

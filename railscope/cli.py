@@ -75,6 +75,8 @@ def catalog(form: str) -> None:
 @click.option(
     "--seconds", type=click.IntRange(min=1), default=60, show_default=True, help="How long it is."
 )
+@click.option("--step-seconds", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
+              help="From one moment to the next; 0.1 shows bursts.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="What random numbers come of.")
 @click.option("--node", default="gpu-node-0", show_default=True, help="Name of the server.")
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -85,6 +87,7 @@ def simulate(  # noqa: PLR0913 - one for each option
     mode: str,
     nic: str,
     seconds: int,
+    step_seconds: float,
     seed: int,
     node: str,
     folder: Path,
@@ -105,7 +108,7 @@ def simulate(  # noqa: PLR0913 - one for each option
             node=node, seed=seed, gpus=found.per_node, model=found.name, scenario=scenario, mode=mode,
             nic=nic,
         )  # fmt: skip
-        write_capture(folder, about(spec, seconds), moments(spec, seconds))
+        write_capture(folder, about(spec, seconds), moments(spec, seconds, step_seconds))
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{folder}: {seconds} s of {node}, {SCENARIOS[scenario]}")

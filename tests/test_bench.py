@@ -56,6 +56,8 @@ def test_fabric_bench_finishes_and_prints_its_ratios():
         "simulated hours / after a tenth",
     ):
         assert ratio in printed
+    counted = [line for line in printed.splitlines() if line.startswith("driver calls")]
+    assert [line.split()[-1] for line in counted] == ["met", "met"], "counts need no long run"
 
 
 @pytest.mark.timeout(110)

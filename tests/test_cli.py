@@ -162,7 +162,9 @@ def test_a_check_of_an_empty_tree_finds_nothing_broken(tmp_path: Path):
 
 def test_a_server_is_simulated_and_replayed(tmp_path: Path):
     folder = tmp_path / "capture"
-    made = run("simulate", "--seconds", "3", "--node", "gpu-7", str(folder))
+    made = run(
+        "simulate", "--seconds", "3", "--step-seconds", "0.5", "--node", "gpu-7", str(folder)
+    )
     assert made.returncode == 0, made.stderr
     checked = run("agent", "check", "--replay", str(folder))
     assert "on node gpu-7" in checked.stdout

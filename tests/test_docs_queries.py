@@ -58,7 +58,12 @@ PAUSE, USE = "railscope_nic_burst_pause_ratio", "railscope_nic_burst_utilization
 
 def test_the_time_a_rail_was_paused_comes_out_in_seconds(tmp_path: Path) -> None:
     """150 windows every 15 s, of which 50 were paused for more than half: 5 s of 15."""
-    inputs = [series(f"{PAUSE}_count", 150), series(f"{PAUSE}_bucket", 100, le="0.5"), INFO]
+    window = {
+        "series": 'railscope_nic_burst_window_seconds{node="n1", interface="ens4f0np0"}',
+        "values": "0.1x40",
+    }
+    counted = [series(f"{PAUSE}_count", 150), series(f"{PAUSE}_bucket", 100, le="0.5")]
+    inputs = [*counted, window, INFO]
     labels = '{node="n1", interface="ens4f0np0", direction="receive", rail="3"}'
     answer(tmp_path, FABRIC[0], inputs, 100, labels)
 

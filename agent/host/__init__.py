@@ -96,6 +96,14 @@ class Host(Protocol):
         """
         ...
 
+    @property
+    def grain_ns(self) -> int:
+        """How far apart two different answers of a card are at least: 0 on a live machine.
+
+        A recording knows of no moment between two that were recorded.
+        """
+        ...
+
     def kernel_log(self) -> KernelLog:
         """Follow the kernel log from its oldest record. Raises OSError."""
         ...

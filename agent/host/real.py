@@ -82,6 +82,11 @@ class RealHost:
         message = f"unknown seam {seam!r}"
         raise ValueError(message)
 
+    @property
+    def grain_ns(self) -> int:
+        """A live machine answers anew each time."""
+        return 0
+
     def kernel_log(self) -> RealKernelLog:
         """Follow /dev/kmsg."""
         return RealKernelLog(self._files.real("/dev/kmsg"))

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
 
 from agent.host import Clock, Json
 from agent.host.files import PlainFiles
@@ -15,6 +17,7 @@ BEFORE_START = -1
 _NS_PER_US = 1000
 _RECORD = re.compile(r"\A(\d+,\d+,)(\d+)(?=[,;])")
 """Priority, sequence number and microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
+_OF_A_CARD = re.compile(r"ethtool\.statistics\(")
 KERNEL_LOG = "kernel_log.open()"
 """Where a capture keeps whether the log could be read; one that says nothing had one."""
 
@@ -102,6 +105,19 @@ class RecordedHost:
 
     def _answer(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
         return self._look("calls", call_key(seam, function, arguments))
+
+    @cached_property
+    def grain_ns(self) -> int:
+        """The usual time between two answers about the statistics of one card, the busiest one's."""
+        answered: dict[str, list[int]] = {}
+        for moment in self._capture.moments:
+            for key in filter(_OF_A_CARD.match, moment.calls):
+                answered.setdefault(key, []).append(moment.offset_ns)
+        apart = (
+            sorted(later - earlier for earlier, later in pairwise(offsets))
+            for offsets in answered.values()
+        )
+        return min((gaps[len(gaps) // 2] for gaps in apart if gaps), default=0)
 
     def kernel_log(self) -> RecordedKernelLog:
         """The recorded kernel log. Raises OSError where it could not be read then either."""

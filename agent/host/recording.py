@@ -193,6 +193,11 @@ class RecordingHost:
             self._keep("calls", key, [code, value])
         return answer
 
+    @property
+    def grain_ns(self) -> int:
+        """That of the host."""
+        return self._host.grain_ns
+
     def kernel_log(self) -> KernelLog:
         """Follow the kernel log."""
         try:

@@ -33,11 +33,11 @@ _NOTIFICATIONS = {
     "railscope_rdma_congestion_notifications_handled_total": RECEIVE,
     "railscope_rdma_congestion_notifications_sent_total": TRANSMIT,
 }
-_OF_LATELY = frozenset({"bnxt_en", "mana"})
-"""Drivers that answer from what they fetched last, each second or two: no window can be told from it.
+_REFRESHED_NS = {"bnxt_en": 1_000_000_000, "mana": 2_000_000_000}
+"""Drivers that answer with what they fetched last, and how often they fetch; the others ask the card.
 
 drivers/net/ethernet: broadcom/bnxt/bnxt.h, BNXT_DEF_STATS_COAL_TICKS; microsoft/mana/mana_en.c,
-MANA_GF_STATS_PERIOD. The others ask the card.
+MANA_GF_STATS_PERIOD.
 """
 
 What = tuple[Metric, str]
@@ -52,6 +52,8 @@ class Planned:
     device: str
     names: tuple[str, ...]
     positions: Mapping[What, tuple[int, ...]]
+    refreshed_ns: int
+    """How often the counters are fetched from the card; 0 where each look does so."""
     link_downs: int | None
     """Where the list counts how often the link went down: only then can its speed change."""
     notifications: Mapping[What, str]
@@ -68,14 +70,12 @@ class Planned:
 
 
 def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None:
-    """What to look at of an interface; nothing where its driver does not tell of a port's traffic now.
+    """What to look at of an interface; nothing where its driver does not tell of a port's traffic.
 
     `cards` maps PCI addresses to RDMA devices.
     """
     try:
         driver = host.call("ethtool", "driver", interface)
-        if driver["driver"] in _OF_LATELY:
-            return None
         listed = host.call("ethtool", "statistics", interface)["names"]
     except OSError:
         return None
@@ -90,7 +90,8 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
         return None
     device = cards.get(driver["bus"], "")
     files = _notification_files(host, device, driver["driver"]) if device else {}
-    return Planned(interface, device, tuple(listed), positions, link_downs, files)
+    refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.grain_ns)
+    return Planned(interface, device, tuple(listed), positions, refreshed_ns, link_downs, files)
 
 
 def _notification_files(host: Host, device: str, pci_driver: str) -> dict[What, str]:
@@ -119,12 +120,14 @@ class Kept:
 class Port:
     """A card, its counters at the last good look, and the histograms of what grew between looks."""
 
-    def __init__(self, host: Host, planned: Planned, grid: Grid, kept: Kept) -> None:
+    def __init__(self, host: Host, planned: Planned, window_ns: int, kept: Kept) -> None:
         self.planned = planned
+        self.window_ns = max(window_ns, planned.refreshed_ns)
+        """No window is shorter than what the driver can tell apart."""
         self.problem: Absent | None = None
         """Why the last look told nothing."""
         self.kept = kept
-        self._grid = grid
+        self._grid = Grid(self.window_ns)
         self._list: list[str] | None = None
         self._looked: _Look | None = None
         self._notifications = host.keep(planned.files)
@@ -210,7 +213,7 @@ class Port:
     def _compare(self, now: _Look) -> None:
         before, self.kept.counted_ns = self._looked, self.kept.counted_ns or now.at_ns
         windows = self._grid.between(self.kept.counted_ns, now.at_ns)
-        if before and not windows:
+        if before and (not windows or self._waits(before, now)):
             return
         self._looked, self.kept.counted_ns = now, now.at_ns
         if before is None or not self._grid.tells_of_each(before.at_ns, now.at_ns):
@@ -225,6 +228,13 @@ class Port:
             value = self._value(what[0], amount, elapsed_ns)
             if value is not None:
                 self.windows[what].see(windows, value)
+
+    def _waits(self, before: _Look, now: _Look) -> bool:
+        """Whether the driver has not fetched its counters anew, as far as can be seen."""
+        soon_ns = before.at_ns + 2 * self.planned.refreshed_ns
+        return now.at_ns < soon_ns and all(
+            now.counters[what] == before.counters[what] for what in self.planned.positions
+        )
 
     def _value(self, metric: Metric, amount: int, elapsed_ns: int) -> int | None:
         """What grew by an amount within a time, in the histogram's millionths."""

@@ -2,7 +2,8 @@
 
 mlx5 counts blocks of forward error correction, and many drivers pause frames, for ethtool over netlink
 alone (Documentation/networking/ethtool-netlink.rst, FEC_GET and PAUSE_GET). A metric that the driver's
-statistics tell for a card is told by `nic`, and not here: one card, one meaning, one source.
+statistics tell for a card is told by `nic`, and not here: one card, one meaning, one source. Pause
+frames are those of IEEE 802.3 clause 31B, which PFC's are not; mlx5 counts these with them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.facts import counted
+from agent.facts import counted, linked
 from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import typed
-from agent.sources.settings.card import physical_interfaces
+from agent.sources.settings.card import NET, physical_interfaces
 from railscope.catalog import nic as c
+from railscope.catalog import nic_detail as d
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
@@ -25,10 +27,16 @@ _COUNTERS: Mapping[str, Mapping[str, Metric]] = {
     "fec": {
         "corrected_blocks": c.FEC_CORRECTED_BLOCKS,
         "uncorrectable_blocks": c.FEC_UNCORRECTABLE_BLOCKS,
-        "corrected_bits": c.CORRECTED_BITS,
+        "corrected_bits": c.CORRECTED,
     },
+    "pause": {"receive_frames": d.GLOBAL_PAUSE_RECEIVED, "transmit_frames": d.GLOBAL_PAUSE_SENT},
+}
+_OF_ANY_KIND: Mapping[str, Mapping[str, Metric]] = {
+    **_COUNTERS,
     "pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT},
 }
+"""The same of drivers that count PFC's pause frames with the others."""
+_COUNTING_ANY_KIND = {"mlx5_core"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,10 @@ class LinkErrors(HoldsNothing):
     def _plan(self, host: Host, interface: str, columns: Columns) -> list[Finding]:
         trouble: list[Finding] = []
         first = len(columns.columns)
-        elsewhere = _told_elsewhere(host, interface)
-        for name, counters in _COUNTERS.items():
+        driver = _driver(host, interface)
+        elsewhere = _told_elsewhere(host, interface, driver)
+        of_driver = _OF_ANY_KIND if driver in _COUNTING_ANY_KIND else _COUNTERS
+        for name, counters in of_driver.items():
             try:
                 counts = _counts(host, name, interface)
             except OSError as error:
@@ -98,10 +108,17 @@ def _counts(host: Host, name: str, interface: str) -> dict[str, Reading]:
     return {key: to_stored(total) for key, total in totals.items() if isinstance(total, int)}
 
 
-def _told_elsewhere(host: Host, interface: str) -> set[Metric]:
+def _driver(host: Host, interface: str) -> str:
+    try:
+        driver: str = host.call("ethtool", "driver", interface)["driver"]
+    except OSError:
+        return linked(host, f"{NET}/{interface}/device/driver")
+    return driver
+
+
+def _told_elsewhere(host: Host, interface: str, driver: str) -> set[Metric]:
     """The metrics that the driver's statistics tell of a card, as `nic` asks for them."""
     try:
-        driver = host.call("ethtool", "driver", interface)["driver"]
         names = host.call("ethtool", "statistics", interface)["names"]
     except OSError:
         return set()  # then nothing is told there either, and `nic` says why

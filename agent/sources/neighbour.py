@@ -1,7 +1,8 @@
 """The switch port that each interface is plugged into, as the switch itself says (LLDP).
 
 The host collects the frames, which come every half a minute or so, and forgets a neighbour when its
-time to live has run out (IEEE 802.1AB).
+time to live has run out (IEEE 802.1AB). Until a link has been listened to for twice as long, a
+neighbour that was not heard is not said to be unknown.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _FACTS: Mapping[str, str] = {
     "port_description": "port_description",
     "vlan": "port_vlan",
 }
+HEARD_WITHIN_NS = 60_000_000_000
+"""Twice the time between two frames, by default (IEEE 802.1AB, msgTxInterval)."""
 _WHAT = "LLDP neighbours"
 _REMEDY = "give the agent CAP_NET_RAW (AmbientCapabilities= of its unit), or do without these"
 
@@ -42,6 +45,7 @@ class Neighbour(Looking):
     def __init__(self, period_seconds: float = 10.0) -> None:
         super().__init__()
         self.period_seconds = period_seconds
+        self._up_since: dict[str, int] = {}
 
     def look(self, host: Host) -> Look:
         """Take the neighbours that are known now."""
@@ -56,18 +60,32 @@ class Neighbour(Looking):
         except OSError as error:
             self._refused(look, links, error)
             return look
+        now_ns = host.clock.now().boot_ns
         ups = [interface for interface, carrier in links.items() if carrier == 1]
+        self._up_since = {interface: self._up_since.get(interface, now_ns) for interface in ups}
         for interface, carrier in links.items():
             reading = Absent.UNSUPPORTED if carrier == 0 else carrier
             if interface in ups:
-                reading = int(interface in neighbours)
+                reading = self._heard(interface, neighbours, now_ns)
             look.told((interface, _NEIGHBOUR), {_column(interface): reading})
         known_ones = [interface for interface in ups if interface in neighbours]
         for interface in known_ones:
             _describe(look, interface, neighbours[interface])
-        detail = f"{len(known_ones)} of {counted(len(ups), 'interface')} with a carrier"
-        look.findings.append(Finding(_WHAT, Verdict.SUPPORTED, detail))
+        look.findings.append(self._finding(len(known_ones), now_ns))
         return look
+
+    def _heard(self, interface: str, neighbours: Json, now_ns: int) -> Reading:
+        if interface in neighbours:  # if it falls silent, that is known at once
+            self._up_since[interface] = now_ns - HEARD_WITHIN_NS
+            return 1
+        listened_ns = now_ns - self._up_since[interface]
+        return 0 if listened_ns >= HEARD_WITHIN_NS else Absent.NOT_DUE
+
+    def _finding(self, heard: int, now_ns: int) -> Finding:
+        detail = f"{heard} of {counted(len(self._up_since), 'interface')} with a carrier"
+        if heard < len(self._up_since) and now_ns - max(self._up_since.values()) < HEARD_WITHIN_NS:
+            detail += " so far: frames come every half a minute or so"
+        return Finding(_WHAT, Verdict.SUPPORTED, detail)
 
     def _refused(self, look: Look, links: Mapping[str, Reading], error: OSError) -> None:
         """Nobody's neighbour can be known; whether that is broken depends on why."""

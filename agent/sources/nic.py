@@ -16,6 +16,7 @@ from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import DRIVERS, narrow, set_back_with_narrow, typed
 from agent.topology.network import NetworkDevice, Wiring
+from agent.topology.rules import BRIDGE
 from agent.unwrap import Carried, Unwrap
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
@@ -78,7 +79,7 @@ class Nic(HoldsNothing):
             card = Entity(NIC, (interface,), _facts(driver, network.at(driver["bus"])))
             found = typed(driver["driver"], statistics["names"])
             findings.append(_finding(interface, driver["driver"], len(found)))
-            if not found:
+            if not found or card.facts.get("role") == BRIDGE:
                 bystanders.append(card)
                 continue
             start = len(columns.columns)

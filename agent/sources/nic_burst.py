@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from agent.bursts import MOST_WINDOWS, Grid
+from agent.bursts import MOST_WINDOWS
 from agent.facts import counted, names
 from agent.host import Host
 from agent.source import Columns, Finding, Inventory, Table, Verdict
@@ -22,6 +22,7 @@ from railscope.entity import Entity
 from railscope.frame import Column
 
 NS = 1_000_000_000
+_NS_PER_MS = 1_000_000
 _NET = "/sys/class/net"
 _OTHERS = frozenset({BRIDGE, VIRTUAL_FUNCTION})
 """RDMA devices without a port of their own: what a virtual function sees is its physical one's."""
@@ -43,7 +44,7 @@ class NicBurst:
         # Looks that come later than MOST_WINDOWS tell nothing: half of that leaves room for late ones.
         self.longest_period_seconds = window_seconds * MOST_WINDOWS / 2
         self._wiring = wiring or Wiring()
-        self._grid = Grid(round(window_seconds * NS))
+        self._window_ns = round(window_seconds * NS)
         self._interfaces = tuple(interfaces)
         self._ports: dict[str, Port] = {}
         self._kept: dict[str, Kept] = {}
@@ -64,7 +65,7 @@ class NicBurst:
                 if before:
                     before.close()
                 kept = self._kept.setdefault(interface, Kept())
-                before = Port(host, planned, self._grid, kept)
+                before = Port(host, planned, self._window_ns, kept)
             found[interface] = before
         self.close()
         self._ports = found
@@ -98,7 +99,7 @@ class NicBurst:
             return
         self._told_ns = now_ns
         for port, first in self._columns:
-            into.put_all(first, (self._grid.window_ns, port.kept.unseen))
+            into.put_all(first, (port.window_ns, port.kept.unseen))
             for windows in port.windows.values():
                 windows.tell(into, port.problem)
             port.look_at_speed()
@@ -111,10 +112,8 @@ class NicBurst:
 
     def _finding(self) -> Finding:
         if not self._ports:
-            return Finding(
-                "bursts of cards", Verdict.ABSENT, "no card whose driver tells of the moment"
-            )
-        detail = (
-            f"{counted(len(self._ports), 'card')}, windows of {self.period_seconds * 1000:g} ms"
-        )
+            return Finding("bursts of cards", Verdict.ABSENT, "no card with RDMA to look at")
+        lengths = sorted({port.window_ns // _NS_PER_MS for port in self._ports.values()})
+        told = " and ".join(f"{length} ms" for length in lengths)
+        detail = f"{counted(len(self._ports), 'card')}, windows of {told}"
         return Finding("bursts of cards", Verdict.SUPPORTED, detail)

@@ -66,6 +66,8 @@ class Rapl:
 
     name = "rapl"
     family = "host"
+    longest_period_seconds = 30.0
+    """A range of 65.5 kJ, the smallest there is, may be gone through in 33 seconds."""
 
     def __init__(self, period_seconds: float = 5.0) -> None:
         self.period_seconds = period_seconds

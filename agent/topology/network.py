@@ -25,6 +25,7 @@ BRIDGE_MARK = b"SW_MNG"
 """In the vital product data of a ConnectX function that leads to an NVSwitch."""
 _BRIDGE_MODELS = {"15b3:1021"}
 _STORAGE_MEGABITS = 40_000
+SAME_LOOK_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class Network:
     """All network devices of a server in bus order, and the GPUs they serve.
 
     `gpu_rails` gives the rail of a GPU by its PCI address, `gpu_cards` the card it uses. `problems`
-    are settings that contradict what is there, or each other.
+    are settings that contradict what is there, or each other; `unused` are names in the settings
+    that nothing here has.
     """
 
     devices: tuple[NetworkDevice, ...] = ()
@@ -82,23 +84,53 @@ class Network:
     gpu_rails: Mapping[str, int] = field(default_factory=dict)
     gpu_cards: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     def at(self, address: str) -> NetworkDevice:
         """The device at a PCI address."""
         return next((d for d in self.devices if d.address == address), NOWHERE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was found when, and which names there were then."""
+
+    host: Host
+    there: tuple[tuple[str, ...], ...]
+    looked_ns: int
+    network: Network
+
+    def serves(self, host: Host, there: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
+        """Whether it still holds."""
+        fresh = 0 <= now_ns - self.looked_ns < SAME_LOOK_NS
+        return fresh and host is self.host and there == self.there
+
+
 class Wiring:
-    """Finds network devices and gives them role and rail, by the settings and by the PCI tree."""
+    """Finds network devices and gives them role and rail, by the settings and by the PCI tree.
+
+    One serves all sources, whichever thread they have.
+    """
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
         self._bridges: dict[str, bool] = {}
+        self._last: _Look | None = None
 
     def look(self, host: Host) -> Network:
-        """The network devices as they are now."""
+        """The network devices as they are now.
+
+        Sources probe one after the other: what was found within the last second, and has the same
+        devices still, is not looked for again.
+        """
+        there = tuple(tuple(names(host, folder)) for folder in (pci.DEVICES, RDMA, NET))
+        now_ns, last = host.clock.now().boot_ns, self._last
+        if last and last.serves(host, there, now_ns):
+            return last.network
         tree = self.rules.tree
-        return self.network(host, pci.look(host, tree.places if tree else None).values())
+        found = self.network(host, pci.look(host, tree.places if tree else None).values())
+        self._last = _Look(host, there, now_ns, found)
+        return found
 
     def network(self, host: Host, devices: Iterable[PciDevice]) -> Network:
         """The same, where the devices of the PCI bus are known already."""
@@ -113,13 +145,14 @@ class Wiring:
         seated = [d for unit in units.values() for d in _seated(unit, seating, addresses)]
         by_address = {d.address: d for d in (*found, *seated)}
         named, problems = self._by_name(by_address.values())
-        final = [_rest(host, device, busy) for device in named] if gpus else named
+        final = [_rest(host, device, busy) if gpus else _unused(device) for device in named]
         final.sort(key=lambda device: bus_order(device.address))
         cards = {gpu.address: card for gpu, card in zip(gpus, seating.cards, strict=True)}
         rails = {gpu.address: rail for gpu, rail in zip(gpus, seating.rails, strict=True)}
         if self.rules.name_rails:
             rails = _rails_by_card(cards, rails, final)
-        return Network(tuple(final), tuple(gpus), rails, cards, tuple(problems))
+        unused = self.rules.unused(name for device in final for name in device.names)
+        return Network(tuple(final), tuple(gpus), rails, cards, tuple(problems), unused)
 
     def _first(self, host: Host, device: NetworkDevice) -> NetworkDevice:
         """What is known of a role before any rail is."""
@@ -181,8 +214,6 @@ def _named(host: Host, devices: list[PciDevice]) -> list[NetworkDevice]:
     there = {d.address for d in devices if d.role == pci.NIC}
     found = []
     for address in sorted(there | set(rdma.values()) | set(interfaces.values())):
-        if not address:
-            continue
         names_ = tuple(name for name, at in rdma.items() if at == address)
         nets = [name for name, at in interfaces.items() if at == address]
         nets += [net for name in names_ for net in names(host, f"{RDMA}/{name}/device/net")]
@@ -238,6 +269,11 @@ def _seated(
             gpu=gpus[found.gpu],
             why=found.why,
         )
+
+
+def _unused(device: NetworkDevice) -> NetworkDevice:
+    """A device of a server without GPUs, where nothing tells what it is for."""
+    return replace(device, why=device.why or "there is no GPU")
 
 
 def _rest(host: Host, device: NetworkDevice, busy: set[str]) -> NetworkDevice:

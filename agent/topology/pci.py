@@ -20,12 +20,16 @@ GPU, NIC, NVME, NVSWITCH, BRIDGE = "gpu", "nic", "nvme", "nvswitch", "bridge"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _NVIDIA, _AMD = "0x10de", "0x1002"
-_DISPLAY_CLASS, _NVSWITCH_CLASS = "0x03", "0x0680"
+_DISPLAY_CLASS = "0x03"
 _ROLES = {
-    "0x0300": GPU, "0x0302": GPU, "0x0108": NVME, "0x0604": BRIDGE,
+    "0x0302": GPU, "0x0108": NVME, "0x0604": BRIDGE,
     "0x0200": NIC, "0x0207": NIC, "0x0208": NIC, "0x0c06": NIC,
 }  # fmt: skip
-_AMD_GPU_CLASSES = {"0x0380", "0x1200"}
+_ROLES_BY_VENDOR = {
+    "0x0300": {_NVIDIA: GPU, _AMD: GPU}, "0x0380": {_AMD: GPU}, "0x1200": {_AMD: GPU},
+    "0x0680": {_NVIDIA: NVSWITCH},
+}  # fmt: skip
+"""Classes that others have, too: the display chip of a server's own console is no GPU."""
 _CLASS_DIGITS = 6
 _VIRTIO = "virtio"
 
@@ -126,15 +130,10 @@ def place(host: Host, address: str) -> Place:
 def role(host: Host, address: str) -> str:
     """What kind of device sits at an address; empty where it is of no interest."""
     class_ = text(host, f"{DEVICES}/{address}/class")[:_CLASS_DIGITS]
-    known = _ROLES.get(class_, "")
-    if known:
-        return known
-    if class_ != _NVSWITCH_CLASS and class_ not in _AMD_GPU_CLASSES:
-        return ""
-    vendor = text(host, f"{DEVICES}/{address}/vendor")
-    if class_ == _NVSWITCH_CLASS:
-        return NVSWITCH if vendor == _NVIDIA else ""
-    return GPU if vendor == _AMD else ""
+    of_vendor = _ROLES_BY_VENDOR.get(class_)
+    if of_vendor is None:
+        return _ROLES.get(class_, "")
+    return of_vendor.get(text(host, f"{DEVICES}/{address}/vendor"), "")
 
 
 def look(host: Host, places: Mapping[str, Place] | None = None) -> dict[str, PciDevice]:

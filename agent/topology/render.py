@@ -21,11 +21,13 @@ _INNER = ">"
 
 def as_text(node: Node) -> str:
     """The tree, the table, the rail of each GPU, and what the other network devices are for."""
-    parts = ["\n".join(_tree(node)) + "\n", table(node), "\n".join(_rails(node)) + "\n"]
-    if node.network.problems:
-        parts.append(
-            "\n".join(["Settings that cannot be:", *_indented(node.network.problems)]) + "\n"
-        )
+    parts = ["\n".join(_tree(node)) + "\n", table(node), "\n".join(_uses(node)) + "\n"]
+    for head, lines in (
+        ("Settings that cannot be:", node.network.problems),
+        ("Names in the settings that nothing here has:", node.network.unused),
+    ):
+        if lines:
+            parts.append("\n".join([head, *(f"  {line}" for line in lines)]) + "\n")
     return "\n".join(parts)
 
 
@@ -42,6 +44,7 @@ def as_json(node: Node) -> dict[str, Any]:
             "nics": [name for name, _ in table_cards(node)],
         },
         "problems": list(node.network.problems),
+        "unused": list(node.network.unused),
     }
 
 
@@ -49,11 +52,17 @@ def as_json(node: Node) -> dict[str, Any]:
 
 
 def _tree(node: Node) -> Iterator[str]:
+    told = {d.place.bridge: d.place.numa_node for d in node.devices.values() if d.place.numa_node}
+
+    def numa_node_of(device: PciDevice) -> str:
+        """Its own; of a port that does not tell, that of what is at the same host bridge."""
+        return device.place.numa_node or told.get(device.place.bridge, "")
+
     devices = sorted(
         node.devices.values(),
-        key=lambda d: (d.place.numa_node, d.place.bridge, [_sortable(a) for a in d.place.chain]),
+        key=lambda d: (numa_node_of(d), d.place.bridge, [_sortable(a) for a in d.place.chain]),
     )
-    for numa_node, at_node in groupby(devices, key=lambda device: device.place.numa_node):
+    for numa_node, at_node in groupby(devices, key=numa_node_of):
         yield f"NUMA node {numa_node}" if numa_node else "NUMA node not known"
         for bridge, below in groupby(at_node, key=lambda device: device.place.bridge):
             yield f"  {bridge}"
@@ -123,8 +132,10 @@ def _of(now: Reading, most: Reading, scale: int) -> str:
     return f"{now / scale:g} of {most / scale:g}"
 
 
-def _rails(node: Node) -> Iterator[str]:
-    yield "Rails:"
+def _uses(node: Node) -> Iterator[str]:
+    """The rail of each GPU, and what the other network devices are for."""
+    if node.gpus:
+        yield "Rails:"
     for gpu in node.gpus:
         rail = node.network.gpu_rails.get(gpu.address)
         head = f"GPU{gpu.index} {gpu.model}: {'no rail' if rail is None else f'rail {rail}'}"
@@ -137,9 +148,9 @@ def _rails(node: Node) -> Iterator[str]:
             yield f"    {' '.join(card.names)}{plane}: {_apart(node, gpu, card)}"
     others = [device for device in node.network.devices if device.rail is None]
     if others:
-        yield from ("", "Other network devices:")
+        yield from ("", "Other network devices:") if node.gpus else ("Network devices:",)
     for device in others:
-        yield f"  {' '.join(device.names)}: {device.role}; {device.why}"
+        yield f"  {' '.join(device.names)}: {device.role or 'role not known'}; {device.why}"
 
 
 def _apart(node: Node, gpu: NodeGpu, card: NetworkDevice) -> str:
@@ -153,10 +164,6 @@ def _cards_of(node: Node, gpu: NodeGpu) -> list[NetworkDevice]:
     own = [device for device in node.network.devices if device.gpu == gpu.address]
     shared = node.network.gpu_cards.get(gpu.address, "")
     return own or ([node.network.at(shared)] if shared else [])
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
 
 
 def _sortable(address: str) -> tuple[int, ...]:

@@ -53,6 +53,13 @@ class Rules:
                     return role, f"topology.roles has {pattern.pattern}"
         return None
 
+    def unused(self, names: Iterable[str]) -> tuple[str, ...]:
+        """What the settings call by names that are not among these."""
+        told = set(names)
+        plain = dict.fromkeys((*self.rails, *self.expected_megabits))
+        patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, told))]
+        return (*(name for name in plain if name not in told and name not in ROLES), *patterns)
+
     def speed(self, names: Iterable[str]) -> int | None:
         """The line rate in Mb/s that a link should have, by its names and its role."""
         told = (self.expected_megabits.get(name) for name in names)

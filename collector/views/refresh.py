@@ -11,7 +11,7 @@ from functools import cache
 from collector.claims import Claims
 from collector.core import Core
 from collector.metering.account import Account, add_gpu
-from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_block
+from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
 from railscope.catalog import collector as catalog
 from railscope.catalog.rollup import SCOPES
@@ -65,7 +65,7 @@ class Refresher:
         rollups = Rollups(self._tenants_of(claims, now_ns, names) if held else None, names)
         turns = _Turns()
         for block in self.core.fleet.blocks():
-            reduced = reduce_block(block, fresh_from_ns)
+            reduced = reduce_rows(block, self.core.fleet.fresh(block, fresh_from_ns, now_ns))
             if reduced:
                 rollups.add(reduced)
             await turns.offer()

@@ -46,11 +46,6 @@ class Reduced:
     lowest: Floats
 
 
-def reduce_block(block: Block, fresh_from_ns: int) -> Reduced | None:
-    """Reduce the fresh rows of a block to cells; None where there is nothing to reduce."""
-    return reduce_rows(block, np.flatnonzero(block.instants_ns >= fresh_from_ns))
-
-
 def reduce_rows(block: Block, rows: npt.NDArray[np.intp]) -> Reduced | None:
     """Reduce rows of a block to cells; None where there is nothing to reduce."""
     layout = block.layout

@@ -43,7 +43,6 @@ class Unit(StrEnum):
     PACKETS = "packets"
     FRAMES = "frames"
     ERRORS = "errors"
-    BITS = "bits"
 
 
 BUCKET = "le"

@@ -3,6 +3,8 @@
 Which statistic of which driver tells a metric stands in the agent's driver tables.
 """
 
+from fractions import Fraction
+
 from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import NIC, NIC_LANE, NIC_PRIORITY
 
@@ -19,6 +21,7 @@ def counter(  # noqa: PLR0913 - what is special about some of the counters below
     unit: Unit = Unit.NONE,
     bits: int = 64,
     detail: bool = False,
+    scale: Fraction | None = None,
     origin: str,
 ) -> Metric:
     """Declare a counter of a card; one that is a detail has no roll-ups."""
@@ -28,7 +31,7 @@ def counter(  # noqa: PLR0913 - what is special about some of the counters below
         Kind.COUNTER,
         about,
         unit=unit,
-        scale=MICROSECOND if unit is Unit.SECONDS else per(1),
+        scale=scale or (MICROSECOND if unit is Unit.SECONDS else per(1)),
         rollups=() if detail else sums,
         resets=DRIVER_LOAD,
         wraps_at_bits=bits,
@@ -150,15 +153,15 @@ PRIORITY_MARKED = counter(
 )
 PAUSE_RECEIVED = counter(
     "receive_pause_frames",
-    "Pause frames of any kind received by the port.",
+    "Pause frames of any kind received by the port, those of PFC among them.",
     unit=Unit.FRAMES,
-    origin="mlx5 rx_pause_ctrl_phy; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx; others ETHTOOL_A_PAUSE_STAT_RX_FRAMES",
+    origin="mlx5 rx_pause_ctrl_phy",
 )
 PAUSE_SENT = counter(
     "transmit_pause_frames",
-    "Pause frames of any kind sent by the port.",
+    "Pause frames of any kind sent by the port, those of PFC among them.",
     unit=Unit.FRAMES,
-    origin="mlx5 tx_pause_ctrl_phy; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx; others ETHTOOL_A_PAUSE_STAT_TX_FRAMES",
+    origin="mlx5 tx_pause_ctrl_phy",
 )
 GLOBAL_PAUSE_RECEIVED_TIME = counter(
     "receive_global_pause_seconds",
@@ -267,16 +270,17 @@ UNCORRECTED_SYMBOLS = counter(
     unit=Unit.ERRORS,
     origin="mlx5 rx_pcs_symbol_err_phy; bnxt rx_pcs_symbol_err",
 )
-BITS = counter(
-    "receive_bits",
-    "Bits received on the wire, the base of the bit error rate.",
-    unit=Unit.BITS,
+LINE_RECEIVED = counter(
+    "receive_line_bytes",
+    "Everything received on the wire, coding and idle included; eight times this is the base of the bit error ratio.",
+    unit=Unit.BYTES,
+    scale=per(8),
     origin="mlx5 rx_bits_phy; bnxt rx_bits",
 )
-CORRECTED_BITS = counter(
-    "receive_corrected_bits",
-    "Bits that forward error correction mended.",
-    unit=Unit.BITS,
+CORRECTED = counter(
+    "receive_corrected_errors",
+    "Wrong bits that forward error correction mended.",
+    unit=Unit.ERRORS,
     origin="mlx5 rx_corrected_bits_phy; bnxt rx_corrected_bits; others ETHTOOL_A_FEC_STAT_CORR_BITS",
 )
 FEC_CORRECTED_BLOCKS = counter(

@@ -41,8 +41,8 @@ CLASS_DISCARDED_PACKETS = counter("class_receive_discarded_packets", "Packets of
 HOST_DISCARDS = counter("priority_receive_host_discarded_packets", "Packets of this priority dropped for lack of a buffer of this host, of several on one card.", about=NIC_PRIORITY, unit=_P, origin="mlx5 rx_prioN_buf_discard")
 
 # Pauses -------------------------------------------------------------------------------------------
-GLOBAL_PAUSE_RECEIVED = counter("receive_global_pause_frames", "Link-wide pause frames received, while link-wide pause is on.", unit=_F, origin="mlx5 rx_global_pause")
-GLOBAL_PAUSE_SENT = counter("transmit_global_pause_frames", "Link-wide pause frames sent, while link-wide pause is on.", unit=_F, origin="mlx5 tx_global_pause")
+GLOBAL_PAUSE_RECEIVED = counter("receive_global_pause_frames", "Link-wide pause frames received: not those of PFC.", unit=_F, origin="mlx5 rx_global_pause; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx; others ETHTOOL_A_PAUSE_STAT_RX_FRAMES")
+GLOBAL_PAUSE_SENT = counter("transmit_global_pause_frames", "Link-wide pause frames sent: not those of PFC.", unit=_F, origin="mlx5 tx_global_pause; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx; others ETHTOOL_A_PAUSE_STAT_TX_FRAMES")
 GLOBAL_PAUSE_TRANSITIONS = counter("receive_global_pause_transitions", "Times link-wide pause stopped us and let us go on.", origin="mlx5 rx_global_pause_transition")
 RESUME_RECEIVED = counter("receive_resume_frames", "Link-wide frames received that let us send again.", unit=_F, origin="ice link_xon_rx.nic; i40e port.link_xon_rx")
 RESUME_SENT = counter("transmit_resume_frames", "Link-wide frames sent that let the switch send again.", unit=_F, origin="ice link_xon_tx.nic; i40e port.link_xon_tx")

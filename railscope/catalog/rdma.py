@@ -77,7 +77,7 @@ RDMA_SATURATED = Metric(
     origin="/sys/class/infiniband/*/ports/*/counters/* at all ones",
 )
 RDMA_OTHER = Metric(
-    "railscope_rdma_vendor_counter_total",
+    "railscope_rdma_vendor_total",
     Kind.COUNTER,
     RDMA_COUNTER,
     resets=DRIVER_LOAD,

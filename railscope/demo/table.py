@@ -41,7 +41,7 @@ def _nodes(rows: Sequence[dict[str, Any]]) -> str:
             "reporting" if row.get("railscope_node_reporting") else "SILENT",
             f"{row.get('railscope_node_last_frame_age_seconds', 0):.1f} s",
             str(row["gpus"]),
-            " ".join(row["streams"]),
+            str(len(row["streams"])),
         ]
         for row in rows
     ]

@@ -10,23 +10,21 @@ from railscope.simulator.model import NodeModel
 
 
 class Removal:
-    """Knows from earlier moments what cards were asked for."""
+    """Knows from the first moment what each card is asked for."""
 
     def __init__(self) -> None:
-        self._known: dict[str, list[tuple[str, str]]] = {}
+        self._asked: dict[str, list[tuple[str, str]]] = {}
 
     def show(self, model: NodeModel, into: Moment) -> None:
-        """Let files, folders, links and calls of a removed card fail from now on."""
+        """Let files, folders, links and calls of removed cards fail."""
+        if not self._asked:
+            ports = [cable.port for cable in model.present_cables]
+            self._asked = {port.pci_address: _keys(port, into) for port in ports}
         for cable in model.cables:
-            port = cable.port
-            if port.rail != model.spec.struck or model.spec.scenario != "nic_lost":
-                continue
-            if not cable.removed:
-                self._known[port.pci_address] = list(_keys(port, into))
-                continue
-            for section, key in self._known[port.pci_address]:
-                code = errno.ENODEV if section == "calls" else errno.ENOENT
-                getattr(into, section)[key] = failure(OSError(code, ""))
+            if cable.removed:
+                for section, key in self._asked[cable.port.pci_address]:
+                    code = errno.ENODEV if section == "calls" else errno.ENOENT
+                    getattr(into, section)[key] = failure(OSError(code, ""))
 
 
 def _keys(port: Port, seen: Moment) -> list[tuple[str, str]]:

@@ -173,4 +173,4 @@ def test_error_details_that_have_no_metric_come_under_their_own_names() -> None:
     found = readings(read_once(Rdma(), host).frame)
     for name, number in counters.items():
         key = ("mlx5_0", "1", name)
-        assert found["railscope_rdma_vendor_counter_total", key] == number
+        assert found["railscope_rdma_vendor_total", key] == number

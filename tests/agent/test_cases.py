@@ -28,15 +28,7 @@ from support.pages import Sample, sample, samples
 
 from railscope.capture import SECTIONS, Capture, Moment, read_capture
 
-MOST_BYTES_OF_ALL = 8_500_000
-LINT = 3
-"""The exit status of promtool where it can read a page, and would name something otherwise."""
-NAMED_OTHERWISE = {
-    "railscope_nic_receive_bits_total",
-    "railscope_nic_receive_corrected_bits_total",
-    "railscope_rdma_vendor_counter_total",
-}
-"""Error correction mends bits and not bytes; vendors' counters are called that."""
+MOST_BYTES_OF_ALL = 8_700_000
 EACH_CASE = pytest.mark.parametrize("case", CASES)
 STRUCK = "0000:61:00.0"
 LOST, HUNG = "GPU-561aa6e6-8938-4a36-9103-2c3b8e5b96f8", "GPU-bf9bac40-b130-4c39-877e-f58a33c92348"
@@ -77,9 +69,7 @@ def test_promtool_accepts_the_page(case: str) -> None:
         ["promtool", "check", "metrics"], input=once(case), capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    told = (outcome.stdout + outcome.stderr).splitlines()
-    assert outcome.returncode == (LINT if told else 0)
-    assert {line.split(" ")[0] for line in told} <= NAMED_OTHERWISE
+    assert (outcome.returncode, outcome.stdout + outcome.stderr) == (0, "")
 
 
 def test_there_is_no_folder_without_a_case_and_all_are_small() -> None:

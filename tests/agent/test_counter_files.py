@@ -180,5 +180,5 @@ def test_present_values_of_a_driver_are_no_counters() -> None:
     found = readings(read_once(Rdma(), host).frame)
     *values, counter = [("mlx5_0", "1", file) for file in files]
     assert [found["railscope_rdma_vendor_value", key] for key in values] == [7, 7, 7]
-    assert found["railscope_rdma_vendor_counter_total", counter] == 7
+    assert found["railscope_rdma_vendor_total", counter] == 7
     assert sum(name.startswith("railscope_rdma_vendor") for name, _ in found) == len(files)

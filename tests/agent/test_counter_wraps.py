@@ -25,7 +25,7 @@ END = 2**32
 WRITES = "railscope_rdma_write_requests_total"
 READS = "railscope_rdma_read_requests_total"
 MARKED = "railscope_rdma_ecn_marked_packets_total"
-OTHER = "railscope_rdma_vendor_counter_total"
+OTHER = "railscope_rdma_vendor_total"
 
 
 def show(host: FakeHost, **files: object) -> None:

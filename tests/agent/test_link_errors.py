@@ -18,9 +18,11 @@ from railscope.reading import Absent
 
 CORRECTED = ("railscope_nic_receive_fec_corrected_blocks_total", ("eth0",))
 UNCORRECTABLE = ("railscope_nic_receive_fec_uncorrectable_blocks_total", ("eth0",))
-BITS = ("railscope_nic_receive_corrected_bits_total", ("eth0",))
-RECEIVED = ("railscope_nic_receive_pause_frames_total", ("eth0",))
-SENT = ("railscope_nic_transmit_pause_frames_total", ("eth0",))
+BITS = ("railscope_nic_receive_corrected_errors_total", ("eth0",))
+RECEIVED = ("railscope_nic_receive_global_pause_frames_total", ("eth0",))
+SENT = ("railscope_nic_transmit_global_pause_frames_total", ("eth0",))
+RECEIVED_OF_ANY_KIND = ("railscope_nic_receive_pause_frames_total", ("eth0",))
+SENT_OF_ANY_KIND = ("railscope_nic_transmit_pause_frames_total", ("eth0",))
 COUNTED_FEC = {
     "corrected_blocks": [70], "uncorrectable_blocks": [2, 1, 1, 0, 0], "corrected_bits": [900],
 }  # fmt: skip
@@ -69,14 +71,25 @@ def test_no_metric_of_a_card_has_two_sources(
     there = set(readings(read_once(Nic(), host).frame))
     assert here == left
     assert not here & there
-    assert here | there >= {CORRECTED, UNCORRECTABLE, RECEIVED, SENT}
+    any_kind = {RECEIVED_OF_ANY_KIND, SENT_OF_ANY_KIND}
+    pauses = any_kind if driver == "mlx5_core" else {RECEIVED, SENT}
+    assert here | there >= {CORRECTED, UNCORRECTABLE, *pauses}
 
 
-def test_where_the_statistics_cannot_be_read_netlink_stands_in() -> None:
-    host = card("mlx5_core")
-    host.calls["ethtool.statistics(eth0)"] = DENIED
+@pytest.mark.parametrize(
+    ("driver", "pauses"),
+    [("mlx5_core", {RECEIVED_OF_ANY_KIND, SENT_OF_ANY_KIND}), ("ice", {RECEIVED, SENT})],
+)
+@pytest.mark.parametrize("denied", ["statistics", "driver"])
+def test_where_the_statistics_cannot_be_read_netlink_stands_in(
+    driver: str, pauses: set[Any], denied: str
+) -> None:
+    """Pause frames mean the same then: with those of PFC for mlx5, without for the others."""
+    host = card(driver)
+    host.links["/sys/class/net/eth0/device/driver"] = f"/sys/bus/pci/drivers/{driver}"
+    host.calls[f"ethtool.{denied}(eth0)"] = DENIED
     assert set(readings(read_once(LinkErrors(), host).frame)) == {
-        CORRECTED, UNCORRECTABLE, BITS, RECEIVED, SENT,
+        CORRECTED, UNCORRECTABLE, BITS, *pauses,
     }  # fmt: skip
 
 

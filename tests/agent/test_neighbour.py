@@ -14,11 +14,12 @@ from support.reading import ORIGIN, read_once, readings
 
 from agent.reader import Reader
 from agent.source import Verdict
-from agent.sources.neighbour import Neighbour
+from agent.sources.neighbour import HEARD_WITHIN_NS, Neighbour
 from railscope.reading import Absent
 
 KIND, KNOWN = "nic_neighbour", "railscope_nic_neighbour_known"
 CALL = "lldp.neighbours()"
+NS = 10**9
 LEAF = {
     "chassis": "aa:bb:cc:00:00:01", "port": "Ethernet1/1", "port_description": "to gpu-1 rail 0",
     "system": "leaf-1", "system_description": "a switch", "management_address": "10.0.0.1",
@@ -64,13 +65,37 @@ def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:
     plug(host, {"eth0": "Ethernet1/1", "eth2": "Ethernet1/3"})
     host.files[f"{NET}/eth2/carrier"] = "0\n"
     host.files[f"{NET}/eth3/carrier"] = OSError(errno.EINVAL, "Invalid argument")
-    outcome = read_once(Neighbour(), host)
+    reader = Reader(Neighbour(), host, ORIGIN)
+    reader.run()
+    host.clock.advance(HEARD_WITHIN_NS // NS)
+    outcome = reader.run()
     assert readings(outcome.frame) == {
         (KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 0,
         (KNOWN, ("eth2",)): Absent.UNSUPPORTED, (KNOWN, ("eth3",)): Absent.UNSUPPORTED,
     }  # fmt: skip
     assert set(facts(outcome, KIND)) == {"eth0"}
     assert not outcome.broken
+
+
+def test_who_was_not_heard_yet_is_not_unknown() -> None:
+    """Frames come every half a minute; nobody is missed before, nor after a link came back."""
+    host = rails(1)
+    plug(host, {})
+    reader = Reader(Neighbour(), host, ORIGIN)
+    seconds = HEARD_WITHIN_NS // NS
+    for carrier, passed, expected in (
+        ("1", 0, Absent.NOT_DUE), ("1", seconds - 1, Absent.NOT_DUE), ("1", 1, 0),
+        ("0", 10, Absent.UNSUPPORTED), ("1", 10, Absent.NOT_DUE), ("1", seconds, 0),
+    ):  # fmt: skip
+        host.clock.advance(passed)
+        host.files[f"{NET}/eth0/carrier"] = carrier
+        outcome = reader.run()
+        assert readings(outcome.frame) == {(KNOWN, ("eth0",)): expected}
+        so_far = " so far: frames come every half a minute or so"
+        (finding,) = outcome.findings
+        assert finding.detail.endswith(so_far) == (expected is Absent.NOT_DUE)
+    plug(host, {"eth0": "Ethernet1/1"})
+    assert readings(reader.run().frame) == {(KNOWN, ("eth0",)): 1}
 
 
 def test_recabling_is_an_event() -> None:
@@ -131,7 +156,8 @@ def test_a_card_that_came_is_asked_for_at_once() -> None:
     reader.run()
     add_nic(host, "eth1", address="0000:01:00.0")
     host.clock.advance(10)
-    assert readings(reader.run().frame) == {(KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 0}
+    new = {(KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): Absent.NOT_DUE}
+    assert readings(reader.run().frame) == new
 
 
 PORT = st.one_of(st.none(), st.sampled_from(["Ethernet1/1", "Ethernet1/2"]))

@@ -5,20 +5,29 @@ What a counter has grown by is the page of the end against the page of the start
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import replace
-from functools import cache
-from pathlib import Path
+import json
 
 import pytest
-from captures.make import CASES, EXPECTED, HERE, page
-from support.pages import Sample, samples
+from captures.make import CASES, HERE
+from click.testing import CliRunner
+from support.network_cases import (
+    DRIFTED,
+    ONSET,
+    OTHER,
+    SECONDS,
+    STRUCK,
+    end,
+    grown,
+    recorded,
+    series,
+    start,
+    value,
+)
 
-from railscope.capture import Capture, Json, Timeline, read_capture
+from agent.cli import agent
+from railscope.capture import Json
 
 NETWORK_CASES = [name for name, case in CASES.items() if case.nic]
-SECONDS, ONSET = 60, 30
-STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
 STRUCK_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"
 CARD, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
 LINE_BYTES_PER_SECOND = 50_000_000_000
@@ -29,51 +38,6 @@ MARKED = "railscope_rdma_ecn_marked_packets_total"
 NOTIFIED = "railscope_rdma_congestion_notifications_sent_total"
 RECEIVED = "railscope_nic_receive_rdma_bytes_total"
 DISCARDED = "railscope_nic_priority_receive_discarded_packets_total"
-
-
-@cache
-def end(case: str) -> dict[Sample, float]:
-    """The page of the end, as it lies here."""
-    return samples((HERE / case / EXPECTED).read_text(encoding="utf-8"))
-
-
-@cache
-def start(case: str) -> dict[Sample, float]:
-    """The page of the first moment."""
-    capture = read_capture(HERE / case)
-    first = Capture(replace(capture.about, duration_ns=0), capture.moments[:1])
-    with tempfile.TemporaryDirectory() as folder:
-        first.write(Path(folder) / case)
-        return samples(page(Path(folder) / case))
-
-
-def series(shown: dict[Sample, float], name: str, **labels: str) -> dict[frozenset[str], float]:
-    """The series of a metric that have these labels, by all their labels."""
-    wanted = set(labels.items())
-    return {
-        frozenset(f"{key}={text}" for key, text in has): value
-        for (metric, has), value in shown.items()
-        if metric == name and has >= wanted
-    }
-
-
-def value(case: str, name: str, **labels: str) -> float:
-    """The value at the end of the one series with these labels."""
-    (found,) = series(end(case), name, **labels).values()
-    return found
-
-
-def grown(case: str, name: str, **labels: str) -> float:
-    """What all series with these labels went on by, together."""
-    before, after = (series(shown(case), name, **labels) for shown in (start, end))
-    assert before
-    assert set(before) == set(after)
-    return sum(after.values()) - sum(before.values())
-
-
-def recorded(case: str, section: str, key: str) -> Json:
-    """What the capture holds at its end."""
-    return Timeline(read_capture(HERE / case).moments).look(section, key, SECONDS * 10**9)
 
 
 def rail_of(case: str, device: str) -> str:
@@ -95,6 +59,16 @@ def test_every_port_is_on_the_page_and_counts(case: str) -> None:
     rails = sorted(rail_of(case, device) for device in ports)
     expected = {str(rail) for rail in range(CASES[case].gpus)} - ({"3"} if lost else set())
     assert [rail for rail in rails if rail] == sorted(expected)
+
+
+@pytest.mark.parametrize("case", NETWORK_CASES)
+def test_the_whole_path_of_every_card_and_gpu_is_in_the_tree(case: str) -> None:
+    told = CliRunner().invoke(agent, ["topology", "--replay", str(HERE / case), "--format", "json"])
+    devices = {device["address"]: device for device in json.loads(told.stdout)["devices"]}
+    assert sum(device["role"] == "gpu" for device in devices.values()) == CASES[case].gpus
+    for device in devices.values():
+        assert set(device["path"]) <= set(devices)
+        assert None not in device["link"].values() or device["names"] == ["eth0"]
 
 
 def test_an_incast_is_marked_and_notified_and_pauses_no_one() -> None:
@@ -203,7 +177,7 @@ def test_a_port_that_trained_down_has_half_its_speed_and_had_errors_before() -> 
     ]
     assert halves == [0.5, 0.5]
     assert grown(case, "railscope_nic_link_downs_total", interface=STRUCK) == 1
-    corrected = "railscope_nic_receive_corrected_bits_total"
+    corrected = "railscope_nic_receive_corrected_errors_total"
     assert grown(case, corrected, interface=STRUCK) > 10**6
     assert grown(case, corrected, interface=OTHER) < 10**6
     uncorrected = "railscope_nic_receive_uncorrected_symbol_errors_total"
@@ -248,10 +222,6 @@ def test_a_card_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
     assert grown(case, PFC_SENT_SECONDS, interface=STRUCK) > 0.05 * (SECONDS - ONSET)
     assert grown(case, PFC_SENT_SECONDS, interface=OTHER) < 0.05
     assert grown(case, "railscope_nic_pcie_write_stalled_seconds_total", interface=STRUCK) > 5
-
-
-DRIFTED = ["ens1f0np0", "ens2f0np0", "ens3f0np0", "ens4f0np0"]
-"""Rails that lose pause, congestion notification, trust and MTU."""
 
 
 @pytest.mark.parametrize(

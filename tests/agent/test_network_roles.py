@@ -141,6 +141,20 @@ def test_bridges_to_nvswitches_are_described_and_not_measured() -> None:
     assert measured == {f"mlx5_{n}" for n in range(12)}
 
 
+def test_the_interface_of_a_bridge_is_not_measured() -> None:
+    host = FakeHost()
+    rail(host, 0, "mlx5_0")
+    address = alone(host, 0x70, "mlx5_1", interface="ibp113s0")
+    host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
+    host.calls["ethtool.driver(ibp113s0)"] = {
+        "driver": "mlx5_core", "version": "", "firmware": "", "bus": address,
+    }  # fmt: skip
+    host.calls["ethtool.statistics(ibp113s0)"] = {"names": ["rx_bytes_phy"], "values": [1]}
+    inventory = Nic().probe(host)
+    assert inventory.columns == ()
+    assert [entity.facts["role"] for entity in inventory.bystanders] == ["bridge"]
+
+
 def test_a_bridge_at_the_switch_of_a_gpu_takes_no_rail() -> None:
     host = FakeHost()
     card = rail(host, 0, "mlx5_1")
@@ -158,6 +172,7 @@ def test_product_data_is_read_once_and_only_of_what_may_be_a_bridge() -> None:
     wiring = Wiring()
     wiring.look(host)
     assert len(asked) == 10, "eight rails and two that may be bridges; not the BlueFields"
+    host.clock.advance(60)
     wiring.look(host)
     assert len(asked) == 10
 
@@ -169,7 +184,21 @@ def test_product_data_that_may_not_be_read_makes_no_bridge() -> None:
     wiring = Wiring()
     assert by_name(wiring.look(host)) == {"mlx5_0": ("compute", 0)}
     host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
+    host.clock.advance(60)
     assert by_name(wiring.look(host)) == {"mlx5_0": ("bridge", None)}, "the agent has become root"
+
+
+def test_sources_that_probe_together_look_once() -> None:
+    host, wiring = hgx_b200(), Wiring()
+    first = wiring.look(host)
+    assert wiring.look(host) is first
+    alone(host, 0x90, "mlx5_14")
+    second = wiring.look(host)
+    assert len(second.devices) == len(first.devices) + 1, "a new device is seen at once"
+    host.clock.advance(1)
+    assert wiring.look(host) is not second
+    assert wiring.look(host) == second
+    assert wiring.look(hgx_b200()) == first
 
 
 def test_a_gb200_tray() -> None:

@@ -17,13 +17,14 @@ from support.sampling import sampling
 from agent.budget import governor_of
 from agent.bursts import MOST_WINDOWS
 from agent.config import Budget
+from agent.host.recorded import RecordedHost
 from agent.reader import Reader
-from agent.source import Verdict
 from agent.sources.nic_burst import NicBurst
 from agent.status import OK
 from railscope.catalog import bursts as c
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
+from railscope.simulator import NodeSpec, simulate
 
 MS = 1_000_000
 WINDOW_MS = 100
@@ -268,6 +269,56 @@ def test_the_cards_are_those_with_rdma_or_those_asked_for(
     assert {key[0] for _, key in readings(frame)} == found
 
 
+BNXT = {"driver": "bnxt_en", "version": "", "firmware": "", "bus": "0000:18:00.0"}
+
+
+class SlowCard(Card):
+    """A card whose driver fetches its counters once a second."""
+
+    def __init__(self, fetched_at_ms: int) -> None:
+        super().__init__()
+        self.host.calls["ethtool.driver(ens1)"] = BNXT
+        self.grown = {"rx_bytes": 10**12, "tx_bytes": 10**12}
+        self.names = list(self.grown)
+        self._fetched_at_ms = fetched_at_ms
+        self._fetched = -1
+        self.say()
+
+    def say(self) -> None:
+        second = (self.host.clock.now().boot_ns // MS - getattr(self, "_fetched_at_ms", 0)) // 1000
+        if second != getattr(self, "_fetched", second):
+            self._fetched = second
+            super().say()
+
+
+@pytest.mark.parametrize("fetched_at_ms", [0, 350, 990])
+def test_a_driver_that_fetches_once_a_second_has_windows_of_a_second(fetched_at_ms: int) -> None:
+    card = SlowCard(fetched_at_ms)
+    lane = Lane(card)
+    for _ in range(200):
+        card.go_on(WINDOW_MS, rx_bytes=LINE_BYTES_A_MS * 40)
+        lane.look()
+    told = readings(lane.frame)
+    assert told["railscope_nic_burst_window_seconds", ("ens1",)] == 1000 * MS
+    windows = [
+        told[c.NIC_UTILIZATION.name, ("ens1", "receive", le)] for le in ("0.25", "0.5", "+Inf")
+    ]
+    assert windows[0] <= 1, "the first may begin before anything is known"
+    assert 18 <= windows[1] == windows[2] <= 20, "none looks like a burst"
+    assert told[UNSEEN, ("ens1",)] <= 1
+
+
+def test_an_idle_card_of_such_a_driver_is_idle_and_not_unseen() -> None:
+    card = SlowCard(350)
+    lane = Lane(card)
+    for _ in range(200):
+        card.go_on(WINDOW_MS)
+        lane.look()
+    told = readings(lane.frame)
+    assert told[c.NIC_UTILIZATION.name, ("ens1", "receive", "0.0")] >= 18
+    assert told[UNSEEN, ("ens1",)] == 0
+
+
 def test_a_port_is_looked_at_once_and_not_for_each_virtual_function() -> None:
     card = Card()
     physical = "/sys/bus/pci/devices/0000:17:00.0"
@@ -275,20 +326,6 @@ def test_a_port_is_looked_at_once_and_not_for_each_virtual_function() -> None:
     card.host.links["/sys/bus/pci/devices/0000:18:00.0/physfn"] = physical
     assert Reader(NicBurst(0.1), card.host, ORIGIN).run().frame is None
     assert Reader(NicBurst(0.1, ["ens1"]), card.host, ORIGIN).run().frame is not None
-
-
-@pytest.mark.parametrize("driver", ["bnxt_en", "mana"])
-def test_a_driver_that_tells_of_a_second_ago_has_no_windows(driver: str) -> None:
-    card = Card()
-    answer = card.host.calls["ethtool.driver(ens1)"]
-    card.host.calls["ethtool.driver(ens1)"] = answer | {"driver": driver}
-    prefix = "hc_" if driver == "mana" else ""
-    card.names = [f"{prefix}rx_bytes", f"{prefix}tx_bytes"]
-    card.grown = dict.fromkeys(card.names, 0)
-    card.say()
-    outcome = Reader(NicBurst(0.1), card.host, ORIGIN).run()
-    assert outcome.frame is None
-    assert [finding.verdict for finding in outcome.findings] == [Verdict.ABSENT]
 
 
 LOOKS = st.lists(
@@ -352,6 +389,26 @@ async def test_frames_come_once_a_second_and_hold_in_between() -> None:
         assert len(run.frames) == 2
         assert (status.state, status.reads) == (OK, 11)
         assert readings(status.frame)[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 10
+
+
+def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
+    capture = simulate(NodeSpec("node-1", gpus=1, scenario="incast"), 30)
+    clock = ManualClock()
+    started_ns = clock.now().boot_ns
+    host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - started_ns)
+    reader = Reader(NicBurst(0.1), host, ORIGIN)
+    frame = None
+    for _ in range(300):
+        frame = reader.run().frame or frame
+        clock.advance(0.1)
+    told = readings(frame)
+    assert told["railscope_nic_burst_window_seconds", ("ens1f0np0",)] == 1000 * MS
+    seen = told[c.NIC_UTILIZATION.name, ("ens1f0np0", "receive", "+Inf")]
+    total = told[c.NIC_UTILIZATION.name, ("ens1f0np0", "receive", "sum")]
+    assert isinstance(seen, int)
+    assert isinstance(total, int)
+    assert seen + told[UNSEEN, ("ens1f0np0",)] >= 28
+    assert total <= seen * 10**6, "no window has more than the line rate"
 
 
 async def test_the_fast_lane_waits_for_no_turn() -> None:

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from support.machine import DENIED, FakeHost
 from support.nics import add_netlink, add_nic, events, facts
 from support.reading import ORIGIN, numbers, read_once, readings
+from support.sampling import sampling
 
 from agent.reader import Reader
 from agent.source import Verdict
 from agent.sources.optics import Optics
+from agent.status import FAILED, PARTIAL
 from railscope.reading import Absent
 
 KIND = "nic_module"
@@ -42,6 +44,7 @@ COPPER = {
     "type": "QSFP-DD", "vendor": "Example Cables", "part_number": "EX-400G-DAC3", "serial": "SN2",
     "media": "passive copper", "length_metres": 3, "lanes": [],
 }  # fmt: skip
+STUCK = OSError(errno.EIO, "Input/output error")
 PULLED = OSError(errno.ENODEV, "No such device")
 
 
@@ -170,3 +173,9 @@ def test_a_change_of_module_is_told_once_whatever_is_between(plugs: list[Any]) -
         assert found == expected
         last = plug if seen else last
         host.clock.advance(60)
+
+
+@pytest.mark.parametrize(("trouble", "state"), [(DENIED, PARTIAL), (STUCK, FAILED)])
+async def test_what_is_not_for_us_to_read_has_not_failed(trouble: OSError, state: int) -> None:
+    async with sampling(plugged(trouble), [Optics()]) as run:
+        assert run.sampler.statuses["optics"].state == state

@@ -13,7 +13,7 @@ from support.reading import ORIGIN, numbers, read_once, readings
 from support.trees import ClockedTree, server_tree
 
 from agent.reader import Reader
-from agent.source import Verdict
+from agent.source import Verdict, longest_period_seconds
 from agent.sources.rapl import MOST_WATTS, ROOT, EnergyCounter, Rapl
 from railscope.reading import Absent
 
@@ -160,6 +160,17 @@ def test_after_a_long_pause_nobody_knows_the_rounds(raw: int, seconds: int) -> N
     counter.advance(5, 0)
     counter.advance(10, SECOND)
     assert counter.advance(raw, (1 + seconds) * SECOND) == 0
+
+
+def test_however_rarely_it_is_read_no_round_goes_by_unseen() -> None:
+    smallest = 65_532_610_987  # 2^32 units of 15.26 uJ: AMD, and memory of Intel
+    seconds = round(longest_period_seconds(Rapl()))
+    counter = EnergyCounter(smallest)
+    counter.advance(0, 0)
+    used = 0
+    for look in range(1, 10):
+        used += seconds * MOST_WATTS * 10**6
+        assert counter.advance(used % smallest, look * seconds * SECOND) == used
 
 
 # The copied tree ----------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_drivers_say_the_same_in_their_own_words() -> None:
 def test_names_with_spaces_are_kept_as_they_are() -> None:
     found = hw("irdma0", {"Some new count": 5, "CRC errors": 6})
     assert found == {
-        ("vendor_counter_total", ("irdma0", "1", "Some new count")): 5,
+        ("vendor_total", ("irdma0", "1", "Some new count")): 5,
         ("icrc_errors_total", ("irdma0", "1")): 6,
     }
 
@@ -142,8 +142,8 @@ def test_old_kernels_keep_the_wide_counters_apart() -> None:
     assert found == {
         ("transmit_bytes_total", ("mlx5_0", "1")): 2**35,
         ("transmit_packets_total", ("mlx5_0", "1")): 17,
-        ("vendor_counter_total", ("mlx5_0", "1", "port_xmit_data")): 2**32 - 1,
-        ("vendor_counter_total", ("mlx5_0", "1", "port_xmit_packets")): 16,
+        ("vendor_total", ("mlx5_0", "1", "port_xmit_data")): 2**32 - 1,
+        ("vendor_total", ("mlx5_0", "1", "port_xmit_packets")): 16,
     }
 
 
@@ -164,9 +164,9 @@ def test_counters_of_the_device_are_those_of_port_0() -> None:
     )
     assert found == {
         ("admin_command_errors_total", ("rdmap0s6", "0")): 3,
-        ("vendor_counter_total", ("rdmap0s6", "0", "brand_new")): 4,
+        ("vendor_total", ("rdmap0s6", "0", "brand_new")): 4,
         ("receive_discarded_packets_total", ("rdmap0s6", "1")): 5,
-        ("vendor_counter_total", ("rdmap0s6", "1", "brand_new")): 6,
+        ("vendor_total", ("rdmap0s6", "1", "brand_new")): 6,
     }
 
 
@@ -178,7 +178,7 @@ def test_what_a_device_adds_up_over_its_ports_is_not_counted_twice() -> None:
     assert found == {
         ("ack_timeouts_total", ("mlx4_0", "1")): 3,
         ("ack_timeouts_total", ("mlx4_0", "2")): 4,
-        ("vendor_counter_total", ("mlx4_0", "0", "sq_num_to")): 7,
+        ("vendor_total", ("mlx4_0", "0", "sq_num_to")): 7,
         ("completion_queue_overflows_total", ("mlx4_0", "0")): 1,
     }
 
@@ -296,7 +296,7 @@ def test_optional_counters_come_by_netlink_in_one_call() -> None:
     found = readings(reader.run().frame)
     port = ("mlx5_0", "1")
     assert found["railscope_rdma_ecn_marked_packets_total", port] == 11, "the file counts first"
-    assert found["railscope_rdma_vendor_counter_total", (*port, "cc_rx_ce_pkts")] == 12
+    assert found["railscope_rdma_vendor_total", (*port, "cc_rx_ce_pkts")] == 12
     assert found["railscope_rdma_congestion_notifications_sent_total", port] == 13
     assert found["railscope_rdma_roce_transmit_bytes_total", port] == 2**63 + 1
     assert host.asked[ANSWER] == 1

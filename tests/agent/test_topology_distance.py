@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 import pytest
 from hypothesis import given
 from support.machine import FakeHost
-from support.pci_bus import add_gpu, add_nic
+from support.pci_bus import add_device, add_gpu, add_nic
 from support.pci_trees import BRIDGES, plant, walked_distance
 
 from agent.topology import pci
@@ -65,12 +65,14 @@ def test_places_and_roles_from_sysfs() -> None:
     host = FakeHost()
     gpu = add_gpu(host, "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1b:00.0", "1")
     nic = add_nic(host, "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0")
-    add_gpu(host, "pci0000:00/0000:00:02.0/0000:01:00.0")
-    host.files["/sys/devices/pci0000:00/0000:00:02.0/0000:01:00.0/vendor"] = "0x1a03"  # ASPEED
+    console = add_device(
+        host, "pci0000:00/0000:00:02.0/0000:01:00.0", "0x030000", ("0x1a03", "0x2000")
+    )  # ASPEED
     devices = pci.look(host)
     chain = ("0000:15:01.0", "0000:16:00.0", "0000:17:02.0", "0000:1b:00.0")
     assert devices[gpu].place == Place("pci0000:15", chain, "1")
     assert [d.address for d in pci.gpus_among(devices.values())] == [gpu]
+    assert console not in devices, "a console's display chip is no GPU, nor anything else of ours"
     assert {d.role for d in devices.values()} == {"gpu", "nic", "bridge"}
     assert distance(devices[gpu].place, devices[nic].place) is Distance.PIX
 

@@ -168,6 +168,16 @@ def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
     assert named(network, "mlx5_3").facts == {"role": "storage"}
 
 
+def test_names_that_nothing_here_has_are_told() -> None:
+    given = {
+        "rails": {"mlx5_2": 0, "mlx5_O": 1},
+        "roles": {"store.*": "storage", "eth9": "storage"},
+    }
+    speeds = {"compute": 400_000, "mlx5_0": 200_000, "mlx5_8": 200_000}
+    network = look(server(), **given, expected_megabits=speeds)
+    assert (network.unused, network.problems) == (("mlx5_O", "mlx5_8", "eth9"), ())
+
+
 def test_a_pattern_that_finds_no_number_says_nothing() -> None:
     assert rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"]) is None
 

@@ -18,8 +18,12 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import machine
 from support.pci_bus import GPU, NVIDIA, add_device, add_gpu, add_nic, set_link
+from support.reading import read_once
 from support.shared import captured
 
+from agent.sources.nic import Nic
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.rdma import Rdma
 from agent.topology.matrix import matrix, table
 from agent.topology.node import Node, look
 from agent.topology.nvlinks import bonded
@@ -32,6 +36,7 @@ from railscope.cli import root as railscope
 from railscope.simulator import SHORT_NAMES, NodeSpec, simulate
 
 CARDS = sorted({card for card, _ in CASES})
+CAPTURES = Path(__file__).parents[1] / "captures"
 ESCAPES = re.compile(r"\x1b\[\d*m")
 SWITCH, PEER = 2, 0
 
@@ -173,6 +178,17 @@ def test_the_rails_of_a_gb200_tray_are_those_of_its_compute_cards() -> None:
     assert "P2C" not in table(simulated("h100"))
 
 
+def test_sources_tell_the_rails_of_a_gb200_tray() -> None:
+    model = SHORT_NAMES["gb200"]
+    host = Walk(simulate(NodeSpec("gpu-001", model=model.name, gpus=4), 1, 1)).host
+    for source, kind in ((Rdma(), "rdma_port"), (Nic(), "nic"), (Gpu.load(), "gpu")):
+        frame = read_once(source, host).frame
+        assert frame is not None
+        entities = [e for e in frame.schema.entities if e.kind.name == kind]
+        rails = sorted(e.facts["rail"] for e in entities if "rail" in e.facts)
+        assert rails == ["0", "1", "2", "3"]
+
+
 def test_cards_are_in_the_order_of_their_numbers() -> None:
     legend = table(simulated("h100")).partition("NIC Legend:")[2].split()
     assert legend[1::2] == [f"mlx5_{n}" for n in (0, 1, 3, 4, 5, 6, 7, 9, 10, 11)]
@@ -217,6 +233,26 @@ def test_a_shared_card_is_shown_with_each_of_its_gpus() -> None:
         assert f"GPU{gpu} 10de:2330: rail 0\n    mlx5_0 0000:30:00.0" in text
     assert text.count("mlx5_1 0000:30:00.1") == 1
     assert "GPUs 0, 1, in bus order" in text
+
+
+def test_cards_of_a_server_without_gpus_have_no_role_and_the_text_says_so() -> None:
+    host = FakeHost()
+    add_nic(host, "pci0000:15/0000:15:01.0/0000:18:00.0", "mlx5_0")
+    add_nic(host, "pci0000:00/0000:00:03.0", interface="eth0")
+    text = as_text(look(host, Rules()))
+    assert "Rails:" not in text
+    assert "\n  mlx5_0 0000:18:00.0: role not known; there is no GPU\n" in text
+    assert "\n  eth0 0000:00:03.0: role not known; there is no GPU\n" in text
+    assert "NIC0\t X \n" in text
+
+
+def test_ports_whose_numa_node_is_not_known_stand_with_what_is_below_them() -> None:
+    host = FakeHost()
+    add_nic(host, "pci0000:40/0000:40:03.0/0000:43:00.0", "mlx5_0", numa_node="2")
+    host.files["/sys/devices/pci0000:40/0000:40:03.0/numa_node"] = "-1"
+    text = as_text(look(host, Rules()))
+    assert text.count("0000:40:03.0") == 1
+    assert text.startswith("NUMA node 2\n  pci0000:40\n    0000:40:03.0 root port")
 
 
 @given(st.permutations(range(4)))
@@ -265,11 +301,21 @@ def test_the_command_shows_a_capture(capture: str) -> None:
     assert (code, json.loads(text)) == (0, as_json(simulated("gb200")))
 
 
+def test_of_a_capture_the_command_shows_the_end() -> None:
+    """A card that was lost on the way is in no tree, as it is on no page."""
+    code, text = run("--replay", str(CAPTURES / "nic-lost"))
+    assert code == 0
+    assert "mlx5_5" not in text
+    assert "0000:5e:00.0" not in text
+    assert re.search(r"GPU3 .*: rail 3, and no card near it", text)
+
+
 def test_the_command_takes_the_settings(capture: str, tmp_path: Path) -> None:
     config = tmp_path / "agent.toml"
-    config.write_text("[topology]\nrails = { mlx5_0 = 2, mlx5_4 = 0 }\n")
+    config.write_text("[topology]\nrails = { mlx5_0 = 2, mlx5_4 = 0, mlx5_9 = 1 }\n")
     code, text = run("--replay", capture, "--config", str(config))
     assert code == 0
+    assert text.endswith("Names in the settings that nothing here has:\n  mlx5_9\n")
     assert "GPU0 NVIDIA GB200: rail 2" in text
     assert "P2C, topology.rails has mlx5_4" in text
 

@@ -33,11 +33,12 @@ _PCI = "/sys/bus/pci/devices"
 _PCI_FACTS = ("vendor", "device", "class")
 _GPU_CLASS = "0x0302"
 _CARD_CLASSES = ("0x0200", "0x0207")
-_PLACE_FACTS = (*_PCI_FACTS, "numa_node")
-_CARD_FACTS = (
-    *_PLACE_FACTS, "current_link_speed", "current_link_width", "max_link_speed", "max_link_width",
-    "aer_dev_correctable", "aer_dev_fatal", "vpd",
+_PATH_FACTS = (
+    *_PCI_FACTS, "numa_node",
+    "current_link_speed", "current_link_width", "max_link_speed", "max_link_width",
 )  # fmt: skip
+_CARD_FACTS = (*_PATH_FACTS, "aer_dev_correctable", "aer_dev_fatal", "vpd")
+_GPU_FACTS = (*_PATH_FACTS, "local_cpulist")
 _NETWORK_ROOTS = ("/sys/class/infiniband", "/sys/class/net")
 _NETWORK_FILES = ("/proc/net/route", "/proc/sys/kernel/hostname")
 _NETWORK_SEAMS = ("ethtool.", "netlink.", "lldp.")
@@ -162,7 +163,10 @@ def _network_only(whole: Iterator[Moment]) -> Iterator[Moment]:
     facts = {f"{_PCI}/{device}/{fact}" for device, kept in wanted.items() for fact in kept}
     facts -= _tables_without_errors(all_of_it)
     for moment in all_of_it:
-        drivers = {f"{_PCI}/{device}/driver" for device, kept in wanted.items() if "vpd" in kept}
+        # Without what NVML says, a GPU with a driver would be one whose driver is silent.
+        drivers = {
+            f"{_PCI}/{device}/driver" for device, kept in wanted.items() if kept is not _GPU_FACTS
+        }
         devices = {f"{_PCI}/{device}" for device in wanted}
         yield Moment(
             moment.offset_ns,
@@ -199,7 +203,7 @@ def _tables_without_errors(moments_: tuple[Moment, ...]) -> set[str]:
 
 
 def _places(first: Moment) -> dict[str, tuple[str, ...]]:
-    """The devices that say where cards and GPUs are, and what is kept of each."""
+    """Cards, GPUs and every port above them, and what is kept of each."""
     classes = {
         path.split("/")[-2]: str(text)
         for path, text in first.files.items()
@@ -207,12 +211,12 @@ def _places(first: Moment) -> dict[str, tuple[str, ...]]:
     }
     wanted: dict[str, tuple[str, ...]] = {}
     for device, kind in classes.items():
-        above = first.links[f"{_PCI}/{device}"].split("/")[-2]
-        if kind.startswith(_CARD_CLASSES):
-            wanted |= {device: _CARD_FACTS}
-            wanted |= {above: _CARD_FACTS} if above in classes else {}
-        elif kind.startswith(_GPU_CLASS):
-            wanted |= {device: _PLACE_FACTS}
+        if not kind.startswith((*_CARD_CLASSES, _GPU_CLASS)):
+            continue
+        path = [part for part in first.links[f"{_PCI}/{device}"].split("/") if part in classes]
+        wanted |= {part: _PATH_FACTS for part in path if part not in wanted}
+        wanted |= dict.fromkeys(path[-2:], _CARD_FACTS) if kind.startswith(_CARD_CLASSES) else {}
+        wanted |= {device: _GPU_FACTS} if kind.startswith(_GPU_CLASS) else {}
     return wanted
 
 

@@ -22,7 +22,7 @@ from collector.api import Api
 from collector.claims import ClaimsFile
 from collector.metrics import Own
 from collector.views.refresh import Refresher, Views
-from collector.views.rollup import Rollups, reduce_block
+from collector.views.rollup import Rollups, reduce_rows
 from collector.views.table import Cell, View
 from railscope.catalog import collector as catalog
 
@@ -176,8 +176,9 @@ async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_
 async def test_without_claims_no_lane_is_asked_for_its_tenant(tmp_path: Path):
     async with filled(tmp_path) as one:
         rollups = Rollups(None, [])
-        for block in one.collector.core.fleet.blocks():
-            reduced = reduce_block(block, 0)
+        fleet = one.collector.core.fleet
+        for block in fleet.blocks():
+            reduced = reduce_rows(block, fleet.fresh(block, 0, 0))
             if reduced:
                 rollups.add(reduced)
         assert list(rollups.cells("cluster"))

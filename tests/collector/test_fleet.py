@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from makers import rdma_schema
 
 from collector.fleet import BLOCK_ROWS, Fleet, Update, increase
 from collector.layout import Layout, make_layout
-from collector.views.rollup import NO_TENANT, Rollups, reduce_block
+from collector.views.rollup import NO_TENANT, Rollups, reduce_rows
 from railscope.catalog import gpu, host, nic, rollups
 from railscope.catalog.declare import Kind, Metric, Rollup
 from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORITY
@@ -108,7 +109,7 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
         ))  # fmt: skip
     total = Rollups(lambda name, lanes: [by_name.get(name, NO_TENANT)] * (lanes + 1), tenants)
     for block in fleet.blocks():
-        reduced = reduce_block(block, fresh_from_ns=50 * SECOND)
+        reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))
         if reduced:
             total.add(reduced)
     cells = {
@@ -282,3 +283,49 @@ def test_no_rate_from_a_value_that_was_not_there():
     absent = np.full(WIDTH, 4, np.uint8)
     fleet.apply(update("n", LAYOUT, make_row(1, 0), make_row(1, 10**15), first_reasons=absent))
     assert math.isnan(energy_rate(fleet))
+
+
+STALE = 30
+
+
+def fresh_streams(fleet, now):
+    """The streams that count, a number of seconds after the start."""
+    return {
+        block.layout.stream
+        for block in fleet.blocks()
+        if len(fleet.fresh(block, (now - STALE) * SECOND, now * SECOND))
+    }
+
+
+def reported(fleet: Fleet, layout: Layout, *seconds: int, run: str = "run") -> None:
+    for second in seconds:
+        fleet.apply(update("n1", layout, [0] * layout.columns, [0] * layout.columns,
+                           instant_ns=second * SECOND, last_boot_ns=second * SECOND, run=run))  # fmt: skip
+
+
+def test_a_slow_stream_counts_between_its_frames_while_its_node_reports():
+    fleet = Fleet()
+    slow, fast = (replace(LAYOUT, stream=name) for name in ("settings", "gpu"))
+    reported(fleet, slow, 100, 160)
+    reported(fleet, fast, *range(100, 300, 10))
+    assert fresh_streams(fleet, 215) == {"settings", "gpu"}
+    assert fresh_streams(fleet, 280) == {"settings", "gpu"}, "not before two of its periods"
+    assert fresh_streams(fleet, 281) == {"gpu"}
+
+
+def test_a_slow_stream_of_a_silent_node_does_not_count():
+    fleet = Fleet()
+    slow, fast = (replace(LAYOUT, stream=name) for name in ("settings", "gpu"))
+    reported(fleet, slow, 100, 160)
+    reported(fleet, fast, 160, 165)
+    assert fresh_streams(fleet, 190) == {"settings", "gpu"}
+    assert fresh_streams(fleet, 196) == set()
+
+
+def test_what_came_before_a_restart_or_a_long_pause_is_no_pace():
+    fleet = Fleet()
+    slow, fast = (replace(LAYOUT, stream=name) for name in ("settings", "gpu"))
+    reported(fleet, slow, 100, 160)
+    reported(fleet, slow, 4000, run="next")
+    reported(fleet, fast, 4000, 4500)
+    assert fresh_streams(fleet, 4501) == {"gpu"}

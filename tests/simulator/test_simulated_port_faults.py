@@ -150,7 +150,7 @@ def test_a_lost_card_is_nowhere_any_more(nic: str) -> None:
     assert "SDES 1\n" in last["files"][f"{PCI}/{ABOVE}/aer_dev_fatal"]
     assert last["files"][f"{PCI}/{ABOVE}/current_link_width"] == "0\n"
     assert any(f"pcieport {ABOVE}: pciehp: Slot(4): Card not present" in x for x in log("nic_lost"))
-    assert any("severity=Uncorrected (Fatal)" in line for line in log("nic_lost"))
+    assert any("severity=Uncorrectable (Fatal)" in line for line in log("nic_lost"))
 
 
 def test_the_job_waits_for_a_lost_card() -> None:

@@ -69,6 +69,10 @@ class _Plentiful:
     def keep(self, paths: Sequence[str]) -> PlainFiles:
         return PlainFiles(self.read, paths)
 
+    @property
+    def grain_ns(self) -> int:
+        return 0
+
     def kernel_log(self) -> None:
         raise FileNotFoundError(errno.ENOENT, "there is no log")
 

@@ -80,6 +80,10 @@ class FakeHost:
         answer = _answer(self.calls[key])
         return answer if isinstance(answer, list) else [0, answer]
 
+    @property
+    def grain_ns(self) -> int:
+        return 0
+
     def kernel_log(self) -> FakeLog:
         if self.log.closed is not None:
             raise self.log.closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,11 @@ def test_failures_come_back_as_failures(error: Exception) -> None:
     with pytest.raises(type(error)) as raised:
         result(failure(error))
     assert raised.value.args[0] == error.args[0]
+
+
+def test_a_failure_says_what_the_system_says_of_it() -> None:
+    with pytest.raises(OSError, match="Operation not supported"):
+        result({"error": ["os", errno.EOPNOTSUPP]})
 
 
 STATES = st.lists(st.tuples(st.integers(0, 50), st.sampled_from("ab"), st.integers()), min_size=1)

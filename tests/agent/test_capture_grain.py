@@ -1,0 +1,36 @@
+"""How fine a recording is: between two of its moments nothing is known of a card."""
+
+from __future__ import annotations
+
+import pytest
+from support.clock import NS, ManualClock
+
+from agent.host.recorded import RecordedHost
+from railscope.capture import About, Capture, Moment
+
+MS = NS // 1000
+
+
+def recorded(**moments_ms: list[int]) -> RecordedHost:
+    """A machine whose cards were asked at these moments."""
+    moments = [
+        Moment(at_ms * MS, calls={f"ethtool.statistics({card})": {"names": [], "values": []}})
+        for card, all_ms in moments_ms.items()
+        for at_ms in all_ms
+    ]
+    ordered = tuple(sorted(moments, key=lambda moment: moment.offset_ns))
+    return RecordedHost(Capture(About("n", "b", 0, 0, NS, ""), ordered), ManualClock(), lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "grain_ms"),
+    [
+        (recorded(), 0),
+        (recorded(ens1=[0]), 0),
+        (recorded(ens1=[0, 1000, 2000, 3000]), 1000),
+        (recorded(ens1=[0, 50, 1000, 2000, 3000]), 1000),
+        (recorded(ens1=[0, 100, 200, 300], ens2=[0, 30_000]), 100),
+    ],
+)
+def test_the_grain_is_the_usual_distance_of_a_busy_card(host: RecordedHost, grain_ms: int) -> None:
+    assert host.grain_ns == grain_ms * MS

@@ -1,0 +1,63 @@
+"""The case folders about the network: their pages at both ends, and what they hold."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from captures.make import EXPECTED, HERE, page
+from support.pages import Sample, samples
+
+from railscope.capture import Capture, Json, Timeline, read_capture
+
+SECONDS, ONSET = 60, 30
+STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
+DRIFTED = ["ens1f0np0", "ens2f0np0", "ens3f0np0", "ens4f0np0"]
+"""Rails that lose pause, congestion notification, trust and MTU."""
+
+
+@cache
+def end(case: str) -> dict[Sample, float]:
+    """The page of the end, as it lies here."""
+    return samples((HERE / case / EXPECTED).read_text(encoding="utf-8"))
+
+
+@cache
+def start(case: str) -> dict[Sample, float]:
+    """The page of the first moment."""
+    capture = read_capture(HERE / case)
+    first = Capture(replace(capture.about, duration_ns=0), capture.moments[:1])
+    with tempfile.TemporaryDirectory() as folder:
+        first.write(Path(folder) / case)
+        return samples(page(Path(folder) / case))
+
+
+def series(shown: dict[Sample, float], name: str, **labels: str) -> dict[frozenset[str], float]:
+    """The series of a metric that have these labels, by all their labels."""
+    wanted = set(labels.items())
+    return {
+        frozenset(f"{key}={text}" for key, text in has): value
+        for (metric, has), value in shown.items()
+        if metric == name and has >= wanted
+    }
+
+
+def value(case: str, name: str, **labels: str) -> float:
+    """The value at the end of the one series with these labels."""
+    (found,) = series(end(case), name, **labels).values()
+    return found
+
+
+def grown(case: str, name: str, **labels: str) -> float:
+    """What all series with these labels went on by, together."""
+    before, after = (series(shown(case), name, **labels) for shown in (start, end))
+    assert before
+    assert set(before) == set(after)
+    return sum(after.values()) - sum(before.values())
+
+
+def recorded(case: str, section: str, key: str) -> Json:
+    """What the capture holds at its end."""
+    return Timeline(read_capture(HERE / case).moments).look(section, key, SECONDS * 10**9)
