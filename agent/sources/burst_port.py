@@ -161,9 +161,12 @@ class Port:
     def look(self, host: Host) -> bool:
         """Look once. Whether the card's list of statistics is no longer the planned one.
 
-        Of an answer that took longer than a window no one knows what instant it speaks of.
+        Of an answer that took longer than a window no one knows what instant it speaks of. Where no
+        window has ended since the last look, there is nothing to look for.
         """
         began_ns = host.clock.now().boot_ns
+        if self._looked and not self._grid.between(self._looked.at_ns, began_ns):
+            return False
         try:
             statistics = host.call("ethtool", "statistics", self.planned.interface)
         except OSError as error:

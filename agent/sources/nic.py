@@ -102,6 +102,7 @@ class Nic(HoldsNothing):
                 continue
             if statistics["names"] is not card.names and statistics["names"] != card.names:
                 _read_by_name(card, statistics, into)
+                into.grown = True  # PFC on another priority, say: look what else is there now
             else:
                 values = statistics["values"]
                 picked = itemgetter(*card.positions)(values)

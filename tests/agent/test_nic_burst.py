@@ -291,6 +291,22 @@ class SlowCard(Card):
             super().say()
 
 
+def test_a_card_of_longer_windows_is_looked_at_as_often_as_they_end() -> None:
+    card = SlowCard(350)
+    lane = Lane(card)
+    asked = []
+
+    def answer() -> object:
+        asked.append(card.host.clock.now().boot_ns)
+        return {"names": card.names, "values": [card.grown[name] for name in card.names]}
+
+    for _ in range(50):
+        card.go_on(WINDOW_MS, rx_bytes=1)
+        card.host.calls["ethtool.statistics(ens1)"] = answer
+        lane.look()
+    assert [at_ns % (1000 * MS) for at_ns in asked] == [0] * 5
+
+
 @pytest.mark.parametrize("fetched_at_ms", [0, 350, 990])
 def test_a_driver_that_fetches_once_a_second_has_windows_of_a_second(fetched_at_ms: int) -> None:
     card = SlowCard(fetched_at_ms)

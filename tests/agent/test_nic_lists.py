@@ -51,14 +51,14 @@ async def test_what_vanished_is_gone_and_leaves_with_the_next_probe() -> None:
         assert run.sampler.statuses["nic"].state == OK
 
 
-async def test_what_appeared_gets_its_column_with_the_next_probe() -> None:
+async def test_what_appeared_gets_its_column_with_the_next_read() -> None:
     host = FakeHost()
     tell(host, {"rx_bytes_phy": 3})
     async with sampling(host, [Nic()]) as run:
         tell(host, {"rx_prio3_pause": 7, "rx_bytes_phy": 4})
         await run.step()
         assert told(run.frames[-1]) == {(BYTES, ("eth0",)): 4}
-        await run.step(60)
+        await run.step()
         assert told(run.frames[-1]) == {(BYTES, ("eth0",)): 4, (PFC, ("eth0", "3")): 7}
 
 
