@@ -245,7 +245,8 @@ class Nvml:
         try:
             value_type, samples = module.nvmlDeviceGetSamples(handle, kind, stamp)
         except module.NVMLError as error:
-            if error.value == _NOT_FOUND:
+            if error.value == _NOT_FOUND:  # none since then; or the clock was set back meanwhile
+                self._stamps.pop((f"kind {kind}", gpu), None)
                 return []
             raise
         member = _SAMPLE_MEMBERS.get(value_type)

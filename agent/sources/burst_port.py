@@ -40,6 +40,9 @@ drivers/net/ethernet: broadcom/bnxt/bnxt.h, BNXT_DEF_STATS_COAL_TICKS; microsoft
 MANA_GF_STATS_PERIOD.
 """
 
+_MOST_REFRESHED_NS = 2_000_000_000
+"""What is fetched more rarely, as in a recording with few moments, tells of no bursts."""
+
 What = tuple[Metric, str]
 """A histogram and a direction."""
 
@@ -91,6 +94,8 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
     device = cards.get(driver["bus"], "")
     files = _notification_files(host, device, driver["driver"]) if device else {}
     refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.grain_ns)
+    if refreshed_ns > _MOST_REFRESHED_NS:
+        return None
     return Planned(interface, device, tuple(listed), positions, refreshed_ns, link_downs, files)
 
 
@@ -112,6 +117,9 @@ class Kept:
     """What is known of a card's windows since the start of the agent, whatever became of the card."""
 
     windows: dict[What, Windows] = field(default_factory=dict)
+    planned: Planned | None = None
+    looked: _Look | None = None
+    """The last good look, by that plan."""
     unseen: int = 0
     counted_ns: int | None = None
     """Until when every window is counted, as seen or as unseen."""
@@ -127,9 +135,10 @@ class Port:
         self.problem: Absent | None = None
         """Why the last look told nothing."""
         self.kept = kept
+        if kept.planned != planned:
+            kept.planned, kept.looked = planned, None
         self._grid = Grid(self.window_ns)
         self._list: list[str] | None = None
-        self._looked: _Look | None = None
         self._notifications = host.keep(planned.files)
         self._speed = host.keep([f"/sys/class/net/{planned.interface}/speed"])
         self._megabits = 0
@@ -165,7 +174,7 @@ class Port:
         window has ended since the last look, there is nothing to look for.
         """
         began_ns = host.clock.now().boot_ns
-        if self._looked and not self._grid.between(self._looked.at_ns, began_ns):
+        if self.kept.looked and not self._grid.between(self.kept.looked.at_ns, began_ns):
             return False
         try:
             statistics = host.call("ethtool", "statistics", self.planned.interface)
@@ -190,7 +199,7 @@ class Port:
         self.problem = None
         now_ns = host.clock.now().boot_ns
         if now_ns - began_ns > self._grid.window_ns:
-            self._looked = None
+            self.kept.looked = None
             self._give_up(now_ns)
         else:
             self._compare(_Look(now_ns, counters))
@@ -206,19 +215,19 @@ class Port:
 
     def _give_up(self, now_ns: int) -> None:
         """Count windows as unseen once no later look can speak of them."""
-        before = self._looked
+        before = self.kept.looked
         if before and not self._grid.tells_of_each(before.at_ns, now_ns):
-            self._looked = before = None
+            self.kept.looked = before = None
         if before is None and self.kept.counted_ns is not None:
             self.kept.unseen += self._grid.between(self.kept.counted_ns, now_ns)
             self.kept.counted_ns = now_ns
 
     def _compare(self, now: _Look) -> None:
-        before, self.kept.counted_ns = self._looked, self.kept.counted_ns or now.at_ns
+        before, self.kept.counted_ns = self.kept.looked, self.kept.counted_ns or now.at_ns
         windows = self._grid.between(self.kept.counted_ns, now.at_ns)
         if before and (not windows or self._waits(before, now)):
             return
-        self._looked, self.kept.counted_ns = now, now.at_ns
+        self.kept.looked, self.kept.counted_ns = now, now.at_ns
         if before is None or not self._grid.tells_of_each(before.at_ns, now.at_ns):
             self.kept.unseen += windows
             return

@@ -112,7 +112,11 @@ class NicBurst:
 
     def _finding(self) -> Finding:
         if not self._ports:
-            return Finding("bursts of cards", Verdict.ABSENT, "no card with RDMA to look at")
+            return Finding(
+                "bursts of cards",
+                Verdict.ABSENT,
+                "no card with RDMA, or with counters that are fetched often enough",
+            )
         lengths = sorted({port.window_ns // _NS_PER_MS for port in self._ports.values()})
         told = " and ".join(f"{length} ms" for length in lengths)
         detail = f"{counted(len(self._ports), 'card')}, windows of {told}"

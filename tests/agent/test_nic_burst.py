@@ -438,3 +438,16 @@ async def test_the_fast_lane_waits_for_no_turn() -> None:
     assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.05")] == 0
     assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.1")] == 10
     assert told[UNSEEN, ("ens1",)] == 0
+
+
+def test_an_agent_that_reads_once_looks_twice_and_tells_of_what_was_between() -> None:
+    card = Card()
+    source = NicBurst(0.1)
+    Reader(source, card.host, ORIGIN).run()
+    source.close()
+    card.go_on(150, rx_prio3_pause_duration=90_000)
+    frame = Reader(source, card.host, ORIGIN).run().frame
+    told = readings(frame)
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.5")] == 0
+    assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.75")] == 1
+    assert told[UNSEEN, ("ens1",)] == 0
