@@ -169,6 +169,21 @@ def test_the_use_of_processes_goes_on_from_the_last_sample(standin: Standin) -> 
 
 
 @scenario()
+def test_samples_go_on_from_the_last_and_follow_a_clock_that_was_set_back(
+    standin: Standin,
+) -> None:
+    key, nvml = "nvml.nvmlDeviceGetSamples(0,1)", Nvml()
+    base = {"nvml.nvmlDeviceGetCount()": 1}
+    standin.tell(base | {key: [[1000, 10], [2000, 20]]})
+    assert nvml.call("nvmlDeviceGetSamples", 0, 1) == [[1000, 10], [2000, 20]]
+    standin.tell(base | {key: [[1000, 10], [2000, 20], [3000, 30]]})
+    assert nvml.call("nvmlDeviceGetSamples", 0, 1) == [[3000, 30]]
+    standin.tell(base | {key: [[500, 40]]})
+    assert nvml.call("nvmlDeviceGetSamples", 0, 1) == []
+    assert nvml.call("nvmlDeviceGetSamples", 0, 1) == [[500, 40]]
+
+
+@scenario()
 def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: Standin) -> None:
     """nvidia-ml-py has room for 32 of them."""
     calls = full_gpus(1, virtual=[0])
