@@ -9,12 +9,15 @@ else does not read back was damaged, and is an error.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from collector.audit.tiles import TileError, decode_bundle, encode_bundle
 from collector.segments import HEAD, MARKER_BYTES, framed, payload_at, sync_folder
+
+_NAME = re.compile("journal-([0-9]{20})-([0-9a-f]{32})[.]wal")
 
 
 class JournalError(ValueError):
@@ -38,7 +41,20 @@ class JournalFile:
 
 
 def read_journal(folder: Path) -> list[JournalFile]:
-    """All files, oldest first, without a gap between them. Raises JournalError, OSError."""
+    """All files, oldest first, without a gap between them. Raises JournalError, OSError.
+
+    The log may be written meanwhile: a file whose records have been signed since is looked for no
+    more.
+    """
+    while True:
+        try:
+            return _read_files(folder)
+        except FileNotFoundError as error:
+            if Path(error.filename).exists() or not folder.exists():
+                raise
+
+
+def _read_files(folder: Path) -> list[JournalFile]:
     paths = sorted(folder.glob("journal-*-*.wal"))
     found: list[JournalFile] = []
     for path in paths:
@@ -51,8 +67,11 @@ def read_journal(folder: Path) -> list[JournalFile]:
 
 
 def _read_file(path: Path, *, newest: bool) -> JournalFile:
-    _, first, marker_text = path.stem.split("-")
-    marker = bytes.fromhex(marker_text)
+    name = _NAME.fullmatch(path.name)
+    if name is None:
+        message = f"{path}: no file of the journal has such a name"
+        raise JournalError(message)
+    first, marker = int(name[1]), bytes.fromhex(name[2])
     content = path.read_bytes()
     records: list[bytes] = []
     position = 0
@@ -69,7 +88,7 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
             message = f"{path}: the group at byte {position}: {error}"
             raise JournalError(message) from error
         position += HEAD.size + len(payload)
-    return JournalFile(path, int(first), records, position)
+    return JournalFile(path, first, records, position)
 
 
 @dataclass(slots=True)

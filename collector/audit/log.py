@@ -28,6 +28,9 @@ from railscope.audit.record import RecordError, Source, encode
 MOST_IN_A_GROUP = 256
 MOST_WAITING = 10_000
 MOST_UNSIGNED = 10_000
+"""More are signed at once."""
+MOST_KEPT_UNSIGNED = 100_000
+"""Where nothing can be signed, no more than this is taken."""
 SIGN_EVERY_SECONDS = 60.0
 SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "log.genesis"})
 
@@ -68,6 +71,7 @@ class AuditLog:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _sign_now: asyncio.Event = field(default_factory=asyncio.Event)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _signing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -110,6 +114,19 @@ class AuditLog:
         names = sorted(path.stem for path in self._journal.folder.glob("journal-*-*.wal"))
         return not names or int(names[0].split("-")[1]) > 0
 
+    def append_before_running(self, draft: Draft) -> int:
+        """Record something after `open` and before `run`; blocking, its sequence number.
+
+        Raises RecordError, OSError.
+        """
+        sequence = self.size
+        raw = encode(record_of(draft, draft.source or self.source, sequence))
+        self._journal.append([raw])
+        self._unsigned.append(raw)
+        if draft.source is None:
+            self.source = counted(self.source, self.source.n + 1)
+        return sequence
+
     async def append(self, draft: Draft) -> int:
         """Record something; its sequence number, once it is durable.
 
@@ -121,17 +138,21 @@ class AuditLog:
         if len(self._waiting) >= MOST_WAITING:
             message = "more is waiting to be recorded than the disk keeps up with"
             raise AuditError(message)
+        if len(self._unsigned) >= MOST_KEPT_UNSIGNED:
+            message = f"{MOST_KEPT_UNSIGNED} records could not be signed: {self.unsigned_because}"
+            raise AuditError(message)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Entry(draft, future))
         self._wake.set()
         return await future
 
     async def run(self) -> None:
-        """Write what waits and sign what was written, until cancelled; then sign the rest.
+        """Sign what an earlier run left, then write what waits and sign it; when cancelled, the rest.
 
         What waits then and is not durable fails.
         """
         try:
+            await _to_its_end(self._sign_or_say_why())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write_groups())
                 group.create_task(self._sign_regularly())
@@ -211,6 +232,10 @@ class AuditLog:
 
     async def sign(self) -> None:
         """Sign all that is durable. Raises AuditError, OSError; nothing is signed then."""
+        async with self._signing:
+            await self._sign()
+
+    async def _sign(self) -> None:
         async with self._writing:
             records = self._unsigned
             if not records:

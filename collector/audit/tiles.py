@@ -92,10 +92,19 @@ class Tiles:
         """Records of one tile. Raises TileError."""
         content = self._read("entries", index)
         try:
-            return decode_bundle(content)
+            return decode_bundle(content)[: self.width(0, index)]
         except TileError as error:
             message = f"{self._path('entries', index)}: {error}"
             raise TileError(message) from error
+
+    def row(self, level: int, index: int) -> bytes:
+        """Hashes of one tile, as they lie on disk. Raises TileError."""
+        return self._read(level, index)[: self.width(level, index) * HASH_BYTES]
+
+    def width(self, level: int, index: int) -> int:
+        """How many entries of a tile belong to a log of this size."""
+        full, partial = widths(self.size, level)
+        return partial if index == full else WIDTH
 
     def record(self, sequence: int) -> bytes:
         """One record. Raises TileError."""
@@ -108,7 +117,7 @@ class Tiles:
     def _tile(self, level: int, index: int) -> bytes:
         kept = self._kept.get((level, index))
         if kept is None:
-            kept = self._read(level, index)
+            kept = self.row(level, index)
             if len(self._kept) >= _KEPT_TILES:
                 del self._kept[next(iter(self._kept))]
             self._kept[level, index] = kept
@@ -116,15 +125,22 @@ class Tiles:
 
     def _read(self, level: int | str, index: int) -> bytes:
         path = self._path(level, index)
+        whole = self.folder / tile_name(level, index)
         try:
-            return path.read_bytes()
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                # It may have been filled, and then deleted, since the checkpoint was read: the
+                # full tile begins with it.
+                if not whole.exists():
+                    raise
+                return whole.read_bytes()
         except OSError as error:
             message = f"{path}: {error.strerror}"
             raise TileError(message) from error
 
     def _path(self, level: int | str, index: int) -> Path:
-        full, partial = widths(self.size, level if isinstance(level, int) else 0)
-        width = partial if index == full else WIDTH
+        width = self.width(level if isinstance(level, int) else 0, index)
         return self.folder / tile_name(level, index, width)
 
     def grow(self, records: Sequence[bytes]) -> None:

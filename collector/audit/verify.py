@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from collector.audit.continuity import Continuity
-from collector.audit.journal import JournalError, read_journal
+from collector.audit.journal import JournalError, JournalFile, read_journal
 from collector.audit.tiles import LEVELS, WIDTH, TileError, Tiles, complete_root, tile_name, widths
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import HASH_BYTES, CompactRange, Hash, leaf_hash
@@ -56,6 +56,8 @@ class Verified:
 
 def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verified:
     """Check a log, and that it continues every anchor. Raises VerifyError, OSError."""
+    # What is in the journal now is signed at most later: a log may be checked while it is written.
+    files = _journal(folder)
     checkpoint = _own_checkpoint(folder, key)
     kept = sorted((_anchor(note, key) for note in anchors), key=lambda anchor: anchor.tree.size)
     if kept and kept[-1].tree.size > checkpoint.tree.size:
@@ -65,7 +67,7 @@ def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verifie
     if root != checkpoint.tree.root:
         message = f"the {checkpoint.tree.size} records do not give the root that was signed"
         raise VerifyError(Outcome.ALTERED, message)
-    unsigned = _check_journal(folder, checkpoint.tree.size, continuity)
+    unsigned = _check_journal(files, checkpoint.tree.size, continuity)
     return Verified(checkpoint, unsigned, len(kept), continuity.findings())
 
 
@@ -161,16 +163,15 @@ class _Levels:
 
     def _compare(self, level: int, hashes: list[Hash]) -> None:
         name = tile_name(level, self.full[level], len(hashes))
-        path = self.tiles.folder / name
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise VerifyError(_missing_or_altered(error), f"{path}: {error.strerror}") from error
+            content = self.tiles.row(level, self.full[level])
+        except TileError as error:
+            raise VerifyError(_missing_or_altered(error.__cause__), str(error)) from error
         if content != b"".join(hashes):
             wanted = [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
             at = next((i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), WIDTH)
             record = (self.full[level] * WIDTH + at) << (LEVELS * level)
-            message = f"{path}: hash {at} is not that of what is stored, from record {record} on"
+            message = f"{name}: hash {at} is not that of what is stored, from record {record} on"
             raise VerifyError(Outcome.ALTERED, message)
 
 
@@ -213,12 +214,15 @@ def _record(raw: bytes, sequence: int) -> Record:
     return record
 
 
-def _check_journal(folder: Path, signed: int, continuity: Continuity) -> int:
-    """Check what is not signed yet; how many records that is."""
+def _journal(folder: Path) -> list[JournalFile]:
     try:
-        files = read_journal(folder / "journal")
+        return read_journal(folder / "journal")
     except JournalError as error:
         raise VerifyError(Outcome.ALTERED, str(error)) from error
+
+
+def _check_journal(files: list[JournalFile], signed: int, continuity: Continuity) -> int:
+    """Check what is not signed yet; how many records that is."""
     if files and files[0].first > signed:
         message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
         raise VerifyError(Outcome.TAIL_MISSING, message)

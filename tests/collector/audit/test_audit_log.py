@@ -74,6 +74,15 @@ async def test_what_must_be_signed_at_once_is(tmp_path: Path) -> None:
         assert verify(tmp_path, KEY.public).checkpoint.tree == log.signed
 
 
+async def test_what_is_signed_twice_at_once_is_signed_once(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        await record(log, range(300))
+        await asyncio.gather(log.sign(), log.sign(), log.append(draft(300)))
+        await log.sign()
+        assert log.signed.size == 301
+    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 301
+
+
 async def test_signing_comes_by_itself_in_time(tmp_path: Path) -> None:
     async with running(audit_log(tmp_path, every_seconds=0.01)) as log:
         await log.append(draft(0))
@@ -181,6 +190,29 @@ async def test_a_writer_that_lost_the_log_to_another_does_not_sign(tmp_path: Pat
         with pytest.raises(AuditError, match="someone else"):
             await log.sign()
         (tmp_path / "epoch").write_text("1\n")
+
+
+async def test_a_log_is_checked_while_it_is_written(tmp_path: Path) -> None:
+    written = asyncio.Event()
+
+    async def write_on() -> None:
+        for _ in range(30):
+            await record(log, range(log.size, log.size + 37))
+            await log.sign()
+        written.set()
+
+    async def check_on() -> None:
+        sizes = []
+        while not written.is_set():
+            found = await asyncio.to_thread(verify, tmp_path, KEY.public)
+            sizes.append(found.checkpoint.tree.size)
+            assert found.findings == ()
+        assert len(set(sizes)) > 1
+
+    async with running(audit_log(tmp_path)) as log:
+        await record(log, [0])
+        await log.sign()
+        await asyncio.gather(write_on(), check_on())
 
 
 @pytest.mark.parametrize("gone", ["checkpoint", "tile"])
