@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -16,12 +17,14 @@ from collector.audit.tiles import WIDTH, TileError, Tiles
 from collector.audit.verify import Outcome, VerifyError, verify
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.note import NoteError, PublicKey
+from railscope.audit.record import Record, RecordError, decode
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 _KEY = click.option(
     "--key", "key", required=True,
     help="The log's public key, or the file that holds it.",
 )  # fmt: skip
+_JSON = click.option("--json", "as_json", is_flag=True, help="The bytes that were hashed.")
 
 
 @click.group()
@@ -99,21 +102,26 @@ def check_proof_command(file: TextIO, key: str) -> None:
 @click.option("--type", "kind", help="Only records of this type or family.")
 @click.option("--node", help="Only records about this node.")
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, help="First sequence.")
-def show(folder: Path, kind: str | None, node: str | None, first: int) -> None:
-    """Print records, one a line, the signed ones and those that are not signed yet."""
+@_JSON
+def show(folder: Path, kind: str | None, node: str | None, first: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
+    """Print records, one a line, the signed ones and those that are not signed yet.
+
+    They are printed as they lie there; `verify` says whether they are what was signed.
+    """
     for raw in _records(folder, first):
         if _wanted(raw, kind, node):
-            click.echo(raw.decode())
+            click.echo(_shown(raw, as_json=as_json))
 
 
 @audit.command()
 @_FOLDER
 @click.option("--count", type=click.IntRange(min=1), default=10, show_default=True)
-def tail(folder: Path, count: int) -> None:
+@_JSON
+def tail(folder: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
     """Print the newest records."""
     newest = _claimed_size(folder) + len(_unsigned(folder))
     for raw in _records(folder, max(0, newest - count)):
-        click.echo(raw.decode())
+        click.echo(_shown(raw, as_json=as_json))
 
 
 def _key(text: str) -> PublicKey:
@@ -165,7 +173,29 @@ def _records(folder: Path, first: int) -> Iterator[bytes]:
     yield from _unsigned(folder)[max(0, first - size) :]
 
 
+def _decoded(raw: bytes) -> Record:
+    try:
+        return decode(raw)
+    except RecordError as error:
+        message = f"{error}; run `railscope audit verify`"
+        raise click.ClickException(message) from error
+
+
 def _wanted(raw: bytes, kind: str | None, node: str | None) -> bool:
-    record = json.loads(raw)
-    of_kind = kind is None or record["type"] == kind or record["type"].startswith(f"{kind}.")
-    return of_kind and (node is None or record["obj"]["node"] == node)
+    record = _decoded(raw)
+    of_kind = kind is None or record.type == kind or record.type.startswith(f"{kind}.")
+    return of_kind and (node is None or record.obj.node == node)
+
+
+def _shown(raw: bytes, *, as_json: bool) -> str:
+    """A record for a person: number, time, what, who, to what, with what."""
+    if as_json:
+        return raw.decode()
+    record = _decoded(raw)
+    seconds, rest_ns = divmod(int(record.t), 10**9)
+    instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    who = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
+    what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
+    data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
+    parts = (f"{record.seq:>8}", f"{instant}.{rest_ns // 10**6:03}Z", record.type, record.out, who)
+    return "  ".join(part for part in (*parts, what, data) if part)

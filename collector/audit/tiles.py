@@ -51,15 +51,12 @@ def encode_bundle(records: Sequence[bytes]) -> bytes:
 def decode_bundle(content: bytes) -> list[bytes]:
     """Records in a tile of entries. Raises TileError."""
     records = []
-    position = 0
-    while position < len(content):
+    position, end = 0, len(content)
+    while position + _LENGTH.size <= end:
         start = position + _LENGTH.size
-        if start > len(content):
-            break
-        (length,) = _LENGTH.unpack_from(content, position)
-        position = start + length
+        position = start + (content[position] << 8 | content[position + 1])
         records.append(content[start:position])
-    if position != len(content):
+    if position != end:
         message = "records end in the middle of one"
         raise TileError(message)
     return records

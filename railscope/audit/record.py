@@ -8,6 +8,7 @@ one encoding and one hash.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Annotated
 
@@ -43,7 +44,7 @@ class RecordError(ValueError):
     """What cannot be an audit record; the message says why."""
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What produced a record, and the how-many-eth of its records this is, without a gap."""
 
     kind: str
@@ -52,7 +53,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: Count
 
 
-class Actor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Actor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Who did it, and how that is known."""
 
     kind: str
@@ -61,7 +62,7 @@ class Actor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ip: str = ""
 
 
-class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What it was done to; empty for what does not apply."""
 
     node: str = ""
@@ -69,7 +70,7 @@ class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slot: str = ""
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One entry of the audit log. Field names are the short ones of the format."""
 
     v: Count
@@ -95,6 +96,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Signature of the producer; empty where it has no key."""
 
 
+_INSTANT = re.compile("0|[1-9][0-9]{0,30}")
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(Record)
 
@@ -128,7 +130,7 @@ def decode(raw: bytes) -> Record:
     if record.v != VERSION or record.type not in TYPES:
         message = f"a record of version {record.v} and type {record.type!r} is not known here"
         raise RecordError(message)
-    if not record.t.isascii() or not record.t.isdecimal() or str(int(record.t)) != record.t:
+    if not _INSTANT.fullmatch(record.t):
         message = f"the time {record.t[:30]!r} is no number of nanoseconds"
         raise RecordError(message)
     if not raw.isascii():

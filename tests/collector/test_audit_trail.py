@@ -27,7 +27,7 @@ def records(folder: Path) -> Iterator[Record]:
     """All records of a log that has ended, which is consistent."""
     found = verify(folder, PublicKey.parse((folder / "key.pub").read_text()))
     assert (found.unsigned, found.findings) == (0, ())
-    shown = CliRunner().invoke(root, ["audit", "show", str(folder)])
+    shown = CliRunner().invoke(root, ["audit", "show", str(folder), "--json"])
     for line in shown.stdout.splitlines():
         yield decode(line.encode())
 

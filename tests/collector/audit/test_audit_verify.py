@@ -205,10 +205,27 @@ def test_a_record_is_proven_to_who_has_nothing_but_the_key(good: Path, tmp_path:
 
 
 def test_records_are_shown_signed_or_not(good: Path) -> None:
-    lines = railscope("show", good)[1].splitlines()
+    lines = railscope("show", good, "--json")[1].splitlines()
     assert len(lines) == SIZE + UNSIGNED
-    assert railscope("show", good, "--from", "590")[1].splitlines() == lines[590:]
-    assert railscope("tail", good, "--count", "7")[1].splitlines() == lines[-7:]
+    assert railscope("show", good, "--json", "--from", "590")[1].splitlines() == lines[590:]
+    assert railscope("tail", good, "--json", "--count", "7")[1].splitlines() == lines[-7:]
     of_one = railscope("show", good, "--node", "node-1", "--type", "tenancy")[1].splitlines()
     assert len(of_one) == sum('"node":"node-1"' in line for line in lines) > 0
     assert not railscope("show", good, "--type", "billing")[1]
+
+
+def test_a_record_is_shown_to_be_read(good: Path) -> None:
+    assert railscope("tail", good, "--count", "1")[1] == (
+        "     604  2026-09-21T14:13:20.000Z  tenancy.assign  done  scheduler slurm  node-1"
+        "  number=604\n"
+    )
+
+
+def test_a_log_that_is_no_log_is_shown_as_an_error(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    tile = folder / "tile/entries/000"
+    tile.write_bytes(tile.read_bytes().replace(b"tenancy.assign", b"tenancy.assigm", 1))
+    code, _, problem = railscope("show", folder)
+    assert (code, "run `railscope audit verify`" in problem) == (1, True)
+    (folder / "checkpoint").write_text("nonsense")
+    assert railscope("tail", folder)[0] == 1
