@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from collector.audit.trail import Denial
 from collector.core import Core
 from collector.fleet import Node, Row
 from collector.metering.account import Account
@@ -44,6 +45,7 @@ class Api:
     tokens: Callable[[], Tokens]
     open_reading: bool
     stale_seconds: float = 30.0
+    denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
 
     def add_to(self, application: web.Application) -> None:
@@ -66,6 +68,8 @@ class Api:
         if needs_token and not self.open_reading:
             who = self.tokens().reader(request.headers.get("Authorization", ""))
             if who is None:
+                path = request.rel_url.raw_path
+                self.denied(Denial(request.remote or "", path, "reader's token"))
                 text = "show a reader's token as bearer token, or set open_reading"
                 return _json({"error": text}, 401, {"WWW-Authenticate": "Bearer"})
         return await handler(request)

@@ -41,6 +41,24 @@ class FrameLogSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 20 << 30
 
 
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit log."""
+
+    key_file: Annotated[
+        str,
+        described(
+            "The key that signs it, made where there is none. Empty: in the state directory."
+        ),
+    ] = ""
+    origin: Annotated[
+        str,
+        described(
+            "The log's name in a new key and all checkpoints; no spaces, no plus signs.",
+            pattern=r"^[^\s+]+$",
+        ),
+    ] = "railscope.audit"
+
+
 class Influx(msgspec.Struct, frozen=True, kw_only=True):
     """Views written to a server that speaks InfluxDB's line protocol, version 2."""
 
@@ -91,5 +109,6 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
     limits: Limits = Limits()
     frame_log: FrameLogSettings = FrameLogSettings()
+    audit: Audit = Audit()
     influx: Influx = Influx()
     tls: Tls = Tls()

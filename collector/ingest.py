@@ -21,6 +21,7 @@ import structlog
 from aiohttp import web
 
 from collector import decode
+from collector.audit.trail import Denial
 from collector.config import Limits
 from collector.core import Core
 from collector.framelog import FrameLog
@@ -81,6 +82,7 @@ class Ingest:
     log: FrameLog
     tokens: Callable[[], Tokens]
     limits: Limits
+    denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     _senders: dict[str, NodeSender] = field(default_factory=dict)
 
@@ -90,12 +92,19 @@ class Ingest:
             acknowledged = await self._receive(request)
         except Refusal as refusal:
             self.core.counts.reject(refusal.reason)
+            if refusal.status in _DENIED:
+                self._deny(request, refusal)
             headers = {"Retry-After": RETRY_SECONDS} if refusal.status in _LATER else {}
             if refusal.reason not in _EXPECTED:
                 log.warning("envelope_refused", sender=request.remote, reason=refusal.reason,
                             problem=str(refusal))  # fmt: skip
             return _reply(refusal.status, {"error": str(refusal), **refusal.more}, headers)
         return _reply(HTTPStatus.OK, acknowledged, {})
+
+    def _deny(self, request: web.Request, refusal: Refusal) -> None:
+        who = self.tokens().node(request.headers.get("Authorization", "")) or ""
+        path = request.rel_url.raw_path
+        self.denied(Denial(request.remote or "", path, refusal.reason, who))
 
     async def _receive(self, request: web.Request) -> dict[str, int]:
         node = self.tokens().node(request.headers.get("Authorization", ""))
@@ -236,6 +245,7 @@ class Ingest:
 
 
 _LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_DENIED = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 _EXPECTED = {"unknown_schema"}
 
 

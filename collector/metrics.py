@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from collector.audit.trail import Trail
 from collector.claims import ClaimsFile
 from collector.core import Core
 from collector.framelog import FrameLog
@@ -33,6 +34,7 @@ class Own:
     log: FrameLog
     claims: ClaimsFile
     sink: SinkCounts
+    trail: Trail
 
     def cells(self, views: Views) -> list[Cell]:
         """The collector's own state and the GPU-time account, in base units."""
@@ -50,6 +52,10 @@ class Own:
             (c.VIEWS_TIME, views.duration_ns / NS),
             (c.CLAIMS, self.claims.claims.in_force(views.instant_ns)),
             (c.CLAIMS_VALID, int(self.claims.valid)),
+            (c.AUDIT_RECORDS, self.trail.log.size),
+            (c.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
+            (c.AUDIT_LOST, self.trail.lost),
+            (c.DENIALS, self.trail.denied),
             (c.SINK_WRITTEN, self.sink.written),
             (c.SINK_DROPPED, self.sink.dropped),
         ]

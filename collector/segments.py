@@ -81,7 +81,7 @@ def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
     marker = marker_of(path)
     position = 0
     while (position := content.find(marker, position)) >= 0:
-        payload = _payload(content, position)
+        payload = payload_at(content, position)
         if payload is None:
             stats.damaged_records += 1
             position += 1
@@ -94,7 +94,8 @@ def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
         position = end
 
 
-def _payload(content: bytes, position: int) -> bytes | None:
+def payload_at(content: bytes, position: int) -> bytes | None:
+    """The payload of the record at this offset; None where it is torn or damaged."""
     if len(content) - position < HEAD.size:
         return None
     _, length, checksum = HEAD.unpack_from(content, position)

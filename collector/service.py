@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import gc
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from aiohttp.web import Application
 
 from collector import tokens, web
 from collector.api import INGEST_PATH, Api
+from collector.audit.keys import load_or_make
+from collector.audit.log import AuditLog
+from collector.audit.trail import Trail
 from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core
@@ -27,6 +31,7 @@ from collector.segments import read_segment, segment_path, segments, write_durab
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from railscope import __version__, listen
+from railscope.audit.record import Source
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
 from railscope.wire import WireError, unpack
@@ -58,6 +63,7 @@ class Collector:
             self.folder / "frames", log_settings.segment_bytes, log_settings.most_bytes,
             on_rotate=self._checkpoint,
         )  # fmt: skip
+        self.trail = self._trail()
         claims_file = Path(self.settings.claims_file) if self.settings.claims_file else None
         self.claims = ClaimsFile(claims_file)
         self.refresher = Refresher(
@@ -70,6 +76,12 @@ class Collector:
         )
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
+    def _trail(self) -> Trail:
+        audit = self.settings.audit
+        key = load_or_make(Path(audit.key_file or self.folder / "audit.key"), audit.origin)
+        source = Source("collector", audit.origin, secrets.token_hex(8), 0)
+        return Trail(AuditLog(self.folder / "audit", key, source), __version__)
+
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""
         lock = self._lock()
@@ -81,14 +93,17 @@ class Collector:
         finally:
             watchdog.cancel()
             self.log.close()
+            self.trail.log.close()
             os.close(lock)
 
     async def _serve(self) -> None:
-        ingest = Ingest(self.core, self.log, lambda: self.tokens, self.settings.limits)
-        own = Own(self.core, self.log, self.claims, self.sink)
+        ingest = Ingest(
+            self.core, self.log, lambda: self.tokens, self.settings.limits, self.trail.deny
+        )
+        own = Own(self.core, self.log, self.claims, self.sink, self.trail)
         api = Api(
             self.core, own, lambda: self.refresher.views, lambda: self.tokens,
-            self.settings.open_reading, self.settings.stale_seconds,
+            self.settings.open_reading, self.settings.stale_seconds, self.trail.deny,
         )  # fmt: skip
         application = Application(
             client_max_size=self.settings.limits.body_bytes, middlewares=[api.authorise]
@@ -105,6 +120,7 @@ class Collector:
             notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.log.run())
+                group.create_task(self.trail.run())
                 group.create_task(self.claims.watch())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
@@ -130,6 +146,7 @@ class Collector:
 
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
+        self.trail.open()
         self.claims.refresh()
         damaged = self.core.schemas.open()
         if damaged:

@@ -1,4 +1,4 @@
-"""`railscope ...`: the command line. The agent's and the collector's commands load on demand."""
+"""`railscope ...`: the command line. What belongs to agent and collector loads on demand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import click
 from railscope import __version__
 from railscope.settings import SettingsError
 
-_ON_DEMAND = {"agent": ("agent.cli", "agent"), "collector": ("collector.cli", "collector")}
+_ON_DEMAND = {
+    "agent": ("agent.cli", "agent"),
+    "audit": ("collector.audit.command", "audit"),
+    "collector": ("collector.cli", "collector"),
+}
 _HELP = {
     "agent": "Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log.",
+    "audit": "Check and read an audit log from its files and a public key.",
     "collector": "Turn frames of all nodes into cluster, rail and tenant views.",
 }
 

@@ -66,3 +66,16 @@ def test_collector_bench_finishes_and_prints_its_ratios():
     for ratio in ("memory a node", "acknowledged, p99", "refresh of all views / its period"):
         assert ratio in printed
     assert "victoria-metrics" in printed
+
+
+@pytest.mark.timeout(110)
+def test_audit_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.audit")
+    for line in (
+        "durable records, groups of 100",
+        "time a durable record, audit log / SQLite",
+        "records verified",
+        "a proof made",
+        "a proof's size, without its record",
+    ):
+        assert line in printed

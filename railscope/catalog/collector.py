@@ -214,3 +214,33 @@ SINK_WRITTEN = Metric(
     help="Lines the InfluxDB server accepted.",
     origin="collector",
 )
+AUDIT_RECORDS = Metric(
+    "railscope_audit_records",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Records in the audit log.",
+    origin="audit log",
+)
+AUDIT_UNSIGNED = Metric(
+    "railscope_audit_unsigned_records",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Records of the audit log that are durable but under no signed checkpoint yet.",
+    origin="audit log",
+)
+AUDIT_LOST = Metric(
+    "railscope_audit_lost_records_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Records that could not be written to the audit log.",
+    origin="audit log",
+)
+DENIALS = Metric(
+    "railscope_audit_denials_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Requests that were turned away for want of the right credential.",
+    origin="collector",
+)

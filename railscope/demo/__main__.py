@@ -56,7 +56,8 @@ async def _run(cluster: Cluster, seconds: int) -> bool:
         shipped = await cluster.stop_agents()
         good, report = verdict(cluster.node_names, shipped, await cluster.settled_views())
         click.echo("\n" + report)
-        return good
+        click.echo("\nAUDIT LOG")
+        return await cluster.check_audit_log() and good
 
 
 if __name__ == "__main__":

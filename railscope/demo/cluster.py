@@ -15,7 +15,7 @@ from typing import Any, Self
 import aiohttp
 
 from railscope.capture import Moment, write_capture
-from railscope.demo.process import Program
+from railscope.demo.process import Program, run_to_end
 from railscope.simulator import NodeSpec, about, moments
 
 OWN_NODE = "this-machine"
@@ -157,6 +157,13 @@ class Cluster:
                     views["own"] = await self._own_counts()
                     return views
                 await asyncio.sleep(0.2)
+
+    async def check_audit_log(self) -> bool:
+        """Check the collector's audit log as a stranger would, and show its newest records."""
+        key = ("--key", "collector/audit/key.pub")
+        checked = await run_to_end(["audit", "verify", "collector/audit", *key], self.folder)
+        shown = await run_to_end(["audit", "tail", "collector/audit", "--count", "3"], self.folder)
+        return checked == shown == 0
 
     async def _own_counts(self) -> dict[str, float]:
         async with self._session.get(self._url + "/metrics") as response:

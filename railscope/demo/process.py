@@ -17,6 +17,14 @@ class ProgramError(RuntimeError):
     """A program ended by itself or did not start; the message ends with its last words."""
 
 
+async def run_to_end(arguments: list[str], folder: Path) -> int:
+    """Run `python -m railscope <arguments>`, which prints for itself; its exit status."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "railscope", *arguments, cwd=folder
+    )
+    return await process.wait()
+
+
 class Program:
     """`python -m railscope <arguments>`; its log is kept in memory, line by line."""
 

@@ -101,7 +101,9 @@ async def fetch(api: Api, path: str) -> tuple[int, str]:
 
 def api_of(one: Running, views: Callable[[], Views], **more: Any) -> Api:
     collector = one.collector
-    own = Own(collector.core, collector.log, collector.claims, collector.sink)
+    own = Own(
+        collector.core, collector.log, collector.claims, collector.sink, collector.trail
+    )  # fmt: skip
     return Api(collector.core, own, views, lambda: collector.tokens, open_reading=True, **more)
 
 

@@ -1,0 +1,201 @@
+"""`railscope audit`: check and read an audit log, offline, from its files and a public key."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from collector.audit.journal import JournalError, read_journal
+from collector.audit.proof import ProofError, check_proof, make_proof
+from collector.audit.tiles import WIDTH, TileError, Tiles
+from collector.audit.verify import Outcome, VerifyError, verify
+from railscope.audit.checkpoint import Checkpoint, read_checkpoint
+from railscope.audit.note import NoteError, PublicKey
+from railscope.audit.record import Record, RecordError, decode
+
+_FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_KEY = click.option(
+    "--key", "key", required=True,
+    help="The log's public key, or the file that holds it.",
+)  # fmt: skip
+_JSON = click.option("--json", "as_json", is_flag=True, help="The bytes that were hashed.")
+
+
+@click.group()
+def audit() -> None:
+    """Check and read an audit log from its files and a public key."""
+
+
+@audit.command("verify")
+@_FOLDER
+@_KEY
+@click.option(
+    "--anchor", "anchors", multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A checkpoint that someone else kept; may be given several times.",
+)  # fmt: skip
+def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
+    """Read and hash every record again, and compare with what was signed.
+
+    Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 records that were
+    signed are missing; 3 the key is not that of this log; 4 the log was rolled back or forked.
+    """
+    public = _key(key)
+    try:
+        found = verify(folder, public, [anchor.read_text() for anchor in anchors])
+    except VerifyError as error:
+        click.echo(f"{error.outcome.name.lower().replace('_', ' ')}: {error}", err=True)
+        sys.exit(error.outcome)
+    tree = found.checkpoint.tree
+    click.echo(f"consistent: {tree.size} records of {public.name}, root {tree.root.hex()}")
+    click.echo(
+        f"not signed yet: {found.unsigned}; checkpoints kept elsewhere: {found.anchors} agree"
+    )
+    for finding in found.findings:
+        click.echo(f"to explain: {finding}")
+
+
+@audit.command()
+@_FOLDER
+@_KEY
+def checkpoint(folder: Path, key: str) -> None:
+    """Print the signed checkpoint: keep it elsewhere, and give it to `verify --anchor`."""
+    _checkpoint(folder, _key(key))
+    click.echo((folder / "checkpoint").read_text(), nl=False)
+
+
+@audit.command()
+@_FOLDER
+@_KEY
+@click.argument("sequence", type=click.IntRange(min=0))
+def prove(folder: Path, key: str, sequence: int) -> None:
+    """Print record SEQUENCE with the proof that the signed log holds it."""
+    signed = _checkpoint(folder, _key(key))
+    try:
+        proof = make_proof(Tiles(folder, signed.tree.size), sequence)
+    except (TileError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(proof, nl=False)
+
+
+@audit.command("check-proof")
+@click.argument("file", type=click.File("r"))
+@_KEY
+def check_proof_command(file: TextIO, key: str) -> None:
+    """Check what `prove` printed, with nothing but the public key."""
+    try:
+        record = check_proof(file.read(), _key(key))
+    except (ProofError, NoteError) as error:
+        click.echo(f"not proven: {error}", err=True)
+        sys.exit(Outcome.ALTERED)
+    click.echo(record.decode())
+
+
+@audit.command()
+@_FOLDER
+@click.option("--type", "kind", help="Only records of this type or family.")
+@click.option("--node", help="Only records about this node.")
+@click.option("--from", "first", type=click.IntRange(min=0), default=0, help="First sequence.")
+@_JSON
+def show(folder: Path, kind: str | None, node: str | None, first: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
+    """Print records, one a line, the signed ones and those that are not signed yet.
+
+    They are printed as they lie there; `verify` says whether they are what was signed.
+    """
+    for raw in _records(folder, first):
+        if _wanted(raw, kind, node):
+            click.echo(_shown(raw, as_json=as_json))
+
+
+@audit.command()
+@_FOLDER
+@click.option("--count", type=click.IntRange(min=1), default=10, show_default=True)
+@_JSON
+def tail(folder: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
+    """Print the newest records."""
+    newest = _claimed_size(folder) + len(_unsigned(folder))
+    for raw in _records(folder, max(0, newest - count)):
+        click.echo(_shown(raw, as_json=as_json))
+
+
+def _key(text: str) -> PublicKey:
+    """A key as given, or from the file of that name. Exits with 3 where it is none."""
+    try:
+        return PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
+    except (NoteError, OSError, UnicodeDecodeError) as error:
+        click.echo(f"key problem: {error}", err=True)
+        sys.exit(Outcome.KEY_PROBLEM)
+
+
+def _checkpoint(folder: Path, key: PublicKey) -> Checkpoint:
+    try:
+        return read_checkpoint((folder / "checkpoint").read_text(), key)
+    except (NoteError, OSError) as error:
+        message = f"{folder / 'checkpoint'}: {error}"
+        raise click.ClickException(message) from error
+
+
+def _claimed_size(folder: Path) -> int:
+    """How many records the checkpoint speaks of, unchecked; 0 where there is none yet."""
+    path = folder / "checkpoint"
+    if not path.exists():
+        return 0
+    lines = path.read_text().split("\n")
+    if len(lines) < len(("origin", "size")) or not lines[1].isdecimal():
+        message = f"{path}: no checkpoint; run `railscope audit verify`"
+        raise click.ClickException(message)
+    return int(lines[1])
+
+
+def _unsigned(folder: Path) -> list[bytes]:
+    try:
+        files = read_journal(folder / "journal")
+    except JournalError as error:
+        raise click.ClickException(str(error)) from error
+    behind = _claimed_size(folder) - files[0].first if files else 0
+    return [raw for file in files for raw in file.records][behind:]
+
+
+def _records(folder: Path, first: int) -> Iterator[bytes]:
+    size = _claimed_size(folder)
+    tiles = Tiles(folder, size)
+    try:
+        for index in range(first // WIDTH, -(-size // WIDTH)):
+            yield from tiles.records(index)[max(0, first - index * WIDTH) :]
+    except TileError as error:
+        raise click.ClickException(str(error)) from error
+    yield from _unsigned(folder)[max(0, first - size) :]
+
+
+def _decoded(raw: bytes) -> Record:
+    try:
+        return decode(raw)
+    except RecordError as error:
+        message = f"{error}; run `railscope audit verify`"
+        raise click.ClickException(message) from error
+
+
+def _wanted(raw: bytes, kind: str | None, node: str | None) -> bool:
+    record = _decoded(raw)
+    of_kind = kind is None or record.type == kind or record.type.startswith(f"{kind}.")
+    return of_kind and (node is None or record.obj.node == node)
+
+
+def _shown(raw: bytes, *, as_json: bool) -> str:
+    """A record for a person: number, time, what, who, to what, with what."""
+    if as_json:
+        return raw.decode()
+    record = _decoded(raw)
+    seconds, rest_ns = divmod(int(record.t), 10**9)
+    instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    who = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
+    what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
+    data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
+    parts = (f"{record.seq:>8}", f"{instant}.{rest_ns // 10**6:03}Z", record.type, record.out, who)
+    return "  ".join(part for part in (*parts, what, data) if part)

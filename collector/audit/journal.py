@@ -1,0 +1,168 @@
+"""The journal: records that are durable but not signed yet.
+
+Files `journal-<first sequence>-<marker>.wal` hold groups as segments of the frame log hold records:
+marker, length, CRC-32, then the records of one group as a tile of entries has them. A group is
+written and synchronised as a whole, so only the last one of the newest file can be torn; whatever
+else does not read back was damaged, and is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from collector.audit.tiles import TileError, decode_bundle, encode_bundle
+from collector.segments import HEAD, MARKER_BYTES, framed, payload_at, sync_folder
+
+_NAME = re.compile("journal-([0-9]{20})-([0-9a-f]{32})[.]wal")
+
+
+class JournalError(ValueError):
+    """A journal that was damaged; the message names file and offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFile:
+    """What one file of the journal holds."""
+
+    path: Path
+    first: int
+    records: list[bytes]
+    ends: int
+    """Bytes up to the end of the last whole group."""
+
+    @property
+    def next(self) -> int:
+        """Sequence of the record that comes behind."""
+        return self.first + len(self.records)
+
+
+def read_journal(folder: Path) -> list[JournalFile]:
+    """All files, oldest first, without a gap between them. Raises JournalError, OSError.
+
+    The log may be written meanwhile: a file whose records have been signed since is looked for no
+    more.
+    """
+    while True:
+        try:
+            return _read_files(folder)
+        except FileNotFoundError as error:
+            if Path(error.filename).exists() or not folder.exists():
+                raise
+
+
+def _read_files(folder: Path) -> list[JournalFile]:
+    paths = sorted(folder.glob("journal-*-*.wal"))
+    found: list[JournalFile] = []
+    for path in paths:
+        file = _read_file(path, newest=path == paths[-1])
+        if found and file.first != found[-1].next:
+            message = f"{path}: begins at record {file.first}, where {found[-1].next} is next"
+            raise JournalError(message)
+        found.append(file)
+    return found
+
+
+def _read_file(path: Path, *, newest: bool) -> JournalFile:
+    name = _NAME.fullmatch(path.name)
+    if name is None:
+        message = f"{path}: no file of the journal has such a name"
+        raise JournalError(message)
+    first, marker = int(name[1]), bytes.fromhex(name[2])
+    content = path.read_bytes()
+    records: list[bytes] = []
+    position = 0
+    while position < len(content):
+        payload = payload_at(content, position) if content.startswith(marker, position) else None
+        if payload is None:
+            if newest and content.find(marker, position + 1) < 0:
+                break
+            message = f"{path}: the group at byte {position} is damaged"
+            raise JournalError(message)
+        try:
+            records += decode_bundle(payload)
+        except TileError as error:
+            message = f"{path}: the group at byte {position}: {error}"
+            raise JournalError(message) from error
+        position += HEAD.size + len(payload)
+    return JournalFile(path, first, records, position)
+
+
+@dataclass(slots=True)
+class Journal:
+    """Writes groups. One writer at a time, which is whoever has opened the log."""
+
+    folder: Path
+    _descriptor: int = field(default=-1, repr=False)
+    _offset: int = 0
+    _marker: bytes = field(default=b"", repr=False)
+
+    def open(self, signed: int) -> list[bytes]:
+        """Records behind the first `signed` ones; a torn group at the end is cut off.
+
+        Raises JournalError, OSError.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files = read_journal(self.folder)
+        if files and files[0].first > signed:
+            message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
+            raise JournalError(message)
+        if files:
+            newest = files[-1]
+            self._descriptor = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
+            self._marker = bytes.fromhex(newest.path.stem.split("-")[2])
+            self._offset = newest.ends
+            os.ftruncate(self._descriptor, newest.ends)
+            os.fsync(self._descriptor)
+        else:
+            self.rotate(signed)
+        kept = [record for file in files for record in file.records]
+        return kept[signed - files[0].first :] if files else []
+
+    def append(self, records: list[bytes]) -> None:
+        """Write a group, durable on return, or leave the file as it was. Raises OSError."""
+        data = framed(self._marker, encode_bundle(records))
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self._offset + written)
+            os.fdatasync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, self._offset)
+            raise
+        self._offset += len(data)
+
+    def rotate(self, first: int) -> None:
+        """Go on in a new file, whose first record will be number `first`. Raises OSError.
+
+        A file that nothing was written to yet is as good as a new one.
+        """
+        if self._descriptor >= 0:
+            # What a failed group may have left must not lie in a file that is not the newest.
+            os.ftruncate(self._descriptor, self._offset)
+            if self._offset == 0:
+                return
+        marker = os.urandom(MARKER_BYTES)
+        path = self.folder / f"journal-{first:020d}-{marker.hex()}.wal"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        sync_folder(self.folder)
+        self.close()
+        self._descriptor, self._marker, self._offset = descriptor, marker, 0
+
+    def forget(self, signed: int) -> None:
+        """Delete files of which every record is signed, but not the one written now."""
+        firsts = sorted(
+            (int(path.stem.split("-")[1]), path) for path in self.folder.glob("journal-*-*.wal")
+        )
+        for (_, path), (following, _) in pairwise(firsts):
+            if following <= signed:
+                path.unlink()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,38 @@
+"""The key that signs the audit log: read from its file, or made there at the first start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from railscope.audit.note import NoteError, SecretKey
+from railscope.settings import SettingsError
+
+
+def load_or_make(path: Path, origin: str) -> SecretKey:
+    """The log's key. Raises SettingsError that says what is wrong with it.
+
+    A key's name is the origin of the log it signs, so a key that is there is used as it is.
+    """
+    try:
+        return SecretKey.parse(path.read_text())
+    except FileNotFoundError:
+        return _make(path, origin)
+    except (OSError, UnicodeDecodeError, NoteError) as error:
+        message = f"audit key {path} cannot be used: {error}"
+        raise SettingsError(message) from error
+
+
+def _make(path: Path, origin: str) -> SecretKey:
+    try:
+        key = SecretKey.generate(origin)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(key.secret_text() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, NoteError) as error:
+        message = f"audit key {path} cannot be made for {origin!r}: {error}"
+        raise SettingsError(message) from error
+    return key

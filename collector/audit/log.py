@@ -1,0 +1,301 @@
+"""The writer of the audit log.
+
+A record is acknowledged once it is durable in the journal. From there it goes into tiles, and a
+signed checkpoint says so: every minute, after many records, or at once where a record asks for it.
+Before it signs, the writer proves from what lies on disk that the log it signed last is the
+beginning of this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from collector.audit.draft import Draft, counted, record_of
+from collector.audit.journal import Journal, JournalError
+from collector.audit.ownership import Ownership, TakenError
+from collector.audit.tiles import TileError, Tiles
+from collector.segments import write_durably
+from railscope.audit.checkpoint import Checkpoint, read_checkpoint
+from railscope.audit.merkle import EMPTY_ROOT, Tree, consistency_proof, consistent, root_of
+from railscope.audit.note import NoteError, SecretKey
+from railscope.audit.record import RecordError, Source, encode
+
+MOST_IN_A_GROUP = 256
+MOST_WAITING = 10_000
+MOST_UNSIGNED = 10_000
+"""More are signed at once."""
+MOST_KEPT_UNSIGNED = 100_000
+"""Where nothing can be signed, no more than this is taken."""
+SIGN_EVERY_SECONDS = 60.0
+SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "log.genesis"})
+
+EMPTY = Tree(0, EMPTY_ROOT)
+
+log = structlog.get_logger(__name__)
+
+
+class AuditError(RuntimeError):
+    """The audit log cannot be written; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    draft: Draft
+    future: asyncio.Future[int]
+
+
+@dataclass(slots=True)
+class AuditLog:
+    """One writer of one log. `open` it, `run` it, `append` to it, `close` it."""
+
+    folder: Path
+    signer: SecretKey
+    source: Source
+    """The writer as a source of records; its `n` is that of the next one."""
+    sign_every_seconds: float = SIGN_EVERY_SECONDS
+    before_signing: Callable[[Tree], None] | None = None
+    """Called with the tree that is about to be signed; what it raises keeps it unsigned."""
+    signed: Tree = EMPTY
+    unsigned_because: str = ""
+    """Why the last attempt to sign failed; empty where it did not."""
+    groups: int = 0
+    _journal: Journal = field(init=False)
+    _ownership: Ownership = field(init=False)
+    _unsigned: list[bytes] = field(default_factory=list)
+    _waiting: list[_Entry] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _sign_now: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _signing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._journal = Journal(self.folder / "journal")
+        self._ownership = Ownership(self.folder)
+
+    @property
+    def size(self) -> int:
+        """Records that are durable, signed or not."""
+        return self.signed.size + len(self._unsigned)
+
+    def open(self) -> None:
+        """Take the log over from whoever wrote it last. Raises AuditError, OSError."""
+        try:
+            self._ownership.take()
+            self.signed = self._signed_on_disk()
+            self._unsigned = self._journal.open(self.signed.size)
+        except TakenError as error:
+            raise AuditError(str(error)) from error
+        except (NoteError, TileError, JournalError) as error:
+            self.close()
+            message = f"the audit log is not as it was left: {error}; run `railscope audit verify`"
+            raise AuditError(message) from error
+
+    def _signed_on_disk(self) -> Tree:
+        path = self.folder / "checkpoint"
+        if not path.exists():
+            if (self.folder / "tile").exists() and self._journal_begins():
+                message = f"{path} is missing, but there are signed records"
+                raise NoteError(message)
+            return EMPTY
+        tree = read_checkpoint(path.read_text(), self.signer.public).tree
+        if root_of(Tiles(self.folder, tree.size).node, tree.size) != tree.root:
+            message = f"the tiles do not give the root that {path} signs"
+            raise TileError(message)
+        return tree
+
+    def _journal_begins(self) -> bool:
+        """Whether the journal begins behind the first record: what was before had been signed."""
+        names = sorted(path.stem for path in self._journal.folder.glob("journal-*-*.wal"))
+        return not names or int(names[0].split("-")[1]) > 0
+
+    def append_before_running(self, draft: Draft) -> int:
+        """Record something after `open` and before `run`; blocking, its sequence number.
+
+        Raises RecordError, OSError.
+        """
+        sequence = self.size
+        raw = encode(record_of(draft, draft.source or self.source, sequence))
+        self._journal.append([raw])
+        self._unsigned.append(raw)
+        if draft.source is None:
+            self.source = counted(self.source, self.source.n + 1)
+        return sequence
+
+    async def append(self, draft: Draft) -> int:
+        """Record something; its sequence number, once it is durable.
+
+        Raises RecordError for what cannot be recorded, AuditError where it cannot be now.
+        """
+        if self._stopped:
+            message = "the collector is stopping"
+            raise AuditError(message)
+        if len(self._waiting) >= MOST_WAITING:
+            message = "more is waiting to be recorded than the disk keeps up with"
+            raise AuditError(message)
+        if len(self._unsigned) >= MOST_KEPT_UNSIGNED:
+            message = f"{MOST_KEPT_UNSIGNED} records could not be signed: {self.unsigned_because}"
+            raise AuditError(message)
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Entry(draft, future))
+        self._wake.set()
+        return await future
+
+    async def run(self) -> None:
+        """Sign what an earlier run left, then write what waits and sign it; when cancelled, the rest.
+
+        What waits then and is not durable fails.
+        """
+        try:
+            await _to_its_end(self._sign_or_say_why())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write_groups())
+                group.create_task(self._sign_regularly())
+        finally:
+            self._stopped = True
+            for entry in self._waiting:
+                if not entry.future.done():
+                    entry.future.set_exception(AuditError("the collector is stopping"))
+            self._waiting.clear()
+            await self._sign_or_say_why()
+
+    async def _write_groups(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                group = self._waiting[:MOST_IN_A_GROUP]
+                del self._waiting[:MOST_IN_A_GROUP]
+                await _to_its_end(self._write_group(group))
+
+    async def _write_group(self, group: list[_Entry]) -> None:
+        async with self._writing:
+            encoded, first = self._encoded(group), self.size
+            if not encoded:
+                return
+            try:
+                await asyncio.to_thread(self._journal.append, [raw for _, raw in encoded])
+            except OSError as error:
+                problem = AuditError(f"{self.folder}: {error.strerror}; nothing was recorded")
+                for entry, _ in encoded:
+                    _fail(entry, problem)
+                return
+            self._unsigned += [raw for _, raw in encoded]
+            own = sum(entry.draft.source is None for entry, _ in encoded)
+            self.source = counted(self.source, self.source.n + own)
+            self.groups += 1
+        for at, (entry, _) in enumerate(encoded):
+            if not entry.future.done():
+                entry.future.set_result(first + at)
+        urgent = any(entry.draft.type in SIGNED_AT_ONCE for entry, _ in encoded)
+        if urgent or len(self._unsigned) >= MOST_UNSIGNED:
+            self._sign_now.set()
+
+    def _encoded(self, group: list[_Entry]) -> list[tuple[_Entry, bytes]]:
+        """The records of a group; what cannot be one fails by itself, and takes no number."""
+        encoded: list[tuple[_Entry, bytes]] = []
+        own = self.source.n
+        for entry in group:
+            source = entry.draft.source or counted(self.source, own)
+            try:
+                raw = encode(record_of(entry.draft, source, self.size + len(encoded)))
+            except RecordError as error:
+                _fail(entry, error)
+                continue
+            own += entry.draft.source is None
+            encoded.append((entry, raw))
+        return encoded
+
+    async def _sign_regularly(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self.sign_every_seconds):
+                    await self._sign_now.wait()
+            except TimeoutError:
+                pass
+            self._sign_now.clear()
+            await _to_its_end(self._sign_or_say_why())
+
+    async def _sign_or_say_why(self) -> None:
+        try:
+            await self.sign()
+        except (AuditError, OSError) as error:
+            self.unsigned_because = str(error)
+            log.error("audit_log_not_signed", folder=str(self.folder), problem=str(error))
+        else:
+            self.unsigned_because = ""
+
+    async def sign(self) -> None:
+        """Sign all that is durable. Raises AuditError, OSError; nothing is signed then."""
+        async with self._signing:
+            await self._sign()
+
+    async def _sign(self) -> None:
+        async with self._writing:
+            records = self._unsigned
+            if not records:
+                return
+            # What is recorded while tiles are written goes into a journal of its own.
+            await asyncio.to_thread(self._journal.rotate, self.size)
+            records = list(records)
+        before, signed = self.signed.size, await asyncio.to_thread(self._publish, records)
+        del self._unsigned[: len(records)]
+        self.signed = signed
+        await asyncio.to_thread(self._clean_up, before)
+
+    def _publish(self, records: list[bytes]) -> Tree:
+        """Write tiles and the checkpoint over them; runs off the loop."""
+        try:
+            old = self._signed_on_disk()
+            if old != self.signed or not self._ownership.holds:
+                message = f"{self.folder}: someone else has written this audit log"
+                raise AuditError(message)
+            tiles = Tiles(self.folder, old.size)
+            tiles.grow(records)
+            new = Tree(tiles.size, root_of(tiles.node, tiles.size))
+            proof = consistency_proof(tiles.node, old.size, new.size)
+        except (NoteError, TileError) as error:
+            message = f"{self.folder}: {error}; run `railscope audit verify`"
+            raise AuditError(message) from error
+        if not consistent(old, new, proof):
+            message = f"{self.folder}: what was signed at {old.size} records has changed"
+            raise AuditError(message)
+        if self.before_signing:
+            self.before_signing(new)
+        note = Checkpoint(self.signer.name, new).signed(self.signer)
+        write_durably(self.folder / "checkpoint", note.encode())
+        return new
+
+    def _clean_up(self, before: int) -> None:
+        """Delete what the checkpoint has made superfluous; runs off the loop."""
+        self._journal.forget(self.signed.size)
+        Tiles(self.folder, self.signed.size).drop_outgrown(before)
+
+    def close(self) -> None:
+        """Close the journal and let go of the log."""
+        self._journal.close()
+        self._ownership.release()
+
+
+async def _to_its_end(work: Coroutine[None, None, None]) -> None:
+    """Await something that must not stop half-way; being cancelled takes effect when it has ended."""
+    running = asyncio.ensure_future(work)
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            cancelled = True
+    running.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _fail(entry: _Entry, error: Exception) -> None:
+    if not entry.future.done():
+        entry.future.set_exception(error)

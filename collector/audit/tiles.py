@@ -1,0 +1,195 @@
+"""Tiles: hashes and records of the log as static files of 256 entries each.
+
+    tile/<level>/<index>      256 hashes; those of level 1 are roots of whole tiles of level 0
+    tile/entries/<index>      256 records, each behind its length, two bytes, big-endian
+
+An index is written in groups of three digits, all but the last led by `x`; a tile that is not full
+is `<index>.p/<width>`. Source: C2SP tlog-tiles.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collector.segments import write_durably
+from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash, node_hash
+
+WIDTH = 256
+LEVELS = 8
+"""Levels of the tree within one tile."""
+_LENGTH = struct.Struct(">H")
+_KEPT_TILES = 64
+
+
+class TileError(ValueError):
+    """A tile that is missing or is not what it must be; the message names the file."""
+
+
+def tile_name(level: int | str, index: int, width: int = WIDTH) -> str:
+    """Path of a tile below the log's folder; `level` is a number or `entries`."""
+    groups = [f"{index % 1000:03d}"]
+    while index := index // 1000:
+        groups.insert(0, f"x{index % 1000:03d}")
+    partial = "" if width == WIDTH else f".p/{width}"
+    return f"tile/{level}/{'/'.join(groups)}{partial}"
+
+
+def widths(size: int, level: int) -> tuple[int, int]:
+    """Full tiles at a level of a log of this size, and the width of the one that is not."""
+    return divmod(size >> (LEVELS * level), WIDTH)
+
+
+def encode_bundle(records: Sequence[bytes]) -> bytes:
+    """Records as the content of a tile of entries."""
+    return b"".join(_LENGTH.pack(len(record)) + record for record in records)
+
+
+def decode_bundle(content: bytes) -> list[bytes]:
+    """Records in a tile of entries. Raises TileError."""
+    records = []
+    position, end = 0, len(content)
+    while position + _LENGTH.size <= end:
+        start = position + _LENGTH.size
+        position = start + (content[position] << 8 | content[position + 1])
+        records.append(content[start:position])
+    if position != end:
+        message = "records end in the middle of one"
+        raise TileError(message)
+    return records
+
+
+@dataclass(slots=True)
+class Tiles:
+    """The tiles of a log of a given size."""
+
+    folder: Path
+    size: int = 0
+    _kept: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
+
+    def node(self, level: int, index: int) -> Hash:
+        """Hash of a complete subtree of the signed part. Raises TileError."""
+        tile_level, height = divmod(level, LEVELS)
+        first = index << height
+        row = self._tile(tile_level, first // WIDTH)
+        offset = first % WIDTH
+        hashes = [
+            row[at * HASH_BYTES : (at + 1) * HASH_BYTES]
+            for at in range(offset, offset + (1 << height))
+        ]
+        if len(hashes[-1]) != HASH_BYTES:
+            message = f"{tile_name(tile_level, first // WIDTH)}: no hash {index} of level {level}"
+            raise TileError(message)
+        return complete_root(hashes)
+
+    def records(self, index: int) -> list[bytes]:
+        """Records of one tile. Raises TileError."""
+        content = self._read("entries", index)
+        try:
+            return decode_bundle(content)[: self.width(0, index)]
+        except TileError as error:
+            message = f"{self._path('entries', index)}: {error}"
+            raise TileError(message) from error
+
+    def row(self, level: int, index: int) -> bytes:
+        """Hashes of one tile, as they lie on disk. Raises TileError."""
+        return self._read(level, index)[: self.width(level, index) * HASH_BYTES]
+
+    def width(self, level: int, index: int) -> int:
+        """How many entries of a tile belong to a log of this size."""
+        full, partial = widths(self.size, level)
+        return partial if index == full else WIDTH
+
+    def record(self, sequence: int) -> bytes:
+        """One record. Raises TileError."""
+        found = self.records(sequence // WIDTH)
+        if sequence % WIDTH >= len(found):
+            message = f"{self._path('entries', sequence // WIDTH)}: record {sequence} is missing"
+            raise TileError(message)
+        return found[sequence % WIDTH]
+
+    def _tile(self, level: int, index: int) -> bytes:
+        kept = self._kept.get((level, index))
+        if kept is None:
+            kept = self.row(level, index)
+            if len(self._kept) >= _KEPT_TILES:
+                del self._kept[next(iter(self._kept))]
+            self._kept[level, index] = kept
+        return kept
+
+    def _read(self, level: int | str, index: int) -> bytes:
+        path = self._path(level, index)
+        whole = self.folder / tile_name(level, index)
+        try:
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                # It may have been filled, and then deleted, since the checkpoint was read: the
+                # full tile begins with it.
+                if not whole.exists():
+                    raise
+                return whole.read_bytes()
+        except OSError as error:
+            message = f"{path}: {error.strerror}"
+            raise TileError(message) from error
+
+    def _path(self, level: int | str, index: int) -> Path:
+        width = self.width(level if isinstance(level, int) else 0, index)
+        return self.folder / tile_name(level, index, width)
+
+    def grow(self, records: Sequence[bytes]) -> None:
+        """Write the tiles of a log that these records make longer, durable on return.
+
+        Nothing is read as part of the log before a checkpoint says that it is. Raises OSError,
+        TileError.
+        """
+        old, new = self.size, self.size + len(records)
+        begun = self.records(old // WIDTH) if old % WIDTH else []
+        for at, bundle in _cut([*begun, *records], old // WIDTH):
+            self._write("entries", at, len(bundle), encode_bundle(bundle))
+        added = [leaf_hash(record) for record in records]
+        level = 0
+        while added or level == 0:
+            begins = old >> (LEVELS * level)
+            full, partial = divmod(begins, WIDTH)
+            row = _hashes(self._tile(level, full)[: partial * HASH_BYTES]) if partial else []
+            above = []
+            for at, tile in _cut([*row, *added], full):
+                self._write(level, at, len(tile), b"".join(tile))
+                if len(tile) == WIDTH:
+                    above.append(complete_root(tile))
+            added, level = above, level + 1
+        self.size = new
+        self._kept.clear()
+
+    def drop_outgrown(self, old: int) -> None:
+        """Delete the tiles that were not full in a log of `old` records and are now."""
+        for level in ("entries", *range(LEVELS)):
+            full, partial = widths(old, 0 if isinstance(level, str) else level)
+            if partial and widths(self.size, 0 if isinstance(level, str) else level)[0] > full:
+                shutil.rmtree(self.folder / f"{tile_name(level, full)}.p")
+
+    def _write(self, level: int | str, index: int, width: int, content: bytes) -> None:
+        path = self.folder / tile_name(level, index, width)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_durably(path, content)
+
+
+def complete_root(hashes: Sequence[Hash]) -> Hash:
+    """Root of a complete subtree, whose number of leaves is a power of two."""
+    row = list(hashes)
+    while len(row) > 1:
+        row = [node_hash(row[at], row[at + 1]) for at in range(0, len(row), 2)]
+    return row[0]
+
+
+def _cut(entries: Sequence[bytes], first: int) -> Iterator[tuple[int, Sequence[bytes]]]:
+    for at in range(0, len(entries), WIDTH):
+        yield first + at // WIDTH, entries[at : at + WIDTH]
+
+
+def _hashes(row: bytes) -> list[Hash]:
+    return [row[at : at + HASH_BYTES] for at in range(0, len(row), HASH_BYTES)]

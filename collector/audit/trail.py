@@ -1,0 +1,153 @@
+"""The collector's own audit trail: what it does and whom it turns away, recorded.
+
+What happens often is drawn together: who is denied again and again gets one record at once and one
+more for each minute in which it went on, with the count. Nothing is left out of the counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from collector.audit.draft import Draft
+from collector.audit.log import AuditError, AuditLog
+from railscope.audit.record import Actor, Data, RecordError
+from railscope.settings import SettingsError
+
+DENIALS_EVERY_SECONDS = 60.0
+MOST_DENIED = 100
+"""Senders told apart in a minute; those beyond are counted together."""
+_MOST_QUOTED = 200
+_THE_REST = ("", "", "more senders than are told apart")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Somebody was turned away."""
+
+    address: str
+    path: str
+    """As it came, percent-encoded."""
+    reason: str
+    """The check that failed."""
+    name: str = ""
+    """Who it was, where the credential is somebody's."""
+
+
+@dataclass(slots=True)
+class Trail:
+    """Writes the collector's records; `open` it, `run` it, `close` it."""
+
+    log: AuditLog
+    version: str
+    wall_ns: Callable[[], int] = time.time_ns
+    lost: int = 0
+    """Records that could not be written; their content is in the journal of the system."""
+    denied: int = 0
+    _repeated: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    _fresh: list[Denial] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self) -> None:
+        """Open the log, put the public key beside it, record the start. Blocking.
+
+        Raises SettingsError, OSError.
+        """
+        try:
+            self.log.open()
+        except AuditError as error:
+            message = f"{error}. To start without it, move {self.log.folder} away and keep it"
+            raise SettingsError(message) from error
+        _publish_key(self.log.folder / "key.pub", f"{self.log.signer.public}\n")
+        if self.log.size == 0:
+            genesis: Data = {"origin": self.log.signer.name}
+            self.log.append_before_running(self._draft("log.genesis", genesis))
+        self.log.append_before_running(self._draft("admin.config", self._life("started")))
+
+    def _life(self, what: str) -> Data:
+        return {"collector": self.version, "what": what}
+
+    async def run(self) -> None:
+        """Record what comes, until cancelled; then what is left, and the end."""
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(self.log.run())
+            try:
+                while True:
+                    await self._write_denials()
+            finally:
+                await self._write_repeated()
+                await self._record("admin.config", self._life("stopped"))
+                writer.cancel()
+
+    def deny(self, denial: Denial) -> None:
+        """Take note of somebody who was turned away. Never waits."""
+        self.denied += 1
+        key = (denial.address, denial.path[:_MOST_QUOTED], denial.reason)
+        if key in self._repeated:
+            self._repeated[key] += 1
+        elif len(self._repeated) >= MOST_DENIED:
+            self._repeated[_THE_REST] = self._repeated.get(_THE_REST, 0) + 1
+        else:
+            self._repeated[key] = 0
+            self._fresh.append(denial)
+            self._wake.set()
+
+    async def _write_denials(self) -> None:
+        """Record each new one at once; after a minute, how often they came again."""
+        deadline = asyncio.get_running_loop().time() + DENIALS_EVERY_SECONDS
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    await self._write_fresh()
+        except TimeoutError:
+            await self._write_repeated()
+
+    async def _write_fresh(self) -> None:
+        while self._fresh:
+            denial = self._fresh.pop(0)
+            key = (denial.address, denial.path[:_MOST_QUOTED], denial.reason)
+            await self._record_denial(key, 1, denial.name)
+
+    async def _write_repeated(self) -> None:
+        await self._write_fresh()
+        repeated, self._repeated = self._repeated, {}
+        for key, count in repeated.items():
+            if count:
+                await self._record_denial(key, count)
+
+    async def _record_denial(self, key: tuple[str, str, str], count: int, name: str = "") -> None:
+        address, path, reason = key
+        who = unicodedata.normalize("NFC", name)
+        actor = Actor("credential" if who else "unknown", who, "token", address)
+        data: Data = {"path": path, "reason": reason, "count": count}
+        await self._record("access.denied", data, actor, "denied")
+
+    async def _record(
+        self, kind: str, data: Data, actor: Actor | None = None, outcome: str = "done"
+    ) -> None:
+        try:
+            await self.log.append(self._draft(kind, data, actor, outcome))
+        except (AuditError, RecordError) as error:
+            self.lost += 1
+            log.error("audit_record_lost", type=kind, data=data, problem=str(error))
+
+    def _draft(
+        self, kind: str, data: Data, actor: Actor | None = None, outcome: str = "done"
+    ) -> Draft:
+        who = actor or Actor("collector", self.log.source.id)
+        return Draft(kind, who, self.wall_ns(), outcome, data=data)
+
+
+def _publish_key(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)

@@ -1,0 +1,210 @@
+"""The Merkle tree of RFC 6962: hashes, roots, and proofs that a stranger can check.
+
+    leaf   SHA-256(0x00 || record)
+    node   SHA-256(0x01 || left || right), split at the largest power of two below the size
+    empty  SHA-256("")
+
+Building a proof needs the hashes of complete subtrees only (`Nodes`), wherever they are kept.
+Checking one follows RFC 9162, sections 2.1.3.2 and 2.1.4.2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+Hash = bytes
+"""32 bytes."""
+Nodes = Callable[[int, int], Hash]
+"""Hash of a complete subtree, by its level (0 is a leaf) and its index from the left."""
+
+HASH_BYTES = 32
+EMPTY_ROOT: Hash = hashlib.sha256().digest()
+
+
+def leaf_hash(record: bytes) -> Hash:
+    """Hash of a record as a leaf."""
+    return hashlib.sha256(b"\x00" + record).digest()
+
+
+def node_hash(left: Hash, right: Hash) -> Hash:
+    """Hash of two subtrees side by side."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+@dataclass(slots=True)
+class CompactRange:
+    """A tree that grows to the right: its size, and the roots of its complete subtrees."""
+
+    size: int = 0
+    roots: list[Hash] = field(default_factory=list)
+    """Largest first; as many as the size has one-bits."""
+
+    def append(self, leaf: Hash) -> None:
+        """Add a leaf: about one hash each, on average."""
+        carried, size = leaf, self.size
+        while size & 1:
+            carried = node_hash(self.roots.pop(), carried)
+            size >>= 1
+        self.roots.append(carried)
+        self.size += 1
+
+    def extend(self, subtree: Hash, leaves: int) -> None:
+        """Add a complete subtree at once. Raises ValueError where the tree's end does not fit it."""
+        if leaves < 1 or leaves & (leaves - 1) or self.size % leaves:
+            message = f"a subtree of {leaves} leaves does not fit behind {self.size}"
+            raise ValueError(message)
+        carried, size = subtree, self.size // leaves
+        while size & 1:
+            carried = node_hash(self.roots.pop(), carried)
+            size >>= 1
+        self.roots.append(carried)
+        self.size += leaves
+
+    @property
+    def root(self) -> Hash:
+        """Root of the whole tree."""
+        return _joined(self.roots)
+
+
+def subtrees(size: int) -> Iterator[tuple[int, int]]:
+    """Complete subtrees, (level, index), that a tree of this size is made of, from the left."""
+    return _pieces(0, size)
+
+
+def root_of(nodes: Nodes, size: int) -> Hash:
+    """Root of the first `size` leaves."""
+    return _joined([nodes(level, index) for level, index in subtrees(size)])
+
+
+def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
+    """Hashes that lead from the leaf at `index` to the root of `size` leaves.
+
+    Raises ValueError where there is no such leaf.
+    """
+    if not 0 <= index < size:
+        message = f"there is no record {index} in a tree of {size}"
+        raise ValueError(message)
+    start, end = 0, size
+    proof = []
+    while end - start > 1:
+        middle = start + _split(end - start)
+        if index < middle:
+            proof.append(_range_hash(nodes, middle, end))
+            end = middle
+        else:
+            proof.append(_range_hash(nodes, start, middle))
+            start = middle
+    return proof[::-1]
+
+
+def consistency_proof(nodes: Nodes, old: int, new: int) -> list[Hash]:
+    """Hashes that show the tree of `old` leaves to be the beginning of that of `new` leaves.
+
+    Raises ValueError where the old tree is the larger.
+    """
+    if not 0 <= old <= new:
+        message = f"a tree of {new} records cannot begin with {old}"
+        raise ValueError(message)
+    if old == 0:
+        return []
+    start, end = 0, new
+    proof = []
+    while end != old:
+        middle = start + _split(end - start)
+        if old <= middle:
+            proof.append(_range_hash(nodes, middle, end))
+            end = middle
+        else:
+            proof.append(_range_hash(nodes, start, middle))
+            start = middle
+    if start:
+        proof.append(_range_hash(nodes, start, end))
+    return proof[::-1]
+
+
+def includes(leaf: Hash, index: int, size: int, proof: Sequence[Hash], root: Hash) -> bool:
+    """Whether the proof leads from the leaf at `index` to the root of a tree of `size` leaves."""
+    if not 0 <= index < size:
+        return False
+    here, last, found = index, size - 1, leaf
+    for sibling in proof:
+        if last == 0:
+            return False
+        if here & 1 or here == last:
+            found = node_hash(sibling, found)
+            while not here & 1 and here:
+                here, last = here >> 1, last >> 1
+        else:
+            found = node_hash(found, sibling)
+        here, last = here >> 1, last >> 1
+    return last == 0 and found == root
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The size and the root of a tree: all that a checkpoint says of it."""
+
+    size: int
+    root: Hash
+
+
+def consistent(old: Tree, new: Tree, proof: Sequence[Hash]) -> bool:
+    """Whether the proof shows that the old tree is the beginning of the new one."""
+    if old.size > new.size or old.size < 0:
+        return False
+    if old.size == new.size:
+        return not proof and old.root == new.root
+    if old.size == 0:
+        return not proof and old.root == EMPTY_ROOT
+    path = list(proof)
+    if old.size & (old.size - 1) == 0:
+        path.insert(0, old.root)
+    return bool(path) and _climbs(old, new, path)
+
+
+def _climbs(old: Tree, new: Tree, path: list[Hash]) -> bool:
+    here, last = old.size - 1, new.size - 1
+    while here & 1:
+        here, last = here >> 1, last >> 1
+    old_root = new_root = path[0]
+    for sibling in path[1:]:
+        if last == 0:
+            return False
+        if here & 1 or here == last:
+            old_root = node_hash(sibling, old_root)
+            new_root = node_hash(sibling, new_root)
+            while not here & 1 and here:
+                here, last = here >> 1, last >> 1
+        else:
+            new_root = node_hash(new_root, sibling)
+        here, last = here >> 1, last >> 1
+    return last == 0 and old_root == old.root and new_root == new.root
+
+
+def _split(leaves: int) -> int:
+    """The largest power of two below the number of leaves."""
+    return 1 << ((leaves - 1).bit_length() - 1)
+
+
+def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Complete subtrees that [start, end) is made of, where `start` is aligned to the first."""
+    while start < end:
+        level = (end - start).bit_length() - 1
+        yield level, start >> level
+        start += 1 << level
+
+
+def _range_hash(nodes: Nodes, start: int, end: int) -> Hash:
+    return _joined([nodes(level, index) for level, index in _pieces(start, end)])
+
+
+def _joined(roots: Sequence[Hash]) -> Hash:
+    """Root over complete subtrees, the largest first."""
+    if not roots:
+        return EMPTY_ROOT
+    joined = roots[-1]
+    for root in reversed(roots[:-1]):
+        joined = node_hash(root, joined)
+    return joined

@@ -1,0 +1,155 @@
+"""Audit records and their one encoding.
+
+A record is canonical JSON: UTF-8, keys in ASCII and sorted, no whitespace, no floats, integers
+within 2^53 (larger ones are strings), no key twice, text in Unicode's NFC. Under these limits the
+bytes are those of RFC 8785. Whatever else spells the same content is refused, so that a record has
+one encoding and one hash.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Annotated
+
+import msgspec
+
+VERSION = 1
+MOST_RECORD_BYTES = 32 << 10
+_LARGEST = (1 << 53) - 1
+
+FAMILIES = {
+    "tenancy": "assign release transfer conflict rogue_process scrub",
+    "device": "mig ecc clocks power_limit compute_mode sharing firmware driver reset retire",
+    "network": "pfc ecn dscp mtu buffer nic_firmware link_admin",
+    "node": "boot join cordon drain reimage",
+    "identity": "enrol_request enrol_approve enrol_reject rotate revoke duplicate expired attest",
+    "access": "login token role denied cross_tenant break_glass",
+    "admin": "config retention backup restore upgrade rule_change silence",
+    "billing": "price tenant_map close issue void adjust export",
+    "evidence": "incident_open incident_close gap clock_step counter_reset quarantine",
+    "log": "genesis key_rotate policy witness recovered prune",
+}
+TYPES = frozenset(
+    f"{family}.{name}" for family, names in FAMILIES.items() for name in names.split()
+)
+
+Whole = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
+Scalar = bool | Whole | str | None
+Data = dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
+
+
+class RecordError(ValueError):
+    """What cannot be an audit record; the message says why."""
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What produced a record, and the how-many-eth of its records this is, without a gap."""
+
+    kind: str
+    id: str
+    boot: str
+    n: Count
+
+
+class Actor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """Who did it, and how that is known."""
+
+    kind: str
+    id: str
+    auth: str = ""
+    ip: str = ""
+
+
+class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What it was done to; empty for what does not apply."""
+
+    node: str = ""
+    gpu: str = ""
+    slot: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One entry of the audit log. Field names are the short ones of the format."""
+
+    v: Count
+    type: str
+    id: str
+    seq: Count
+    """Index of the leaf."""
+    t: str
+    """When, in nanoseconds since the epoch, as a decimal number: too large for a JSON integer."""
+    tu: Count
+    """How uncertain that is, in milliseconds."""
+    src: Source
+    actor: Actor
+    obj: Subject
+    out: str
+    """What came of it: `done`, `denied`, `failed`, `seen`."""
+    data: Data = {}
+    ref: list[str] = []
+    """Identities of frames, entries and records that this rests on."""
+    pii: dict[str, str] = {}
+    """Commitments to personal data that is kept elsewhere, and can be erased there."""
+    sig: str = ""
+    """Signature of the producer; empty where it has no key."""
+
+
+_INSTANT = re.compile("0|[1-9][0-9]{0,30}")
+_encoder = msgspec.json.Encoder(order="sorted")
+_decoder = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """The bytes of a record. Raises RecordError for what has no canonical encoding."""
+    try:
+        raw = _encoder.encode(record)
+    except (UnicodeEncodeError, TypeError, ValueError) as error:
+        message = f"{record.type}: {error}"
+        raise RecordError(message) from error
+    decode(raw)
+    return raw
+
+
+def decode(raw: bytes) -> Record:
+    """A record from its bytes. Raises RecordError for all but the one right encoding."""
+    if len(raw) > MOST_RECORD_BYTES:
+        message = (
+            f"a record of {len(raw)} bytes; at most {MOST_RECORD_BYTES}, refer by hash to more"
+        )
+        raise RecordError(message)
+    try:
+        record = _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"no audit record: {error}"
+        raise RecordError(message) from error
+    if _encoder.encode(record) != raw:
+        message = "not encoded canonically: keys sorted, no spaces, every field there once"
+        raise RecordError(message)
+    if record.v != VERSION or record.type not in TYPES:
+        message = f"a record of version {record.v} and type {record.type!r} is not known here"
+        raise RecordError(message)
+    if not _INSTANT.fullmatch(record.t):
+        message = f"the time {record.t[:30]!r} is no number of nanoseconds"
+        raise RecordError(message)
+    if not raw.isascii():
+        _check_text(msgspec.json.decode(raw))
+    return record
+
+
+def _check_text(value: object) -> None:
+    """Check keys and texts. What is only ASCII needs no look."""
+    if isinstance(value, str):
+        if not unicodedata.is_normalized("NFC", value):
+            message = f"text is not in NFC: {value[:100]!r}"
+            raise RecordError(message)
+    elif isinstance(value, list):
+        for item in value:
+            _check_text(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not key.isascii():
+                message = f"a key is not ASCII: {key[:100]!r}"
+                raise RecordError(message)
+            _check_text(item)

@@ -1,0 +1,272 @@
+"""The writer of the audit log: what it promises while it runs, when it dies and when it is fooled."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.audit import KEY, audit_log, draft, record, running, write
+
+from collector.audit.log import AuditError
+from collector.audit.tiles import WIDTH, TileError, Tiles, decode_bundle, encode_bundle, tile_name
+from collector.audit.verify import verify
+from railscope.audit.checkpoint import read_checkpoint
+from railscope.audit.merkle import CompactRange, Tree, leaf_hash, root_of
+from railscope.audit.record import RecordError, Source, decode
+
+
+def stored(folder: Path, size: int) -> list[bytes]:
+    tiles = Tiles(folder, size)
+    return [tiles.record(sequence) for sequence in range(size)]
+
+
+def root_over(records: list[bytes]) -> bytes:
+    tree = CompactRange()
+    for raw in records:
+        tree.append(leaf_hash(raw))
+    return tree.root
+
+
+async def test_records_get_their_numbers_in_order_and_are_signed(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        assert await record(log, range(300)) == list(range(300))
+        assert log.signed.size == 0
+        await log.sign()
+        assert (log.signed.size, log.size) == (300, 300)
+    records = stored(tmp_path, 300)
+    assert [decode(raw).seq for raw in records] == list(range(300))
+    assert [decode(raw).src.n for raw in records] == list(range(300))
+    signed = read_checkpoint((tmp_path / "checkpoint").read_text(), KEY.public).tree
+    assert signed == Tree(300, root_over(records))
+
+
+@settings(max_examples=20)
+@given(groups=st.lists(st.integers(1, 300), min_size=1, max_size=5))
+def test_the_root_does_not_depend_on_how_records_came_together(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[int]
+) -> None:
+    total = sum(groups)
+    in_groups = write(tmp_path_factory.mktemp("groups"), groups)
+    at_once = write(tmp_path_factory.mktemp("once"), [total])
+    assert in_groups == at_once
+
+
+async def test_a_record_that_cannot_be_one_fails_alone(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        wrong = draft(1, kind="tenancy.unheard_of")
+        answers = await asyncio.gather(
+            log.append(draft(0)), log.append(wrong), log.append(draft(2)), return_exceptions=True
+        )
+        assert answers[0::2] == [0, 1]
+        assert isinstance(answers[1], RecordError)
+    assert not verify(tmp_path, KEY.public).findings
+
+
+async def test_what_must_be_signed_at_once_is(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        await log.append(draft(0, kind="billing.issue"))
+        while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
+            await asyncio.sleep(0)
+        assert verify(tmp_path, KEY.public).checkpoint.tree == log.signed
+
+
+async def test_what_is_signed_twice_at_once_is_signed_once(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        await record(log, range(300))
+        await asyncio.gather(log.sign(), log.sign(), log.append(draft(300)))
+        await log.sign()
+        assert log.signed.size == 301
+    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 301
+
+
+async def test_signing_comes_by_itself_in_time(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path, every_seconds=0.01)) as log:
+        await log.append(draft(0))
+        while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
+            await asyncio.sleep(0)
+
+
+async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)):
+        with pytest.raises(AuditError, match="another collector writes"):
+            audit_log(tmp_path).open()
+
+
+async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path) -> None:
+    """T5: at every point of a write, what was acknowledged before is there after it."""
+    log = audit_log(tmp_path / "log")
+    ends: list[tuple[int, int]] = [(0, 0)]
+    async with running(log):
+        (journal,) = (tmp_path / "log" / "journal").iterdir()
+        for count in (1, 3, 2):
+            await record(log, range(log.size, log.size + count))
+            ends.append((journal.stat().st_size, log.size))
+        shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    content = journal_of(tmp_path / "copy").read_bytes()
+    for length in range(len(content) + 1):
+        journal_of(tmp_path / "copy").write_bytes(content[:length])
+        again = audit_log(tmp_path / "copy", boot="b1")
+        again.open()
+        assert again.size == max(records for end, records in ends if end <= length)
+        again.close()
+
+
+def journal_of(folder: Path) -> Path:
+    (path,) = (folder / "journal").iterdir()
+    return path
+
+
+async def test_a_crash_between_tiles_and_checkpoint_loses_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    power_is_gone = AuditError("the power is gone")
+
+    def crash(_: Tree) -> None:
+        shutil.copytree(tmp_path / "log", tmp_path / "crashed")
+        raise power_is_gone
+
+    async with running(audit_log(tmp_path / "log")) as log:
+        await record(log, range(250))
+        await log.sign()
+        await record(log, range(250, 600))
+        log.before_signing = crash
+        with pytest.raises(AuditError):
+            await log.sign()
+        assert (log.signed.size, log.size) == (250, 600)
+        log.before_signing = None
+    assert verify(tmp_path / "log", KEY.public).checkpoint.tree.size == 600
+    async with running(audit_log(tmp_path / "crashed", boot="b1")) as log:
+        assert (log.signed.size, log.size) == (250, 600)
+        assert await record(log, [600]) == [600]
+    found = verify(tmp_path / "crashed", KEY.public)
+    assert (found.checkpoint.tree.size, found.unsigned, found.findings) == (601, 0, ())
+    assert stored(tmp_path / "crashed", 600) == stored(tmp_path / "log", 600)
+
+
+async def test_a_crash_between_checkpoint_and_tidying_up_doubles_nothing(tmp_path: Path) -> None:
+    def keep_the_journal(_: Tree) -> None:
+        shutil.copytree(tmp_path / "log" / "journal", tmp_path / "journal")
+
+    async with running(audit_log(tmp_path / "log")) as log:
+        log.before_signing = keep_the_journal
+        await record(log, range(100))
+        await log.sign()
+    forgotten = {path.name for path in (tmp_path / "journal").iterdir()}
+    forgotten -= {path.name for path in (tmp_path / "log" / "journal").iterdir()}
+    assert forgotten
+    for name in forgotten:
+        shutil.copy(tmp_path / "journal" / name, tmp_path / "log" / "journal")
+    async with running(audit_log(tmp_path / "log", boot="b1")) as log:
+        assert (log.signed.size, log.size) == (100, 100)
+        await record(log, [100])
+    found = verify(tmp_path / "log", KEY.public)
+    assert (found.checkpoint.tree.size, found.findings) == (101, ())
+
+
+async def test_what_lies_on_disk_is_checked_before_more_is_signed(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        await record(log, range(10))
+        await log.sign()
+        tile = tmp_path / tile_name(0, 0, 10)
+        good = tile.read_bytes()
+        tile.write_bytes(bytes(32) + good[32:])
+        await log.append(draft(10))
+        with pytest.raises(AuditError, match="railscope audit verify"):
+            await log.sign()
+        assert log.signed.size == 10
+        tile.write_bytes(good)
+        await log.sign()
+        assert log.signed.size == 11
+
+
+async def test_a_writer_that_lost_the_log_to_another_does_not_sign(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        await log.append(draft(0))
+        (tmp_path / "epoch").write_text("99\n")
+        with pytest.raises(AuditError, match="someone else"):
+            await log.sign()
+        (tmp_path / "epoch").write_text("1\n")
+
+
+async def test_a_log_is_checked_while_it_is_written(tmp_path: Path) -> None:
+    written = asyncio.Event()
+
+    async def write_on() -> None:
+        for _ in range(30):
+            await record(log, range(log.size, log.size + 37))
+            await log.sign()
+        written.set()
+
+    async def check_on() -> None:
+        sizes = []
+        while not written.is_set():
+            found = await asyncio.to_thread(verify, tmp_path, KEY.public)
+            sizes.append(found.checkpoint.tree.size)
+            assert found.findings == ()
+        assert len(set(sizes)) > 1
+
+    async with running(audit_log(tmp_path)) as log:
+        await record(log, [0])
+        await log.sign()
+        await asyncio.gather(write_on(), check_on())
+
+
+@pytest.mark.parametrize("gone", ["checkpoint", "tile"])
+def test_a_log_that_is_not_as_it_was_left_is_not_continued(tmp_path: Path, gone: str) -> None:
+    write(tmp_path, [20])
+    path = tmp_path / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(AuditError, match="not as it was left"):
+        audit_log(tmp_path).open()
+
+
+async def test_a_full_disk_fails_the_record_and_takes_no_number(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        assert await log.append(draft(0)) == 0
+        log._journal.close()  # noqa: SLF001 - a descriptor that the system no longer writes to
+        with pytest.raises(AuditError, match="nothing was recorded"):
+            await log.append(draft(1))
+        assert log.size == 1
+
+
+async def test_what_other_sources_tell_keeps_their_own_counters(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        for number in (0, 1, 3):
+            await log.append(draft(number, source=Source("agent", "node-1", "boot", number)))
+        await log.append(draft(9))
+    assert verify(tmp_path, KEY.public).findings == (
+        "before record 2: agent node-1, boot boot: its records 2 to 2 are missing",
+    )
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20))
+def test_a_bundle_survives_its_bytes(records: list[bytes]) -> None:
+    content = encode_bundle(records)
+    assert decode_bundle(content) == records
+    for cut in range(1, min(len(content), 3)):
+        with pytest.raises(TileError):
+            decode_bundle(content + content[:cut] if cut == 1 else content + b"\xff\xff")
+
+
+def test_tiles_have_the_documented_names() -> None:
+    assert tile_name(0, 1234067) == "tile/0/x001/x234/067"
+    assert tile_name("entries", 273, 112) == "tile/entries/273.p/112"
+
+
+def test_a_log_of_70000_has_the_documented_tiles(tmp_path: Path) -> None:
+    tiles = Tiles(tmp_path)
+    records = [b"%d" % number for number in range(70_000)]
+    tiles.grow(records)
+    names = {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    hashes = {name for name in names if "entries" not in name}
+    assert len(hashes) == 274 + 2 + 1
+    assert {"tile/0/273.p/112", "tile/1/000", "tile/1/001.p/17", "tile/2/000.p/1"} <= hashes
+    assert root_of(tiles.node, 70_000) == root_over(records)
+    assert tiles.record(69_999) == b"69999"
+    assert WIDTH * 273 + 112 == 70_000

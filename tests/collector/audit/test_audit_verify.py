@@ -1,0 +1,231 @@
+"""Whatever is changed in a log is found, with the documented outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.audit import KEY, audit_log, record, running, write
+
+from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
+from collector.audit.verify import Outcome, VerifyError, verify
+from railscope.audit.checkpoint import Checkpoint
+from railscope.audit.merkle import CompactRange, Tree, leaf_hash
+from railscope.audit.note import SecretKey
+from railscope.cli import root
+
+SIZE = 600
+UNSIGNED = 5
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with full and partial tiles, two checkpoints behind it, and a tail not signed yet."""
+    folder = tmp_path_factory.mktemp("good") / "log"
+    write(folder, [300, 300])
+
+    async def crash_with_a_tail() -> None:
+        async with running(audit_log(folder, boot="b1")) as log:
+            await record(log, range(SIZE, SIZE + UNSIGNED))
+            shutil.copytree(folder, folder.with_name("with-tail"))
+
+    asyncio.run(crash_with_a_tail())
+    return folder.with_name("with-tail")
+
+
+def outcome(folder: Path, *anchors: str) -> tuple[Outcome, str]:
+    try:
+        verify(folder, KEY.public, anchors)
+    except VerifyError as error:
+        return error.outcome, str(error)
+    return Outcome.CONSISTENT, ""
+
+
+def test_a_good_log_is_consistent(good: Path) -> None:
+    found = verify(good, KEY.public, [(good / "checkpoint").read_text()])
+    assert found.checkpoint.tree.size == SIZE
+    assert (found.unsigned, found.anchors, found.findings) == (UNSIGNED, 1, ())
+
+
+def checked_files(folder: Path) -> list[Path]:
+    """All files that a verdict rests on; the rest is lock, epoch and tiles that were outgrown."""
+    names = [f"tile/{what}/{at}" for what in ("0", "entries") for at in ("000", "001", "002.p/88")]
+    names += ["tile/1/000.p/2", "checkpoint"]
+    return [folder / name for name in names] + list((folder / "journal").iterdir())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_changed_byte_goes_unnoticed(
+    good: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("changed") / "log"
+    shutil.copytree(good, folder)
+    path = data.draw(st.sampled_from(checked_files(folder)), label="file")
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1), label="offset")
+    content[at] ^= data.draw(st.integers(1, 255), label="change")
+    path.write_bytes(content)
+    found, _ = outcome(folder)
+    if path.parent.name == "journal":
+        # The last group of the newest file may be torn: nothing was signed over it.
+        left = None if found else verify(folder, KEY.public).unsigned
+        assert found == Outcome.ALTERED or left == 0
+    elif path.name == "checkpoint":
+        assert found in {Outcome.ALTERED, Outcome.KEY_PROBLEM}
+    else:
+        assert found in {Outcome.ALTERED, Outcome.TAIL_MISSING}
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 7000])
+@pytest.mark.parametrize("name", ["tile/entries/001", "tile/entries/002.p/88"])
+def test_a_truncated_tile_is_found(good: Path, tmp_path: Path, name: str, size: int) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    (folder / name).write_bytes((folder / name).read_bytes()[:size])
+    assert outcome(folder)[0] in {Outcome.ALTERED, Outcome.TAIL_MISSING}
+
+
+def test_records_that_were_signed_and_are_gone_are_missing(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    last = folder / tile_name("entries", 2, 88)
+    last.write_bytes(encode_bundle(decode_bundle(last.read_bytes())[:-1]))
+    assert outcome(folder)[0] == Outcome.TAIL_MISSING
+    last.unlink()
+    assert outcome(folder)[0] == Outcome.TAIL_MISSING
+    (folder / "checkpoint").unlink()
+    assert outcome(folder)[0] == Outcome.TAIL_MISSING
+
+
+def test_an_older_copy_is_a_rollback_where_somebody_kept_a_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path / "log", [300])
+    shutil.copytree(tmp_path / "log", tmp_path / "older")
+    write(tmp_path / "log", [300], boot="b1")
+    anchor = (tmp_path / "log" / "checkpoint").read_text()
+    assert outcome(tmp_path / "older") == (Outcome.CONSISTENT, "")
+    found, message = outcome(tmp_path / "older", anchor)
+    assert found == Outcome.FORKED
+    assert "\n300\n" in message
+    assert "\n600\n" in message
+    older = (tmp_path / "older" / "checkpoint").read_text()
+    assert verify(tmp_path / "log", KEY.public, [older, anchor]).anchors == 2
+
+
+def rewritten(good: Path, folder: Path) -> Path:
+    """The log as its keeper could write it anew: record 5 another one, everything signed again."""
+    records = [raw for index in range(3) for raw in Tiles(good, SIZE).records(index)]
+    records[5] = records[5].replace(b'"number":5', b'"number":4')
+    tree = CompactRange()
+    for raw in records:
+        tree.append(leaf_hash(raw))
+    folder.mkdir()
+    Tiles(folder).grow(records)
+    note = Checkpoint(KEY.name, Tree(SIZE, tree.root)).signed(KEY)
+    (folder / "checkpoint").write_text(note)
+    return folder
+
+
+def test_a_log_written_anew_is_a_fork_where_somebody_kept_a_checkpoint(
+    good: Path, tmp_path: Path
+) -> None:
+    folder = rewritten(good, tmp_path / "forked")
+    assert outcome(folder)[0] == Outcome.CONSISTENT
+    assert outcome(folder, (good / "checkpoint").read_text())[0] == Outcome.FORKED
+    longer = tmp_path / "longer"
+    shutil.copytree(folder, longer)
+    write(longer, [100], boot="b9")
+    assert outcome(longer, (good / "checkpoint").read_text())[0] == Outcome.FORKED
+
+
+def test_the_wrong_key_is_a_problem_of_the_key(good: Path) -> None:
+    other = SecretKey.generate(KEY.name)
+    with pytest.raises(VerifyError) as caught:
+        verify(good, SecretKey.generate("other.example").public)
+    assert caught.value.outcome == Outcome.KEY_PROBLEM
+    with pytest.raises(VerifyError) as caught:
+        verify(good, other.public)
+    assert caught.value.outcome == Outcome.KEY_PROBLEM
+
+
+# The command line ----------------------------------------------------------------------------
+
+
+def railscope(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(root, ["audit", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_says_what_it_found_and_exits_with_it(good: Path, tmp_path: Path) -> None:
+    key = str(KEY.public)
+    code, said, _ = railscope("verify", good, "--key", key)
+    assert code == 0
+    assert said.startswith("consistent: 600 records of log.example, root ")
+    assert f"not signed yet: {UNSIGNED}" in said
+    folder = shutil.copytree(good, tmp_path / "log")
+    tile = folder / "tile/entries/001"
+    flipped = bytearray(tile.read_bytes())
+    flipped[1000] ^= 1
+    tile.write_bytes(flipped)
+    code, _, problem = railscope("verify", folder, "--key", key)
+    assert (code, problem.split(":")[0]) == (1, "altered")
+    shutil.rmtree(folder / "tile/entries/002.p")
+    tile.write_bytes((good / "tile/entries/001").read_bytes())
+    assert railscope("verify", folder, "--key", key)[0] == 2
+    assert railscope("verify", good, "--key", "nonsense")[0] == 3
+
+
+def test_the_command_takes_keys_and_checkpoints_from_files(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{KEY.public}\n")
+    code, note, _ = railscope("checkpoint", good, "--key", tmp_path / "key")
+    assert (code, note) == (0, (good / "checkpoint").read_text())
+    (tmp_path / "anchor").write_text(note)
+    anchored = ("verify", good, "--key", tmp_path / "key", "--anchor", tmp_path / "anchor")
+    assert "kept elsewhere: 1 agree" in railscope(*anchored)[1]
+    forked = rewritten(good, tmp_path / "forked")
+    assert railscope("verify", forked, *map(str, anchored[2:]))[0] == 4
+
+
+def test_a_record_is_proven_to_who_has_nothing_but_the_key(good: Path, tmp_path: Path) -> None:
+    key = str(KEY.public)
+    code, proof, _ = railscope("prove", good, "417", "--key", key)
+    assert code == 0
+    (tmp_path / "proof").write_text(proof)
+    code, said, _ = railscope("check-proof", tmp_path / "proof", "--key", key)
+    assert (code, said.strip().encode()) == (0, Tiles(good, SIZE).record(417))
+    for old, new in (("index 417", "index 416"), ("extra ", "extra AAAA"), ("\n\n", "\nAAAA\n\n")):
+        (tmp_path / "forged").write_text(proof.replace(old, new, 1))
+        assert railscope("check-proof", tmp_path / "forged", "--key", key)[0] == 1
+    code, _, problem = railscope("prove", good, str(SIZE), "--key", key)
+    assert (code, problem.strip()) == (1, "Error: there is no record 600 in a tree of 600")
+
+
+def test_records_are_shown_signed_or_not(good: Path) -> None:
+    lines = railscope("show", good, "--json")[1].splitlines()
+    assert len(lines) == SIZE + UNSIGNED
+    assert railscope("show", good, "--json", "--from", "590")[1].splitlines() == lines[590:]
+    assert railscope("tail", good, "--json", "--count", "7")[1].splitlines() == lines[-7:]
+    of_one = railscope("show", good, "--node", "node-1", "--type", "tenancy")[1].splitlines()
+    assert len(of_one) == sum('"node":"node-1"' in line for line in lines) > 0
+    assert not railscope("show", good, "--type", "billing")[1]
+
+
+def test_a_record_is_shown_to_be_read(good: Path) -> None:
+    assert railscope("tail", good, "--count", "1")[1] == (
+        "     604  2026-09-21T14:13:20.000Z  tenancy.assign  done  scheduler slurm  node-1"
+        "  number=604\n"
+    )
+
+
+def test_a_log_that_is_no_log_is_shown_as_an_error(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    tile = folder / "tile/entries/000"
+    tile.write_bytes(tile.read_bytes().replace(b"tenancy.assign", b"tenancy.assigm", 1))
+    code, _, problem = railscope("show", folder)
+    assert (code, "run `railscope audit verify`" in problem) == (1, True)
+    (folder / "checkpoint").write_text("nonsense")
+    assert railscope("tail", folder)[0] == 1

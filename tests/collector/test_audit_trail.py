@@ -1,0 +1,125 @@
+"""What a running collector records of itself and of those it turns away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from makers import Sender, gpu_schema
+from support.audit import NOON_NS, audit_log
+from test_ingest import running, settings_in
+
+from collector.audit.keys import load_or_make
+from collector.audit.trail import MOST_DENIED, Denial, Trail
+from collector.audit.verify import verify
+from collector.config import PREFIX, CollectorSettings
+from railscope import settings
+from railscope.audit.note import PublicKey
+from railscope.audit.record import Record, decode
+from railscope.cli import root
+from railscope.settings import SettingsError
+
+
+def records(folder: Path) -> Iterator[Record]:
+    """All records of a log that has ended, which is consistent."""
+    found = verify(folder, PublicKey.parse((folder / "key.pub").read_text()))
+    assert (found.unsigned, found.findings) == (0, ())
+    shown = CliRunner().invoke(root, ["audit", "show", str(folder), "--json"])
+    for line in shown.stdout.splitlines():
+        yield decode(line.encode())
+
+
+async def denied(folder: Path, denials: list[Denial]) -> list[Record]:
+    """What is recorded of these denials, which come in one minute."""
+    trail = Trail(audit_log(folder), "1.0", lambda: NOON_NS)
+    trail.open()
+    task = asyncio.create_task(trail.run())
+    await asyncio.sleep(0)
+    for denial in denials:
+        trail.deny(denial)
+    while trail.log.size < 3:  # noqa: ASYNC110 - the log has no event for tests
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    trail.log.close()
+    assert trail.denied == len(denials)
+    return [record for record in records(folder) if record.type == "access.denied"]
+
+
+async def test_who_is_denied_again_and_again_gets_one_record_and_a_count(tmp_path: Path) -> None:
+    often, once = Denial("10.0.0.1", "/metrics", "token"), Denial("10.0.0.2", "/v1/x", "node", "n1")
+    found = await denied(tmp_path, [often, once, often, often])
+    assert [(r.actor.ip, r.actor.id, r.data["count"], r.out) for r in found] == [
+        ("10.0.0.1", "", 1, "denied"),
+        ("10.0.0.2", "n1", 1, "denied"),
+        ("10.0.0.1", "", 2, "denied"),
+    ]
+
+
+async def test_a_crowd_of_senders_is_counted_whole(tmp_path: Path) -> None:
+    crowd = [Denial(f"10.0.{n // 256}.{n % 256}", "/", "token") for n in range(MOST_DENIED + 50)]
+    found = await denied(tmp_path, crowd)
+    assert len(found) == MOST_DENIED + 1
+    counts = [record.data["count"] for record in found]
+    assert sum(count for count in counts if isinstance(count, int)) == len(crowd)
+
+
+async def test_a_collector_records_its_life_and_whom_it_turned_away(tmp_path: Path) -> None:
+    sender, nobody = Sender("n2"), "of nobody"
+    async with running(settings_in(tmp_path)) as one:
+        assert (await one.get("/metrics", token=nobody))[0] == 401
+        assert (await one.get("/api/v1/nodes?x=%C3%28", token=nobody))[0] == 401
+        frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
+        body = sender.body(frames, schemas=True)
+        assert (await one.post(body, node="n2", headers={"Authorization": ""}, at=2))[0] == 401
+        assert (await one.post(body, node="n1", at=2))[0] == 403
+        page = (await one.get("/metrics"))[1]
+        assert "railscope_audit_denials_total 4" in page.splitlines()
+        assert "railscope_audit_lost_records_total 0" in page.splitlines()
+    found = list(records(tmp_path / "state" / "audit"))
+    kinds = ["log.genesis", "admin.config", *["access.denied"] * 4, "admin.config"]
+    assert [record.type for record in found] == kinds
+    assert [(r.data["path"], r.data["reason"], r.actor.id) for r in found[2:6]] == [
+        ("/metrics", "reader's token", ""),
+        ("/api/v1/nodes", "reader's token", ""),
+        ("/v1/frames", "token", ""),
+        ("/v1/frames", "node", "n1"),
+    ]
+
+
+async def test_a_restarted_collector_continues_the_log(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with running(settings_in(tmp_path)):
+            pass
+    found = list(records(tmp_path / "state" / "audit"))
+    kinds = ["log.genesis", *["admin.config"] * 4]
+    assert [record.type for record in found] == kinds
+    assert len({record.src.boot for record in found}) == 2
+
+
+def test_the_key_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "audit.key"
+    made = load_or_make(path, "log.example")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_or_make(path, "other.example").public.name == made.public.name == "log.example"
+    path.write_text("PRIVATE+KEY+nonsense\n")
+    with pytest.raises(SettingsError, match="cannot be used"):
+        load_or_make(path, "log.example")
+
+
+def test_a_collector_does_not_continue_a_log_that_was_changed(tmp_path: Path) -> None:
+    trail = Trail(audit_log(tmp_path), "1.0")
+    (tmp_path / "checkpoint").write_text("nonsense")
+    with pytest.raises(SettingsError, match=r"move .* away and keep it"):
+        trail.open()
+    assert not (tmp_path / "key.pub").exists()
+
+
+def test_the_settings_refuse_a_name_that_no_key_can_have(tmp_path: Path) -> None:
+    file = tmp_path / "collector.toml"
+    file.write_text('[audit]\norigin = "a b"\n')
+    with pytest.raises(SettingsError, match="origin"):
+        settings.load(CollectorSettings, file=file, prefix=PREFIX)

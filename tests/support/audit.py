@@ -1,0 +1,63 @@
+"""Audit logs for tests: drafts, a log that is written and closed, checkpoints of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from collector.audit.draft import Draft
+from collector.audit.log import AuditLog
+from railscope.audit.merkle import Tree
+from railscope.audit.note import SecretKey
+from railscope.audit.record import Actor, Source, Subject
+
+KEY = SecretKey.generate("log.example")
+NOON_NS = 1_790_000_000_000_000_000
+
+
+def draft(number: int, kind: str = "tenancy.assign", source: Source | None = None) -> Draft:
+    """A record that can be told from others."""
+    return Draft(
+        kind, Actor("scheduler", "slurm"), NOON_NS + number, "done", Subject(f"node-{number % 3}"),
+        {"number": number}, (f"frame/{number}",), source=source,
+    )  # fmt: skip
+
+
+def audit_log(folder: Path, *, boot: str = "b0", every_seconds: float = 3600) -> AuditLog:
+    """A log that signs only when it is told to, unless it is given a period."""
+    source = Source("collector", "c1", boot, 0)
+    return AuditLog(folder, KEY, source, sign_every_seconds=every_seconds)
+
+
+@contextlib.asynccontextmanager
+async def running(log: AuditLog) -> AsyncIterator[AuditLog]:
+    """The log, open and running; signed and closed at the end."""
+    log.open()
+    task = asyncio.create_task(log.run())
+    try:
+        yield log
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        log.close()
+
+
+async def record(log: AuditLog, numbers: Sequence[int]) -> list[int]:
+    """Append a draft each, all at once; their sequences."""
+    return await asyncio.gather(*(log.append(draft(number)) for number in numbers))
+
+
+def write(folder: Path, groups: Sequence[int], *, boot: str = "b0") -> Tree:
+    """A log with as many records in each group, signed after each group."""
+
+    async def writing() -> Tree:
+        async with running(audit_log(folder, boot=boot)) as log:
+            for count in groups:
+                first = log.size
+                await record(log, range(first, first + count))
+                await log.sign()
+            return log.signed
+
+    return asyncio.run(writing())

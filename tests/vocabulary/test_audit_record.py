@@ -1,0 +1,97 @@
+"""Audit records have one encoding, that of RFC 8785."""
+
+from __future__ import annotations
+
+import contextlib
+import unicodedata
+
+import msgspec
+import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railscope.audit.record import (
+    TYPES,
+    Actor,
+    Data,
+    Record,
+    RecordError,
+    Source,
+    Subject,
+    decode,
+    encode,
+)
+
+PLAIN = Record(
+    v=1, type="access.denied", id="collector/c1/0", seq=7, t="1790000000000000000", tu=3,
+    src=Source("collector", "c1", "b", 0), actor=Actor("tenant", "alice", "token", "127.0.0.1"),
+    obj=Subject("node-1"), out="denied", data={"route": "/api/v1/tenants"},
+)  # fmt: skip
+
+text = st.text(st.characters(codec="utf-8"), max_size=20).map(
+    lambda value: unicodedata.normalize("NFC", value)
+)
+keys = st.text(st.characters(codec="ascii"), max_size=10)
+scalars = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | text
+datas = st.dictionaries(
+    keys, scalars | st.lists(scalars, max_size=4) | st.dictionaries(keys, scalars, max_size=4),
+    max_size=6,
+)  # fmt: skip
+
+
+@given(datas, text, st.sampled_from(sorted(TYPES)))
+def test_a_record_survives_its_bytes_and_they_are_those_of_rfc_8785(
+    data: Data, actor: str, kind: str
+) -> None:
+    record = msgspec.structs.replace(PLAIN, data=data, actor=Actor("user", actor), type=kind)
+    raw = encode(record)
+    assert decode(raw) == record
+    assert raw == rfc8785.dumps(msgspec.json.decode(raw))
+
+
+@given(st.data())
+def test_no_other_bytes_are_the_same_record(data: st.DataObject) -> None:
+    raw = encode(PLAIN)
+    at = data.draw(st.integers(0, len(raw) - 1))
+    spaced = raw[:at] + data.draw(st.sampled_from([b" ", b"\n", b"\\u0061", b"0"])) + raw[at:]
+    with contextlib.suppress(RecordError):
+        assert decode(spaced) != PLAIN
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        (b'"tu":3', b'"tu":3.0', "canonical|no audit record"),
+        (b'"tu":3', b'"tu":9007199254740992', "no audit record"),
+        (b'"tu":3', b'"tu":-1', "no audit record"),
+        (b'"tu":3', b'"tu":3,"tu":3', "canonical"),
+        (b'"tu":3', b'"tu":3,"zz":1', "no audit record"),
+        (b'"pii":{},', b"", "canonical"),
+        (b'"v":1', b'"v":2', "version 2"),
+        (b"access.denied", b"access.granted", "not known here"),
+        (b"1790000000000000000", b"01790000000000000000", "nanoseconds"),
+        (b'"alice"', '"Ame\u0301lie"'.encode(), "NFC"),
+        (b'"route"', '"ro\u00fbte"'.encode(), "not ASCII"),
+        (b'"denied"', b'"\xff"', "no audit record"),
+    ],
+)
+def test_what_is_no_record_is_refused(before: bytes, after: bytes, problem: str) -> None:
+    raw = encode(PLAIN)
+    assert before in raw
+    with pytest.raises(RecordError, match=problem):
+        decode(raw.replace(before, after))
+
+
+def test_what_has_no_encoding_is_refused_before_it_is_written() -> None:
+    for data in ({"share": 0.5}, {"big": 2**53}, {"text": "\ud800"}, {"deep": {"a": {"b": 1}}}):
+        with pytest.raises(RecordError):
+            encode(msgspec.structs.replace(PLAIN, data=data))
+    with pytest.raises(RecordError, match="refer by hash"):
+        encode(msgspec.structs.replace(PLAIN, data={"text": "x" * 40_000}))
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_record_raise_nothing_else(raw: bytes) -> None:
+    with pytest.raises(RecordError):
+        decode(raw)
