@@ -53,6 +53,19 @@ def ended(evidence: Evidence) -> list[Claim]:
     ]
 
 
+def ended_early(evidence: Evidence) -> list[tuple[Claim, Claim]]:
+    """Two claims of one level on one slot at one instant, not both shared, the earlier first."""
+    claims = [claim for claim in ended(evidence) if claim.start_ns < claim.end_ns]
+    return [
+        (c, d)
+        for c in claims
+        for d in claims
+        if (c.level, c.start_ns, c.id) < (d.level, d.start_ns, d.id) and c.level == d.level
+        if d.start_ns < c.end_ns and (c.exclusive or d.exclusive)
+        if any(set(range(*c.slots(each))) & set(range(*d.slots(each))) for each in Tiling)
+    ]
+
+
 def present(evidence: Evidence, instant: int) -> bool:
     return any(stay.start_ns <= instant < stay.end_ns for stay in evidence.stays)
 

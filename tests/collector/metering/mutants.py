@@ -12,7 +12,7 @@ from properties import Metering
 
 from collector.metering.energy import Increments, Readings, increments
 from collector.metering.evidence import Claim, Evidence, Witness
-from collector.metering.holders import claims_in_force
+from collector.metering.holders import Conflict, claims_in_force
 from collector.metering.tiling import Entry, State, tile
 
 
@@ -126,7 +126,16 @@ def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[Entry]:
     ]
 
 
+def no_conflicts(_: Evidence) -> list[Conflict]:
+    """Overlaps are settled without a word."""
+    return []
+
+
 MUTANTS = {
+    "conflict not told": (
+        Metering(conflicts=no_conflicts),
+        properties.p7_a_conflict_names_every_claim_that_had_to_end,
+    ),
     "dropped last interval": (
         Metering(tile=dropped_last_interval),
         properties.p1_quantities_add_up_to_capacity,
@@ -152,7 +161,7 @@ MUTANTS = {
         Metering(tile=stretched_grace),
         properties.p6_nothing_is_seen_within_a_gap,
     ),
-    "restart bridged": (Metering(tile=bridged_boots), properties.p3_pointwise_oracle),
+    "restart bridged": (Metering(tile=bridged_boots), properties.p6_nothing_is_seen_within_a_gap),
     "ignored release": (Metering(tile=ignored_release), properties.p3_pointwise_oracle),
     "samples clipped to the window": (
         Metering(tile=clipped_samples),
@@ -161,7 +170,7 @@ MUTANTS = {
     "level ignored": (Metering(tile=ignored_level), properties.p3_pointwise_oracle),
     "memory tiled like compute": (
         Metering(tile=whole_gpu_memory),
-        properties.p3_pointwise_oracle,
+        properties.p13_handover_has_one_holder_at_every_instant,
     ),
     "maintenance billed": (Metering(tile=billed_maintenance), properties.p3_pointwise_oracle),
 }

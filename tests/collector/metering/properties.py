@@ -168,14 +168,21 @@ def p5_samples_never_move_time_between_tenants(metering: Metering, case: Case) -
 
 
 def p6_nothing_is_seen_within_a_gap(metering: Metering, case: Case) -> None:
-    stretches = case.evidence.stretches
-    slack = max((stretch.uncertainty_ns for stretch in stretches), default=0)
-    instants = sorted({stretch.first_ns for stretch in stretches})
-    gaps = [(a + slack, b - slack) for a, b in pairwise(instants) if b - a > GAP_NS]
-    gaps += [(-S, (instants or [1 << 62])[0] - slack), ((instants or [0])[-1] + slack, 1 << 62)]
+    """For clocks that are uncertain, as far as they are certain."""
+    samples = sorted({(s.boot, s.first_ns) for s in case.evidence.stretches})
+    slack = max((stretch.uncertainty_ns for stretch in case.evidence.stretches), default=0)
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted(
+        (before - slack, after + slack)
+        for (boot, before), (other, after) in pairwise(samples)
+        if boot == other and after - before <= GAP_NS
+    ):
+        joins = spans and start <= spans[-1][1]
+        first, last = spans.pop() if joins else (start, end)
+        spans.append((first, max(last, end)))
     for entry in metering.tile(case.evidence, case.start, case.end):
         if entry.state in {State.OBSERVED, State.IDLE}:
-            assert not [gap for gap in gaps if gap[0] < entry.t1_ns and entry.t0_ns < gap[1]]
+            assert any(start <= entry.t0_ns and entry.t1_ns <= end for start, end in spans)
 
 
 def p7_slots_have_one_tenant(metering: Metering, case: Case) -> None:
@@ -187,6 +194,15 @@ def p7_slots_have_one_tenant(metering: Metering, case: Case) -> None:
         for low in {tile[2] for tile in tiles}:
             over = [tile for tile in tiles if tile[2] <= low < tile[3]]
             assert all(before[1] <= after[0] for before, after in pairwise(over))
+
+
+def p7_a_conflict_names_every_claim_that_had_to_end(metering: Metering, case: Case) -> None:
+    evidence = model.anywhere(case.evidence)
+    expected = model.ended_early(evidence)
+    found = metering.conflicts(evidence)
+    assert {conflict.earlier for conflict in found} == {earlier.id for earlier, _ in expected}
+    pairs = {(c.id, d.id, d.start_ns, min(c.end_ns, d.end_ns)) for c, d in expected}
+    assert {(c.earlier, c.later, c.start_ns, c.end_ns) for c in found} <= pairs
 
 
 def p12_energy_adds_up_to_the_counter(metering: Metering, case: Case) -> None:
@@ -208,13 +224,14 @@ def p12_energy_adds_up_to_the_counter(metering: Metering, case: Case) -> None:
 def p13_handover_has_one_holder_at_every_instant(metering: Metering, case: Case) -> None:
     evidence = model.anywhere(case.evidence)
     entries = metering.tile(evidence, case.start, case.end)
-    for change in model.instants(evidence):
-        for instant in (change - 1, change):
-            if case.start <= instant < case.end and model.present(evidence, instant):
-                for slot in {0, *(claim.compute.low for claim in evidence.claims)}:
-                    if slot < GPU_CAPACITY:
-                        entry = model.the_entry(entries, Tiling.COMPUTE, slot, instant)
-                        _as_the_model_says(evidence, entry, slot, instant)
+    instants = {instant for change in model.instants(evidence) for instant in (change - 1, change)}
+    for instant in instants:
+        if not (case.start <= instant < case.end and model.present(evidence, instant)):
+            continue
+        for each in Tiling:
+            for slot in {0, *(claim.slots(each).low for claim in evidence.claims)}:
+                entry = model.the_entry(entries, each, slot, instant)
+                _as_the_model_says(evidence, entry, slot, instant)
 
 
 def p14_both_tilings_are_complete_in_every_layout(metering: Metering, case: Case) -> None:
@@ -250,6 +267,7 @@ PROPERTIES = [
     p5_samples_never_move_time_between_tenants,
     p6_nothing_is_seen_within_a_gap,
     p7_slots_have_one_tenant,
+    p7_a_conflict_names_every_claim_that_had_to_end,
     p12_energy_adds_up_to_the_counter,
     p13_handover_has_one_holder_at_every_instant,
     p14_both_tilings_are_complete_in_every_layout,
