@@ -7,7 +7,7 @@ An increment counts in the window that its later reading lies in, so windows add
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.metering.evidence import Claim, Evidence
-from collector.metering.holders import Band, bands, claims_in_force
+from collector.metering.holders import bands, claims_in_force
 from collector.metering.timeline import Piece, aligned, extend, prevailing
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots, Tiling
 
@@ -128,11 +128,33 @@ def _in_order(epoch: Sequence[Readings]) -> tuple[Column, Column]:
     return instants[order], counters[order]
 
 
-def shares(evidence: Evidence, counted: Increments, start_ns: int, end_ns: int) -> list[Share]:
-    """All energy counted in readings after the start and up to the end of a window, in order.
+class Owners(msgspec.Struct, frozen=True, eq=False):
+    """Whose the energy of a band of compute slots is, over all time."""
 
-    Outages are no one's: energy in them is idle, even within a claim.
-    """
+    slots: Slots
+    timeline: list[Piece[Claim | None]]
+    starts_ns: Column
+    ends_ns: Column
+
+
+def owners(evidence: Evidence) -> list[Owners]:
+    """For all compute slots of a GPU. Outages are no one's, even within a claim."""
+    outages = prevailing(Piece(o.start_ns, o.end_ns, o) for o in evidence.outages)
+    found = []
+    for band in bands(claims_in_force(evidence), Tiling.COMPUTE):
+        timeline: list[Piece[Claim | None]] = []
+        for start, end, (claim, outage) in aligned(
+            (band.holders, outages), -FOREVER_NS, FOREVER_NS
+        ):
+            extend(timeline, Piece(start, end, None if outage else claim))
+        starts = np.array([piece.start_ns for piece in timeline], np.int64)
+        ends = np.array([piece.end_ns for piece in timeline], np.int64)
+        found.append(Owners(band.slots, timeline, starts, ends))
+    return found
+
+
+def shares(owned: Iterable[Owners], counted: Increments, start_ns: int, end_ns: int) -> list[Share]:
+    """All energy counted in readings after the start and up to the end of a window, in order."""
     within = (counted.ends_ns > start_ns) & (counted.ends_ns <= end_ns)
     picked = Increments(
         counted.starts_ns[within],
@@ -140,50 +162,27 @@ def shares(evidence: Evidence, counted: Increments, start_ns: int, end_ns: int) 
         counted.millijoules[within],
         counted.same[within],
     )
-    if not len(picked.ends_ns):
-        return []
-    outages = prevailing(Piece(o.start_ns, o.end_ns, o) for o in evidence.outages)
-    found: list[Share] = []
-    for band in bands(claims_in_force(evidence), Tiling.COMPUTE):
-        timeline: list[Piece[Claim | None]] = []
-        for start, end, (claim, outage) in aligned(
-            (band.holders, outages), -FOREVER_NS, FOREVER_NS
-        ):
-            extend(timeline, Piece(start, end, None if outage else claim))
-        found += _of_band(band, timeline, picked, (start_ns, end_ns))
-    return sorted(found)
+    return sorted(share for band in owned for share in _of_band(band, picked, (start_ns, end_ns)))
 
 
-def _of_band(
-    band: Band,
-    timeline: Sequence[Piece[Claim | None]],
-    counted: Increments,
-    window: tuple[int, int],
-) -> list[Share]:
-    """The share of a band, for a timeline that covers all time."""
+def _of_band(band: Owners, counted: Increments, window: tuple[int, int]) -> Iterator[Share]:
+    """The shares of a band: one of each holder's tenure, one of each increment without an owner."""
     low, high = band.slots
     energy = counted.millijoules * high // GPU_CAPACITY - counted.millijoules * low // GPU_CAPACITY
-    begins = np.array([piece.start_ns for piece in timeline], np.int64)
-    ends = np.array([piece.end_ns for piece in timeline], np.int64)
-    owner = np.searchsorted(begins, counted.starts_ns, "right") - 1
-    unchanged = counted.same & (counted.ends_ns <= ends[owner])
-    sums = np.zeros(len(timeline), np.int64)
+    owner = np.searchsorted(band.starts_ns, counted.starts_ns, "right") - 1
+    unchanged = counted.same & (counted.ends_ns <= band.ends_ns[owner])
+    sums = np.zeros(len(band.timeline), np.int64)
     np.add.at(sums, owner[unchanged], energy[unchanged])
-    found = [
-        _share(band.slots, piece, window, amount)
-        for piece, amount in zip(timeline, sums.tolist(), strict=True)
-        if amount
-    ]
-    rest = ~unchanged
+    for at in np.flatnonzero(sums).tolist():
+        yield _share(band.slots, band.timeline[at], window, int(sums[at]))
+    rest = ~unchanged & (energy > 0)
     for start, end, amount in zip(
         counted.starts_ns[rest].tolist(),
         counted.ends_ns[rest].tolist(),
         energy[rest].tolist(),
         strict=True,
     ):
-        if amount:
-            found.append(Share(start, end, low, high, Use.UNATTRIBUTED, amount))
-    return found
+        yield Share(start, end, low, high, Use.UNATTRIBUTED, amount)
 
 
 def _share(

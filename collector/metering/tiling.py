@@ -6,10 +6,11 @@ windows add up: what is known of an instant does not depend on the window it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -96,62 +97,85 @@ class _Scene(NamedTuple):
     silence_ns: int
 
 
+class _Strip(NamedTuple):
+    """A band of slots over all time."""
+
+    band: Band
+    reserved: list[Piece[Reservation]]
+    useless: set[Layout]
+    """The layouts that leave these slots stranded."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTimeline:
+    """One GPU over all time. It is worked out once; windows of it are cheap."""
+
+    gpu: str
+    _whole: tuple[Sequence[Piece[Any]], ...]
+    _strips: dict[Tiling, list[_Strip]]
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> GpuTimeline:
+        """What evidence says of a GPU."""
+        claims = claims_in_force(evidence)
+        boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
+        whole = (
+            stays(evidence),
+            prevailing(Piece(layout.start_ns, FOREVER_NS, layout) for layout in evidence.layouts),
+            prevailing(Piece(o.start_ns, o.end_ns, o) for o in evidence.outages),
+            prevailing(Piece(s.start_ns, s.end_ns, s.witness) for s in evidence.sightings),
+            silences(evidence.stretches, sorted(boundaries)),
+        )
+        strips = {tiling: _strips(evidence, claims, tiling) for tiling in Tiling}
+        return cls(evidence.gpu, whole, strips)
+
+    def entries(self, start_ns: int, end_ns: int) -> list[Entry]:
+        """All entries of a window, in order: both tilings complete while the GPU was in a node."""
+        scenes = [
+            Piece(start, end, scene)
+            for start, end, values in aligned(self._whole, start_ns, end_ns)
+            if (scene := _Scene(*values)).stay
+        ]
+        found: list[Entry] = []
+        for tiling, strips in self._strips.items():
+            contents = [(s.band.slots, piece) for s in strips for piece in _contents(s, scenes)]
+            found += _entries(self.gpu, tiling, contents)
+        return found
+
+
 def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[Entry]:
-    """All entries of a window, in order: both tilings complete while the GPU was in a node."""
-    claims = claims_in_force(evidence)
-    scenes = list(_scenes(evidence, claims, start_ns, end_ns))
-    entries: list[Entry] = []
-    for tiling in Tiling:
-        stranded = {
-            layout: layout.stranded(tiling) for layout in evidence.layouts if layout.instances
-        }
-        kept = [reservation.slots(tiling) for reservation in evidence.reservations]
-        edges = chain.from_iterable(chain(kept, *stranded.values()))
-        found: list[tuple[Slots, Piece[Content]]] = []
-        for band in bands(claims, tiling, edges):
-            useless = {layout for layout, parts in stranded.items() if _has(parts, band.slots)}
-            reserved = prevailing(
+    """All entries of one window; for several of one GPU, make its `GpuTimeline` once."""
+    return GpuTimeline.of(evidence).entries(start_ns, end_ns)
+
+
+def _strips(evidence: Evidence, claims: list[Claim], tiling: Tiling) -> list[_Strip]:
+    """All slots of a tiling, in bands that nothing divides."""
+    stranded = {layout: layout.stranded(tiling) for layout in evidence.layouts}
+    kept = {reservation: reservation.slots(tiling) for reservation in evidence.reservations}
+    edges = chain.from_iterable(chain(kept.values(), *stranded.values()))
+    return [
+        _Strip(
+            band,
+            prevailing(
                 Piece(reservation.start_ns, reservation.end_ns, reservation)
-                for reservation in evidence.reservations
-                if _has((reservation.slots(tiling),), band.slots)
-            )
-            found += ((band.slots, p) for p in _contents(band, reserved, useless, scenes))
-        entries += _entries(evidence.gpu, tiling, found)
-    return entries
+                for reservation, slots in kept.items()
+                if _has((slots,), band.slots)
+            ),
+            {layout for layout, parts in stranded.items() if _has(parts, band.slots)},
+        )
+        for band in bands(claims, tiling, edges)
+    ]
 
 
-def _has(parts: tuple[Slots, ...], slots: Slots) -> bool:
+def _has(parts: Iterable[Slots], slots: Slots) -> bool:
     return any(part.low <= slots.low and slots.high <= part.high for part in parts)
 
 
-def _scenes(
-    evidence: Evidence, claims: list[Claim], start_ns: int, end_ns: int
-) -> Iterator[Piece[_Scene]]:
-    """The window, cut wherever something changes for the whole GPU."""
-    boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
-    timelines = (
-        stays(evidence),
-        prevailing(Piece(layout.start_ns, FOREVER_NS, layout) for layout in evidence.layouts),
-        prevailing(Piece(outage.start_ns, outage.end_ns, outage) for outage in evidence.outages),
-        prevailing(Piece(t.start_ns, t.end_ns, t.witness) for t in evidence.sightings),
-        silences(evidence.stretches, sorted(boundaries)),
-    )
-    for start, end, values in aligned(timelines, start_ns, end_ns):
-        scene = _Scene(*values)
-        if scene.stay:
-            yield Piece(start, end, scene)
-
-
-def _contents(
-    band: Band,
-    reserved: list[Piece[Reservation]],
-    useless: set[Layout],
-    scenes: list[Piece[_Scene]],
-) -> list[Piece[Content]]:
+def _contents(strip: _Strip, scenes: list[Piece[_Scene]]) -> list[Piece[Content]]:
     """What is true of the slots of a band."""
     if not scenes:
         return []
-    timelines = (scenes, band.holders, reserved)
+    timelines = (scenes, strip.band.holders, strip.reserved)
     found: list[Piece[Content]] = []
     for start, end, values in aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
         scene: _Scene | None = values[0]
@@ -162,7 +186,7 @@ def _contents(
         if claim:
             content = _held(claim, scene)
         else:
-            content = _free(reservation, scene, stranded=scene.layout in useless)
+            content = _free(reservation, scene, stranded=scene.layout in strip.useless)
         extend(found, Piece(start, end, content))
     return found
 

@@ -10,10 +10,11 @@ import properties
 from histories import S
 from properties import Metering
 
-from collector.metering.energy import Increments, Readings, increments
+from collector.metering.energy import Increments, Owners, Readings, increments, owners
 from collector.metering.evidence import Claim, Evidence, Witness
 from collector.metering.holders import Conflict, claims_in_force
 from collector.metering.tiling import Entry, State, tile
+from collector.metering.units import FOREVER_NS
 
 
 def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[Entry]:
@@ -73,6 +74,20 @@ def negative_reset(runs: Iterable[Readings]) -> Increments:
     return msgspec.structs.replace(
         right, millijoules=np.where(right.same, right.millijoules, -right.millijoules)
     )
+
+
+def restart_attributed(runs: Iterable[Readings]) -> Increments:
+    """Whoever holds the GPU pays for what its counter says after a restart."""
+    right = increments(runs)
+    return msgspec.structs.replace(right, same=np.ones_like(right.same))
+
+
+def handover_guessed(evidence: Evidence) -> list[Owners]:
+    """What was used over a handover is the earlier holder's."""
+    return [
+        msgspec.structs.replace(band, ends_ns=np.full_like(band.ends_ns, FOREVER_NS))
+        for band in owners(evidence)
+    ]
 
 
 def stretched_grace(evidence: Evidence, start: int, end: int) -> list[Entry]:
@@ -155,6 +170,14 @@ MUTANTS = {
     ),
     "negative energy": (
         Metering(increments=negative_reset),
+        properties.p12_energy_adds_up_to_the_counter,
+    ),
+    "restart attributed": (
+        Metering(increments=restart_attributed),
+        properties.p12_energy_adds_up_to_the_counter,
+    ),
+    "handover guessed": (
+        Metering(owners=handover_guessed),
         properties.p12_energy_adds_up_to_the_counter,
     ),
     "grace stretched over a gap": (

@@ -12,7 +12,7 @@ import msgspec
 from histories import Case, S
 
 from collector.metering import energy, holders, tiling
-from collector.metering.energy import Increments, Readings, Share
+from collector.metering.energy import Increments, Owners, Readings, Share
 from collector.metering.evidence import Evidence
 from collector.metering.holders import Conflict
 from collector.metering.observation import GAP_NS
@@ -27,7 +27,11 @@ class Metering:
     tile: Callable[[Evidence, int, int], list[Entry]] = tiling.tile
     conflicts: Callable[[Evidence], list[Conflict]] = holders.conflicts
     increments: Callable[[Iterable[Readings]], Increments] = energy.increments
-    shares: Callable[[Evidence, Increments, int, int], list[Share]] = energy.shares
+    owners: Callable[[Evidence], list[Owners]] = energy.owners
+
+    def shares(self, evidence: Evidence, counted: Increments, start: int, end: int) -> list[Share]:
+        """The energy of one window."""
+        return energy.shares(self.owners(evidence), counted, start, end)
 
 
 KIND = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collector.metering.energy import Readings, Reset, Share, Use, increments, shares
+from collector.metering.energy import Readings, Reset, Share, Use, increments, owners, shares
 from collector.metering.evidence import (
     Claim,
     Evidence,
@@ -224,7 +224,7 @@ def counters(*pairs: tuple[int, int], boot="a"):
 def test_energy_over_a_silence_is_the_holders_and_over_a_handover_no_ones():
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 55), claim("b", 55, 100)))
     counted = increments([counters((0, 1000), (10, 1100), (50, 1500), (60, 1570), (70, 1600))])
-    assert shares(evidence, counted, 0, 70 * S) == [
+    assert shares(owners(evidence), counted, 0, 70 * S) == [
         Share(0, 55 * S, 0, 840, Use.ATTRIBUTED, 500, "tenant of a", "", "a"),
         Share(50 * S, 60 * S, 0, 840, Use.UNATTRIBUTED, 70),
         Share(55 * S, 70 * S, 0, 840, Use.ATTRIBUTED, 30, "tenant of b", "", "b"),
@@ -237,7 +237,7 @@ def test_a_counter_that_starts_over_counts_from_zero_and_says_what_is_lost():
     counted = increments(runs)
     assert counted.millijoules.tolist() == [200, 50, 40, 400]
     assert counted.resets() == [Reset(10 * S, 20 * S), Reset(30 * S, 60 * S)]
-    found = shares(Evidence("g", HERE), counted, 0, 100 * S)
+    found = shares(owners(Evidence("g", HERE)), counted, 0, 100 * S)
     assert [(share.use, share.millijoules) for share in found] == [
         (Use.IDLE, 240), (Use.UNATTRIBUTED, 50), (Use.UNATTRIBUTED, 400)
     ]  # fmt: skip
@@ -248,7 +248,7 @@ def test_the_energy_of_a_shared_gpu_is_divided_to_the_last_millijoule():
         claim(f"c{i}", 0, 100, compute=replica(i, 3), memory=replica(i, 3)) for i in range(3)
     )
     counted = increments([counters((0, 0), (10, 100))])
-    found = shares(Evidence("g", HERE, claims=thirds), counted, 0, 100 * S)
+    found = shares(owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
     assert [(share.claim, share.millijoules) for share in found] == [
         ("c0", 33), ("c1", 33), ("c2", 34)
     ]  # fmt: skip
