@@ -9,10 +9,10 @@ from itertools import pairwise
 import msgspec
 
 from collector.metering.energy import Readings, Use
-from collector.metering.evidence import Claim, Evidence
+from collector.metering.evidence import Claim, Evidence, Witness
 from collector.metering.observation import GAP_NS
 from collector.metering.tiling import Entry, State
-from collector.metering.units import Tiling
+from collector.metering.units import FOREVER_NS, Tiling
 
 
 def holder(claims: Iterable[Claim], tiling: Tiling, slot: int, instant: int) -> Claim | None:
@@ -68,6 +68,26 @@ def ended_early(evidence: Evidence) -> list[tuple[Claim, Claim]]:
 
 def present(evidence: Evidence, instant: int) -> bool:
     return any(stay.start_ns <= instant < stay.end_ns for stay in evidence.stays)
+
+
+def node(evidence: Evidence, instant: int) -> str:
+    """Where the GPU is by the latest word."""
+    here = [stay for stay in evidence.stays if stay.start_ns <= instant < stay.end_ns]
+    return max(here, key=lambda stay: (stay.start_ns, stay.node)).node
+
+
+def witness(evidence: Evidence, instant: int) -> Witness:
+    """The best of those who say that the node was there."""
+    said = [s.witness for s in evidence.sightings if s.start_ns <= instant < s.end_ns]
+    return max(said, default=Witness.NONE)
+
+
+def silence_ns(evidence: Evidence, instant: int) -> int:
+    """From the last sample to the next, of whatever boot."""
+    samples = [stretch.first_ns for stretch in evidence.stretches]
+    before = [sample for sample in samples if sample <= instant]
+    after = [sample for sample in samples if sample > instant]
+    return min(after) - max(before) if before and after else FOREVER_NS
 
 
 def seen(evidence: Evidence, instant: int) -> bool:

@@ -108,6 +108,7 @@ def p3_pointwise_oracle(metering: Metering, case: Case) -> None:
 def _as_the_model_says(evidence: Evidence, entry: Entry, slot: int, instant: int) -> None:
     claim = model.holder(model.ended(evidence), entry.tiling, slot, instant)
     outage = model.out_of_order(evidence, instant)
+    assert entry.node == model.node(evidence, instant)
     if claim:
         assert (entry.claim, entry.tenant, entry.workload) == (
             claim.id,
@@ -136,6 +137,9 @@ def _as_the_model_says(evidence: Evidence, entry: Entry, slot: int, instant: int
     if entry.state in KIND and not any(s.uncertainty_ns for s in evidence.stretches):
         seen = entry.state in {State.OBSERVED, State.IDLE}
         assert seen == model.seen(evidence, instant)
+        if entry.state is State.INFERRED:
+            assert entry.silence_ns == model.silence_ns(evidence, instant)
+            assert entry.witness is model.witness(evidence, instant)
     assert (entry.witness is not None) == (entry.silence_ns > 0) == (entry.state is State.INFERRED)
 
 
