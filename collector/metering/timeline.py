@@ -1,0 +1,86 @@
+"""Timelines: disjoint pieces of time in order, each with a value. Time that has none is left out."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+
+class Ordered(Protocol):
+    """What can be compared with its like."""
+
+    def __lt__(self, other: Any, /) -> bool:
+        """Whether the other one prevails."""
+
+
+T = TypeVar("T")
+Ranked = TypeVar("Ranked", bound=Ordered)
+
+
+class Piece(NamedTuple, Generic[T]):
+    """A value in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    value: T
+
+
+_END = attrgetter("end_ns")
+_VALUE = attrgetter("value")
+
+
+def prevailing(candidates: Iterable[Piece[Ranked]]) -> list[Piece[Ranked]]:
+    """At every instant the greatest of the values in force, for candidates that may overlap."""
+    ranked = sorted((c for c in candidates if c.start_ns < c.end_ns), key=_VALUE, reverse=True)
+    waiting = sorted(range(len(ranked)), key=lambda rank: -ranked[rank].start_ns)
+    in_force: list[int] = []
+    found: list[Piece[Ranked]] = []
+    now = 0
+    while waiting or in_force:
+        if not in_force:
+            now = ranked[waiting[-1]].start_ns
+        while waiting and ranked[waiting[-1]].start_ns <= now:
+            heappush(in_force, waiting.pop())
+        first = ranked[in_force[0]]
+        if first.end_ns <= now:
+            heappop(in_force)
+            continue
+        until = min(first.end_ns, ranked[waiting[-1]].start_ns) if waiting else first.end_ns
+        extend(found, Piece(now, until, first.value))
+        now = until
+    return found
+
+
+def extend(timeline: list[Piece[T]], piece: Piece[T]) -> None:
+    """Add a piece at the end; it becomes one with the last where it only goes on."""
+    if timeline and timeline[-1].end_ns == piece.start_ns and timeline[-1].value == piece.value:
+        piece = Piece(timeline.pop().start_ns, piece.end_ns, piece.value)
+    timeline.append(piece)
+
+
+def aligned(
+    timelines: Sequence[Sequence[Piece[Any]]], start_ns: int, end_ns: int
+) -> Iterator[Piece[tuple[Any, ...]]]:
+    """Several timelines over [start, end), cut wherever one changes; None where one has nothing."""
+    at = [bisect_right(timeline, start_ns, key=_END) for timeline in timelines]
+    now = start_ns
+    while now < end_ns:
+        until = end_ns
+        values: list[Any] = []
+        for number, timeline in enumerate(timelines):
+            while at[number] < len(timeline) and timeline[at[number]].end_ns <= now:
+                at[number] += 1
+            value = None
+            if at[number] < len(timeline):
+                piece = timeline[at[number]]
+                if piece.start_ns <= now:
+                    value = piece.value
+                    until = min(until, piece.end_ns)
+                else:
+                    until = min(until, piece.start_ns)
+            values.append(value)
+        yield Piece(now, until, tuple(values))
+        now = until

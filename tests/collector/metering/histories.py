@@ -1,0 +1,202 @@
+"""Histories of one GPU, with everything that may happen to it, for properties to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+
+from collector.metering.energy import Readings
+from collector.metering.evidence import (
+    Claim,
+    Evidence,
+    Instance,
+    Layout,
+    Level,
+    Outage,
+    Release,
+    Reservation,
+    Sighting,
+    Stay,
+    Stretch,
+    Witness,
+)
+from collector.metering.units import (
+    FOREVER_NS,
+    WHOLE,
+    compute_slices,
+    memory_slices,
+    replica,
+)
+
+S = 1_000_000_000
+LAST = 400
+PROFILES = [(1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8)]
+"""Compute and memory slices of the MIG profiles of an H100."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A history, a window cut in two, and what else a property needs to vary it."""
+
+    evidence: Evidence
+    readings: tuple[Readings, ...]
+    start: int
+    middle: int
+    end: int
+    points: tuple[tuple[int, int], ...]
+    """Instants and slots to look at."""
+    other_stretches: tuple[Stretch, ...]
+    random: Random
+
+    def shuffled(self) -> Evidence:
+        """The same facts in another order, some of them more than once."""
+        fields = {
+            name: self.mixed(value)
+            for name, value in msgspec.structs.asdict(self.evidence).items()
+            if isinstance(value, tuple)
+        }
+        return msgspec.structs.replace(self.evidence, **fields)
+
+    def mixed(self, facts: tuple[object, ...]) -> tuple[object, ...]:
+        """Facts in another order, some of them more than once."""
+        again = [*facts, *(fact for fact in facts if self.random.random() < 0.3)]
+        self.random.shuffle(again)
+        return tuple(again)
+
+
+seconds = st.integers(0, LAST).map(lambda second: second * S)
+lengths = st.integers(10, LAST).map(lambda second: second * S)
+ends = st.one_of(seconds, st.just(FOREVER_NS))
+tenants = st.sampled_from(["red", "green", "blue"])
+
+
+@st.composite
+def slot_ranges(draw):
+    """Compute and memory slots: a whole GPU, a replica of a shared one, or a MIG instance."""
+    kind = draw(st.sampled_from(["whole", "replica", "instance"]))
+    if kind == "whole":
+        return WHOLE, WHOLE
+    if kind == "replica":
+        of = draw(st.integers(2, 9))
+        slots = replica(draw(st.integers(0, of - 1)), of)
+        return slots, slots
+    compute, memory = draw(st.sampled_from(PROFILES))
+    return (
+        compute_slices(draw(st.integers(0, 7 - compute)), compute),
+        memory_slices(draw(st.integers(0, 8 - memory)), memory),
+    )
+
+
+@st.composite
+def claims(draw):
+    compute, memory = draw(slot_ranges())
+    start = draw(seconds)
+    return Claim(
+        level=draw(st.sampled_from([Level.SCHEDULER, Level.SCHEDULER, *Level])),
+        start_ns=start,
+        id=draw(st.text("abc", min_size=1, max_size=4)),
+        tenant=draw(tenants),
+        end_ns=draw(st.one_of(lengths.map(lambda length: start + length), st.just(FOREVER_NS))),
+        workload=draw(st.sampled_from(["", "job"])),
+        node=draw(st.sampled_from(["", "", "", "n1", "n2"])),
+        compute=compute,
+        memory=memory,
+        exclusive=draw(st.sampled_from([True, True, True, False])),
+        system=draw(st.sampled_from([False] * 6 + [True])),
+    )
+
+
+@st.composite
+def layouts(draw):
+    compute = memory = 0
+    instances = []
+    for compute_size, memory_size in draw(st.lists(st.sampled_from(PROFILES), max_size=7)):
+        if compute + compute_size <= 7 and memory + memory_size <= 8:
+            instances.append(
+                Instance(compute_slices(compute, compute_size), memory_slices(memory, memory_size))
+            )
+            compute += compute_size
+            memory += memory_size
+    return Layout(draw(seconds), draw(st.sampled_from(["l1", "l2", "l3"])), tuple(instances))
+
+
+@st.composite
+def samples(draw, uncertainty_ns=0):
+    """Every sample as a stretch of its own: runs of one boot, in steps below and above a gap."""
+    found = []
+    for _ in range(draw(st.integers(0, 4))):
+        boot, first = draw(st.sampled_from("ab")), draw(st.integers(0, LAST))
+        step, count = draw(st.sampled_from([10, 30, 7, 31, 45])), draw(st.integers(1, 20))
+        found += [
+            Stretch(boot, (first + at * step) * S, (first + at * step) * S, uncertainty_ns)
+            for at in range(count)
+        ]
+    return tuple(found)
+
+
+@st.composite
+def readings(draw):
+    """Runs of the energy counter, which may fall at any time."""
+    found = []
+    for boot in draw(st.lists(st.sampled_from("abc"), max_size=3)):
+        first, counter = draw(st.integers(0, LAST)), draw(st.integers(0, 5000))
+        steps = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(-60, 900)), max_size=8))
+        instants, counters = [first * S], [counter]
+        for length, more in steps:
+            instants.append(instants[-1] + length * S)
+            counters.append(max(0, counters[-1] + more) if more >= 0 else -more)
+        found.append(Readings(boot, np.array(instants, np.int64), np.array(counters, np.int64)))
+    return tuple(found)
+
+
+@st.composite
+def reservations(draw):
+    compute, memory = draw(slot_ranges())
+    name = draw(st.sampled_from(["r1", "r2"]))
+    return Reservation(draw(seconds), name, draw(tenants), draw(ends), compute, memory)
+
+
+def few(strategy, most=2):
+    return st.lists(strategy, max_size=most).map(tuple)
+
+
+@st.composite
+def histories(draw):
+    held = tuple(draw(st.lists(claims(), max_size=7, unique_by=lambda claim: claim.id)))
+    ids = st.sampled_from([claim.id for claim in held] or ["unheard of"])
+    nodes = st.sampled_from(["n1", "n2"])
+    moves = st.lists(st.builds(Stay, seconds, nodes, ends), min_size=1, max_size=3).map(tuple)
+    return Evidence(
+        gpu="GPU-1",
+        stays=draw(st.one_of(st.just((Stay(0, "n1"),)), moves)),
+        claims=held,
+        releases=draw(few(st.builds(Release, ids, seconds), 3)),
+        stretches=draw(samples(draw(st.sampled_from([0, 0, 2 * S])))),
+        layouts=draw(few(layouts())),
+        outages=draw(few(st.builds(Outage, st.booleans(), seconds, seconds))),
+        reservations=draw(few(reservations())),
+        sightings=draw(few(st.builds(Sighting, st.sampled_from(Witness), seconds, ends))),
+    )
+
+
+@st.composite
+def cases(draw):
+    evidence = draw(histories())
+    wide = st.tuples(st.just(0), seconds, st.just(LAST * S))
+    start, middle, end = sorted(draw(st.one_of(wide, st.tuples(seconds, seconds, seconds))))
+    return Case(
+        evidence=evidence,
+        readings=draw(readings()),
+        start=start,
+        middle=middle,
+        end=end,
+        points=tuple(
+            draw(st.lists(st.tuples(seconds, st.integers(0, 839)), min_size=1, max_size=6))
+        ),
+        other_stretches=draw(samples()),
+        random=draw(st.randoms(use_true_random=False)),
+    )

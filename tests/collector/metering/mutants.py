@@ -1,0 +1,200 @@
+"""Metering as it goes wrong in the field: each of these must break a property."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+import properties
+from histories import S
+from properties import Metering
+
+from collector.metering.energy import Increments, Owners, Readings, increments, owners
+from collector.metering.evidence import Claim, Evidence, Witness
+from collector.metering.holders import Conflict, claims_in_force
+from collector.metering.tiling import Entry, State, tile
+from collector.metering.units import FOREVER_NS
+
+
+def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """What is still open when the window ends is forgotten."""
+    return [entry for entry in tile(evidence, start, end) if entry.t1_ns < end]
+
+
+def arrival_order(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """A claim that arrives ends all that arrived before, wherever it begins."""
+    arrived: list[Claim] = []
+    for claim in evidence.claims:
+        arrived = [
+            msgspec.structs.replace(before, end_ns=min(before.end_ns, claim.start_ns))
+            if before.start_ns < claim.end_ns
+            else before
+            for before in arrived
+        ]
+        arrived.append(claim)
+    return tile(msgspec.structs.replace(evidence, claims=tuple(arrived)), start, end)
+
+
+def counted_twice(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """Every claim has its slots, whoever else has them."""
+    claims = claims_in_force(evidence)
+    alone = [tile(msgspec.structs.replace(evidence, claims=()), start, end)]
+    alone += [
+        [
+            entry
+            for entry in tile(msgspec.structs.replace(evidence, claims=(claim,)), start, end)
+            if entry.claim == claim.id
+        ]
+        for claim in claims
+    ]
+    free = [entry for entry in tile(evidence, start, end) if not entry.tenant]
+    return [*free, *(entry for entries in alone[1:] for entry in entries)]
+
+
+def silent_agent_loses_holder(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """What no one saw, no one held."""
+    lost = {"state": State.UNKNOWN, "witness": None, "silence_ns": 0}
+    lost |= {"tenant": "", "workload": "", "claim": ""}
+    return [
+        msgspec.structs.replace(entry, **lost) if entry.state is State.INFERRED else entry
+        for entry in tile(evidence, start, end)
+    ]
+
+
+def clamped_reset(runs: Iterable[Readings]) -> Increments:
+    """A counter that fell has counted nothing."""
+    right = increments(runs)
+    return msgspec.structs.replace(right, millijoules=np.where(right.same, right.millijoules, 0))
+
+
+def negative_reset(runs: Iterable[Readings]) -> Increments:
+    """A counter that fell gives energy back."""
+    right = increments(runs)
+    return msgspec.structs.replace(
+        right, millijoules=np.where(right.same, right.millijoules, -right.millijoules)
+    )
+
+
+def restart_attributed(runs: Iterable[Readings]) -> Increments:
+    """Whoever holds the GPU pays for what its counter says after a restart."""
+    right = increments(runs)
+    return msgspec.structs.replace(right, same=np.ones_like(right.same))
+
+
+def handover_guessed(evidence: Evidence) -> list[Owners]:
+    """What was used over a handover is the earlier holder's."""
+    return [
+        msgspec.structs.replace(band, ends_ns=np.full_like(band.ends_ns, FOREVER_NS))
+        for band in owners(evidence)
+    ]
+
+
+def stretched_grace(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """The last sample before a gap vouches for the time after it."""
+    longer = tuple(
+        msgspec.structs.replace(stretch, last_ns=stretch.last_ns + 30 * S)
+        for stretch in evidence.stretches
+    )
+    return tile(msgspec.structs.replace(evidence, stretches=longer), start, end)
+
+
+def bridged_boots(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """A restart between two samples goes unnoticed."""
+    one = tuple(msgspec.structs.replace(stretch, boot="a") for stretch in evidence.stretches)
+    return tile(msgspec.structs.replace(evidence, stretches=one), start, end)
+
+
+def ignored_release(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """A claim lasts as long as was planned."""
+    return tile(msgspec.structs.replace(evidence, releases=()), start, end)
+
+
+def clipped_samples(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """Samples outside the window are not looked at."""
+    inside = tuple(s for s in evidence.stretches if start <= s.first_ns < end)
+    return tile(msgspec.structs.replace(evidence, stretches=inside), start, end)
+
+
+def ignored_level(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """The latest claim holds, whoever's word it is."""
+    highest = max((claim.level for claim in evidence.claims), default=None)
+    same = tuple(msgspec.structs.replace(claim, level=highest) for claim in evidence.claims)
+    return tile(msgspec.structs.replace(evidence, claims=same), start, end)
+
+
+def whole_gpu_memory(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """Memory is given like compute."""
+    alike = tuple(msgspec.structs.replace(c, memory=c.compute) for c in evidence.claims)
+    return tile(msgspec.structs.replace(evidence, claims=alike), start, end)
+
+
+def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """Who holds a GPU pays for its outages."""
+    inferred = {"state": State.INFERRED, "witness": Witness.NONE, "silence_ns": 1}
+    outage = {State.MAINTENANCE, State.DOWN}
+    return [
+        msgspec.structs.replace(entry, **inferred)
+        if entry.state in outage and entry.tenant
+        else entry
+        for entry in tile(evidence, start, end)
+    ]
+
+
+def no_conflicts(_: Evidence) -> list[Conflict]:
+    """Overlaps are settled without a word."""
+    return []
+
+
+MUTANTS = {
+    "conflict not told": (
+        Metering(conflicts=no_conflicts),
+        properties.p7_a_conflict_names_every_claim_that_had_to_end,
+    ),
+    "dropped last interval": (
+        Metering(tile=dropped_last_interval),
+        properties.p1_quantities_add_up_to_capacity,
+    ),
+    "arrival-order processing": (
+        Metering(tile=arrival_order),
+        properties.p2_order_and_repetition_change_nothing,
+    ),
+    "slot counted twice": (Metering(tile=counted_twice), properties.p7_slots_have_one_tenant),
+    "silent agent loses holder": (
+        Metering(tile=silent_agent_loses_holder),
+        properties.p5_samples_never_move_time_between_tenants,
+    ),
+    "clamped energy reset": (
+        Metering(increments=clamped_reset),
+        properties.p12_energy_adds_up_to_the_counter,
+    ),
+    "negative energy": (
+        Metering(increments=negative_reset),
+        properties.p12_energy_adds_up_to_the_counter,
+    ),
+    "restart attributed": (
+        Metering(increments=restart_attributed),
+        properties.p12_energy_adds_up_to_the_counter,
+    ),
+    "handover guessed": (
+        Metering(owners=handover_guessed),
+        properties.p12_energy_adds_up_to_the_counter,
+    ),
+    "grace stretched over a gap": (
+        Metering(tile=stretched_grace),
+        properties.p6_nothing_is_seen_within_a_gap,
+    ),
+    "restart bridged": (Metering(tile=bridged_boots), properties.p6_nothing_is_seen_within_a_gap),
+    "ignored release": (Metering(tile=ignored_release), properties.p3_pointwise_oracle),
+    "samples clipped to the window": (
+        Metering(tile=clipped_samples),
+        properties.p4_windows_add_up,
+    ),
+    "level ignored": (Metering(tile=ignored_level), properties.p3_pointwise_oracle),
+    "memory tiled like compute": (
+        Metering(tile=whole_gpu_memory),
+        properties.p13_handover_has_one_holder_at_every_instant,
+    ),
+    "maintenance billed": (Metering(tile=billed_maintenance), properties.p3_pointwise_oracle),
+}
+"""Every mutant, with a property that must find it."""

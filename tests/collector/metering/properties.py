@@ -1,0 +1,283 @@
+"""What must be true of metering, whoever does it: functions of an implementation and a case."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import model
+import msgspec
+from histories import Case, S
+
+from collector.metering import energy, holders, tiling
+from collector.metering.energy import Increments, Owners, Readings, Share
+from collector.metering.evidence import Evidence
+from collector.metering.holders import Conflict
+from collector.metering.observation import GAP_NS
+from collector.metering.tiling import Entry, State
+from collector.metering.units import GPU_CAPACITY, Tiling
+
+
+@dataclass(frozen=True)
+class Metering:
+    """An implementation of metering; ours, if nothing else is said."""
+
+    tile: Callable[[Evidence, int, int], list[Entry]] = tiling.tile
+    conflicts: Callable[[Evidence], list[Conflict]] = holders.conflicts
+    increments: Callable[[Iterable[Readings]], Increments] = energy.increments
+    owners: Callable[[Evidence], list[Owners]] = energy.owners
+
+    def shares(self, evidence: Evidence, counted: Increments, start: int, end: int) -> list[Share]:
+        """The energy of one window."""
+        return energy.shares(self.owners(evidence), counted, start, end)
+
+
+KIND = {
+    State.OBSERVED: "held",
+    State.INFERRED: "held",
+    State.IDLE: "free",
+    State.UNKNOWN: "free",
+}
+"""States between which samples move time."""
+
+
+def everything(entries: Iterable[Entry]) -> Counter:
+    """Quantity by all that entries say but for their slots and times."""
+    total: Counter = Counter()
+    for entry in entries:
+        said = msgspec.structs.astuple(entry)
+        total[(said[0], said[1], *said[6:])] += entry.quantity
+    return total
+
+
+def by_claim(entries: Iterable[Entry]) -> Counter:
+    """Quantity by whose it is, whatever was seen of it."""
+    total: Counter = Counter()
+    for e in entries:
+        kind = KIND.get(e.state, e.state)
+        total[e.tiling, e.node, kind, e.tenant, e.workload, e.claim, e.layout] += e.quantity
+    return total
+
+
+def present_ns(case: Case) -> int:
+    """How much of the window the GPU was in some node."""
+    edges = {case.start, case.end}
+    edges |= {e for stay in case.evidence.stays for e in (stay.start_ns, stay.end_ns)}
+    inside = sorted(edge for edge in edges if case.start <= edge <= case.end)
+    return sum(b - a for a, b in pairwise(inside) if model.present(case.evidence, a))
+
+
+def p1_quantities_add_up_to_capacity(metering: Metering, case: Case) -> None:
+    total: Counter = Counter()
+    for entry in metering.tile(case.evidence, case.start, case.end):
+        assert entry.quantity > 0
+        assert case.start <= entry.t0_ns < entry.t1_ns <= case.end
+        total[entry.tiling] += entry.quantity
+    for each in Tiling:
+        assert total[each] == GPU_CAPACITY * present_ns(case)
+
+
+def p2_order_and_repetition_change_nothing(metering: Metering, case: Case) -> None:
+    again = case.shuffled()
+    assert metering.tile(again, case.start, case.end) == metering.tile(
+        case.evidence, case.start, case.end
+    )
+    assert metering.conflicts(again) == metering.conflicts(case.evidence)
+    counted = metering.increments(case.readings)
+    repeated = metering.increments(case.mixed(case.readings))
+    window = (case.start, case.end)
+    assert metering.shares(again, repeated, *window) == metering.shares(
+        case.evidence, counted, *window
+    )
+
+
+def p3_pointwise_oracle(metering: Metering, case: Case) -> None:
+    evidence = model.anywhere(case.evidence)
+    entries = metering.tile(evidence, case.start, case.end)
+    for instant, slot in case.points:
+        for each in Tiling:
+            if case.start <= instant < case.end and model.present(evidence, instant):
+                entry = model.the_entry(entries, each, slot, instant)
+                _as_the_model_says(evidence, entry, slot, instant)
+            else:
+                assert not model.at(entries, each, slot, instant)
+
+
+def _as_the_model_says(evidence: Evidence, entry: Entry, slot: int, instant: int) -> None:
+    claim = model.holder(model.ended(evidence), entry.tiling, slot, instant)
+    outage = model.out_of_order(evidence, instant)
+    assert entry.node == model.node(evidence, instant)
+    if claim:
+        assert (entry.claim, entry.tenant, entry.workload) == (
+            claim.id,
+            claim.tenant,
+            claim.workload,
+        )
+    elif entry.state is not State.RESERVED:
+        assert (entry.claim, entry.tenant) == ("", "")
+    if outage:
+        assert entry.state is outage
+    elif claim:
+        expected = {State.OBSERVED, State.INFERRED}
+        expected = {State.ROGUE} if claim.level == 1 else expected
+        expected = {State.SYSTEM} if claim.system else expected
+        assert entry.state in expected
+    elif model.stranded(evidence, entry.tiling, slot, instant):
+        assert entry.state is State.STRANDED
+    elif any(
+        r.start_ns <= instant < r.end_ns
+        and r.slots(entry.tiling)[0] <= slot < r.slots(entry.tiling)[1]
+        for r in evidence.reservations
+    ):
+        assert entry.state is State.RESERVED
+    else:
+        assert entry.state in {State.IDLE, State.UNKNOWN}
+    if entry.state in KIND and not any(s.uncertainty_ns for s in evidence.stretches):
+        seen = entry.state in {State.OBSERVED, State.IDLE}
+        assert seen == model.seen(evidence, instant)
+        if entry.state is State.INFERRED:
+            assert entry.silence_ns == model.silence_ns(evidence, instant)
+            assert entry.witness is model.witness(evidence, instant)
+    assert (entry.witness is not None) == (entry.silence_ns > 0) == (entry.state is State.INFERRED)
+
+
+def p4_windows_add_up(metering: Metering, case: Case) -> None:
+    whole, one, other = (
+        everything(metering.tile(case.evidence, start, end)) for start, end in _windows(case)
+    )
+    assert whole == one + other
+    counted = metering.increments(case.readings)
+    whole, one, other = (
+        _by_use(metering.shares(case.evidence, counted, start, end))
+        for start, end in _windows(case)
+    )
+    assert whole == one + other
+
+
+def _windows(case: Case) -> tuple[tuple[int, int], ...]:
+    return (case.start, case.end), (case.start, case.middle), (case.middle, case.end)
+
+
+def _by_use(found: Iterable[Share]) -> Counter:
+    total: Counter = Counter()
+    for share in found:
+        total[share.use, share.claim] += share.millijoules
+    return total
+
+
+def p5_samples_never_move_time_between_tenants(metering: Metering, case: Case) -> None:
+    for stretches in (case.other_stretches, ()):
+        evidence = msgspec.structs.replace(case.evidence, stretches=stretches)
+        assert by_claim(metering.tile(evidence, case.start, case.end)) == by_claim(
+            metering.tile(case.evidence, case.start, case.end)
+        )
+
+
+def p6_nothing_is_seen_within_a_gap(metering: Metering, case: Case) -> None:
+    """For clocks that are uncertain, as far as they are certain."""
+    samples = sorted({(s.boot, s.first_ns) for s in case.evidence.stretches})
+    slack = max((stretch.uncertainty_ns for stretch in case.evidence.stretches), default=0)
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted(
+        (before - slack, after + slack)
+        for (boot, before), (other, after) in pairwise(samples)
+        if boot == other and after - before <= GAP_NS
+    ):
+        joins = spans and start <= spans[-1][1]
+        first, last = spans.pop() if joins else (start, end)
+        spans.append((first, max(last, end)))
+    for entry in metering.tile(case.evidence, case.start, case.end):
+        if entry.state in {State.OBSERVED, State.IDLE}:
+            assert any(start <= entry.t0_ns and entry.t1_ns <= end for start, end in spans)
+
+
+def p7_slots_have_one_tenant(metering: Metering, case: Case) -> None:
+    entries = metering.tile(case.evidence, case.start, case.end)
+    for each in Tiling:
+        tiles = sorted(
+            (e.t0_ns, e.t1_ns, e.slot_lo, e.slot_hi) for e in entries if e.tiling is each
+        )
+        for low in {tile[2] for tile in tiles}:
+            over = [tile for tile in tiles if tile[2] <= low < tile[3]]
+            assert all(before[1] <= after[0] for before, after in pairwise(over))
+
+
+def p7_a_conflict_names_every_claim_that_had_to_end(metering: Metering, case: Case) -> None:
+    evidence = model.anywhere(case.evidence)
+    expected = model.ended_early(evidence)
+    found = metering.conflicts(evidence)
+    assert {conflict.earlier for conflict in found} == {earlier.id for earlier, _ in expected}
+    pairs = {(c.id, d.id, d.start_ns, min(c.end_ns, d.end_ns)) for c, d in expected}
+    assert {(c.earlier, c.later, c.start_ns, c.end_ns) for c in found} <= pairs
+
+
+def p12_energy_adds_up_to_the_counter(metering: Metering, case: Case) -> None:
+    evidence = model.anywhere(case.evidence)
+    counted = metering.increments(case.readings)
+    found = metering.shares(evidence, counted, case.start, case.end)
+    assert all(share.millijoules > 0 for share in found)
+    increments = model.counted(case.readings)
+    assert int(counted.millijoules.sum()) == sum(amount for _, _, amount, _ in increments)
+    assert {(r.last_ns, r.first_ns) for r in counted.resets()} == {
+        (t0, t1) for t0, t1, _, same in increments if not same
+    }
+    assert sum(share.millijoules for share in found) == sum(
+        amount for _, t1, amount, _ in increments if case.start < t1 <= case.end
+    )
+    assert _by_use(found) == model.shares(evidence, case.readings, case.start, case.end)
+
+
+def p13_handover_has_one_holder_at_every_instant(metering: Metering, case: Case) -> None:
+    evidence = model.anywhere(case.evidence)
+    entries = metering.tile(evidence, case.start, case.end)
+    instants = {instant for change in model.instants(evidence) for instant in (change - 1, change)}
+    for instant in instants:
+        if not (case.start <= instant < case.end and model.present(evidence, instant)):
+            continue
+        for each in Tiling:
+            for slot in {0, *(claim.slots(each).low for claim in evidence.claims)}:
+                entry = model.the_entry(entries, each, slot, instant)
+                _as_the_model_says(evidence, entry, slot, instant)
+
+
+def p14_both_tilings_are_complete_in_every_layout(metering: Metering, case: Case) -> None:
+    entries = metering.tile(case.evidence, case.start, case.end)
+    for change in {case.start, *(layout.start_ns for layout in case.evidence.layouts)}:
+        if not (case.start <= change < case.end and model.present(case.evidence, change)):
+            continue
+        begun = [layout for layout in case.evidence.layouts if layout.start_ns <= change]
+        layout = max(begun, key=lambda layout: (layout.start_ns, layout.id), default=None)
+        for each in Tiling:
+            now = [e for e in entries if e.tiling is each and e.t0_ns <= change < e.t1_ns]
+            assert sum(entry.slot_hi - entry.slot_lo for entry in now) == GPU_CAPACITY
+            assert {entry.layout for entry in now} == {layout.id if layout else ""}
+
+
+def p15_a_wrong_clock_moves_no_claim(metering: Metering, case: Case) -> None:
+    shift = case.random.randrange(-300, 300) * S
+    moved = tuple(
+        msgspec.structs.replace(s, first_ns=s.first_ns + shift, last_ns=s.last_ns + shift)
+        for s in case.evidence.stretches
+    )
+    evidence = msgspec.structs.replace(case.evidence, stretches=moved)
+    assert by_claim(metering.tile(evidence, case.start, case.end)) == by_claim(
+        metering.tile(case.evidence, case.start, case.end)
+    )
+
+
+PROPERTIES = [
+    p1_quantities_add_up_to_capacity,
+    p2_order_and_repetition_change_nothing,
+    p3_pointwise_oracle,
+    p4_windows_add_up,
+    p5_samples_never_move_time_between_tenants,
+    p6_nothing_is_seen_within_a_gap,
+    p7_slots_have_one_tenant,
+    p7_a_conflict_names_every_claim_that_had_to_end,
+    p12_energy_adds_up_to_the_counter,
+    p13_handover_has_one_holder_at_every_instant,
+    p14_both_tilings_are_complete_in_every_layout,
+    p15_a_wrong_clock_moves_no_claim,
+]

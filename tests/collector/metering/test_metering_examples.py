@@ -1,0 +1,262 @@
+"""One GPU, one story each: what the rules mean where a property only says that they hold."""
+
+import numpy as np
+import pytest
+
+from collector.metering.energy import Readings, Reset, Share, Use, increments, owners, shares
+from collector.metering.evidence import (
+    Claim,
+    Evidence,
+    Instance,
+    Layout,
+    Level,
+    Outage,
+    Release,
+    Reservation,
+    Sighting,
+    Stay,
+    Stretch,
+    Witness,
+)
+from collector.metering.holders import Conflict, conflicts
+from collector.metering.observation import joined, stretches
+from collector.metering.tiling import State, tile
+from collector.metering.units import (
+    FOREVER_NS,
+    GPU_HOUR,
+    Tiling,
+    compute_slices,
+    memory_slices,
+    replica,
+)
+
+S = 1_000_000_000
+HERE = (Stay(0, "n1"),)
+
+
+def told(evidence, end=100, tiling=Tiling.COMPUTE, start=0):
+    """Seconds, state and claim of each entry of a tiling."""
+    return [
+        (entry.t0_ns // S, entry.t1_ns // S, entry.state, entry.claim)
+        for entry in tile(evidence, start * S, end * S)
+        if entry.tiling is tiling
+    ]
+
+
+def claim(name, start, end, level=Level.SCHEDULER, **rest: object):
+    return Claim(level, start * S, name, f"tenant of {name}", end * S, **rest)
+
+
+def seen(*seconds: int, boot="a", uncertainty=0):
+    found = stretches(boot, np.array(seconds, np.int64) * S, uncertainty * S)
+    return tuple(found)
+
+
+def test_an_hour_of_a_gpu_is_one_gpu_hour_in_both_tilings():
+    entries = tile(Evidence("g", HERE), 0, 3600 * S)
+    assert [(e.tiling, e.quantity, e.state) for e in entries] == [
+        (Tiling.COMPUTE, GPU_HOUR, State.UNKNOWN),
+        (Tiling.MEMORY, GPU_HOUR, State.UNKNOWN),
+    ]
+
+
+def test_the_earlier_of_two_equal_claims_ends_for_good_and_a_conflict_names_both():
+    evidence = Evidence("g", HERE, claims=(claim("a", 0, 90), claim("b", 20, 40)))
+    assert told(evidence) == [
+        (0, 20, State.INFERRED, "a"),
+        (20, 40, State.INFERRED, "b"),
+        (40, 100, State.UNKNOWN, ""),
+    ]
+    assert conflicts(evidence) == [Conflict(20 * S, 40 * S, "a", "b")]
+
+
+def test_a_claim_that_is_not_exclusive_goes_on_after_another():
+    shared = (claim("a", 0, 90, exclusive=False), claim("b", 20, 40, exclusive=False))
+    evidence = Evidence("g", HERE, claims=shared)
+    assert [row[3] for row in told(evidence)] == ["a", "b", "a", ""]
+    assert conflicts(evidence) == []
+
+
+def test_a_higher_word_holds_for_as_long_as_it_lasts():
+    override = claim("o", 20, 40, Level.ADMINISTRATOR, system=True)
+    evidence = Evidence("g", HERE, claims=(claim("a", 0, 60), override))
+    assert told(evidence) == [
+        (0, 20, State.INFERRED, "a"),
+        (20, 40, State.SYSTEM, "o"),
+        (40, 60, State.INFERRED, "a"),
+        (60, 100, State.UNKNOWN, ""),
+    ]
+    assert conflicts(evidence) == []
+
+
+def test_a_process_that_no_one_gave_the_gpu_to_is_rogue():
+    evidence = Evidence("g", HERE, claims=(claim("p", 10, 20, Level.PROCESS), claim("s", 15, 50)))
+    assert [row[2] for row in told(evidence)] == [
+        State.UNKNOWN, State.ROGUE, State.INFERRED, State.UNKNOWN
+    ]  # fmt: skip
+
+
+def test_a_release_may_come_before_its_claim_and_the_first_counts():
+    releases = (Release("a", 50 * S), Release("a", 30 * S), Release("other", 0))
+    open_end = Claim(Level.SCHEDULER, 10 * S, "a", "t")
+    evidence = Evidence("g", HERE, claims=(open_end,), releases=releases)
+    assert told(evidence)[1] == (10, 30, State.INFERRED, "a")
+    never = Evidence("g", HERE, claims=(open_end,), releases=(Release("a", 5 * S),))
+    assert told(never) == [(0, 100, State.UNKNOWN, "")]
+
+
+def test_a_claim_that_is_told_again_with_its_end_has_ended():
+    open_end = Claim(Level.SCHEDULER, 10 * S, "a", "t")
+    evidence = Evidence(
+        "g", HERE, claims=(Claim(Level.SCHEDULER, 10 * S, "a", "t", 30 * S), open_end)
+    )
+    assert told(evidence)[1:] == [(10, 30, State.INFERRED, "a"), (30, 100, State.UNKNOWN, "")]
+
+
+def test_a_claim_on_a_node_holds_while_the_gpu_is_in_it():
+    moved = (Stay(0, "n1", 30 * S), Stay(40 * S, "n2"))
+    here, there = claim("c1", 10, 90, node="n1"), claim("c2", 0, 80, node="n2")
+    evidence = Evidence("g", moved, claims=(here, there))
+    assert told(evidence) == [
+        (0, 10, State.UNKNOWN, ""),
+        (10, 30, State.INFERRED, "c1"),
+        (40, 80, State.INFERRED, "c2"),
+        (80, 100, State.UNKNOWN, ""),
+    ]
+    assert conflicts(evidence) == []
+
+
+def test_silence_is_inferred_with_the_best_witness_and_its_whole_length():
+    evidence = Evidence(
+        "g",
+        HERE,
+        claims=(claim("a", 0, 100),),
+        stretches=(*seen(0, 10, 20), *seen(80, 90)),
+        sightings=(
+            Sighting(Witness.BMC, 0, 60 * S),
+            Sighting(Witness.SCHEDULER, 30 * S, 50 * S),
+        ),
+    )
+    entries = [e for e in tile(evidence, 0, 100 * S) if e.tiling is Tiling.MEMORY]
+    assert [(e.t0_ns // S, e.state, e.witness, e.silence_ns) for e in entries] == [
+        (0, State.OBSERVED, None, 0),
+        (20, State.INFERRED, Witness.BMC, 60 * S),
+        (30, State.INFERRED, Witness.SCHEDULER, 60 * S),
+        (50, State.INFERRED, Witness.BMC, 60 * S),
+        (60, State.INFERRED, Witness.NONE, 60 * S),
+        (80, State.OBSERVED, None, 0),
+        (90, State.INFERRED, Witness.NONE, FOREVER_NS),
+    ]
+
+
+def test_a_first_sample_just_after_a_claim_began_leaves_no_sliver():
+    late = Evidence(
+        "g", HERE, claims=(claim("a", 9, 50),), stretches=seen(10, 30, 51, uncertainty=1)
+    )
+    assert told(late) == [
+        (0, 9, State.UNKNOWN, ""),
+        (9, 50, State.OBSERVED, "a"),
+        (50, 100, State.UNKNOWN, ""),
+    ]
+    exact = Evidence("g", HERE, claims=(claim("a", 9, 50),), stretches=seen(10, 30, 51))
+    assert [row[:2] for row in told(exact)] == [(0, 9), (9, 10), (10, 50), (50, 51), (51, 100)]
+
+
+def test_samples_of_a_clock_a_minute_off_show_nothing():
+    off = tuple(Stretch("a", first * S, first * S, 0, 61 * S) for first in (0, 10))
+    assert told(Evidence("g", HERE, stretches=off)) == [(0, 100, State.UNKNOWN, "")]
+    assert told(Evidence("g", HERE, stretches=seen(0, 10)))[0] == (0, 10, State.IDLE, "")
+
+
+def test_what_mig_cannot_use_is_stranded_in_one_tiling_only():
+    halves = tuple(
+        Instance(compute_slices(3 * half, 3), memory_slices(4 * half, 4)) for half in (0, 1)
+    )
+    evidence = Evidence(
+        "g", HERE, stretches=seen(0, 20, 40, 60, 80, 100), layouts=(Layout(50 * S, "l", halves),)
+    )
+    entries = tile(evidence, 0, 100 * S)
+    assert [(e.tiling, e.t0_ns // S, e.slot_lo, e.slot_hi, e.state, e.layout) for e in entries] == [
+        (Tiling.COMPUTE, 0, 0, 840, State.IDLE, ""),
+        (Tiling.COMPUTE, 50, 0, 720, State.IDLE, "l"),
+        (Tiling.COMPUTE, 50, 720, 840, State.STRANDED, "l"),
+        (Tiling.MEMORY, 0, 0, 840, State.IDLE, ""),
+        (Tiling.MEMORY, 50, 0, 840, State.IDLE, "l"),
+    ]
+    one = Layout(50 * S, "l", halves[:1])
+    assert one.stranded(Tiling.COMPUTE) == one.stranded(Tiling.MEMORY) == ()
+    with pytest.raises(ValueError, match="overlap"):
+        Layout(0, "l", (halves[0], halves[0]))
+
+
+def test_maintenance_is_no_outage_and_a_reservation_counts_where_it_is_not_used():
+    evidence = Evidence(
+        "g",
+        HERE,
+        claims=(claim("a", 0, 60),),
+        outages=(Outage(False, 10 * S, 40 * S), Outage(True, 20 * S, 30 * S)),  # noqa: FBT003
+        reservations=(Reservation(50 * S, "r", "kept", 90 * S),),
+    )
+    assert told(evidence) == [
+        (0, 10, State.INFERRED, "a"),
+        (10, 20, State.DOWN, "a"),
+        (20, 30, State.MAINTENANCE, "a"),
+        (30, 40, State.DOWN, "a"),
+        (40, 60, State.INFERRED, "a"),
+        (60, 90, State.RESERVED, "r"),
+        (90, 100, State.UNKNOWN, ""),
+    ]
+
+
+def test_samples_in_columns_and_one_by_one_are_the_same_stretches():
+    seconds = [100, 10, 20, 50, 81, 90, 10]
+    singly = [part for second in seconds for part in seen(second)]
+    assert joined(singly) == list(seen(*seconds))
+    assert [(s.first_ns // S, s.last_ns // S) for s in seen(*seconds)] == [(10, 50), (81, 100)]
+    assert seen() == ()
+
+
+def counters(*pairs: tuple[int, int], boot="a"):
+    seconds, values = zip(*pairs, strict=True)
+    return Readings(boot, np.array(seconds, np.int64) * S, np.array(values, np.int64))
+
+
+def test_energy_over_a_silence_is_the_holders_and_over_a_handover_no_ones():
+    evidence = Evidence("g", HERE, claims=(claim("a", 0, 55), claim("b", 55, 100)))
+    counted = increments([counters((0, 1000), (10, 1100), (50, 1500), (60, 1570), (70, 1600))])
+    assert shares(owners(evidence), counted, 0, 70 * S) == [
+        Share(0, 55 * S, 0, 840, Use.ATTRIBUTED, 500, "tenant of a", "", "a"),
+        Share(50 * S, 60 * S, 0, 840, Use.UNATTRIBUTED, 70),
+        Share(55 * S, 70 * S, 0, 840, Use.ATTRIBUTED, 30, "tenant of b", "", "b"),
+    ]
+    assert counted.resets() == []
+
+
+def test_a_counter_that_starts_over_counts_from_zero_and_says_what_is_lost():
+    runs = [counters((0, 1000), (10, 1200), (20, 50), (30, 90)), counters((60, 400), boot="b")]
+    counted = increments(runs)
+    assert counted.millijoules.tolist() == [200, 50, 40, 400]
+    assert counted.resets() == [Reset(10 * S, 20 * S), Reset(30 * S, 60 * S)]
+    found = shares(owners(Evidence("g", HERE)), counted, 0, 100 * S)
+    assert [(share.use, share.millijoules) for share in found] == [
+        (Use.IDLE, 240), (Use.UNATTRIBUTED, 50), (Use.UNATTRIBUTED, 400)
+    ]  # fmt: skip
+
+
+def test_the_energy_of_a_shared_gpu_is_divided_to_the_last_millijoule():
+    thirds = tuple(
+        claim(f"c{i}", 0, 100, compute=replica(i, 3), memory=replica(i, 3)) for i in range(3)
+    )
+    counted = increments([counters((0, 0), (10, 100))])
+    found = shares(owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
+    assert [(share.claim, share.millijoules) for share in found] == [
+        ("c0", 33), ("c1", 33), ("c2", 34)
+    ]  # fmt: skip
+
+
+def test_counters_that_are_no_energy_are_refused():
+    for wrong in (-1, 1 << 53):
+        with pytest.raises(ValueError, match="are no energy"):
+            counters((0, wrong))
+    with pytest.raises(ValueError, match="instants"):
+        Readings("a", np.zeros(2, np.int64), np.zeros(1, np.int64))

@@ -1,0 +1,39 @@
+import pytest
+from histories import cases
+from hypothesis import HealthCheck, Phase, given, settings
+from mutants import MUTANTS
+from properties import PROPERTIES, Metering
+
+
+@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
+@given(case=cases())
+def test_metering(holds, case):
+    holds(Metering(), case)
+
+
+def refuted(holds, metering):
+    """Whether a property finds something wrong; the first such case will do."""
+
+    @settings(
+        max_examples=3000,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
+    def attempt(case) -> None:
+        holds(metering, case)
+
+    try:
+        attempt()
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("bug", MUTANTS)
+def test_properties_find(bug):
+    metering, holds = MUTANTS[bug]
+    assert refuted(holds, metering)
