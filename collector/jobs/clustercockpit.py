@@ -6,6 +6,7 @@ durations are in whole seconds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -152,5 +153,5 @@ def _not_named(line: _Line, named: int) -> list[Unplaced]:
 
 def _shown(value: object) -> str:
     """A value for a person, on one line and not too long."""
-    text = msgspec.json.encode(value).decode()
+    text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -74,7 +74,8 @@ def as_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
         )
     ]
     yield from _table(rows)
-    yield f"{len(jobs.jobs)} jobs on {metered.gpus} GPUs; held and free add up to capacity x time"
+    what = f"{_counted(len(jobs.jobs), 'job')} on {_counted(metered.gpus, 'GPU')}"
+    yield f"{what}; held and free add up to capacity x time"
     yield f"conflicts: {len(metered.clashes)}"
     for gpu, conflict in metered.clashes:
         between = f"{_instant(conflict.start_ns)} to {_instant(conflict.end_ns)}"
@@ -84,7 +85,8 @@ def as_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     for job, part in parts:
         held = hours(part.gpus * job.duration_ns)
         place = part.where or "some node"
-        yield f"  job {job.id} of {job.tenant} on {place}: {part.gpus} GPUs, {held}: {part.reason}"
+        what = f"{_counted(part.gpus, 'GPU')}, {held}: {part.reason}"
+        yield f"  job {job.id} of {job.tenant} on {place}: {what}"
     if metered.unplaced_ns:
         rows = [("TENANT, NOT PLACED", "GPU-HOURS", "GPU-NANOSECONDS")]
         rows += [(name, hours(held), str(held)) for name, held in metered.unplaced_ns.items()]
@@ -97,6 +99,10 @@ def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
     for name, time, count in rows:
         yield f"{name:<{wide[0]}}  {time:>{wide[1]}}  {count:>{wide[2]}}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _instant(instant_ns: int) -> str:

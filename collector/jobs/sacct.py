@@ -40,6 +40,9 @@ class _Row:
         self.number = number
         self.values = values
         self.zone = zone
+        for field in FIELDS:
+            if not values[field].isprintable():
+                self.refuse(field, f"{values[field]!r} cannot be printed")
 
     def refuse(self, field: str, reason: str) -> NoReturn:
         """Raises JobListError about a field."""
@@ -48,8 +51,8 @@ class _Row:
     def name(self, field: str) -> str:
         """A field that is not empty."""
         value = self.values[field]
-        if not value or not value.isprintable():
-            self.refuse(field, f"{value!r} is no name")
+        if not value:
+            self.refuse(field, "is empty")
         return value
 
     def instant_ns(self, field: str) -> int:
