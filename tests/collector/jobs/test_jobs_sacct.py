@@ -157,7 +157,7 @@ def test_the_resources_that_slurm_printed_are_counted():
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2**31), st.integers(0, 2**31), st.integers(0, 9), st.sampled_from("abc"))
+        st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 9), st.sampled_from("abc"))
     )
 )  # fmt: skip
 def test_gpu_time_that_is_not_placed_is_count_times_duration(jobs):
