@@ -1,0 +1,17 @@
+"""Who holds or uses a GPU, as schedulers, runtimes and the kernel write it down.
+
+Every module here is a parser: text or bytes in, frozen values out. Nothing is read here and nothing
+is remembered. What is not in the format that a parser knows is a `FormatError`, never a guess.
+
+    cgroup         /proc/PID/cgroup            which pod, container, job, machine or unit a process is of
+    sluid          names of Slurm's job folders
+    hostlist, gres, slurm, gres_conf           what Slurm's programs print, and its configuration
+    device_ids     names that Kubernetes' device plugins give to GPUs
+    pod_resources  what the kubelet answers about the devices it gave to pods
+"""
+
+from __future__ import annotations
+
+
+class FormatError(ValueError):
+    """Something that is not in the format its parser knows; the message says what and where."""
