@@ -113,14 +113,14 @@ def parse_json(text: str | bytes) -> tuple[Job, ...]:
         return tuple(map(_job_of, jobs))
     except FormatError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         message = f"not what Slurm writes as JSON: {type(error).__name__} {error}"
         raise FormatError(message) from error
 
 
 def _job_of(job: Mapping[str, Any]) -> Job:
     states = job["job_state"]
-    state = str(states if isinstance(states, str) else states[0])
+    state = _text(states if isinstance(states, str) else states[0])
     is_completing = not isinstance(states, str) and "COMPLETING" in states
     start, end = (_number(job[name]) or None for name in ("start_time", "end_time"))
     when = times("COMPLETING" if is_completing else state, start, end)

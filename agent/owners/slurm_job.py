@@ -55,10 +55,15 @@ _ENDED = frozenset(
         "OUT_OF_MEMORY",
         "PREEMPTED",
         "REVOKED",
+        "STAGE_OUT",
         "TIMEOUT",
     ]
 )
-_NOT_STARTED = "PENDING"
+_NOT_STARTED = frozenset(
+    ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
+)
+"""Base states and flags, of which Slurm prints one: src/common/slurm_protocol_defs.c."""
+
 _UNTOLD = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
 _TIME = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
 _UNIX = re.compile("[0-9]{9,11}")
@@ -75,7 +80,7 @@ class Times:
 
 def times(state: str, start: int | None, end: int | None) -> Times:
     """What a start and an end mean for a job in a state."""
-    if state == _NOT_STARTED:
+    if state in _NOT_STARTED:
         return Times(None, None, None)
     return Times(start, end, None) if state in _ENDED else Times(start, None, end)
 
