@@ -120,7 +120,7 @@ _RUNTIMES = {
     "libpod": "podman",
 }
 _MACHINE = re.compile(
-    rf"/(?:machine-(?P<scope>[^/]+)\.scope|machine/(?P<folder>[^/]+)\.libvirt-[a-z]+){_END}"
+    rf"/(?:machine-(?P<scope>[^/]+)\.scope|(?P<folder>[^/]+)\.libvirt-[a-z]+){_END}"
 )
 _DOMAIN = re.compile(rf"(?P<driver>qemu|lxc|xen|ch)-(?:(?P<number>{_NUMBER})-)?(?P<name>.+)")
 _USER = re.compile(

@@ -1,6 +1,7 @@
 """Jobs as `scontrol show job -d` tells them, as text and as JSON.
 
-JSON is to be preferred: its times are Unix seconds, and a job's name cannot look like another field.
+Use JSON on a live cluster: its times are Unix seconds, and names and comments, which users write, stay
+what they are. As text they may hold lines that look like fields, of which only repeated ones are found.
 Source: SchedMD/slurm:src/api/job_info.c, src/plugins/data_parser.
 """
 

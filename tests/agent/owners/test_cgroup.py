@@ -110,6 +110,7 @@ PATHS: dict[str, Owner] = {
     r"/machine.slice/machine-lxc\x2d17\x2db\xc3\xa4r.scope/libvirt": Machine("lxc", "bär", 17),
     "/machine/qemu-1-instance1.libvirt-qemu": Machine("qemu", "instance1", 1),
     "/machine/qemu-1-instance1.libvirt-qemu/vcpu0": Machine("qemu", "instance1", 1),
+    "/machine/lab.partition/qemu-2-web.libvirt-qemu": Machine("qemu", "web", 2),
     "/machine/qemu-web.libvirt-qemu": Machine("qemu", "web", None),
     r"/machine.slice/machine-debian\x2d12.scope": Unit("machine-debian-12.scope"),
     # people and services
