@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,6 +184,14 @@ def test_what_is_no_list_of_groups_says_so(content):
 
 def test_a_kernel_without_control_groups():
     assert owner(b"") == Nobody()
+
+
+def test_every_process_of_this_machine_has_an_owner():
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end meanwhile, but not all of them do
+            found.append(owner((folder / "cgroup").read_bytes()))
+    assert found
 
 
 @given(st.binary())

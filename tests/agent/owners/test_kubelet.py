@@ -14,7 +14,7 @@ import grpc
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import RequestReceived
+from h2.events import StreamEnded
 from hypothesis import given
 from hypothesis import strategies as st
 from support import pod_resources as wire
@@ -75,9 +75,9 @@ def kubelet_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_a_list_of_many_pods(kubelet_socket):
     """It is larger than the windows that HTTP/2 begins with: the server has to be let on."""
-    answer = Kubelet(kubelet_socket).ask(LIST)
-    assert len(answer) > 65_535
-    assert pods(answer) == MANY
+    told = Kubelet(kubelet_socket).ask(LIST)
+    assert len(told) > 65_535
+    assert pods(told) == MANY
 
 
 def test_the_devices_that_could_be_given(kubelet_socket):
@@ -183,23 +183,27 @@ def speaking(path: Path, speak: Callable[[socket.socket], object]) -> Iterator[s
             thread.join()
 
 
-def answering(headers: dict[str, str], content: bytes = b"") -> Callable[[socket.socket], None]:
-    """Speak HTTP/2 well, and answer with headers, content, and nothing more."""
+def well_spoken(reply: Callable[[H2Connection], object]) -> Callable[[socket.socket], None]:
+    """Speak HTTP/2 well until the request has come, and then reply in one piece and no more."""
 
     def speak(connection: socket.socket) -> None:
         http = H2Connection(H2Configuration(client_side=False))
         http.initiate_connection()
         connection.sendall(http.data_to_send())
         while True:
-            for event in http.receive_data(connection.recv(65_536)):
-                if isinstance(event, RequestReceived):
-                    http.send_headers(1, headers.items(), end_stream=not content)
-                    if content:
-                        http.send_data(1, content, end_stream=True)
-                    connection.sendall(http.data_to_send())
-                    return
+            events = http.receive_data(connection.recv(65_536))
+            if any(isinstance(event, StreamEnded) for event in events):
+                reply(http)
+                connection.sendall(http.data_to_send())
+                return
 
     return speak
+
+
+def answer(http: H2Connection, headers: dict[str, str], content: bytes = b"") -> None:
+    http.send_headers(1, headers.items(), end_stream=not content)
+    if content:
+        http.send_data(1, content, end_stream=True)
 
 
 OK = {":status": "200", "grpc-status": "0"}
@@ -220,16 +224,35 @@ OK = {":status": "200", "grpc-status": "0"}
 )
 def test_answers_that_are_none_of_grpc(tmp_path, headers, content, problem):
     with (
-        speaking(tmp_path / "s", answering(headers, content)) as path,
+        speaking(tmp_path / "s", well_spoken(lambda http: answer(http, headers, content))) as path,
         pytest.raises(OSError, match=problem) as refused,
     ):
         Kubelet(path).ask(LIST)
     assert refused.value.errno == errno.EPROTO
 
 
-def test_a_server_that_hangs_up(tmp_path):
-    with speaking(tmp_path / "s", lambda _: None) as path, pytest.raises(ConnectionError):
+GIVES_UP: dict[str, Callable[[socket.socket], object]] = {
+    "at once": lambda _: None,
+    "after the request": lambda connection: connection.recv(65_536),
+    "within the answer": well_spoken(lambda http: http.send_headers(1, OK.items())),
+    "by a reset of the stream": well_spoken(lambda http: http.reset_stream(1)),
+    "by an end of the connection": well_spoken(lambda http: http.close_connection()),
+}
+
+
+@pytest.mark.parametrize("when", GIVES_UP)
+def test_a_server_that_gives_up(tmp_path, when):
+    with speaking(tmp_path / "s", GIVES_UP[when]) as path, pytest.raises(ConnectionError):
         Kubelet(path).ask(LIST)
+
+
+def test_an_answer_counts_although_the_server_ends_right_after_it(tmp_path):
+    def last_words(http: H2Connection) -> None:
+        answer(http, OK, b"\0\0\0\0\1x")
+        http.close_connection()
+
+    with speaking(tmp_path / "s", well_spoken(last_words)) as path:
+        assert Kubelet(path).ask(LIST) == b"x"
 
 
 FRAMES = st.builds(

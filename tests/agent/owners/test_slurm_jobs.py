@@ -193,6 +193,7 @@ def test_a_job_that_waits():
         ("{}", "KeyError 'jobs'"),
         ('{"jobs": [{"job_id": 1}]}', "KeyError 'job_state'"),
         (json.dumps({"jobs": [in_new_json(job_id="1")]}), "'1' is no number"),
+        (json.dumps({"jobs": [in_new_json(job_id=None)]}), "a job without an id"),
         (json.dumps({"jobs": [in_new_json(job_state=[])]}), "IndexError"),
         (json.dumps({"jobs": [in_new_json(nodes=[])]}), r"\[\] is no text"),
         (json.dumps({"jobs": [in_new_json(gres_detail=["gpu:1"])]}), "2 nodes and 1 lists"),
