@@ -101,7 +101,7 @@ _SLURM = re.compile(
     rf"/(?:slurm(?:_(?P<node_v1>[^/]+))?/uid_(?P<user>{_NUMBER})"
     r"|(?:(?P<node_v2>[^/]+)_)?slurmstepd\.scope)"
     rf"/(?:job_(?P<job>{_NUMBER})|(?P<sluid>{sluid.PATTERN}))"
-    r"(?:/step_(?P<step>[^/]+)(?P<daemon>/slurm(?=/|$))?(?:/user)?"
+    r"(?:/step_(?P<step>[^/]+)(?P<daemon>/slurm)?(?:/user)?"
     rf"(?:/task_(?P<task>{_NUMBER}|special))?)?{_END}"
 )
 _POD = re.compile(

@@ -40,10 +40,10 @@ def _names(part: str, most: int) -> list[str]:
     choices: list[list[str]] = [[literal]]
     count = 1
     for inside, literal in zip(rest[::2], rest[1::2], strict=True):
-        choices.append([f"{number:0{width}d}{literal}" for number, width in _numbers(inside, most)])
+        choices.append([f"{number:0{width}d}{literal}" for number, width in _numbers(inside, MOST)])
         count *= len(choices[-1])
-    if count > most:
-        raise _wrong(part, f"stands for more than {MOST} names")
+        if count > most:
+            raise _wrong(part, f"and what stands before it are more than {MOST} names")
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
@@ -58,7 +58,7 @@ def _numbers(text: str, most: int) -> list[tuple[int, int]]:
         if last < first:
             raise _wrong(text)
         if len(found) + last - first >= most:
-            raise _wrong(text, f"stands for more than {MOST} numbers")
+            raise _wrong(text, f"stands for more than {most} numbers")
         found += [(number, len(matched[1])) for number in range(first, last + 1)]
     return found
 

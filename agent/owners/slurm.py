@@ -125,7 +125,8 @@ def _job_of(job: Mapping[str, Any]) -> Job:
     is_completing = not isinstance(states, str) and "COMPLETING" in states
     start, end = (_number(job[name]) or None for name in ("start_time", "end_time"))
     when = times("COMPLETING" if is_completing else state, start, end)
-    task = _number(job.get("array_task_id"))
+    element = _number(job.get("array_task_id"))
+    elements = _text(job.get("array_task_string")) if element is None else str(element)
     array = _number(job.get("array_job_id"))
     number = _number(job["job_id"])
     if number is None:
@@ -143,7 +144,7 @@ def _job_of(job: Mapping[str, Any]) -> Job:
         nodes=expand(_text(job.get("nodes"))),
         allocations=_allocations_of(job),
         gres_counts=parse_tres(_text(job.get("tres_alloc_str"))),
-        array=f"{array}_{task}" if array and task is not None else "",
+        array=f"{array}_{elements}" if array and elements else "",
         sluid=_text(job.get("sluid")),
     )
 

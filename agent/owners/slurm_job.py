@@ -22,7 +22,8 @@ class Allocation:
 class Job:
     """A job as Slurm tells it at one moment. Times are Unix seconds.
 
-    `id` is unique; an element of an array also has `array` (`30185_28`). A job that waits has no
+    `id` is unique; an element of an array also has `array` (`30185_28`), as have those of an array that
+    wait together (`30185_28-59%100`). A job that waits has no
     start and one that runs has no end: what Slurm prints there are plans, and the planned end is
     told apart. `allocations` is None where what is held is not told node by node; `gres_counts` is
     over all nodes, by names such as `gpu` and `gpu:h100`.

@@ -80,6 +80,8 @@ PATHS: dict[str, Owner] = {
     f"/system.slice/nerdctl-{A}.scope": Container("containerd", A, None),
     f"/default/{A}": Container("", A, None),
     f"/machine.slice/libpod-conmon-{A}.scope": Unit(f"libpod-conmon-{A}.scope"),
+    f"/docker/{A}0": Nobody(),
+    f"/system.slice/docker-{A}.scopes": Nobody(),
     # Slurm, v1
     "/slurm/uid_1000/job_211/step_0/task_0": task(user_id=1000),
     "/slurm/uid_1000/job_211/step_batch": task(step="batch", task="", user_id=1000),
@@ -114,6 +116,7 @@ PATHS: dict[str, Owner] = {
     "/machine/lab.partition/qemu-2-web.libvirt-qemu": Machine("qemu", "web", 2),
     "/machine/qemu-web.libvirt-qemu": Machine("qemu", "web", None),
     r"/machine.slice/machine-debian\x2d12.scope": Unit("machine-debian-12.scope"),
+    r"/machine.slice/machine-qemu\x2d2\x2dweb.scopes": Nobody(),
     # people and services
     "/user.slice/user-1000.slice/session-3.scope": User(1000, "3"),
     "/user.slice/user-0.slice/session-c1.scope": User(0, "c1"),

@@ -52,6 +52,12 @@ def test_the_longest_list():
     assert len(expand(f"n[1-{MOST}]")) == MOST
 
 
+def test_a_bound_of_the_caller():
+    assert numbers("0,1-3", 4) == (0, 1, 2, 3)
+    with pytest.raises(FormatError, match="more than 4 numbers"):
+        numbers("0,1-4", 4)
+
+
 def ranged(values: list[int], width: int = 1) -> str:
     """The values as Slurm shortens them: neighbours that count up become a range."""
     ranges: list[list[int]] = []

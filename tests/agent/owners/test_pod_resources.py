@@ -122,6 +122,7 @@ def test_a_field_that_comes_again_replaces_the_first():
         (b"\x0d\x00", "field 1 has 4 bytes, of which 1 came"),
         (b"\x09\x00", "field 1 has 8 bytes, of which 1 came"),
         (b"\x02\x00", "there is no field 0"),
+        (wire.integer(1 << 29, 0), "there is no field 536870912"),
         (b"\x0b", "type 3, which is not in use"),
         (b"\x0c", "type 4, which is not in use"),
         (b"\x0e", "type 6, which is not in use"),

@@ -185,6 +185,18 @@ def test_a_job_that_waits():
     assert (job.nodes, job.allocations, job.array, job.start_seconds) == ((), None, "", None)
 
 
+def test_elements_of_an_array_that_wait_together():
+    unset = {"set": False, "infinite": False, "number": 0}
+    (job,) = of_json(in_new_json(array_task_id=unset, array_task_string="28-59%100"))
+    assert job.array == "3380_28-59%100"
+
+
+def test_devices_are_of_the_nodes_that_are_still_held():
+    held = {"nodes": {"list": "n[05-06]"}}
+    (job,) = of_json(in_new_json(job_resources=held))
+    assert [allocation.node for allocation in job.allocations or ()] == ["n05", "n06"]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -220,7 +232,7 @@ def test_accounting():
     assert (first.start_seconds, first.end_seconds) == (START, END)
     assert (first.nodes, first.gres_counts) == (("n01", "n02"), {"gpu": 5, "gpu:h100": 5})
     assert first.allocations is None
-    assert (cancelled.state, cancelled.nodes) == ("CANCELLED", ())
+    assert (cancelled.state, cancelled.nodes, cancelled.array) == ("CANCELLED", (), "")
     assert (running.start_seconds, running.end_seconds) == (START, None)
     assert (pending.start_seconds, pending.array) == (None, "3388_[5-8%2]")
 
