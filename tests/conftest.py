@@ -10,6 +10,8 @@ from hypothesis import settings
 
 # A shared machine may be slow for a moment; that is no failure of the code.
 settings.register_profile("railscope", deadline=None)
+# `pytest --hypothesis-profile=full` looks for longer.
+settings.register_profile("full", deadline=None, max_examples=1_000)
 settings.load_profile("railscope")
 
 
