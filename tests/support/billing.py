@@ -19,7 +19,8 @@ MONTH = Period(0, 30 * DAY_NS)
 NEXT_MONTH = Period(30 * DAY_NS, 60 * DAY_NS)
 CURRENCIES = ("EUR", "JPY", "KWD")
 SKU = "h100"
-LONGEST_PRICE = 10**10  # ten units of currency
+HIGHEST_PRICE = 10**10  # ten units of currency
+LENGTHS = (SECOND_NS, HOUR_NS, DAY_NS, 20 * DAY_NS)
 
 
 def usage(start_ns: int, end_ns: int, **more: object) -> Usage:
@@ -46,7 +47,7 @@ def book(*prices: Price, currency: str = "EUR", version: int = 1) -> PriceBook:
 
 
 instants = st.integers(MONTH.start_ns + 1, MONTH.end_ns - 1)
-nanos = st.integers(0, LONGEST_PRICE)
+nanos = st.integers(0, HIGHEST_PRICE)
 
 
 @st.composite
@@ -83,7 +84,9 @@ def timelines(draw: st.DrawFn) -> list[Usage]:
     """What a few GPUs did in and around the month: claims one after the other, in changing states."""
     found: list[Usage] = []
     for gpu in range(draw(st.integers(1, 3))):
-        edges = sorted(draw(st.sets(st.integers(-2 * DAY_NS, 32 * DAY_NS), min_size=2, max_size=7)))
+        edges = [draw(st.integers(-2 * DAY_NS, 29 * DAY_NS))]
+        for longest in draw(st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=6)):
+            edges.append(edges[-1] + draw(st.integers(1, longest)))
         claim = ("", "", 0)
         for start, end in pairwise(edges):
             if not claim[0] or draw(st.booleans()):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -13,7 +15,7 @@ from support.billing import MONTH, SKU, book, books, price, timelines, usage, wi
 
 from collector.billing.charges import Charge, Kind, Unit, priced
 from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
-from collector.billing.prices import Group, PriceBook, Tariff
+from collector.billing.prices import Group, Price, PriceBook, Tariff
 from collector.billing.rating import MissingPriceError, Rating, rate
 from collector.billing.sequence import DoubleUsageError
 from collector.billing.usage import State, Usage, Witness
@@ -254,31 +256,34 @@ def amount_by_segments(usages: Sequence[Usage], prices: PriceBook, period: Perio
     """P9's oracle: between any two edges of the book every price is constant; add up."""
     edges = {edge for p in prices.prices for edge in (p.from_ns, p.to_ns)}
     edges |= {period.start_ns, period.end_ns}
-    silent = {
-        one: any(
-            other is not one
-            and other.resource == one.resource
-            and other.state in (State.INFERRED, State.UNKNOWN)
-            and (other.start_ns == one.end_ns or other.end_ns == one.start_ns)
-            for other in usages
-        )
-        for one in usages
-    }
     amount = Fraction(0)
     for one in usages:
         cuts = sorted(
             {one.start_ns, one.end_ns} | {e for e in edges if one.start_ns < e < one.end_ns}
         )
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             if period.start_ns <= start and end <= period.end_ns:
-                amount += _segment(one, start, end, prices, silent[one])
+                amount += _segment(one, (start, end), prices, silence(one, usages))
     return amount
 
 
-def _segment(one: Usage, start: int, end: int, prices: PriceBook, silent: bool) -> Fraction:  # noqa: FBT001, PLR0913 - a test's oracle
+def silence(one: Usage, usages: Sequence[Usage]) -> int:
+    """How long no one saw the resource around a usage: grow the span while something touches it."""
+    start, end = one.start_ns, one.end_ns
+    for _ in usages:
+        for other in usages:
+            unseen = other.state in (State.INFERRED, State.UNKNOWN)
+            touches = other.start_ns <= end and start <= other.end_ns
+            if unseen and touches and other.resource == one.resource:
+                start, end = min(start, other.start_ns), max(end, other.end_ns)
+    return end - start
+
+
+def _segment(one: Usage, span: tuple[int, int], prices: PriceBook, silence_ns: int) -> Fraction:
+    start, end = span
     valid = {(p.tariff.group, p.tenant): p for p in prices.prices if p.from_ns <= start < p.to_ns}
 
-    def found(group: Group):
+    def found(group: Group) -> Price:
         return valid.get((group, one.tenant)) or valid[group, ""]
 
     hours = Fraction((end - start) * one.capacity_units, 840 * HOUR_NS)
@@ -293,8 +298,7 @@ def _segment(one: Usage, start: int, end: int, prices: PriceBook, silent: bool) 
     certain = one.state is State.OBSERVED or (
         time.tariff is Tariff.ALLOCATED
         and one.witness is not Witness.NONE
-        and one.end_ns - one.start_ns <= HOUR_NS
-        and not silent
+        and silence_ns <= HOUR_NS
     )
     return amount + (hours * time.nano / EUR if certain else 0)
 
@@ -303,7 +307,7 @@ def rating_is_the_sum_of_single_prices(implementation: Rate) -> Callable[[], Non
     """P9, for any implementation of rating."""
 
     @given(timelines(), books())
-    def holds(usages, prices):
+    def holds(usages, prices) -> None:
         charges = implementation(usages, prices, MONTH).charges
         billed = total([c for c in charges if c.kind is not Kind.MINIMUM_TOPUP])
         assert billed == amount_by_segments(usages, prices, MONTH)
@@ -360,24 +364,19 @@ def test_what_a_claim_is_billed_is_the_least_that_minimum_and_granularity_allow(
     one = {p.minimum_ns for p in prices.prices if p.tariff.group is Group.TIME}
     step = {p.granularity_ns for p in prices.prices if p.tariff.group is Group.TIME}
     (minimum,), (granularity,) = one, step
-    billed: dict[str, Fraction] = {}
+    charges = rate(usages, prices, everything).charges
+    used: Counter[str] = Counter()
     units = {}
-    for charge in rate(usages, prices, everything).charges:
-        if charge.kind in (Kind.USAGE, Kind.MINIMUM_TOPUP):
-            units.setdefault(charge.claim, set())
-            billed.setdefault(charge.claim, Fraction(0))
-    used = dict.fromkeys(billed, 0)
-    for charge in rate(usages, prices, everything).charges:
-        if charge.kind is Kind.USAGE:
-            used[charge.claim] += charge.service_t1_ns - charge.service_t0_ns
-            units[charge.claim] = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
-    for charge in rate(usages, prices, everything).charges:
-        if charge.kind is Kind.MINIMUM_TOPUP:
-            billed[charge.claim] = charge.quantity / units[charge.claim]
-    for claim, extra in billed.items():
-        time = used[claim] + extra
-        assert time >= minimum
-        assert time % granularity == 0
+    for charge in (one for one in charges if one.kind is Kind.USAGE):
+        duration = charge.service_t1_ns - charge.service_t0_ns
+        used[charge.claim] += duration
+        units[charge.claim] = charge.quantity / duration
+    extras = {one.claim: one.quantity for one in charges if one.kind is Kind.MINIMUM_TOPUP}
+    assert extras.keys() <= used.keys()
+    for claim, time in used.items():
+        extra = extras.get(claim, Fraction(0)) / units[claim]
+        assert time + extra >= minimum
+        assert (time + extra) % granularity == 0
         assert extra < max(granularity, minimum)
 
 
@@ -404,5 +403,5 @@ def test_a_charge_that_is_not_quantity_times_price_cannot_be_made():
     (charge,) = rate([usage(0, HOUR_NS)], book(price(EUR)), MONTH).charges
     assert (charge.sku, charge.amount) == (SKU, 1)
     for wrong in ({"amount": Fraction(2)}, {"amount": 1.0}, {"price_nano": 1e9}):
-        with pytest.raises(ValueError, match="nano|fractions"):
+        with pytest.raises(ValueError, match=r"nano|fractions"):
             replace(charge, **wrong)
