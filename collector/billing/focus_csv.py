@@ -41,16 +41,12 @@ def write(rows: Iterable[Row]) -> str:
 def parse(text: str) -> list[Row]:
     """The rows of a CSV as `write` makes it. Raises FocusCsvError."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    names = next(reader, [])
-    rows = []
-    for cells in reader:
-        where = f"line {reader.line_num}"
-        if len(cells) != len(names):
-            message = f"{where}: {len(cells)} cells under {len(names)} columns"
-            raise FocusCsvError(message)
-        pairs = zip(names, cells, strict=True)
-        rows.append({name: _read(cell, name, where) for name, cell in pairs})
-    return rows
+    try:
+        names = next(reader, [])
+        return [_row(names, cells, f"line {reader.line_num}") for cells in reader]
+    except csv.Error as error:
+        message = f"line {reader.line_num}: {error}"
+        raise FocusCsvError(message) from error
 
 
 def spelled(value: Fraction) -> str:
@@ -71,6 +67,14 @@ def _written(value: Value) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return value
+
+
+def _row(names: list[str], cells: list[str], where: str) -> Row:
+    if len(cells) != len(names):
+        message = f"{where}: {len(cells)} cells under {len(names)} columns"
+        raise FocusCsvError(message)
+    pairs = zip(names, cells, strict=True)
+    return {name: _read(cell, name, where) for name, cell in pairs}
 
 
 def _read(cell: str, name: str, where: str) -> Value:

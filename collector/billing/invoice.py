@@ -133,9 +133,10 @@ def draft(
     charges: Iterable[Charge], tenant: str, period: Period, currency: str, replaces: str = ""
 ) -> Invoice:
     """The invoice of a tenant's charges, in any order. Raises InvoiceError, UnknownCurrencyError."""
-    by_id = {charge.charge_id: charge for charge in sorted(charges, key=_id)}
-    minor = spread({key: charge.amount for key, charge in by_id.items()}, exponent_of(currency))
-    lines = tuple(Line(charge, minor[key]) for key, charge in by_id.items())
+    ordered = sorted(charges, key=lambda charge: charge.charge_id)
+    exact = {charge.charge_id: charge.amount for charge in ordered}
+    minor = spread(exact, exponent_of(currency))
+    lines = tuple(Line(charge, minor[charge.charge_id]) for charge in ordered)
     content_hash = digest(_content(tenant, period, currency, replaces, lines))
     return Invoice(tenant, period, currency, lines, content_hash, replaces)
 
@@ -206,10 +207,6 @@ def enter(register: Mapping[str, Invoice], invoice: Invoice) -> dict[str, Invoic
 def _outside(charge: Charge, period: Period) -> bool:
     within = period.start_ns <= charge.service_t0_ns and charge.service_t1_ns <= period.end_ns
     return bool(charge.unit) and not charge.corrects and not within
-
-
-def _id(charge: Charge) -> str:
-    return charge.charge_id
 
 
 def _content(

@@ -19,7 +19,7 @@ MONTH = Period(0, 30 * DAY_NS)
 NEXT_MONTH = Period(30 * DAY_NS, 60 * DAY_NS)
 CURRENCIES = ("EUR", "JPY", "KWD")
 SKU = "h100"
-HIGHEST_PRICE = 10**10  # ten units of currency
+HIGHEST_PRICE = 10**12  # a thousand units of currency
 LENGTHS = (SECOND_NS, HOUR_NS, DAY_NS, 20 * DAY_NS)
 
 
@@ -46,8 +46,14 @@ def book(*prices: Price, currency: str = "EUR", version: int = 1) -> PriceBook:
     return PriceBook(version, 0, currency, prices)
 
 
-instants = st.integers(MONTH.start_ns + 1, MONTH.end_ns - 1)
-nanos = st.integers(0, HIGHEST_PRICE)
+def between(low: int, high: int) -> st.SearchStrategy[int]:
+    """Integers that are as often far from the ends as near them, which plain ones are not."""
+    even = st.integers(0, 9_973).map(lambda step: low + (high - low) * step // 9_973)
+    return even | st.integers(low, high)
+
+
+instants = between(MONTH.start_ns + 1, MONTH.end_ns - 1)
+nanos = between(0, HIGHEST_PRICE)
 
 
 @st.composite
@@ -84,9 +90,9 @@ def timelines(draw: st.DrawFn) -> list[Usage]:
     """What a few GPUs did in and around the month: claims one after the other, in changing states."""
     found: list[Usage] = []
     for gpu in range(draw(st.integers(1, 3))):
-        edges = [draw(st.integers(-2 * DAY_NS, 29 * DAY_NS))]
+        edges = [draw(between(-2 * DAY_NS, 29 * DAY_NS))]
         for longest in draw(st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=6)):
-            edges.append(edges[-1] + draw(st.integers(1, longest)))
+            edges.append(edges[-1] + draw(between(1, longest)))
         claim = ("", "", 0)
         for start, end in pairwise(edges):
             if not claim[0] or draw(st.booleans()):
