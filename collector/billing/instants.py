@@ -24,6 +24,10 @@ class Period:
             message = f"a period ends after it starts: {self.start_ns} to {self.end_ns}"
             raise ValueError(message)
 
+    def overlaps(self, other: Period) -> bool:
+        """Whether some instant lies in both."""
+        return self.start_ns < other.end_ns and other.start_ns < self.end_ns
+
 
 def from_datetime(moment: datetime) -> int:
     """The instant of a time with an offset, exactly."""

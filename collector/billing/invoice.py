@@ -179,13 +179,14 @@ def enter(register: Mapping[str, Invoice], invoice: Invoice) -> dict[str, Invoic
     """The register with one more invoice issued, or one voided. Entering twice changes nothing.
 
     Raises InvoiceError for a draft, for any other change of what was entered, and for a second
-    invoice of a tenant and period while one stands.
+    invoice of a tenant for any part of a period while one stands.
     """
     known = register.get(invoice.invoice_id)
     standing = [
         other.invoice_id
         for other in register.values()
-        if (other.tenant, other.period) == (invoice.tenant, invoice.period)
+        if other.tenant == invoice.tenant
+        and other.period.overlaps(invoice.period)
         and other.status is Status.ISSUED
         and known is None
     ]
@@ -193,7 +194,7 @@ def enter(register: Mapping[str, Invoice], invoice: Invoice) -> dict[str, Invoic
     if invoice.status is Status.DRAFT:
         wrong = "is a draft"
     elif standing:
-        wrong = f"its tenant and period have {standing[0]}"
+        wrong = f"its tenant has {standing[0]} in that period"
     elif known is None and invoice.status is Status.VOID:
         wrong = "is void, but was never issued"
     elif known is not None and invoice not in (known, replace(known, status=Status.VOID)):

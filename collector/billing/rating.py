@@ -61,7 +61,7 @@ def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
 
     Raises MissingPriceError, and DoubleUsageError for time that would be billed twice.
     """
-    ordered = sorted(usages, key=lambda usage: (usage.resource, usage.start_ns, str(usage)))
+    ordered = sorted(usages, key=_place)
     refuse_doubles(ordered)
     rater = _Rater(book, period)
     found = [
@@ -73,6 +73,11 @@ def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
     charges.extend(rater.claims.topups())
     charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
     return Rating(tuple(charges), tuple(one for one in found if isinstance(one, Review)))
+
+
+def _place(usage: Usage) -> tuple[str, int, int, str, str, str]:
+    u = usage
+    return (u.resource, u.start_ns, u.end_ns, u.tenant, u.claim, u.state)
 
 
 class _Rater:

@@ -75,13 +75,14 @@ def books(draw: st.DrawFn) -> PriceBook:
         "minimum_ns": draw(st.sampled_from([0, 60 * SECOND_NS, HOUR_NS])),
         "granularity_ns": draw(st.sampled_from([1, SECOND_NS, HOUR_NS])),
     }
-    prices = draw(rows_of_prices(**extras))
+    prices = draw(rows_of_prices(**extras, at_claim_start=draw(st.booleans())))
     prices += draw(rows_of_prices(tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS))
     prices += draw(rows_of_prices(tariff=Tariff.RESERVATION))
     if draw(st.booleans()):
         start, end = sorted(draw(st.sets(instants, min_size=2, max_size=2)))
         tariff = draw(st.sampled_from([Tariff.ALLOCATED, Tariff.USED]))
         prices.append(price(draw(nanos), start, end, tenant="team-a", tariff=tariff, **extras))
+        prices[-1] = replace(prices[-1], at_claim_start=draw(st.booleans()))
     return PriceBook(1, 0, draw(st.sampled_from(CURRENCIES)), tuple(prices))
 
 

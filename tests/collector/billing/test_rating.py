@@ -281,10 +281,14 @@ def silence(one: Usage, usages: Sequence[Usage]) -> int:
 
 def _segment(one: Usage, span: tuple[int, int], prices: PriceBook, silence_ns: int) -> Fraction:
     start, end = span
-    valid = {(p.tariff.group, p.tenant): p for p in prices.prices if p.from_ns <= start < p.to_ns}
 
-    def found(group: Group) -> Price:
-        return valid.get((group, one.tenant)) or valid[group, ""]
+    def found(group: Group, instant: int = start) -> Price:
+        valid = {
+            p.tenant: p
+            for p in prices.prices
+            if p.tariff.group is group and p.from_ns <= instant < p.to_ns
+        }
+        return valid.get(one.tenant) or valid[""]
 
     hours = Fraction((end - start) * one.capacity_units, 840 * HOUR_NS)
     if one.state is State.RESERVED:
@@ -294,7 +298,8 @@ def _segment(one: Usage, span: tuple[int, int], prices: PriceBook, silence_ns: i
     energy = one.energy_millijoules if isinstance(one.energy_millijoules, int) else 0
     share = Fraction(end - start, one.end_ns - one.start_ns)
     amount = energy * share / 3_600_000_000 * found(Group.ENERGY).nano / EUR
-    time = found(Group.TIME)
+    begun = found(Group.TIME, one.claim_start_ns)
+    time = begun if begun.at_claim_start else found(Group.TIME)
     certain = one.state is State.OBSERVED or (
         time.tariff is Tariff.ALLOCATED
         and one.witness is not Witness.NONE
