@@ -141,6 +141,13 @@ def test_a_claim_is_topped_up_once_in_the_period_it_ends_in():
     assert second.start_ns <= topups[0].service_t0_ns < topups[0].service_t1_ns
 
 
+def test_a_claim_that_ends_with_the_period_is_topped_up_in_it_and_not_again():
+    prices = book(price(2 * EUR, granularity_ns=2 * HOUR_NS))
+    claim = [usage(MONTH.end_ns - HOUR_NS, MONTH.end_ns)]
+    assert total(rate(claim, prices, MONTH).charges) == 4
+    assert not rate(claim, prices, Period(MONTH.end_ns, 2 * MONTH.end_ns)).charges
+
+
 # What is billable ------------------------------------------------------------------------------
 
 
