@@ -9,7 +9,7 @@ from functools import cached_property
 
 from collector.billing.canonical import digest
 from collector.billing.instants import HOUR_NS
-from collector.billing.usage import GPU_CAPACITY_UNITS
+from collector.metering.units import GPU_CAPACITY
 
 NANO = 10**9
 _MILLIJOULES_PER_KILOWATT_HOUR = 3_600 * 10**6
@@ -35,7 +35,7 @@ class Unit(Enum):
     a price of its own in nanoseconds, energy in millijoules.
     """
 
-    GPU_HOURS = ("GPU-Hours", GPU_CAPACITY_UNITS * HOUR_NS)
+    GPU_HOURS = ("GPU-Hours", GPU_CAPACITY * HOUR_NS)
     INSTANCE_HOURS = ("Instance-Hours", HOUR_NS)
     KILOWATT_HOURS = ("kWh", _MILLIJOULES_PER_KILOWATT_HOUR)
 

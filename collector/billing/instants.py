@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from collector.metering.units import FOREVER_NS
+
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3_600 * SECOND_NS
 DAY_NS = 24 * HOUR_NS
-FOREVER_NS = (1 << 63) - 1
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -23,7 +23,9 @@ from collector.billing.instants import HOUR_NS, Period, spelled
 from collector.billing.minimums import Claims
 from collector.billing.prices import Group, Price, PriceBook, Stretch, Tariff, Timeline
 from collector.billing.sequence import refuse_doubles, silences
-from collector.billing.usage import HELD, State, Usage, Witness
+from collector.billing.usage import HELD, Usage
+from collector.metering.evidence import Witness
+from collector.metering.tiling import State
 from railscope.reading import Absent
 
 SILENCE_LIMIT_NS = HOUR_NS

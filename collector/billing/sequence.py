@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from collector.billing.usage import GPU_CAPACITY_UNITS, UNSEEN, WITH_TENANT, Usage
+from collector.billing.usage import UNSEEN, WITH_TENANT, Usage
+from collector.metering.units import GPU_CAPACITY
 
 _RESOURCE = attrgetter("resource")
 
@@ -57,6 +58,6 @@ def refuse_doubles(ordered: Sequence[Usage]) -> None:
             running.append(usage)
             claims = {(other.tenant, other.claim) for other in running}
             units = sum(other.capacity_units for other in running)
-            if len(claims) < len(running) or units > GPU_CAPACITY_UNITS:
+            if len(claims) < len(running) or units > GPU_CAPACITY:
                 message = f"billed twice at once: {usage}"
                 raise DoubleUsageError(message)

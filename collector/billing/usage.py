@@ -7,37 +7,12 @@ States and witnesses are those of the metering ledger. A GPU has 840 units of ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from collector.billing.instants import spelled
+from collector.metering.evidence import Witness
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY
 from railscope.reading import Absent, Reading
-
-GPU_CAPACITY_UNITS = 840
-
-
-class State(StrEnum):
-    """What a slot of a GPU was at an instant; exactly one of these."""
-
-    OBSERVED = "observed"
-    INFERRED = "inferred"
-    IDLE = "idle"
-    RESERVED = "reserved"
-    STRANDED = "stranded"
-    SYSTEM = "system"
-    MAINTENANCE = "maintenance"
-    DOWN = "down"
-    ROGUE = "rogue"
-    UNKNOWN = "unknown"
-
-
-class Witness(StrEnum):
-    """Who says that a GPU was up while its agent was silent."""
-
-    SCHEDULER = "scheduler"
-    NODE_READY = "node_ready"
-    BMC = "bmc"
-    NONE = "none"
-
 
 HELD = frozenset({State.OBSERVED, State.INFERRED})
 WITH_TENANT = HELD | {State.RESERVED}
@@ -82,7 +57,7 @@ class Usage:
         units = self.capacity_units
         checks = {
             "it does not end after its start": self.start_ns >= self.end_ns,
-            f"{units} of {GPU_CAPACITY_UNITS} units": not 0 < units <= GPU_CAPACITY_UNITS,
+            f"{units} of {GPU_CAPACITY} units": not 0 < units <= GPU_CAPACITY,
             "negative energy": isinstance(energy, int) and energy < 0,
             f"{self.state} time without a tenant": self.state in WITH_TENANT and not self.tenant,
             f"{self.state} time without a claim that began by then": self.state in HELD

@@ -16,7 +16,8 @@ from collector.billing.instants import HOUR_NS, Period
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, draft, issue, void
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
-from collector.billing.usage import State, Witness
+from collector.metering.evidence import Witness
+from collector.metering.tiling import State
 
 EUR = 10**9
 

@@ -29,7 +29,7 @@ from collector.billing.instants import HOUR_NS
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, InvoiceError, close, draft, issue
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
-from collector.billing.usage import State
+from collector.metering.tiling import State
 
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns

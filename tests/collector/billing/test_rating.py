@@ -14,7 +14,9 @@ from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.billing.prices import Tariff
 from collector.billing.rating import MissingPriceError, Rating, rate
 from collector.billing.sequence import DoubleUsageError
-from collector.billing.usage import State, Usage, Witness
+from collector.billing.usage import Usage
+from collector.metering.evidence import Witness
+from collector.metering.tiling import State
 from railscope.reading import Absent
 
 EUR = 10**9  # one unit of the currency, in nano
