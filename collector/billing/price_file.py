@@ -24,9 +24,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from collector.billing.charges import Unit
-from collector.billing.instants import FOREVER_NS, SECOND_NS, from_datetime
+from collector.billing.instants import SECOND_NS, from_datetime
 from collector.billing.prices import Price, PriceBook, PriceBookError, Tariff
 from collector.billing.rounding import UnknownCurrencyError
+from collector.metering.units import FOREVER_NS
 
 _Whole = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]

@@ -9,11 +9,12 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from collector.billing.charges import Unit
-from collector.billing.instants import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS, Period
+from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.billing.prices import Price, PriceBook, Tariff
 from collector.billing.usage import Usage
 from collector.metering.evidence import Witness
 from collector.metering.tiling import State
+from collector.metering.units import FOREVER_NS
 from railscope.reading import Absent
 
 TENANTS = ("team-a", "team-b")
