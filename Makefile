@@ -1,5 +1,6 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make test             check, then all tests
+# make thorough         the properties of metering, billing and audit, a thousand examples each
 # make check            lint, types, import arrows, generated files
 # make bench            measure
 # make boards docs      write generated files again
@@ -21,7 +22,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench boards docs cases install clean servers
+.PHONY: help demo test thorough check bench boards docs cases install clean servers
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,6 +32,12 @@ demo: $(VENV)/.ready-to-run
 
 test: check servers
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+
+thorough: $(VENV)/.ready-to-test
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --hypothesis-profile=thorough --timeout 1200 \
+		tests/collector/metering tests/collector/billing tests/collector/audit \
+		tests/vocabulary/test_merkle.py tests/vocabulary/test_note.py \
+		tests/vocabulary/test_audit_record.py
 
 check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff check

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 # A shared machine may be slow for a moment; that is no failure of the code.
 settings.register_profile("railscope", deadline=None)
-# pytest --hypothesis-profile=thorough looks much longer.
+# `make thorough` looks much longer.
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("railscope")
 

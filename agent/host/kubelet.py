@@ -1,0 +1,164 @@
+"""Asking the kubelet which devices it gave to which pods: gRPC over its Unix socket.
+
+One call is one HTTP/2 stream with one message each way; a connection is made for each, as calls are
+seconds apart. h2 speaks HTTP/2 and does no input or output of its own. Sources: grpc/grpc:doc/
+PROTOCOL-HTTP2.md, doc/statuscodes.md; kubernetes/kubelet:pkg/apis/podresources/v1/api.proto.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
+from h2.exceptions import H2Error
+
+SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+LIST, ALLOCATABLE, GET = "List", "GetAllocatableResources", "Get"
+MOST_BYTES = 64 << 20
+"""Of one answer. gRPC's usual bound of 4 MiB is too small for a large node."""
+
+_SERVICE = "v1.PodResourcesLister"
+_PREFIX = struct.Struct("!BI")
+_PIECE = 1 << 16
+_OK = 0
+_ERRNO_OF_STATUS = {
+    4: errno.ETIMEDOUT,  # DEADLINE_EXCEEDED
+    5: errno.ENOENT,  # NOT_FOUND
+    7: errno.EACCES,  # PERMISSION_DENIED
+    12: errno.EOPNOTSUPP,  # UNIMPLEMENTED: an older kubelet, or a feature that is off
+    16: errno.EACCES,  # UNAUTHENTICATED
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kubelet:
+    """A kubelet by its socket, and how long and how much it may answer."""
+
+    path: str = SOCKET
+    timeout_seconds: float = 10.0
+    most_bytes: int = MOST_BYTES
+
+    def ask(self, method: str, request: bytes = b"") -> bytes:
+        """The message it answers to a message. Raises OSError, among them TimeoutError."""
+        deadline = time.monotonic() + self.timeout_seconds
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(self.timeout_seconds)
+            connection.connect(self.path)
+            answer = _Answer(self.most_bytes)
+            try:
+                _exchange(connection, _Request(method, request, deadline), answer)
+            except H2Error as error:
+                message = f"{self.path}: {type(error).__name__} {error}"
+                raise OSError(errno.EPROTO, message) from error
+            return _message(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is asked, and until when an answer is waited for."""
+
+    method: str
+    content: bytes
+    deadline: float
+
+    @property
+    def left_seconds(self) -> float:
+        """What is left of the time. Raises TimeoutError."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, "the kubelet did not answer in time")
+        return left
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", f"/{_SERVICE}/{self.method}"),
+            (":authority", "localhost"),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("grpc-timeout", f"{math.ceil(self.left_seconds * 1000)}m"),
+        ]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What came of an answer so far."""
+
+    most_bytes: int
+    headers: dict[bytes, str] = field(default_factory=dict)
+    content: bytearray = field(default_factory=bytearray)
+    has_ended: bool = False
+
+
+def _exchange(connection: socket.socket, request: _Request, answer: _Answer) -> None:
+    """Send one request and take what comes until its answer has ended."""
+    http = H2Connection(H2Configuration(client_side=True))
+    http.initiate_connection()
+    stream = http.get_next_available_stream_id()
+    http.send_headers(stream, request.headers)
+    content = _PREFIX.pack(0, len(request.content)) + request.content
+    http.send_data(stream, content, end_stream=True)
+    while not answer.has_ended:
+        connection.settimeout(request.left_seconds)
+        connection.sendall(http.data_to_send())
+        received = connection.recv(_PIECE)
+        if not received:
+            raise OSError(errno.ECONNRESET, "the kubelet closed the connection within its answer")
+        for event in http.receive_data(received):
+            if not answer.has_ended:  # what comes after an answer takes nothing of it away
+                _take(http, event, answer)
+
+
+def _take(http: H2Connection, event: Event, answer: _Answer) -> None:
+    """Put what came where it belongs, and let the kubelet send as much again."""
+    if isinstance(event, ResponseReceived | TrailersReceived):
+        for name, value in event.headers or ():
+            answer.headers[bytes(name)] = bytes(value).decode(errors="backslashreplace")
+    elif isinstance(event, DataReceived):
+        answer.content += event.data or b""
+        if len(answer.content) > answer.most_bytes:
+            message = f"the kubelet answers more than {answer.most_bytes} bytes"
+            raise OSError(errno.EMSGSIZE, message)
+        if event.flow_controlled_length:
+            http.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
+    elif isinstance(event, StreamReset | ConnectionTerminated):
+        raise OSError(errno.ECONNRESET, f"the kubelet ended the call: {event.error_code}")
+    elif isinstance(event, StreamEnded):
+        answer.has_ended = True
+
+
+def _message(answer: _Answer) -> bytes:
+    """The message of a whole answer. Raises OSError for what is none."""
+    http_status, status = (answer.headers.get(name, "") for name in (b":status", b"grpc-status"))
+    if http_status != "200" or not status.isdecimal():
+        raise OSError(errno.EPROTO, f"no answer of gRPC: HTTP {http_status}, status {status!r}")
+    if int(status) != _OK:
+        number = _ERRNO_OF_STATUS.get(int(status), errno.EIO)
+        said = unquote(answer.headers.get(b"grpc-message", ""))
+        raise OSError(number, f"{os.strerror(number)}: gRPC status {status}, {said}")
+    content = bytes(answer.content)
+    if len(content) < _PREFIX.size:
+        raise OSError(errno.EPROTO, "an answer of gRPC without a message")
+    compressed, length = _PREFIX.unpack_from(content)
+    if compressed or length != len(content) - _PREFIX.size:
+        raise OSError(errno.EPROTO, "an answer of gRPC that is compressed, or not one message")
+    return content[_PREFIX.size :]

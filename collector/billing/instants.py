@@ -1,0 +1,49 @@
+"""Instants: integer nanoseconds since the UTC epoch, and half-open periods of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from collector.metering.units import FOREVER_NS
+
+SECOND_NS = 1_000_000_000
+HOUR_NS = 3_600 * SECOND_NS
+DAY_NS = 24 * HOUR_NS
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Period:
+    """The half-open interval [start, end). Raises ValueError if it holds no instant."""
+
+    start_ns: int
+    end_ns: int
+
+    def __post_init__(self) -> None:
+        if self.start_ns >= self.end_ns:
+            message = f"a period ends after it starts: {self.start_ns} to {self.end_ns}"
+            raise ValueError(message)
+
+    def overlaps(self, other: Period) -> bool:
+        """Whether some instant lies in both."""
+        return self.start_ns < other.end_ns and other.start_ns < self.end_ns
+
+
+def from_datetime(moment: datetime) -> int:
+    """The instant of a time with an offset, exactly."""
+    since = moment - _EPOCH
+    return (since.days * 86_400 + since.seconds) * SECOND_NS + since.microseconds * 1_000
+
+
+def to_datetime(instant_ns: int) -> datetime:
+    """The microsecond of UTC in which the instant lies."""
+    return _EPOCH + timedelta(microseconds=instant_ns // 1_000)
+
+
+def spelled(instant_ns: int) -> str:
+    """The instant as RFC 3339 in UTC, to the microsecond; "open" for the end of time."""
+    if instant_ns == FOREVER_NS:
+        return "open"
+    return to_datetime(instant_ns).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,125 @@
+"""A price book as TOML.
+
+    version = 2
+    published = 2026-06-20T09:00:00Z
+    currency = "EUR"
+
+    [[price]]
+    sku = "h100-sxm"
+    tariff = "allocated"                  # or used, reservation, energy
+    nano_per_gpu_hour = 2_490_000_000     # 2.49; or nano_per_instance_hour, nano_per_kilowatt_hour
+    from = 2026-01-01T00:00:00Z
+    to = 2026-07-01T00:00:00Z             # without it: until further notice
+    version = 1                           # the book that brought this price
+
+Further keys of a price: tenant, mig_profile, minimum_seconds, granularity_seconds, at_claim_start.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from collector.billing.charges import Unit
+from collector.billing.instants import SECOND_NS, from_datetime
+from collector.billing.prices import Price, PriceBook, PriceBookError, Tariff
+from collector.billing.rounding import UnknownCurrencyError
+from collector.metering.units import FOREVER_NS
+
+_Whole = Annotated[int, msgspec.Meta(ge=0)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+_Table = TypeVar("_Table", bound=msgspec.Struct)
+
+
+class _PriceTable(msgspec.Struct, forbid_unknown_fields=True):
+    sku: _Name
+    tariff: Tariff
+    version: _Positive
+    from_: _Moment = msgspec.field(name="from")
+    to: _Moment | None = None
+    tenant: str = ""
+    mig_profile: str = ""
+    nano_per_gpu_hour: _Whole | None = None
+    nano_per_instance_hour: _Whole | None = None
+    nano_per_kilowatt_hour: _Whole | None = None
+    minimum_seconds: _Whole = 0
+    granularity_seconds: _Positive | None = None
+    at_claim_start: bool = False
+
+
+class _BookTable(msgspec.Struct, forbid_unknown_fields=True):
+    version: _Positive
+    published: _Moment
+    currency: str
+    price: list[dict[str, Any]] = []
+
+
+def parse(text: str, file: str) -> PriceBook:
+    """The book in a file's text; `file` is its name, for messages.
+
+    Raises PriceBookError that names the file, the table and what is wrong.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{file}: is no TOML: {error}"
+        raise PriceBookError(message) from error
+    book = _convert(document, _BookTable, file)
+    prices = tuple(
+        _price(table, f"{file}: [[price]] number {number}")
+        for number, table in enumerate(book.price, start=1)
+    )
+    try:
+        return PriceBook(book.version, from_datetime(book.published), book.currency, prices)
+    except (PriceBookError, UnknownCurrencyError) as error:
+        message = f"{file}: {error}"
+        raise PriceBookError(message) from error
+
+
+def _convert(document: dict[str, Any], kind: type[_Table], where: str) -> _Table:
+    try:
+        return msgspec.convert(document, kind, strict=True)
+    except msgspec.ValidationError as error:
+        message = f"{where}: {error}"
+        raise PriceBookError(message) from error
+
+
+def _price(document: dict[str, Any], where: str) -> Price:
+    table = _convert(document, _PriceTable, where)
+    given = {
+        Unit.GPU_HOURS: table.nano_per_gpu_hour,
+        Unit.INSTANCE_HOURS: table.nano_per_instance_hour,
+        Unit.KILOWATT_HOURS: table.nano_per_kilowatt_hour,
+    }
+    prices = [(unit, nano) for unit, nano in given.items() if nano is not None]
+    if len(prices) != 1:
+        message = (
+            f"{where}: {table.sku}, {table.tariff}: has {len(prices)} prices; write one of"
+            " nano_per_gpu_hour, nano_per_instance_hour and nano_per_kilowatt_hour"
+        )
+        raise PriceBookError(message)
+    ((unit, nano),) = prices
+    granularity = table.granularity_seconds
+    try:
+        return Price(
+            sku=table.sku,
+            tariff=table.tariff,
+            nano=nano,
+            from_ns=from_datetime(table.from_),
+            to_ns=FOREVER_NS if table.to is None else from_datetime(table.to),
+            tenant=table.tenant,
+            mig_profile=table.mig_profile,
+            unit=unit,
+            version=table.version,
+            minimum_ns=table.minimum_seconds * SECOND_NS,
+            granularity_ns=1 if granularity is None else granularity * SECOND_NS,
+            at_claim_start=table.at_claim_start,
+        )
+    except PriceBookError as error:
+        message = f"{where}: {error}"
+        raise PriceBookError(message) from error

@@ -1,0 +1,246 @@
+"""The price book: what a GPU-hour, a reserved one or a kilowatt-hour costs, for whom and when.
+
+A tenant's own price beats the list price. At every instant at most one price of a group applies:
+time (allocated or used), reservation, energy. Published books only grow: see `check_appended`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+from collector.billing.charges import Unit
+from collector.billing.instants import spelled
+from collector.billing.rounding import exponent_of
+from collector.metering.units import FOREVER_NS
+
+
+class PriceBookError(ValueError):
+    """A price book that contradicts itself or the one before; the message names the entry."""
+
+
+class Group(Enum):
+    """Prices of one group exclude each other; those of different groups add up."""
+
+    TIME = "time"
+    RESERVATION = "reservation"
+    ENERGY = "energy"
+
+
+class Tariff(StrEnum):
+    """What is paid for: time by the scheduler's word, time seen in use, a reservation, energy."""
+
+    ALLOCATED = "allocated"
+    USED = "used"
+    RESERVATION = "reservation"
+    ENERGY = "energy"
+
+    @property
+    def group(self) -> Group:
+        """The group of prices it belongs to."""
+        return _GROUPS.get(self, Group.TIME)
+
+
+_GROUPS = {Tariff.RESERVATION: Group.RESERVATION, Tariff.ENERGY: Group.ENERGY}
+
+Key: TypeAlias = tuple[str, str, Group]  # sku, MIG profile, group
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One price, valid in [from, to): nano-currency per unit of `unit`.
+
+    Without a tenant it is the list price. `version` is the book that brought it. A claim is billed
+    at least `minimum_ns`, and whole multiples of `granularity_ns`. A claim that starts under a
+    price with `at_claim_start` keeps that price to its end.
+    """
+
+    sku: str
+    tariff: Tariff
+    nano: int
+    from_ns: int
+    to_ns: int = FOREVER_NS
+    tenant: str = ""
+    mig_profile: str = ""
+    unit: Unit = Unit.GPU_HOURS
+    version: int = 1
+    minimum_ns: int = 0
+    granularity_ns: int = 1
+    at_claim_start: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = [self.nano, self.minimum_ns, self.granularity_ns, self.from_ns, self.to_ns]
+        wrong = ""
+        if any(type(number) is not int for number in numbers):
+            wrong = "prices, minimums and instants are integers"
+        elif self.nano < 0 or self.minimum_ns < 0 or self.granularity_ns < 1:
+            wrong = "prices and minimums are not negative, a granularity is at least 1 ns"
+        elif self.from_ns >= self.to_ns:
+            wrong = "it ends before it begins"
+        elif self.tariff.group is not Group.TIME and (self.minimum_ns, self.granularity_ns) != (
+            0,
+            1,
+        ):
+            wrong = f"a minimum and a granularity are for time, not for {self.tariff}"
+        elif (self.tariff is Tariff.ENERGY) != (self.unit is Unit.KILOWATT_HOURS):
+            wrong = "energy, and nothing else, has a price per kilowatt-hour"
+        elif self.tariff is Tariff.ENERGY and self.mig_profile:
+            wrong = "energy is counted for a GPU, so it has no price by MIG profile"
+        elif self.unit is Unit.INSTANCE_HOURS and not self.mig_profile:
+            wrong = "a price per instance-hour names a MIG profile"
+        if wrong:
+            message = f"{self}: {wrong}"
+            raise PriceBookError(message)
+
+    @property
+    def key(self) -> Key:
+        """What it prices."""
+        return self.sku, self.mig_profile, self.tariff.group
+
+    def __str__(self) -> str:
+        profile = f" {self.mig_profile}" if self.mig_profile else ""
+        whom = f"tenant {self.tenant}" if self.tenant else "list"
+        return f"{self.sku}{profile}, {self.tariff}, {whom}, from {spelled(self.from_ns)}"
+
+
+class Stretch(NamedTuple):
+    """A stretch of time with one price; no price where the book has none."""
+
+    start_ns: int
+    end_ns: int
+    price: Price | None
+    list_nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The prices of one group for one tenant and SKU, one after the other without a hole."""
+
+    starts: Sequence[int]
+    found: Sequence[tuple[Price | None, int]]
+
+    @property
+    def begins_ns(self) -> int:
+        """When its first price begins; the end of time if it has none."""
+        known = (start for start, (price, _) in zip(self.starts, self.found, strict=True) if price)
+        return next(known, FOREVER_NS)
+
+    def at(self, instant_ns: int) -> tuple[Price | None, int]:
+        """The price at an instant, and the list price beside it."""
+        return self.found[bisect_right(self.starts, instant_ns) - 1]
+
+    def stretches(self, start_ns: int, end_ns: int) -> Iterator[Stretch]:
+        """[start, end), split wherever the price or the list price changes."""
+        at = bisect_right(self.starts, start_ns) - 1
+        while start_ns < end_ns:
+            last = at + 1 == len(self.starts)
+            until = end_ns if last else min(end_ns, self.starts[at + 1])
+            yield Stretch(start_ns, until, *self.found[at])
+            start_ns, at = until, at + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PriceBook:
+    """All prices of one currency up to a version, and when that version was published.
+
+    Raises PriceBookError for prices that overlap or come from a later version, and
+    UnknownCurrencyError.
+    """
+
+    version: int
+    published_ns: int
+    currency: str
+    prices: tuple[Price, ...]
+
+    def __post_init__(self) -> None:
+        exponent_of(self.currency)
+        for price in self.prices:
+            if not 1 <= price.version <= self.version:
+                message = f"{price}: version {price.version} in a book of version {self.version}"
+                raise PriceBookError(message)
+        ordered = sorted(self.prices, key=_place)
+        for earlier, later in pairwise(ordered):
+            same = (earlier.tenant, earlier.key) == (later.tenant, later.key)
+            if same and later.from_ns < earlier.to_ns:
+                message = f"{later}: begins while another is valid: {earlier}"
+                raise PriceBookError(message)
+
+    def timeline(self, tenant: str, key: Key) -> Timeline:
+        """What the tenant pays for a SKU over all time."""
+        matching = [p for p in self.prices if p.key == key and p.tenant in ("", tenant)]
+        edges = {edge for price in matching for edge in (price.from_ns, price.to_ns)}
+        starts = sorted({-FOREVER_NS} | edges - {FOREVER_NS})
+        return Timeline(starts, [_applying(matching, start) for start in starts])
+
+
+def _place(price: Price) -> tuple[str, str, str, str, int]:
+    return (price.tenant, price.sku, price.mig_profile, price.tariff.group.value, price.from_ns)
+
+
+def _applying(matching: Sequence[Price], instant_ns: int) -> tuple[Price | None, int]:
+    valid = {p.tenant: p for p in matching if p.from_ns <= instant_ns < p.to_ns}
+    listed = valid.get("")
+    price = next((p for tenant, p in valid.items() if tenant), listed)
+    if price is None:
+        return None, 0
+    comparable = listed is not None and listed.unit is price.unit
+    return price, listed.nano if listed and comparable else price.nano
+
+
+# Versions --------------------------------------------------------------------------------------
+
+
+def check_appended(before: PriceBook, after: PriceBook) -> None:
+    """Refuse a new version of a book that changes what the one before says of the past.
+
+    The past is what lies before the new version was published. Prices may be added from then on,
+    and what was to be valid later may be ended, changed or withdrawn. Raises PriceBookError that
+    names the entry.
+    """
+    if after.version <= before.version or after.published_ns < before.published_ns:
+        message = f"version {after.version} does not follow version {before.version}"
+        raise PriceBookError(message)
+    if after.currency != before.currency:
+        message = f"the book is in {before.currency}, version {after.version} in {after.currency}"
+        raise PriceBookError(message)
+    old, new = _by_place(before), _by_place(after)
+    for place in sorted(old.keys() | new.keys()):
+        wrong = _change_of_past(old.get(place), new.get(place), after)
+        if wrong:
+            message = f"{new.get(place) or old[place]}: {wrong}"
+            raise PriceBookError(message)
+
+
+def _by_place(book: PriceBook) -> Mapping[tuple[str, str, str, str, int], Price]:
+    return {_place(price): price for price in book.prices}
+
+
+def _change_of_past(old: Price | None, new: Price | None, after: PriceBook) -> str:
+    """What a version changes that it may not; empty if nothing."""
+    published = after.published_ns
+    if old is None or new is None:
+        return _change_of_set(old, new, after)
+    rest = replace(old, to_ns=new.to_ns) != new
+    if old.from_ns >= published:
+        wrong = rest and new.version != after.version
+        return f"is changed in version {after.version}, but says {new.version}" if wrong else ""
+    if rest:
+        return f"was valid before {spelled(published)} and is changed"
+    if old.to_ns != new.to_ns and min(old.to_ns, new.to_ns) < published:
+        return f"its end is moved in the past: {spelled(old.to_ns)} to {spelled(new.to_ns)}"
+    return ""
+
+
+def _change_of_set(old: Price | None, new: Price | None, after: PriceBook) -> str:
+    published = after.published_ns
+    if old is not None and old.from_ns < published:
+        return f"is missing, but was valid before {spelled(published)}"
+    if new is not None and new.from_ns < published:
+        return f"is new in a book of {spelled(published)}, but would be valid before"
+    if new is not None and new.version != after.version:
+        return f"is new in version {after.version}, but says version {new.version}"
+    return ""

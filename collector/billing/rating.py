@@ -1,0 +1,214 @@
+"""Rating: usage and prices in, exact charges out.
+
+What is billable is decided here, by the rules of the ledger's states:
+
+    observed      time and energy
+    inferred      time under an allocation tariff, if a witness says that the node was up and the
+                  silence is at most an hour, else for review; under a usage tariff nothing;
+                  energy where the counter tells
+    reserved      the reservation
+    rogue         for review
+    all others    nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from collector.billing.charges import Charge, Kind, Unit, priced
+from collector.billing.instants import HOUR_NS, Period, spelled
+from collector.billing.minimums import Claims
+from collector.billing.prices import Group, Price, PriceBook, Stretch, Tariff, Timeline
+from collector.billing.sequence import refuse_doubles, silences
+from collector.billing.usage import HELD, Usage
+from collector.metering.evidence import Witness
+from collector.metering.tiling import State
+from railscope.reading import Absent
+
+SILENCE_LIMIT_NS = HOUR_NS
+_TENANTS_TIMES_SKUS = 1 << 16
+
+
+class MissingPriceError(ValueError):
+    """Billable usage that the price book has no price for; the message names both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A stretch of usage that is not billed until someone has decided."""
+
+    usage: Usage
+    start_ns: int
+    end_ns: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """The charges of a period, and what needs a decision."""
+
+    charges: tuple[Charge, ...]
+    reviews: tuple[Review, ...]
+
+
+def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
+    """Rate what was used in a period.
+
+    Give every claim that touches the period whole, from its start to its end or to what is known,
+    and every silence likewise: how long a silence lasted and how long a claim was billed is judged
+    on the whole of it, then clipped to the period. Order does not matter.
+
+    Raises MissingPriceError, and DoubleUsageError for time that would be billed twice.
+    """
+    ordered = sorted(usages, key=_place)
+    refuse_doubles(ordered)
+    rater = _Rater(book, period)
+    found = [
+        outcome
+        for usage, silence_ns in zip(ordered, silences(ordered), strict=True)
+        for outcome in rater.rate(usage, silence_ns)
+    ]
+    charges = [one for one in found if isinstance(one, Charge)]
+    charges.extend(rater.claims.topups())
+    charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
+    return Rating(tuple(charges), tuple(one for one in found if isinstance(one, Review)))
+
+
+def _place(usage: Usage) -> tuple[str, int, int, str, str, str]:
+    u = usage
+    return (u.resource, u.start_ns, u.end_ns, u.tenant, u.claim, u.state)
+
+
+class _Rater:
+    """Rates one usage after the other, and remembers what each claim was billed."""
+
+    def __init__(self, book: PriceBook, period: Period) -> None:
+        self.period = period
+        self.claims = Claims(period)
+        self._timeline = lru_cache(_TENANTS_TIMES_SKUS)(book.timeline)
+
+    def rate(self, usage: Usage, silence_ns: int) -> Iterator[Charge | Review]:
+        """The charges of one usage in the period, and what of it needs a decision."""
+        if usage.claim:
+            self.claims.hold(usage)
+        if usage.state is State.ROGUE:
+            for start_ns, end_ns in self._spans(usage)[-1:]:
+                yield from self._inside(
+                    Review(usage, start_ns, end_ns, "processes without a claim")
+                )
+        elif usage.state is State.RESERVED:
+            for stretch, price in self._stretches(usage, Group.RESERVATION):
+                yield from self._inside(_charge(usage, stretch, price))
+        elif usage.state in HELD:
+            yield from self._time(usage, silence_ns)
+            yield from self._energy(usage)
+
+    def _time(self, usage: Usage, silence_ns: int) -> Iterator[Charge | Review]:
+        reason = _doubt(usage, silence_ns)
+        for stretch, price in self._stretches(usage, Group.TIME):
+            if usage.state is State.INFERRED and price.tariff is Tariff.USED:
+                continue
+            if reason:
+                yield from self._inside(Review(usage, stretch.start_ns, stretch.end_ns, reason))
+                continue
+            charge = _charge(usage, stretch, price)
+            self.claims.bill(charge, price)
+            yield from self._inside(charge)
+
+    def _energy(self, usage: Usage) -> Iterator[Charge | Review]:
+        energy = usage.energy_millijoules
+        for stretch, price in self._stretches(usage, Group.ENERGY):
+            if isinstance(energy, int):
+                yield from self._inside(_charge(usage, stretch, price))
+            elif price.nano:
+                reason = f"its energy is not known: {energy.word}"
+                yield from self._inside(Review(usage, stretch.start_ns, stretch.end_ns, reason))
+
+    def _stretches(self, usage: Usage, group: Group) -> Iterator[tuple[Stretch, Price]]:
+        """The usage split at every price boundary and at the start of the period.
+
+        Prices of energy may begin at any time; once begun, all prices go on without a gap.
+        """
+        profile = "" if group is Group.ENERGY else usage.mig_profile
+        timeline = self._timeline(usage.tenant, (usage.sku, profile, group))
+        for start_ns, end_ns in self._spans(usage):
+            for stretch in _split(usage, timeline, start_ns, end_ns):
+                if stretch.price is not None:
+                    yield stretch, stretch.price
+                elif group is not Group.ENERGY or stretch.start_ns >= timeline.begins_ns:
+                    span = f"{spelled(stretch.start_ns)} to {spelled(stretch.end_ns)}"
+                    message = f"no price of {group.value} from {span} for {usage}"
+                    raise MissingPriceError(message)
+
+    def _spans(self, usage: Usage) -> list[tuple[int, int]]:
+        """The usage up to the end of the period, cut where the period starts."""
+        starts, ends = self.period.start_ns, self.period.end_ns
+        spans = [
+            (usage.start_ns, min(usage.end_ns, starts)),
+            (max(usage.start_ns, starts), min(usage.end_ns, ends)),
+        ]
+        return [(start, end) for start, end in spans if start < end]
+
+    def _inside(self, outcome: Charge | Review) -> Iterator[Charge | Review]:
+        start = outcome.start_ns if isinstance(outcome, Review) else outcome.service_t0_ns
+        if start >= self.period.start_ns:
+            yield outcome
+
+
+def _split(usage: Usage, timeline: Timeline, start_ns: int, end_ns: int) -> Iterator[Stretch]:
+    """One stretch per price; one only if the claim keeps the price it started with."""
+    if usage.claim:
+        price, list_nano = timeline.at(usage.claim_start_ns)
+        if price is not None and price.at_claim_start:
+            yield Stretch(start_ns, end_ns, price, list_nano)
+            return
+    yield from timeline.stretches(start_ns, end_ns)
+
+
+def _doubt(usage: Usage, silence_ns: int) -> str:
+    """Why held time is not simply billed; empty if it is."""
+    if usage.state is not State.INFERRED:
+        return ""
+    if usage.witness is Witness.NONE:
+        return "inferred without a witness"
+    if silence_ns > SILENCE_LIMIT_NS:
+        return f"inferred over a silence of more than {SILENCE_LIMIT_NS // HOUR_NS} h"
+    return ""
+
+
+_KINDS = {Group.TIME: Kind.USAGE, Group.RESERVATION: Kind.RESERVATION, Group.ENERGY: Kind.ENERGY}
+
+
+def _charge(usage: Usage, stretch: Stretch, price: Price) -> Charge:
+    quantity = _quantity(usage, stretch.end_ns - stretch.start_ns, price.unit)
+    return Charge(
+        tenant=usage.tenant,
+        kind=_KINDS[price.tariff.group],
+        service_t0_ns=stretch.start_ns,
+        service_t1_ns=stretch.end_ns,
+        amount=priced(quantity, price.unit, price.nano),
+        sku=usage.sku,
+        quantity=quantity,
+        unit=price.unit,
+        price_nano=price.nano,
+        list_nano=stretch.list_nano,
+        price_version=price.version,
+        resource=usage.resource,
+        mig_profile=usage.mig_profile,
+        claim=usage.claim,
+        state=usage.state,
+    )
+
+
+def _quantity(usage: Usage, duration_ns: int, unit: Unit) -> Fraction:
+    """Metered units of a part of a usage. Energy is spread evenly over the whole of it."""
+    if unit is Unit.KILOWATT_HOURS:
+        energy = usage.energy_millijoules
+        if isinstance(energy, Absent):
+            message = f"energy of {usage} is {energy.word}"
+            raise ValueError(message)
+        return Fraction(energy * duration_ns, usage.duration_ns)
+    return Fraction(duration_ns * (usage.capacity_units if unit is Unit.GPU_HOURS else 1))

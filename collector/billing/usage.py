@@ -1,0 +1,77 @@
+"""What is rated: one stretch in which one resource was in one state.
+
+States and witnesses are those of the metering ledger. A GPU has 840 units of capacity
+(the least common multiple of 1 to 8), so that every share of a GPU is a whole number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collector.billing.instants import spelled
+from collector.metering.evidence import Witness
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY
+from railscope.reading import Absent, Reading
+
+HELD = frozenset({State.OBSERVED, State.INFERRED})
+WITH_TENANT = HELD | {State.RESERVED}
+UNSEEN = frozenset({State.INFERRED, State.UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One stretch [start, end) of one resource: a GPU, a MIG instance or a replica, by its id.
+
+    `capacity_units` is its share of a GPU. `claim` and `claim_start_ns` say by which claim it was
+    held and since when. Energy is the counter's difference over the stretch, in millijoules, or
+    the reason why there is none. Raises ValueError for what cannot be: an empty stretch, more than
+    a GPU, held time without tenant or claim, and any number that is no integer.
+    """
+
+    tenant: str
+    resource: str
+    sku: str
+    start_ns: int
+    end_ns: int
+    capacity_units: int
+    state: State
+    witness: Witness = Witness.NONE
+    claim: str = ""
+    claim_start_ns: int = 0
+    energy_millijoules: Reading = Absent.UNSUPPORTED
+    mig_profile: str = ""
+
+    def __post_init__(self) -> None:
+        wrong = self._wrong()
+        if wrong:
+            message = f"usage of {self.resource or 'no resource'}: {wrong}"
+            raise ValueError(message)
+
+    def _wrong(self) -> str:
+        numbers = [self.start_ns, self.end_ns, self.capacity_units, self.claim_start_ns]
+        energy = self.energy_millijoules
+        if any(type(n) is not int for n in numbers) or type(energy) not in (int, Absent):
+            return "instants, capacity and energy are integers"
+        claimed = bool(self.claim) and self.claim_start_ns <= self.start_ns
+        units = self.capacity_units
+        checks = {
+            "it does not end after its start": self.start_ns >= self.end_ns,
+            f"{units} of {GPU_CAPACITY} units": not 0 < units <= GPU_CAPACITY,
+            "negative energy": isinstance(energy, int) and energy < 0,
+            f"{self.state} time without a tenant": self.state in WITH_TENANT and not self.tenant,
+            f"{self.state} time without a claim that began by then": self.state in HELD
+            and not claimed,
+        }
+        return next((wrong for wrong, is_so in checks.items() if is_so), "")
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it lasts."""
+        return self.end_ns - self.start_ns
+
+    def __str__(self) -> str:
+        profile = f" {self.mig_profile}" if self.mig_profile else ""
+        claim = f", claim {self.claim}" if self.claim else ""
+        span = f"{spelled(self.start_ns)} to {spelled(self.end_ns)}"
+        return f"{self.tenant}, {self.sku}{profile}, {self.resource}{claim}, {span}"

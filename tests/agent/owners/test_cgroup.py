@@ -1,0 +1,247 @@
+"""/proc/PID/cgroup of every system that is known to write one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.owners import FormatError
+from agent.owners.cgroup import (
+    Container,
+    Machine,
+    Nobody,
+    NotVisible,
+    Owner,
+    Pod,
+    SlurmTask,
+    Unit,
+    User,
+    owner,
+    unescaped,
+)
+
+UID = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340"
+UNDERSCORED = UID.replace("-", "_")
+STATIC = "0123456789abcdef0123456789abcdef"
+A, B = "a1" * 32, "b2" * 32
+BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice"
+POD = Pod(UID, A)
+SCOPE = "/system.slice/slurmstepd.scope"
+ROOTLESS = "/user.slice/user-1000.slice/user@1000.service"
+
+
+def task(step: str = "0", task: str = "0", **others: Any) -> SlurmTask:
+    """A task of job 211, where nothing else is said."""
+    told = SlurmTask(211, "", step, task, daemon=False, user_id=None, node="")
+    return replace(told, **others)
+
+
+PATHS: dict[str, Owner] = {
+    # Kubernetes
+    f"{BURSTABLE}/cri-containerd-{A}.scope": POD,
+    f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": POD,
+    f"{BURSTABLE}/crio-{A}.scope": POD,
+    f"{BURSTABLE}/crio-{A}.scope/container": POD,
+    f"{BURSTABLE}/crio-conmon-{A}.scope": Pod(UID, ""),
+    f"{BURSTABLE}/docker-{A}.scope": POD,
+    f"{BURSTABLE}": Pod(UID, ""),
+    f"/kubepods/burstable/pod{UID}/{A}": POD,
+    f"/kubepods/besteffort/pod{UID}/crio-{A}": POD,
+    f"/kubepods/pod{UID}/{A}": POD,
+    f"/kubepods/pod{STATIC}/{A}": Pod(STATIC, A),
+    f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{A}.scope": Pod(
+        STATIC, A
+    ),
+    f"/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{A}": POD,
+    f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": POD,
+    f"/docker/{B}/kubelet/kubepods/burstable/pod{UID}/{A}": POD,
+    f"/docker/{B}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": POD,
+    f"/system.slice/docker-{B}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": POD,
+    f"/system.slice/k3s.service/kubepods/burstable/pod{UID}/{A}": POD,
+    f"/kubepods/pod{UID}/{A}/docker/{B}": POD,
+    # containers outside of pods
+    f"/system.slice/docker-{A}.scope": Container("docker", A, None),
+    f"/system.slice/docker-{A}.scope/init.scope": Container("docker", A, None),
+    f"/docker/{A}": Container("docker", A, None),
+    f"/docker/{A}/docker/{B}": Container("docker", A, None),
+    f"/docker/{A}/user.slice/user-0.slice/session-1.scope": Container("docker", A, None),
+    f"/machine.slice/libpod-{A}.scope": Container("podman", A, None),
+    f"/machine.slice/libpod-{A}.scope/container": Container("podman", A, None),
+    f"/system.slice/training.service/libpod-payload-{A}": Container("podman", A, None),
+    f"{ROOTLESS}/user.slice/libpod-{A}.scope": Container("podman", A, 1000),
+    f"{ROOTLESS}/user.slice/libpod-{A}.scope/container": Container("podman", A, 1000),
+    f"{ROOTLESS}/app.slice/docker-{A}.scope": Container("docker", A, 1000),
+    f"/system.slice/nerdctl-{A}.scope": Container("containerd", A, None),
+    f"/default/{A}": Container("", A, None),
+    f"/machine.slice/libpod-conmon-{A}.scope": Unit(f"libpod-conmon-{A}.scope"),
+    f"/docker/{A}0": Nobody(),
+    f"/system.slice/docker-{A}.scopes": Nobody(),
+    # Slurm, v1
+    "/slurm/uid_1000/job_211/step_0/task_0": task(user_id=1000),
+    "/slurm/uid_1000/job_211/step_batch": task(step="batch", task="", user_id=1000),
+    "/slurm/uid_1000/job_211": task(step="", task="", user_id=1000),
+    "/slurm_gpu-1/uid_1000/job_211/step_0/task_3": task(task="3", user_id=1000, node="gpu-1"),
+    # Slurm, v2
+    f"{SCOPE}/job_211/step_0/user/task_0": task(),
+    f"{SCOPE}/job_211/step_0+1/user/task_special": task(step="0+1", task="special"),
+    f"{SCOPE}/job_211/step_extern/user/task_special": task(step="extern", task="special"),
+    f"{SCOPE}/job_211/step_interactive/user/task_0": task(step="interactive"),
+    f"{SCOPE}/job_211/step_0/slurm": task(task="", daemon=True),
+    f"{SCOPE}/job_211/step_0/slurmish": task(task=""),
+    "/system.slice/gpu-1_slurmstepd.scope/job_211/step_0/user/task_0": task(node="gpu-1"),
+    f"{SCOPE}/sEKNKTV3WPV500/step_0/user/task_0": task(job=None, sluid="sEKNKTV3WPV500"),
+    f"{SCOPE}/sEKNKTV3WPV500/step_batch/slurm": task(
+        "batch", "", job=None, sluid="sEKNKTV3WPV500", daemon=True
+    ),
+    f"{SCOPE}/job_211/step_0/user/task_0/libpod-{A}.scope": task(),
+    f"/kubepods/pod{UID}/{A}{SCOPE}/job_211/step_0/user/task_0": task(),
+    f"{SCOPE}/system": Unit("slurmstepd.scope"),
+    f"{SCOPE}/sUKNKTV3WPV500/step_0": Unit("slurmstepd.scope"),
+    # libvirt
+    r"/machine.slice/machine-qemu\x2d2\x2dinstance\x2d00000001.scope": Machine(
+        "qemu", "instance-00000001", 2
+    ),
+    r"/machine.slice/machine-qemu\x2d2\x2dinstance\x2d00000001.scope/libvirt/emulator": Machine(
+        "qemu", "instance-00000001", 2
+    ),
+    r"/machine.slice/machine-lxc\x2d17\x2db\xc3\xa4r.scope/libvirt": Machine("lxc", "bär", 17),
+    "/machine/qemu-1-instance1.libvirt-qemu": Machine("qemu", "instance1", 1),
+    "/machine/qemu-1-instance1.libvirt-qemu/vcpu0": Machine("qemu", "instance1", 1),
+    "/machine/lab.partition/qemu-2-web.libvirt-qemu": Machine("qemu", "web", 2),
+    "/machine/qemu-web.libvirt-qemu": Machine("qemu", "web", None),
+    r"/machine.slice/machine-debian\x2d12.scope": Unit("machine-debian-12.scope"),
+    r"/machine.slice/machine-qemu\x2d2\x2dweb.scopes": Nobody(),
+    # people and services
+    "/user.slice/user-1000.slice/session-3.scope": User(1000, "3"),
+    "/user.slice/user-0.slice/session-c1.scope": User(0, "c1"),
+    f"{ROOTLESS}/app.slice/jupyter.service": User(1000, ""),
+    "/user.slice/user-1000.slice": User(1000, ""),
+    "/system.slice/foo.service": Unit("foo.service"),
+    "/system.slice/system-getty.slice/getty@tty1.service": Unit("getty@tty1.service"),
+    r"/system.slice/dev-disk-by\x2dlabel.service": Unit("dev-disk-by-label.service"),
+    "/init.scope": Unit("init.scope"),
+    "/": Nobody(),
+    "/system.slice": Nobody(),
+    "/user.slice": Nobody(),
+    # outside of what this namespace shows
+    f"/../kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": NotVisible(),
+    "/../../../system.slice/foo.service": NotVisible(),
+    "/..": NotVisible(),
+    "/..service": Unit("..service"),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_path_has_its_owner(path):
+    assert owner(f"0::{path}\n".encode()) == PATHS[path]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_first_version_of_control_groups_tells_the_same(path):
+    """There each controller has a line; systemd's own may know no more than the service."""
+    lines = [f"{number}:{name}:{path}" for number, name in ((12, "memory"), (3, "cpu,cpuacct"))]
+    assert owner("\n".join([*lines, "0::/", ""]).encode()) == PATHS[path]
+
+
+def test_a_hybrid_server_knows_a_job_only_by_its_controllers():
+    content = (
+        b"11:memory:/slurm/uid_1000/job_211/step_0/task_0\n"
+        b"4:devices:/slurm/uid_1000/job_211/step_0\n"
+        b"1:name=systemd:/system.slice/slurmd.service\n"
+        b"0::/user.slice/user-1000.slice/session-3.scope\n"
+    )
+    assert owner(content) == task(user_id=1000)
+
+
+def test_a_user_cannot_make_folders_that_name_another_owner():
+    for forged in (
+        f"{SCOPE}/job_211/step_0/user/task_0",
+        f"/kubepods/pod{UID}/{A}",
+        r"/machine-qemu\x2d2\x2da.scope",
+        "/root.service",
+    ):
+        assert owner(f"0::{ROOTLESS}{forged}\n".encode()) == (
+            Container("", A, 1000) if A in forged else User(1000, "")
+        )
+
+
+def test_a_group_that_is_gone_keeps_its_owner():
+    assert owner(f"0::/docker/{A} (deleted)\n".encode()) == Container("docker", A, None)
+
+
+def test_names_of_controllers_may_hold_colons_no_more_than_two_count():
+    assert owner(b"1:name=systemd:/system.slice/a:b.service\n") == Unit("a:b.service")
+
+
+@pytest.mark.parametrize("content", [b"no line\n", b"0:/a\n", b"x::/a\n", b"0::a\n", b"0::\n"])
+def test_what_is_no_list_of_groups_says_so(content):
+    with pytest.raises(FormatError, match="no line of /proc/PID/cgroup"):
+        owner(content)
+
+
+def test_a_kernel_without_control_groups():
+    assert owner(b"") == Nobody()
+
+
+def test_every_process_of_this_machine_has_an_owner():
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end meanwhile, but not all of them do
+            found.append(owner((folder / "cgroup").read_bytes()))
+    assert found
+
+
+@given(st.binary())
+def test_any_bytes_have_an_owner_or_are_no_list(content):
+    with contextlib.suppress(FormatError):
+        owner(content)
+
+
+PIECES = st.sampled_from(
+    [
+        "/",
+        "kubepods",
+        "-pod",
+        UID,
+        STATIC,
+        A,
+        "cri-containerd-",
+        ".scope",
+        ".slice",
+        ":",
+        "docker",
+        "slurmstepd.scope",
+        "/job_",
+        "9" * 30,
+        "/step_",
+        "s",
+        "..",
+        "machine-qemu",
+        r"\x2d",
+        r"\xff",
+        "user.slice/user-",
+        "session-",
+        "/slurm/uid_",
+        "libvirt-qemu",
+        ".service",
+        " (deleted)",
+        "\x00",
+    ]
+)
+
+
+@given(st.lists(PIECES).map("".join))
+def test_any_path_has_an_owner(path):
+    assert owner(f"0::/{path}\n".encode()) is not None
+
+
+@given(st.text())
+def test_names_of_systemd_come_back(name):
+    escaped = "".join(rf"\x{byte:02x}" for byte in name.encode(errors="replace"))
+    assert unescaped(escaped) == name.encode(errors="replace").decode()

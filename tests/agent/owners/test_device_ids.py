@@ -1,0 +1,78 @@
+"""Names that device plugins give to GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.owners import FormatError
+from agent.owners.device_ids import (
+    DeviceFile,
+    DeviceId,
+    Gpu,
+    GpuIndex,
+    MigDevice,
+    MigInstance,
+    device_id,
+)
+
+UUID = "8f3b0a5c-17d2-4c1e-9a55-0d6c1e2f3a4b"
+GPU, MIG = f"GPU-{UUID}", f"MIG-{UUID}"
+IDS: dict[str, DeviceId] = {
+    GPU: Gpu(GPU),
+    f"{GPU}::3": Gpu(GPU, 3),
+    "0": GpuIndex(0),
+    "12": GpuIndex(12),
+    "0:1": GpuIndex(0, 1),
+    "2::0": GpuIndex(2, replica=0),
+    "0:1::7": GpuIndex(0, 1, 7),
+    MIG: MigDevice(MIG),
+    f"{MIG}::7": MigDevice(MIG, 7),
+    f"MIG-{GPU}/3/0": MigInstance(GPU, 3, 0),
+    f"MIG-{GPU}/3/0::1": MigInstance(GPU, 3, 0, 1),
+    "nvidia0": DeviceFile(0),
+    "nvidia0/gi3": DeviceFile(0, 3),
+    "nvidia0/vgpu1": DeviceFile(0, None, 1),
+    "nvidia0/gi3/vgpu1": DeviceFile(0, 3, 1),
+}
+
+
+@pytest.mark.parametrize("text", IDS)
+def test_ids(text):
+    assert device_id(text) == IDS[text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "GPU-8f3b",
+        "nvidia",
+        "nvidia0/",
+        "nvidia0/gi",
+        "nvidia0/vgpu1/gi3",
+        "-1",
+        "0::",
+        "::1",
+        f"{GPU}::",
+        f"{GPU}:1",
+        f" {GPU}",
+        f"{GPU}\n",
+        "/dev/nvidia0",
+        "gpu-0",
+        "amdgpu_xcp_1",
+        "1" * 20,
+    ],
+)
+def test_what_names_no_gpu_that_is_known(text):
+    with pytest.raises(FormatError, match="no name of a GPU"):
+        device_id(text)
+
+
+@given(st.one_of(st.text(), st.text("GPUMIG-0123abnvid/:gv")))
+def test_any_text_is_an_id_or_is_none(text):
+    with contextlib.suppress(FormatError):
+        device_id(text)

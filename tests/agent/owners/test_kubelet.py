@@ -1,0 +1,277 @@
+"""Asking a kubelet: a real gRPC server on a Unix socket, and servers that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import StreamEnded
+from hypothesis import given
+from hypothesis import strategies as st
+from support import pod_resources as wire
+
+from agent.host.kubelet import ALLOCATABLE, GET, LIST, Kubelet
+from agent.owners.pod_resources import Container, Devices, Pod, allocatable, pod, pods
+from railscope.reading import Absent, reason_of
+
+MANY = tuple(
+    Pod(f"pod-{n}", "lab", (Container("main", (Devices("nvidia.com/gpu", (f"GPU-{n}",)),)),))
+    for n in range(2_000)
+)
+GPUS = Devices("nvidia.com/gpu", ("GPU-0", "GPU-1"), (0, 1))
+SHORT = 0.2
+Handler = Callable[[bytes, grpc.ServicerContext], bytes]
+
+
+def names(of: Pod) -> bytes:
+    return wire.text(1, of.name) + wire.text(2, of.namespace)
+
+
+def get(request: bytes, context: grpc.ServicerContext) -> bytes:
+    for known in MANY:
+        if names(known) == request:
+            return wire.listed(known)
+    context.abort(grpc.StatusCode.NOT_FOUND, "pod is not here, 100 % sure: ä")
+    raise AssertionError
+
+
+METHODS: dict[str, Handler] = {
+    LIST: lambda _request, _context: b"".join(map(wire.listed, MANY)),
+    ALLOCATABLE: lambda _request, _context: wire.piece(1, wire.devices(GPUS)),
+    GET: get,
+}
+
+
+@contextlib.contextmanager
+def serving(path: Path, methods: dict[str, Handler]) -> Iterator[str]:
+    """A gRPC server with these methods, whose messages are the bytes of the wire."""
+    handlers = {name: grpc.unary_unary_rpc_method_handler(run) for name, run in methods.items()}
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),)
+    )
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield str(path)
+    finally:
+        server.stop(0).wait()
+
+
+@pytest.fixture(scope="module")
+def kubelet_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("kubelet") / "kubelet.sock", METHODS) as path:
+        yield path
+
+
+def test_a_list_of_many_pods(kubelet_socket):
+    """It is larger than the windows that HTTP/2 begins with: the server has to be let on."""
+    told = Kubelet(kubelet_socket).ask(LIST)
+    assert len(told) > 65_535
+    assert pods(told) == MANY
+
+
+def test_the_devices_that_could_be_given(kubelet_socket):
+    assert allocatable(Kubelet(kubelet_socket).ask(ALLOCATABLE)) == (GPUS,)
+
+
+def test_one_pod(kubelet_socket):
+    assert pod(Kubelet(kubelet_socket).ask(GET, names(MANY[7]))) == MANY[7]
+
+
+def test_a_pod_that_is_not_there(kubelet_socket):
+    with pytest.raises(FileNotFoundError, match="status 5, pod is not here, 100 % sure: ä"):
+        Kubelet(kubelet_socket).ask(GET, b"")
+
+
+def test_no_server_and_no_socket(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Kubelet(str(tmp_path / "kubelet.sock")).ask(LIST)
+    with socket.socket(socket.AF_UNIX) as closed:
+        closed.bind(str(tmp_path / "closed.sock"))
+    with pytest.raises(ConnectionRefusedError):
+        Kubelet(str(tmp_path / "closed.sock")).ask(LIST)
+
+
+CODES = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: Absent.TIMEOUT,
+    grpc.StatusCode.PERMISSION_DENIED: Absent.DENIED,
+    grpc.StatusCode.UNAUTHENTICATED: Absent.DENIED,
+    grpc.StatusCode.NOT_FOUND: Absent.GONE,
+    grpc.StatusCode.UNIMPLEMENTED: Absent.UNSUPPORTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Absent.ERROR,
+    grpc.StatusCode.INTERNAL: Absent.ERROR,
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_each_refusal_is_a_reason(tmp_path, code):
+    def refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(code, "no")
+        raise AssertionError
+
+    with serving(tmp_path / "s", {LIST: refuse}) as path, pytest.raises(OSError) as refused:  # noqa: PT011
+        Kubelet(path).ask(LIST)
+    assert reason_of(refused.value) is CODES[code]
+
+
+def test_an_older_kubelet_has_not_all_methods(tmp_path):
+    with serving(tmp_path / "s", {LIST: METHODS[LIST]}) as path:
+        with pytest.raises(OSError, match="status 12") as refused:
+            Kubelet(path).ask(GET)
+        assert reason_of(refused.value) is Absent.UNSUPPORTED
+
+
+def test_a_server_that_never_answers(tmp_path):
+    released = threading.Event()
+
+    def hang(_request: bytes, _context: grpc.ServicerContext) -> bytes:
+        released.wait()
+        return b""
+
+    with serving(tmp_path / "s", {LIST: hang}) as path, contextlib.ExitStack() as last:
+        last.callback(released.set)
+        with pytest.raises(OSError) as late:  # noqa: PT011
+            Kubelet(path, SHORT).ask(LIST)
+    assert reason_of(late.value) is Absent.TIMEOUT
+
+
+def test_a_server_that_never_speaks(tmp_path):
+    heard = threading.Event()
+    with speaking(tmp_path / "s", lambda _: heard.wait()) as path, contextlib.ExitStack() as last:
+        last.callback(heard.set)
+        with pytest.raises(TimeoutError):
+            Kubelet(path, SHORT).ask(LIST)
+
+
+def test_an_answer_that_would_fill_the_memory(tmp_path):
+    huge: dict[str, Handler] = {LIST: lambda _request, _context: bytes(100_000)}
+    with (
+        serving(tmp_path / "s", huge) as path,
+        pytest.raises(OSError, match="more than 50000") as refused,
+    ):
+        Kubelet(path, most_bytes=50_000).ask(LIST)
+    assert refused.value.errno == errno.EMSGSIZE
+
+
+@contextlib.contextmanager
+def speaking(path: Path, speak: Callable[[socket.socket], object]) -> Iterator[str]:
+    """A server of one connection that says what it likes, and hangs up."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(ConnectionError):
+                speak(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield str(path)
+        finally:
+            thread.join()
+
+
+def well_spoken(reply: Callable[[H2Connection], object]) -> Callable[[socket.socket], None]:
+    """Speak HTTP/2 well until the request has come, and then reply in one piece and no more."""
+
+    def speak(connection: socket.socket) -> None:
+        http = H2Connection(H2Configuration(client_side=False))
+        http.initiate_connection()
+        connection.sendall(http.data_to_send())
+        while True:
+            events = http.receive_data(connection.recv(65_536))
+            if any(isinstance(event, StreamEnded) for event in events):
+                reply(http)
+                connection.sendall(http.data_to_send())
+                return
+
+    return speak
+
+
+def answer(http: H2Connection, headers: dict[str, str], content: bytes = b"") -> None:
+    http.send_headers(1, headers.items(), end_stream=not content)
+    if content:
+        http.send_data(1, content, end_stream=True)
+
+
+OK = {":status": "200", "grpc-status": "0"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "problem"),
+    [
+        ({":status": "404"}, b"", "HTTP 404"),
+        ({":status": "200"}, b"", "status ''"),
+        ({":status": "200", "grpc-status": "x"}, b"", "status 'x'"),
+        (OK, b"", "without a message"),
+        (OK, b"\0\0\0\0", "without a message"),
+        (OK, b"\1\0\0\0\0", "compressed"),
+        (OK, b"\0\0\0\0\2x", "not one message"),
+        (OK, b"\0\0\0\0\0\0\0\0\0\0", "not one message"),
+    ],
+)
+def test_answers_that_are_none_of_grpc(tmp_path, headers, content, problem):
+    with (
+        speaking(tmp_path / "s", well_spoken(lambda http: answer(http, headers, content))) as path,
+        pytest.raises(OSError, match=problem) as refused,
+    ):
+        Kubelet(path).ask(LIST)
+    assert refused.value.errno == errno.EPROTO
+
+
+GIVES_UP: dict[str, Callable[[socket.socket], object]] = {
+    "at once": lambda _: None,
+    "after the request": lambda connection: connection.recv(65_536),
+    "within the answer": well_spoken(lambda http: http.send_headers(1, OK.items())),
+    "by a reset of the stream": well_spoken(lambda http: http.reset_stream(1)),
+    "by an end of the connection": well_spoken(lambda http: http.close_connection()),
+}
+
+
+@pytest.mark.parametrize("when", GIVES_UP)
+def test_a_server_that_gives_up(tmp_path, when):
+    with speaking(tmp_path / "s", GIVES_UP[when]) as path, pytest.raises(ConnectionError):
+        Kubelet(path).ask(LIST)
+
+
+def test_an_answer_counts_although_the_server_ends_right_after_it(tmp_path):
+    def last_words(http: H2Connection) -> None:
+        answer(http, OK, b"\0\0\0\0\1x")
+        http.close_connection()
+
+    with speaking(tmp_path / "s", well_spoken(last_words)) as path:
+        assert Kubelet(path).ask(LIST) == b"x"
+
+
+FRAMES = st.builds(
+    lambda kind, flags, stream, content: (
+        len(content).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + content
+    ),
+    st.integers(0, 12),
+    st.integers(0, 255),
+    st.integers(0, 3),
+    st.binary(max_size=20),
+)
+SETTINGS = bytes.fromhex("000000040000000000")
+
+
+@given(st.one_of(st.binary(), st.lists(FRAMES).map(lambda frames: SETTINGS + b"".join(frames))))
+def test_any_bytes_are_an_error_of_the_system(tmp_path_factory, noise):
+    path = tmp_path_factory.mktemp("noise") / "s"
+    with (
+        speaking(path, lambda connection: connection.sendall(noise)) as where,
+        pytest.raises(OSError),  # noqa: PT011
+    ):
+        Kubelet(where).ask(LIST)

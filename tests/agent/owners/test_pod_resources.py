@@ -1,0 +1,165 @@
+"""The kubelet's answers, from the bytes of the wire."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import pod_resources as wire
+
+from agent.owners import FormatError
+from agent.owners.device_ids import ClaimedDevice
+from agent.owners.pod_resources import Claim, Container, Devices, Pod, allocatable, pod, pods
+from agent.owners.protobuf import Message
+
+TRAINING = Pod(
+    "train-0",
+    "physics",
+    (
+        Container(
+            "pytorch",
+            (
+                Devices("nvidia.com/gpu", ("GPU-a", "GPU-b"), (0,)),
+                Devices("nvidia.com/gpu", ("GPU-c",), (1,)),
+                Devices("rdma/hca", ("mlx5_0",)),
+            ),
+            (
+                Claim(
+                    "gpu-claim",
+                    "physics",
+                    (ClaimedDevice("gpu.nvidia.com", "node-1", "gpu-0", "share-1"),),
+                    ("k8s.gpu.nvidia.com/claim=1",),
+                ),
+            ),
+        ),
+        Container("sidecar"),
+    ),
+)
+NAMES = st.text(max_size=12)
+DEVICES = st.builds(
+    Devices,
+    NAMES,
+    st.lists(NAMES, max_size=3).map(tuple),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=2).map(tuple),
+)
+CLAIMS = st.builds(
+    Claim,
+    NAMES,
+    NAMES,
+    st.lists(st.builds(ClaimedDevice, NAMES, NAMES, NAMES, NAMES), min_size=1, max_size=2).map(
+        tuple
+    ),
+    st.lists(NAMES, max_size=2).map(tuple),
+)
+CONTAINERS = st.builds(
+    Container,
+    NAMES,
+    st.lists(DEVICES, max_size=2).map(tuple),
+    st.lists(CLAIMS, max_size=2).map(tuple),
+)
+PODS = st.builds(Pod, NAMES, NAMES, st.lists(CONTAINERS, max_size=2).map(tuple))
+
+
+def test_an_answer():
+    assert pods(wire.listed(TRAINING)) == (TRAINING,)
+    assert TRAINING.containers[0].ids("nvidia.com/gpu") == ("GPU-a", "GPU-b", "GPU-c")
+
+
+def test_no_pods():
+    assert pods(b"") == ()
+    assert pod(b"") is None
+
+
+@given(st.lists(PODS, max_size=3).map(tuple))
+def test_pods_come_back(sent):
+    assert pods(b"".join(map(wire.listed, sent))) == sent
+
+
+@given(PODS)
+def test_one_pod_comes_back(sent):
+    assert pod(wire.listed(sent)) == sent
+
+
+@given(st.lists(DEVICES, max_size=3).map(tuple))
+def test_what_could_be_given_comes_back(sent):
+    assert allocatable(b"".join(wire.piece(1, wire.devices(d)) for d in sent)) == sent
+
+
+UNKNOWN = st.one_of(
+    st.builds(wire.integer, st.integers(100, 2**29 - 1), st.integers(-(2**63), 2**64 - 1)),
+    st.builds(wire.piece, st.integers(100, 2**29 - 1), st.binary(max_size=20)),
+    st.builds(lambda n, raw: wire.tag(n, 5) + raw, st.integers(100, 200), st.just(bytes(4))),
+    st.builds(lambda n, raw: wire.tag(n, 1) + raw, st.integers(100, 200), st.just(bytes(8))),
+)
+
+
+@given(PODS, UNKNOWN, UNKNOWN)
+def test_fields_of_later_versions_are_skipped(sent, before, after):
+    """Pod-level CPUs and memory (4 and 5) are such fields of a Pod."""
+    later = wire.piece(4, bytes([3])) + wire.integer(4, 1) + wire.piece(5, b"\x0a\x01m")
+    inside = before + wire.pod(sent) + later + after
+    assert pods(before + wire.piece(1, inside) + after) == (sent,)
+
+
+def test_a_known_field_of_another_type_is_skipped():
+    assert pods(wire.piece(1, wire.integer(1, 7) + wire.piece(2, b"physics"))) == (
+        Pod("", "physics"),
+    )
+
+
+def test_a_field_that_comes_again_replaces_the_first():
+    again = wire.piece(1, b"old") + wire.piece(1, b"new")
+    assert pods(wire.piece(1, again)) == (Pod("new", ""),)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"\x0a", "does not end"),
+        (b"\x0a\x05abc", "field 1 has 5 bytes, of which 3 came"),
+        (b"\x0d\x00", "field 1 has 4 bytes, of which 1 came"),
+        (b"\x09\x00", "field 1 has 8 bytes, of which 1 came"),
+        (b"\x02\x00", "there is no field 0"),
+        (wire.integer(1 << 29, 0), "there is no field 536870912"),
+        (b"\x0b", "type 3, which is not in use"),
+        (b"\x0c", "type 4, which is not in use"),
+        (b"\x0e", "type 6, which is not in use"),
+        (b"\x0f", "type 7, which is not in use"),
+        (b"\x08" + b"\xff" * 10, "does not end"),
+        (b"\x08" + b"\xff" * 9 + b"\x02", "more than 64 bits"),
+        (wire.piece(1, wire.piece(1, b"\xff")), "field 1 is no UTF-8"),
+    ],
+)
+def test_bytes_that_are_no_answer(content, problem):
+    with pytest.raises(FormatError, match=problem):
+        pods(content)
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_signed_integers(value):
+    assert Message(wire.integer(1, value)).integer(1) == value
+
+
+@given(st.binary())
+def test_any_bytes_are_an_answer_or_are_none(content):
+    for parse in (pods, pod, allocatable):
+        with contextlib.suppress(FormatError):
+            parse(content)
+
+
+@given(st.data())
+def test_an_answer_that_was_damaged_is_told_or_read(data):
+    content = bytearray(wire.listed(TRAINING))
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(FormatError):
+        pods(bytes(content))
+
+
+def test_an_answer_that_was_cut_is_never_taken_for_a_whole_one():
+    content = wire.listed(TRAINING)
+    for length in range(1, len(content)):
+        with pytest.raises(FormatError):
+            pods(content[:length])

@@ -1,0 +1,255 @@
+"""FOCUS rows: the columns of a charge, sums that are what is to be paid, and CSV that reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from fractions import Fraction
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
+
+from collector.billing.charges import Kind, Unit
+from collector.billing.corrections import corrections, credit
+from collector.billing.focus import (
+    Account,
+    Background,
+    Provenance,
+    Row,
+    Seller,
+    billed,
+    decimal,
+    rows,
+)
+from collector.billing.focus_csv import FocusCsvError, parse, spelled, write
+from collector.billing.instants import HOUR_NS
+from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, InvoiceError, close, draft, issue
+from collector.billing.prices import Tariff
+from collector.billing.rating import rate
+from collector.metering.tiling import State
+
+EUR = 10**9
+DUE_NS = 3 * MONTH.end_ns
+SELLER = Seller(
+    "Machine Hall",
+    "Machine Hall Accounting",
+    {who: Account("research", tenant_type="Namespace") for who in TENANTS},
+)
+MANDATORY = [
+    "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
+    "BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargePeriodEnd",
+    "ChargePeriodStart", "ContractedCost", "EffectiveCost", "InvoiceIssuerName", "ListCost",
+    "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ServiceCategory",
+    "ServiceName",
+]  # fmt: skip
+MAY_BE_NULL = {"BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity",
+               "PricingUnit"}  # fmt: skip
+Write = Callable[[Sequence[Row]], str]
+
+
+def exported(usages, prices, **background: object) -> list[Row]:
+    drafts = close(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
+    known = Background(**background)  # type: ignore[arg-type]
+    return [row for one in drafts for row in rows(issue(one, DUE_NS), SELLER, known)]
+
+
+def test_seven_hours_of_a_gpu_at_a_tenants_own_price():
+    prices = book(price(2 * EUR), price(3 * EUR // 2, tenant="team-a"))
+    (row,) = exported([usage(0, 7 * HOUR_NS)], prices)
+    expected = {
+        "BilledCost": Fraction("10.5"), "EffectiveCost": Fraction("10.5"),
+        "ContractedCost": Fraction("10.5"), "ListCost": 14, "ContractedUnitPrice": Fraction("1.5"),
+        "ListUnitPrice": 2, "PricingQuantity": 7, "PricingUnit": "GPU-Hours",
+        "ConsumedQuantity": 7, "ConsumedUnit": "GPU-Hours", "BillingCurrency": "EUR",
+        "BillingAccountId": "research", "SubAccountId": "team-a", "SubAccountType": "Namespace",
+        "ResourceId": "GPU-0", "ResourceType": "GPU", "ChargeCategory": "Usage",
+        "ChargeClass": None, "ChargePeriodStart": datetime(1970, 1, 1, tzinfo=UTC),
+        "ChargePeriodEnd": datetime(1970, 1, 1, 7, tzinfo=UTC), "x_AllocationState": "observed",
+        "CapacityReservationStatus": None,
+    }  # fmt: skip
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_every_kind_of_charge_has_its_category():
+    charges = rate(
+        [
+            usage(0, HOUR_NS, energy_millijoules=1),
+            usage(HOUR_NS, 2 * HOUR_NS, state=State.RESERVED, claim=""),
+        ],
+        book(
+            price(EUR, granularity_ns=2 * HOUR_NS),
+            price(EUR, tariff=Tariff.RESERVATION),
+            price(EUR, tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS),
+        ),
+        MONTH,
+    ).charges
+    given_back = credit("team-a", Fraction(1, 3), MONTH, "Outage")
+    tax = replace(given_back, kind=Kind.TAX, amount=Fraction(1, 7), note="")
+    invoice = issue(draft([*charges, given_back, tax], "team-a", MONTH, "EUR"), DUE_NS)
+    found = rows(invoice, SELLER)
+    assert sorted((row["ChargeCategory"], row["SkuMeter"], row["PricingUnit"]) for row in found if row["SkuMeter"]) == [
+        ("Usage", "energy", "kWh"),
+        ("Usage", "minimum_topup", "GPU-Hours"),
+        ("Usage", "reservation", "GPU-Hours"),
+        ("Usage", "usage", "GPU-Hours"),
+    ]  # fmt: skip
+    others = [row for row in found if row["SkuMeter"] is None]
+    assert sorted(str(row["ChargeCategory"]) for row in others) == ["Adjustment", "Credit", "Tax"]
+    (unused,) = [row for row in found if row["CapacityReservationStatus"]]
+    assert (unused["CapacityReservationStatus"], unused["SkuMeter"]) == ("Unused", "reservation")
+    assert billed(found) == invoice.payable
+
+
+def test_a_correction_says_so_and_may_be_negative():
+    prices = book(price(2 * EUR))
+    (before,) = close(rate([usage(0, HOUR_NS)], prices, MONTH).charges, MONTH, "EUR")
+    found = corrections([issue(before, DUE_NS)], [], MONTH, NEXT_MONTH.start_ns)
+    late = issue(draft(found, "team-a", NEXT_MONTH, "EUR"), NEXT_MONTH.end_ns + CLOSE_AFTER_NS)
+    (row,) = rows(late, SELLER)
+    assert (row["ChargeClass"], row["PricingQuantity"], row["BilledCost"]) == ("Correction", -1, -2)
+    assert row["ChargePeriodStart"] == datetime(1970, 1, 1, tzinfo=UTC), "the service's own date"
+    assert row["BillingPeriodStart"] == datetime(1970, 1, 31, tzinfo=UTC)
+    assert row["x_CorrectsInvoiceId"] == before.invoice_id
+
+
+def test_what_is_known_about_a_charge_stands_in_columns_of_ours():
+    prices = book(price(2 * EUR))
+    (charge,) = rate([usage(0, HOUR_NS)], prices, MONTH).charges
+    origin = Provenance(Fraction(499, 500), "ab12", 3)
+    (row,) = exported(
+        [usage(0, HOUR_NS)], prices, provenance={charge.charge_id: origin}, audit_checkpoint="cp"
+    )
+    ours = ("x_CoverageRatio", "x_EvidenceHash", "x_LedgerRevision", "x_AuditCheckpoint")
+    assert [row[name] for name in ours] == [Fraction("0.998"), "ab12", "3", "cp"]
+
+
+def test_only_issued_invoices_of_known_accounts_are_exported():
+    invoice = draft([], "team-a", MONTH, "EUR")
+    with pytest.raises(InvoiceError, match="is draft"):
+        rows(invoice, SELLER)
+    with pytest.raises(InvoiceError, match="no account"):
+        rows(issue(invoice, DUE_NS), replace(SELLER, accounts={}))
+
+
+@given(timelines(), books())
+def test_rows_have_the_mandatory_columns_and_costs_that_follow_from_prices(usages, prices):
+    for row in exported(usages, prices):
+        assert set(MANDATORY) <= row.keys()
+        assert all(row[name] is not None for name in MANDATORY if name not in MAY_BE_NULL)
+        assert "" not in row.values(), "null is null, and no empty text"
+        assert row["PricingCurrencyEffectiveCost"] is not None
+        if row["ChargeCategory"] == "Usage":
+            # A quantity of 12 decimals is off by half of the last one; a price multiplies that.
+            slack = Fraction(1, 10**12)
+            for cost, unit in (
+                ("ContractedCost", "ContractedUnitPrice"),
+                ("ListCost", "ListUnitPrice"),
+            ):
+                product = row["PricingQuantity"] * row[unit]
+                assert abs(product - row[cost]) <= slack * (1 + row[unit]) / 2
+
+
+def exports_read_back(implementation: Write) -> Callable[[], None]:
+    """P18, for any implementation of writing CSV."""
+
+    @given(timelines(), books(), st.text(max_size=20))
+    def holds(usages, prices, note) -> None:
+        charges = [*rate(usages, prices, MONTH).charges]
+        if note.isprintable() and note:
+            charges.append(credit("team-a", Fraction(1, 3), MONTH, note + '";,\r\n"'))
+        for one in close(charges, MONTH, prices.currency):
+            adds_up(issue(one, DUE_NS), implementation)
+
+    return holds
+
+
+def adds_up(invoice: Invoice, implementation: Write) -> None:
+    found = rows(invoice, SELLER)
+    read = parse(implementation(found))
+    assert read == found
+    assert {row["InvoiceId"] for row in read} == {invoice.invoice_id}
+    assert billed(read) == invoice.payable
+    adjusted = [row for row in read if row["ChargeCategory"] == "Adjustment"]
+    assert len(adjusted) <= 1
+    exact = sum((line.charge.amount for line in invoice.lines), Fraction(0))
+    assert abs(sum(row["BilledCost"] for row in adjusted) - (invoice.payable - exact)) <= Fraction(
+        len(invoice.lines), 2 * 10**12
+    )
+
+
+def test_exports_read_back_to_the_same_rows_and_totals():
+    exports_read_back(write)()
+
+
+def float_money(found: Sequence[Row]) -> str:
+    """Wrong: numbers were formatted through floating point."""
+    costs = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
+    through = [
+        row | {name: decimal(Fraction(float(row[name]))) for name in costs if row[name]}
+        for row in found
+    ]
+    return write(through)
+
+
+def two_decimals(found: Sequence[Row]) -> str:
+    """Wrong: every row shows whole cents."""
+    return write([row | {"BilledCost": Fraction(round(row["BilledCost"], 2))} for row in found])
+
+
+@pytest.mark.parametrize("wrong", [float_money, two_decimals])
+def test_wrong_exports_are_noticed(wrong):
+    search = settings(max_examples=500, derandomize=True, database=None, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        search(exports_read_back(wrong))()
+
+
+def test_csv_as_it_stands():
+    (row,) = exported([usage(0, HOUR_NS, capacity_units=420)], book(price(3 * EUR)))
+    header, line, rest = write([row]).split("\r\n")
+    assert rest == ""
+    names = header.split(",")
+    cells = dict(zip(names, line.split(","), strict=True))
+    assert cells["BilledCost"] == "1.500000000000"
+    assert cells["PricingQuantity"] == "0.500000000000"
+    assert cells["ChargePeriodEnd"] == "1970-01-01T01:00:00Z"
+    assert cells["ChargeClass"] == ""
+    first_of_ours = next(at for at, name in enumerate(names) if name.startswith("x_"))
+    assert all(name.startswith("x_") for name in names[first_of_ours:])
+    assert names[:first_of_ours] == sorted(names[:first_of_ours])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("BilledCost\r\n1.5\r\n", "line 2, BilledCost: '1.5' is no number with 12 decimals"),
+        ("BilledCost\r\n1e3\r\n", "no number"),
+        ("BilledCost,InvoiceId\r\n1.000000000000\r\n", "line 2: 1 cells under 2 columns"),
+        ("ChargePeriodStart\r\nyesterday\r\n", "'yesterday' is no time"),
+        ('InvoiceId\r\n"open', "line 2"),
+    ],
+)
+def test_what_is_no_export_of_ours_is_refused_with_line_and_column(text, said):
+    with pytest.raises(FocusCsvError) as caught:
+        parse(text)
+    assert said in str(caught.value)
+
+
+def test_nothing_is_exported_as_nothing():
+    assert parse(write([])) == []
+
+
+@given(st.integers(-(10**38) + 1, 10**38 - 1))
+def test_any_decimal_of_38_digits_is_spelled_exactly(counted):
+    text = spelled(Fraction(counted, 10**12))
+    assert Fraction(text) == Fraction(counted, 10**12)
+    assert len(text.split(".")[1]) == 12
+
+
+def test_what_does_not_fit_is_an_error():
+    with pytest.raises(OverflowError, match="38 digits"):
+        decimal(Fraction(10**26))
+    with pytest.raises(ValueError, match="more than 12 decimals"):
+        spelled(Fraction(1, 3))

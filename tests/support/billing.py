@@ -1,0 +1,127 @@
+"""Usage and price books for the tests of billing: strategies, and makers with few words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from collector.billing.charges import Unit
+from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
+from collector.billing.prices import Price, PriceBook, Tariff
+from collector.billing.usage import Usage
+from collector.metering.evidence import Witness
+from collector.metering.tiling import State
+from collector.metering.units import FOREVER_NS
+from railscope.reading import Absent
+
+TENANTS = ("team-a", "team-b")
+MONTH = Period(0, 30 * DAY_NS)
+NEXT_MONTH = Period(30 * DAY_NS, 60 * DAY_NS)
+CURRENCIES = ("EUR", "JPY", "KWD")
+SKU = "h100"
+HIGHEST_PRICE = 10**12  # a thousand units of currency
+LENGTHS = (SECOND_NS, HOUR_NS, DAY_NS, 20 * DAY_NS)
+
+
+def usage(start_ns: int, end_ns: int, **more: object) -> Usage:
+    """One GPU of one tenant, seen, in the first claim; anything else is said."""
+    usual: dict[str, object] = {
+        "tenant": "team-a",
+        "resource": "GPU-0",
+        "sku": SKU,
+        "capacity_units": 840,
+        "state": State.OBSERVED,
+        "claim": "c1",
+    }
+    return Usage(start_ns=start_ns, end_ns=end_ns, **{**usual, **more})  # type: ignore[arg-type]
+
+
+def price(nano: int, from_ns: int = -FOREVER_NS, to_ns: int = FOREVER_NS, **more: object) -> Price:
+    """A list price of allocated time; anything else is said."""
+    usual: dict[str, object] = {"sku": SKU, "tariff": Tariff.ALLOCATED}
+    return Price(nano=nano, from_ns=from_ns, to_ns=to_ns, **{**usual, **more})  # type: ignore[arg-type]
+
+
+def book(*prices: Price, currency: str = "EUR", version: int = 1) -> PriceBook:
+    return PriceBook(version, 0, currency, prices)
+
+
+def between(low: int, high: int) -> st.SearchStrategy[int]:
+    """Integers that are as often far from the ends as near them, which plain ones are not."""
+    even = st.integers(0, 9_973).map(lambda step: low + (high - low) * step // 9_973)
+    return even | st.integers(low, high)
+
+
+instants = between(MONTH.start_ns + 1, MONTH.end_ns - 1)
+nanos = between(0, HIGHEST_PRICE)
+
+
+@st.composite
+def rows_of_prices(draw: st.DrawFn, **more: object) -> list[Price]:
+    """Prices one after the other over all time, changing at a few instants of the month."""
+    edges = sorted(draw(st.sets(instants, max_size=4)))
+    spans = pairwise([-FOREVER_NS, *edges, FOREVER_NS])
+    return [price(draw(nanos), start, end, **more) for start, end in spans]
+
+
+def without_minimum(prices: Sequence[Price]) -> list[Price]:
+    return [replace(one, minimum_ns=0, granularity_ns=1) for one in prices]
+
+
+@st.composite
+def books(draw: st.DrawFn) -> PriceBook:
+    """List prices of time, energy and reservation, and perhaps one tenant's own for a while."""
+    extras = {
+        "minimum_ns": draw(st.sampled_from([0, 60 * SECOND_NS, HOUR_NS])),
+        "granularity_ns": draw(st.sampled_from([1, SECOND_NS, HOUR_NS])),
+    }
+    prices = draw(rows_of_prices(**extras, at_claim_start=draw(st.booleans())))
+    prices += draw(rows_of_prices(tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS))
+    prices += draw(rows_of_prices(tariff=Tariff.RESERVATION))
+    if draw(st.booleans()):
+        start, end = sorted(draw(st.sets(instants, min_size=2, max_size=2)))
+        tariff = draw(st.sampled_from([Tariff.ALLOCATED, Tariff.USED]))
+        prices.append(price(draw(nanos), start, end, tenant="team-a", tariff=tariff, **extras))
+        prices[-1] = replace(prices[-1], at_claim_start=draw(st.booleans()))
+    return PriceBook(1, 0, draw(st.sampled_from(CURRENCIES)), tuple(prices))
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> list[Usage]:
+    """What a few GPUs did in and around the month: claims one after the other, in changing states."""
+    found: list[Usage] = []
+    for gpu in range(draw(st.integers(1, 3))):
+        edges = [draw(between(-2 * DAY_NS, 29 * DAY_NS))]
+        for longest in draw(st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=6)):
+            edges.append(edges[-1] + draw(between(1, longest)))
+        claim = ("", "", 0)
+        for start, end in pairwise(edges):
+            if not claim[0] or draw(st.booleans()):
+                claim = (draw(st.sampled_from(TENANTS)), f"c{gpu}-{start}", start)
+            found.append(_stretch(draw, f"GPU-{gpu}", (start, end), claim))
+    return found
+
+
+def _stretch(
+    draw: st.DrawFn, gpu: str, span: tuple[int, int], claim: tuple[str, str, int]
+) -> Usage:
+    states = [State.OBSERVED, State.OBSERVED, State.INFERRED, State.DOWN, State.IDLE]
+    state = draw(st.sampled_from([*states, State.RESERVED, State.UNKNOWN]))
+    held = state in (State.OBSERVED, State.INFERRED, State.DOWN)
+    tenant, name, since = claim
+    return Usage(
+        tenant=tenant if held or state is State.RESERVED else "",
+        resource=gpu,
+        sku=SKU,
+        start_ns=span[0],
+        end_ns=span[1],
+        capacity_units=draw(st.sampled_from([840, 420, 360, 120, 105, 1])),
+        state=state,
+        witness=draw(st.sampled_from(list(Witness))),
+        claim=name if held else "",
+        claim_start_ns=since if held else 0,
+        energy_millijoules=draw(st.integers(0, 10**13) | st.just(Absent.ERROR)),
+    )

@@ -1,0 +1,69 @@
+"""The kubelet's answers as it would write them: protobuf by its specification."""
+
+from __future__ import annotations
+
+from agent.owners.pod_resources import Claim, Container, Devices, Pod
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
+
+
+def tag(number: int, kind: int) -> bytes:
+    return varint(number << 3 | kind)
+
+
+def integer(number: int, value: int) -> bytes:
+    return tag(number, 0) + varint(value)
+
+
+def piece(number: int, content: bytes) -> bytes:
+    return tag(number, 2) + varint(len(content)) + content
+
+
+def text(number: int, value: str) -> bytes:
+    """A string; an empty one is not written."""
+    return piece(number, value.encode()) if value else b""
+
+
+def listed(sent: Pod) -> bytes:
+    """A pod as one of a list."""
+    return piece(1, pod(sent))
+
+
+def pod(sent: Pod) -> bytes:
+    containers = b"".join(piece(3, container(each)) for each in sent.containers)
+    return text(1, sent.name) + text(2, sent.namespace) + containers
+
+
+def container(sent: Container) -> bytes:
+    given = b"".join(piece(2, devices(each)) for each in sent.devices)
+    claims = b"".join(piece(5, claim(each)) for each in sent.claims)
+    return text(1, sent.name) + given + claims
+
+
+def devices(sent: Devices) -> bytes:
+    ids = b"".join(piece(2, each.encode()) for each in sent.ids)
+    nodes = b"".join(piece(1, integer(1, each)) for each in sent.numa_nodes)
+    return text(1, sent.resource) + ids + (piece(3, nodes) if nodes else b"")
+
+
+def claim(sent: Claim) -> bytes:
+    """All names of CDI are told with the first device."""
+    resources = b""
+    for place, device in enumerate(sent.devices):
+        names = sent.cdi_names if place == 0 else ()
+        resources += piece(
+            4,
+            b"".join(piece(1, piece(1, name.encode())) for name in names)
+            + text(2, device.driver)
+            + text(3, device.pool)
+            + text(4, device.device)
+            + text(5, device.share),
+        )
+    return text(2, sent.name) + text(3, sent.namespace) + resources
