@@ -55,18 +55,18 @@ def test_jobs_without_gpus_running_and_pending_ones_are_counted():
 
 
 def test_a_gpu_without_an_address_is_not_guessed():
-    text = line(resources=accelerators("", "MIG-4f5c", "00000000:C1:00.0"), num_acc=4)
+    text = line(resources=accelerators("", "MIG-4f5c", "00000000:C1:00.0"), num_acc=5)
     read = read_clustercockpit([text])
     (job,) = read.jobs
     assert job.gpus == (Gpu("n1", "00000000:C1:00.0"),)
     assert job.unplaced == (
-        Unplaced("", 1, "is not named"),
+        Unplaced("", 2, "is not named"),
         Unplaced("n1", 1, '"" is no PCI address'),
         Unplaced("n1", 1, '"MIG-4f5c" is no PCI address'),
     )
     metered = meter(read.jobs)
     assert metered.tenants == {"p": 20 * S}
-    assert metered.unplaced_ns == {"p": 60 * S}
+    assert metered.unplaced_ns == {"p": 80 * S}
 
 
 def test_a_job_that_is_requeued_counts_twice_and_one_that_is_repeated_once():

@@ -84,12 +84,13 @@ def test_gpus_are_counted_and_parts_of_gpus_only_told(tres, parts):
         ("2024-12-25T01:54:11", datetime(2024, 12, 25, 0, 54, 11, tzinfo=UTC)),
         ("2024-09-25T01:54:11Z", datetime(2024, 9, 25, 1, 54, 11, tzinfo=UTC)),
         ("2024-09-25T01:54:11+0530", datetime(2024, 9, 24, 20, 24, 11, tzinfo=UTC)),
+        ("2024-09-25T01:54:11.000007Z", datetime(2024, 9, 25, 1, 54, 11, 7, tzinfo=UTC)),
         ("1727222051", datetime(2024, 9, 24, 23, 54, 11, tzinfo=UTC)),
     ],
 )
 def test_times_are_instants(text, instant):
     (job,) = read(row(Start=text, End="4000000000"), zone=BERLIN).jobs
-    assert job.start_ns == int(instant.timestamp()) * S
+    assert job.start_ns == int(instant.timestamp()) * S + instant.microsecond * 1000
 
 
 WRONG = [
