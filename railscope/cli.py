@@ -14,11 +14,13 @@ from railscope.settings import SettingsError
 _ON_DEMAND = {
     "agent": ("agent.cli", "agent"),
     "audit": ("collector.audit.command", "audit"),
+    "bill": ("collector.bill_command", "bill"),
     "collector": ("collector.cli", "collector"),
 }
 _HELP = {
     "agent": "Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log.",
     "audit": "Check and read an audit log from its files and a public key.",
+    "bill": "Work out what tenants had of the GPUs.",
     "collector": "Turn frames of all nodes into cluster, rail and tenant views.",
 }
 

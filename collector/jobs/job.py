@@ -1,0 +1,97 @@
+"""What a job list tells, whichever scheduler it is of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+NS_PER_SECOND = 1_000_000_000
+LATEST_SECONDS = 1 << 32
+"""No job starts after this (the year 2106) or lasts so long: its end fits into 63 bits of ns."""
+
+_ADDRESS = re.compile(r"(?:[0-9A-F]{4}|[0-9A-F]{8}):[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]")
+_DOMAIN_DIGITS = 8
+
+
+class JobListError(ValueError):
+    """A line is no job. The message names the line, counted from 1, and the field."""
+
+    def __init__(self, line: int, field: str, reason: str) -> None:
+        """`field` is empty where the line as a whole is wrong."""
+        super().__init__(f"line {line}: {field}: {reason}" if field else f"line {line}: {reason}")
+
+
+class Gpu(NamedTuple):
+    """One GPU: its node and its PCI address, as `pci_address` makes it."""
+
+    node: str
+    address: str
+
+    def __str__(self) -> str:
+        """`node/address`."""
+        return f"{self.node}/{self.address}"
+
+
+class Unplaced(msgspec.Struct, frozen=True, order=True):
+    """GPUs of a job that a list does not name: what they are is not guessed.
+
+    `where` is the node or nodes in the scheduler's notation, empty where it told none.
+    """
+
+    where: str
+    gpus: int
+    reason: str
+
+
+class Job(msgspec.Struct, frozen=True, order=True):
+    """A job that ended and had GPUs in [start, end). `tenant` is the account it is charged to."""
+
+    start_ns: int
+    id: str
+    tenant: str
+    workload: str
+    end_ns: int
+    gpus: tuple[Gpu, ...] = ()
+    unplaced: tuple[Unplaced, ...] = ()
+
+    @property
+    def claim(self) -> str:
+        """The id of its claim. A job that is requeued runs twice, and those are two claims."""
+        return f"{self.id}@{self.start_ns // NS_PER_SECOND}"
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it had its GPUs."""
+        return self.end_ns - self.start_ns
+
+
+class JobList(msgspec.Struct, frozen=True):
+    """All jobs of a list in order, and how many of its lines are no job with GPUs that ended."""
+
+    jobs: tuple[Job, ...]
+    without_gpus: int = 0
+    never_started: int = 0
+    running: tuple[str, ...] = ()
+    """Ids of the jobs that had not ended: how long they will have their GPUs is not known."""
+
+
+def without_repetitions(told: Iterable[tuple[int, Job]]) -> tuple[Job, ...]:
+    """The jobs in order, each once. Raises JobListError where two lines contradict each other."""
+    found: dict[str, tuple[int, Job]] = {}
+    for line, job in told:
+        first, same = found.setdefault(job.claim, (line, job))
+        if same != job:
+            raise JobListError(line, "", f"job {job.id} is told differently on line {first}")
+    return tuple(sorted(job for _, job in found.values()))
+
+
+def pci_address(text: str) -> str | None:
+    """A PCI address with eight digits of domain and in capitals; None where it is none."""
+    address = text.upper()
+    if not _ADDRESS.fullmatch(address):
+        return None
+    domain, _, rest = address.partition(":")
+    return f"{domain.rjust(_DOMAIN_DIGITS, '0')}:{rest}"

@@ -1,0 +1,125 @@
+"""From jobs to metered GPU time: a claim for each GPU of a job, on the scheduler's word alone.
+
+There are no samples, so all time that is held is inferred, with the scheduler as its witness. A GPU
+is taken to be there from the start of the first job that names it to the end of the last. Of two
+jobs on one GPU the earlier ends where the later begins, in order of start and claim id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from collector.jobs.job import Gpu, Job
+from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
+from collector.metering.holders import Conflict, conflicts
+from collector.metering.tiling import Entry, GpuTimeline, State
+from collector.metering.units import GPU_CAPACITY, Tiling
+
+
+class Clash(NamedTuple):
+    """Two jobs had one GPU at once."""
+
+    gpu: Gpu
+    conflict: Conflict
+
+
+class MeteredJobs(msgspec.Struct, frozen=True):
+    """GPU time in GPU-nanoseconds: whole GPUs times nanoseconds.
+
+    `unplaced_ns` is what tenants had of GPUs that the list does not name. It is in no other sum:
+    whether it collides with other jobs cannot be seen.
+    """
+
+    gpus: int
+    capacity_ns: int
+    free_ns: int
+    tenants: dict[str, int]
+    unplaced_ns: dict[str, int]
+    clashes: tuple[Clash, ...]
+
+    @property
+    def held_ns(self) -> int:
+        """What all tenants had of GPUs that are named."""
+        return sum(self.tenants.values())
+
+    @property
+    def balances(self) -> bool:
+        """Whether what was held and what was free add up to capacity times time."""
+        return self.held_ns + self.free_ns == self.capacity_ns
+
+
+def evidence(jobs: Iterable[Job]) -> dict[Gpu, Evidence]:
+    """What jobs say of each GPU they name, in order of GPU."""
+    by_gpu: dict[Gpu, list[Job]] = defaultdict(list)
+    for job in jobs:
+        for gpu in job.gpus:
+            by_gpu[gpu].append(job)
+    return {gpu: _evidence(gpu, by_gpu[gpu]) for gpu in sorted(by_gpu)}
+
+
+def _evidence(gpu: Gpu, jobs: Sequence[Job]) -> Evidence:
+    first_ns, last_ns = min(job.start_ns for job in jobs), max(job.end_ns for job in jobs)
+    return Evidence(
+        str(gpu),
+        stays=(Stay(first_ns, gpu.node, last_ns),),
+        claims=tuple(
+            Claim(
+                Level.SCHEDULER, job.start_ns, job.claim, job.tenant, job.end_ns, job.workload,
+                gpu.node,
+            )
+            for job in jobs
+        ),
+        sightings=tuple(
+            sorted({Sighting(Witness.SCHEDULER, job.start_ns, job.end_ns) for job in jobs})
+        ),
+    )  # fmt: skip
+
+
+def entries(known: Evidence) -> list[Entry]:
+    """The timeline of a GPU over all of its stay."""
+    (stay,) = known.stays
+    return GpuTimeline.of(known).entries(stay.start_ns, stay.end_ns)
+
+
+def meter(jobs: Sequence[Job]) -> MeteredJobs:
+    """The GPU time of every tenant."""
+    known = evidence(jobs)
+    tenants = Counter({job.tenant: 0 for job in jobs if job.gpus})
+    unplaced: Counter[str] = Counter()
+    capacity = free = 0
+    for one in known.values():
+        (stay,) = one.stays
+        capacity += stay.end_ns - stay.start_ns
+        for entry in entries(one):
+            if entry.tiling is not Tiling.COMPUTE:
+                continue
+            if entry.state is State.INFERRED:
+                tenants[entry.tenant] += entry.quantity
+            else:
+                free += entry.quantity
+    for job in jobs:
+        if job.unplaced:
+            unplaced[job.tenant] += job.duration_ns * sum(part.gpus for part in job.unplaced)
+    return MeteredJobs(
+        gpus=len(known),
+        capacity_ns=capacity,
+        free_ns=_gpu_ns(free),
+        tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},
+        unplaced_ns=dict(sorted(unplaced.items())),
+        clashes=tuple(
+            Clash(gpu, conflict) for gpu, one in known.items() for conflict in conflicts(one)
+        ),
+    )
+
+
+def _gpu_ns(quantity: int) -> int:
+    """Whole GPUs times nanoseconds. Jobs hold whole GPUs, so this leaves no remainder."""
+    whole, rest = divmod(quantity, GPU_CAPACITY)
+    if rest:
+        message = f"{quantity} is not of whole GPUs"
+        raise ArithmeticError(message)
+    return whole

@@ -1,0 +1,136 @@
+"""`railscope bill import-jobs` as its users meet it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from collector.jobs.report import hours
+from railscope.cli import root as railscope
+from tests.support.shared import captured
+
+S = 1_000_000_000
+GPU = "00000000:01:00.0"
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(railscope, ["bill", "import-jobs", *map(str, words)])
+
+
+def job(number: int, start: int, seconds: int, project: str, *named: str) -> str:
+    return json.dumps(
+        {
+            "job_id": number, "start_time": start, "duration": seconds, "project": project,
+            "hpc_user": "u", "resources": [{"hostname": "n1", "accelerators": named}],
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    found = tmp_path / "jobs.jsonl"
+    found.write_text(
+        "\n".join(
+            (
+                job(1, 0, 7200, "first", GPU),
+                job(2, 3600, 60, "second", GPU),
+                job(3, 0, 9, "third", ""),
+                job(4, 0, 9, "third"),
+            )
+        )
+    )
+    return found
+
+
+def test_a_person_reads_tenants_conflicts_and_what_is_not_placed(jobs):
+    outcome = run(jobs)
+    assert outcome.exit_code == 0
+    assert outcome.stdout.splitlines() == [
+        "TENANT           GPU-HOURS  GPU-NANOSECONDS",
+        "first              1:00:00    3600000000000",
+        "second             0:01:00      60000000000",
+        "held by tenants    1:01:00    3660000000000",
+        "free               0:59:00    3540000000000",
+        "capacity x time    2:00:00    7200000000000",
+        "3 jobs on 1 GPU; held and free add up to capacity x time",
+        "conflicts: 1",
+        f"  n1/{GPU}: 1970-01-01T01:00:00Z to 1970-01-01T01:01:00Z: 1@0 ended for 2@3600",
+        "not placed on a GPU: 1",
+        '  job 3 of third on n1: 1 GPU, 0:00:09: "" is no PCI address',
+        "TENANT, NOT PLACED  GPU-HOURS  GPU-NANOSECONDS",
+        "third                 0:00:09       9000000000",
+        "jobs without GPUs: 1; that never started: 0",
+        "jobs that had not ended: 0",
+    ]
+
+
+def test_a_program_reads_the_same(jobs):
+    told = json.loads(run(jobs, "--json").stdout)
+    assert told["tenants"] == [
+        {"tenant": "first", "held_ns": str(3600 * S), "gpu_hours": "1:00:00"},
+        {"tenant": "second", "held_ns": str(60 * S), "gpu_hours": "0:01:00"},
+    ]
+    assert told["conflicts"] == [
+        {
+            "gpu": f"n1/{GPU}", "start_ns": str(3600 * S), "end_ns": str(3660 * S),
+            "earlier": "1@0", "later": "2@3600",
+        }
+    ]  # fmt: skip
+    assert told["not_placed"] == [
+        {
+            "job": "3", "tenant": "third", "where": "n1", "gpus": 1, "held_ns": str(9 * S),
+            "reason": '"" is no PCI address',
+        }
+    ]  # fmt: skip
+    assert int(told["held_ns"]) + int(told["free_ns"]) == int(told["capacity_ns"]) == 7200 * S
+    assert told["balances"] is True
+    assert told["without_gpus"] == 1
+
+
+def test_a_list_of_sacct_takes_the_zone_of_its_times(tmp_path):
+    found = tmp_path / "jobs.txt"
+    found.write_text(
+        "JobIDRaw|Account|User|Start|End|AllocTRES|NodeList\n"
+        "7|a|u|2024-01-01T00:00:00|2024-01-01T01:00:00|gres/gpu=16,node=2|n[1-2]\n"
+    )
+    refused = run(found, "--format", "sacct")
+    assert refused.exit_code == 1
+    assert refused.stderr == (
+        f"Error: {found}: line 2: Start: 2024-01-01T00:00:00 has no time zone, and none is given\n"
+    )
+    told = run(found, "--format", "sacct", "--timezone", "Europe/Berlin")
+    line = "  job 7 of a on n[1-2]: 16 GPUs, 16:00:00: sacct does not tell which GPUs"
+    assert line in told.stdout.splitlines()
+    assert run(found, "--timezone", "Europe/Nowhere").exit_code == 2
+
+
+@pytest.mark.parametrize("form", ["clustercockpit", "sacct"])
+@pytest.mark.parametrize("content", [b"", b"\n", b"hello\n", b"\xff\xfe\x00", b"[1]", b"{}"])
+def test_a_file_that_is_no_job_list_is_one_clear_line(tmp_path, form, content):
+    found = tmp_path / "file"
+    found.write_bytes(content)
+    outcome = run(found, "--format", form)
+    assert outcome.exit_code == 1
+    assert outcome.stdout == ""
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"Error: {found}: ")
+
+
+def test_the_list_of_a_real_cluster_adds_up():
+    told = json.loads(run(captured("jobs/clustercockpit-alex-60pct.jsonl"), "--json").stdout)
+    held = sum(int(tenant["held_ns"]) for tenant in told["tenants"])
+    assert held == int(told["held_ns"])
+    assert held + int(told["free_ns"]) == int(told["capacity_ns"])
+    (part,) = told["not_placed"]
+    assert part["reason"] == '"" is no PCI address'
+
+
+@pytest.mark.parametrize(
+    ("gpu_ns", "shown"),
+    [(0, "0:00:00"), (3661 * S, "1:01:01"), (1, "0:00:00.000000001"), (10**6 * 3600 * S, "1000000:00:00")],
+)  # fmt: skip
+def test_hours_are_exact(gpu_ns, shown):
+    assert hours(gpu_ns) == shown

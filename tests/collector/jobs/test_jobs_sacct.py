@@ -1,0 +1,177 @@
+"""What sacct tells of GPUs: how many, for how long, and never which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.jobs.job import Job, JobList, JobListError, Unplaced
+from collector.jobs.meter import meter
+from collector.jobs.sacct import FIELDS, NOT_NAMED, read_sacct
+from tests.support.shared import captured
+
+S = 1_000_000_000
+BERLIN = ZoneInfo("Europe/Berlin")
+HEADER = "|".join((*FIELDS, "State"))
+ROW = {
+    "JobIDRaw": "7", "Account": "a", "User": "u", "Start": "100", "End": "120",
+    "AllocTRES": "billing=34,cpu=1,gres/gpu=2,node=1", "NodeList": "n1", "State": "COMPLETED",
+}  # fmt: skip
+
+
+def row(**fields: str) -> str:
+    return "|".join((ROW | fields).values())
+
+
+def read(*rows: str, zone: ZoneInfo | None = None) -> JobList:
+    return read_sacct([HEADER, *rows, ""], zone)
+
+
+def test_a_job_has_gpus_that_cannot_be_placed():
+    jobs = read(row())
+    assert jobs == JobList(
+        (Job(100 * S, "7", "a", "u", 120 * S, unplaced=(Unplaced("n1", 2, NOT_NAMED),)),)
+    )
+    metered = meter(jobs.jobs)
+    assert (metered.gpus, metered.capacity_ns, metered.tenants) == (0, 0, {})
+    assert metered.unplaced_ns == {"a": 40 * S}
+
+
+def test_steps_and_jobs_without_gpus_are_no_gpu_time():
+    jobs = read(
+        row(),
+        row(JobIDRaw="7.batch", Account=""),
+        row(JobIDRaw="7.0"),
+        row(JobIDRaw="8", AllocTRES="cpu=4,mem=10G,node=1"),
+        row(JobIDRaw="9", Start="Unknown", End="Unknown", AllocTRES="", NodeList="None assigned"),
+        row(JobIDRaw="10", Start="None", AllocTRES="", State="CANCELLED by 1000"),
+        row(JobIDRaw="11", End="Unknown", State="RUNNING"),
+    )
+    assert [job.id for job in jobs.jobs] == ["7"]
+    assert (jobs.without_gpus, jobs.never_started, jobs.running) == (1, 2, ("11",))
+
+
+@pytest.mark.parametrize(
+    ("tres", "parts"),
+    [
+        ("gres/gpu=8,gres/gpu:a100=8", [(8, NOT_NAMED)]),
+        ("gres/gpu:a100=3,gres/gpu:h100=1", [(4, NOT_NAMED)]),
+        (
+            "gres/gpu=3,gres/gpu:a100=1,gres/gpu:a100_1g.10gb=2",
+            [(1, NOT_NAMED), (0, "gres/gpu:a100_1g.10gb=2 is a part of a GPU, of unknown size")],
+        ),
+        ("gres/shard=4", [(0, "gres/shard=4 is a part of a GPU, of unknown size")]),
+        ("gres/gpu=0,gres/shard=0", []),
+        ("gres/gpumem=40G,gres/gpuutil=7,license/x=1", []),
+    ],
+)
+def test_gpus_are_counted_and_parts_of_gpus_only_told(tres, parts):
+    jobs = read(row(AllocTRES=tres))
+    found = [(part.gpus, part.reason) for job in jobs.jobs for part in job.unplaced]
+    assert found == parts
+    assert jobs.without_gpus == (not parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "instant"),
+    [
+        ("2024-09-25T01:54:11", datetime(2024, 9, 24, 23, 54, 11, tzinfo=UTC)),
+        ("2024-12-25T01:54:11", datetime(2024, 12, 25, 0, 54, 11, tzinfo=UTC)),
+        ("2024-09-25T01:54:11Z", datetime(2024, 9, 25, 1, 54, 11, tzinfo=UTC)),
+        ("2024-09-25T01:54:11+0530", datetime(2024, 9, 24, 20, 24, 11, tzinfo=UTC)),
+        ("1727222051", datetime(2024, 9, 24, 23, 54, 11, tzinfo=UTC)),
+    ],
+)
+def test_times_are_instants(text, instant):
+    (job,) = read(row(Start=text, End="4000000000"), zone=BERLIN).jobs
+    assert job.start_ns == int(instant.timestamp()) * S
+
+
+WRONG = [
+    ({"JobIDRaw": "x"}, "JobIDRaw: 'x' is no job"),
+    ({"JobIDRaw": "7_3"}, "JobIDRaw: '7_3' is no job"),
+    ({"Account": ""}, "Account: is empty"),
+    ({"User": "\x1b[1m"}, "User: '\\x1b[1m' cannot be printed"),
+    ({"Start": "yesterday"}, "Start: 'yesterday' is no time"),
+    ({"End": "99999999999"}, "End: '99999999999' is not from 1970 to 2105"),
+    ({"Start": "1969-12-31T00:00:00Z"}, "is not from 1970 to 2105"),
+    ({"End": "99"}, "End: 99 is before Start, 100"),
+    ({"Start": "2024-10-27T02:30:00"}, "2024-10-27T02:30:00 is not one instant: clocks were changed"),
+    ({"Start": "2024-03-31T02:30:00"}, "2024-03-31T02:30:00 is not one instant: clocks were changed"),
+    ({"AllocTRES": "gres/gpu"}, "AllocTRES: 'gres/gpu' is no resource and its count"),
+    ({"AllocTRES": "gres/gpu=two"}, "AllocTRES: 'gres/gpu=two' is no count of GPUs"),
+    ({"AllocTRES": "gres/gpu=-2"}, "AllocTRES: 'gres/gpu=-2' is no count of GPUs"),
+    ({"AllocTRES": "gres/gpu=1,gres/gpu=1"}, "AllocTRES: gres/gpu is there twice"),
+    ({"AllocTRES": "gres/gpu=1,gres/gpu:1g.5gb=2"}, "has more MIG instances than gres/gpu=1"),
+    ({"User": "a|b"}, "has 9 fields, but the header has 8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "reason"), WRONG)
+def test_a_wrong_field_is_named_with_its_line(fields, reason):
+    with pytest.raises(JobListError) as caught:
+        read(row(JobIDRaw="1"), row(**fields), zone=BERLIN)
+    assert str(caught.value).startswith("line 3: ")
+    assert str(caught.value).endswith(reason)
+
+
+def test_a_time_without_a_zone_is_not_guessed():
+    with pytest.raises(
+        JobListError, match=r"^line 2: Start: .* has no time zone, and none is given$"
+    ):
+        read(row(Start="2024-09-25T01:54:11"))
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_header_without_a_field_is_refused(field):
+    with pytest.raises(JobListError, match=rf"^line 1: {field}: is not in the header$"):
+        read_sacct([HEADER.replace(field, "Comment")])
+
+
+def test_output_of_another_command_is_no_list():
+    lines = captured("jobs/slurm/sample-squeue-output.txt").read_text().split("\n")
+    with pytest.raises(JobListError, match=r"^line 1: JobIDRaw: is not in the header$"):
+        read_sacct(lines)
+
+
+def test_the_resources_that_slurm_printed_are_counted():
+    """The AllocTRES and NodeList of real jobs, as scontrol tells them."""
+    rows, expected = [], []
+    for name in ("all_gpus", "multi_node"):
+        text = captured(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
+        told = dict(part.split("=", 1) for part in text.split() if "=" in part)
+        times = {"Start": told["StartTime"], "End": told["EndTime"], "User": told["UserId"]}
+        names = {"JobIDRaw": told["JobId"], "Account": told["Account"]}
+        tres = {key: told[key] for key in ("AllocTRES", "NodeList")}
+        rows.append(row(**names, **times, **tres))
+        expected.append((told["NodeList"], int(told["AllocTRES"].rpartition("=")[2])))
+    jobs = read(*rows, zone=ZoneInfo("UTC")).jobs
+    assert [(part.where, part.gpus) for job in jobs for part in job.unplaced] == expected
+    assert meter(jobs).unplaced_ns == {"test_account": (8 * 12 + 64 * 7 * 24) * 3600 * S}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 9), st.sampled_from("abc"))
+    )
+)  # fmt: skip
+def test_gpu_time_that_is_not_placed_is_count_times_duration(jobs):
+    expected: Counter[str] = Counter()
+    rows = []
+    for number, (start, seconds, gpus, account) in enumerate(jobs):
+        rows.append(
+            row(
+                JobIDRaw=str(number), Account=account, Start=str(start), End=str(start + seconds),
+                AllocTRES=f"cpu=1,gres/gpu={gpus}",
+            )
+        )  # fmt: skip
+        if gpus:
+            expected[account] += gpus * seconds * S
+    found = read(*rows)
+    assert meter(found.jobs).unplaced_ns == expected
+    assert len(found.jobs) + found.without_gpus == len(jobs)

@@ -1,0 +1,243 @@
+"""What tenants had, against a calculation that knows nothing of metering."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, starmap
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.jobs.clustercockpit import read_clustercockpit
+from collector.jobs.job import Gpu, Job, JobList
+from collector.jobs.meter import entries, evidence, meter
+from collector.metering.evidence import Witness
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY, Tiling
+from tests.support.shared import captured
+
+S = 1_000_000_000
+
+
+class Use(NamedTuple):
+    """A job's use of one GPU; in the order in which the later prevails."""
+
+    start: int
+    claim: str
+    end: int
+    tenant: str
+
+
+def swept(uses: Iterable[Use]) -> tuple[Counter[str], int, int]:
+    """Of one GPU: who had it for how long, first start to last end, and how many were cut short.
+
+    The earlier ends where the later begins; of two that begin at once the greater id is the later.
+    """
+    every = sorted(uses)
+    held: Counter[str] = Counter()
+    cut = 0
+    lasting = [use for use in every if use.start < use.end]
+    for use, later in pairwise([*lasting, None]):
+        assert use
+        end = min(use.end, later.start) if later else use.end
+        cut += end < use.end
+        held[use.tenant] += end - use.start
+    return held, max(use.end for use in every) - min(use.start for use in every), cut
+
+
+def straight(uses: dict[Any, list[Use]]) -> tuple[dict[str, int], int, int]:
+    """Of all GPUs: the tenants, the capacity and the conflicts."""
+    found = [swept(each) for each in uses.values()]
+    tenants = {use.tenant: 0 for each in uses.values() for use in each}
+    for held, _, _ in found:
+        for tenant, time in held.items():
+            tenants[tenant] += time
+    return tenants, sum(capacity for _, capacity, _ in found), sum(cut for _, _, cut in found)
+
+
+def uses_of(jobs: Sequence[Job]) -> dict[Gpu, list[Use]]:
+    found = defaultdict(list)
+    for job in jobs:
+        for gpu in job.gpus:
+            found[gpu].append(Use(job.start_ns, job.claim, job.end_ns, job.tenant))
+    return found
+
+
+GPUS = [Gpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(2)]
+
+
+def made(number: int, start: int, seconds: int, tenant: str, gpus: Sequence[Gpu]) -> Job:
+    return Job(
+        start * S,
+        str(number),
+        tenant,
+        f"user of {number}",
+        (start + seconds) * S,
+        tuple(sorted(gpus)),
+    )
+
+
+@st.composite
+def job_lists(draw: st.DrawFn) -> list[Job]:
+    """Jobs that crowd a few GPUs, so that most overlap; some last no time at all."""
+    one = st.tuples(
+        st.integers(0, 30),
+        st.integers(0, 20),
+        st.sampled_from("abc"),
+        st.lists(st.sampled_from(GPUS), unique=True, max_size=3),
+    )
+    return [made(number, *job) for number, job in enumerate(draw(st.lists(one, max_size=12)), 1)]
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[Job]:
+    """Jobs one after the other on each GPU: none overlap."""
+    found: list[Job] = []
+    for gpu in GPUS:
+        now = 0
+        for pause, seconds in draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)))):
+            tenant = draw(st.sampled_from("abc"))
+            found.append(made(len(found) + 1, now + pause, seconds, tenant, [gpu]))
+            now += pause + seconds
+    return found
+
+
+@given(job_lists())
+def test_tenants_have_what_a_sweep_over_the_intervals_says(jobs):
+    metered = meter(jobs)
+    tenants, capacity, cut = straight(uses_of(jobs))
+    assert metered.tenants == tenants
+    assert metered.capacity_ns == capacity
+    assert len(metered.clashes) == cut
+    assert metered.free_ns == capacity - sum(tenants.values())
+    assert metered.balances
+
+
+@given(queues())
+def test_without_overlap_a_tenant_has_the_sum_of_its_durations(jobs):
+    expected: Counter[str] = Counter()
+    for job in jobs:
+        expected[job.tenant] += job.duration_ns
+    metered = meter(jobs)
+    assert metered.clashes == ()
+    assert metered.tenants == {job.tenant: expected[job.tenant] for job in jobs}
+
+
+@given(job_lists(), st.randoms(use_true_random=False))
+def test_the_order_of_a_list_means_nothing(jobs, random):
+    shuffled = random.sample(jobs, len(jobs))
+    assert meter(shuffled) == meter(jobs)
+
+
+@given(job_lists())
+def test_both_tilings_are_complete_and_held_time_is_on_the_schedulers_word(jobs):
+    for known in evidence(jobs).values():
+        (stay,) = known.stays
+        for tiling in Tiling:
+            found = [entry for entry in entries(known) if entry.tiling is tiling]
+            total = sum(entry.quantity for entry in found)
+            assert total == GPU_CAPACITY * (stay.end_ns - stay.start_ns)
+            for entry in found:
+                held = entry.state is State.INFERRED
+                assert held or entry.state is State.UNKNOWN
+                assert entry.witness is (Witness.SCHEDULER if held else None)
+                assert bool(entry.tenant) is held
+
+
+@given(job_lists())
+def test_a_list_of_clustercockpit_says_what_its_jobs_say(jobs):
+    lines = starmap(as_line, enumerate(jobs))
+    read = read_clustercockpit(lines)
+    with_gpus = [job for job in jobs if job.gpus]
+    assert read == JobList(tuple(sorted(with_gpus)), without_gpus=len(jobs) - len(with_gpus))
+
+
+def as_line(index: int, job: Job) -> str:
+    resources = [
+        {
+            "hostname": node,
+            "accelerators": [gpu.address for gpu in job.gpus if gpu.node == node],
+        }
+        for node in dict.fromkeys(gpu.node for gpu in job.gpus)
+    ]
+    return json.dumps(
+        {
+            "id": index, "job_id": int(job.id), "start_time": job.start_ns // S,
+            "duration": job.duration_ns // S, "project": job.tenant, "hpc_user": job.workload,
+            "num_acc": len(job.gpus), "resources": resources,
+        }
+    )  # fmt: skip
+
+
+def test_the_later_job_prevails_and_both_are_named():
+    metered = meter([made(1, 0, 10, "a", GPUS[:1]), made(2, 4, 3, "b", GPUS[:1])])
+    assert metered.tenants == {"a": 4 * S, "b": 3 * S}
+    assert (metered.held_ns, metered.free_ns, metered.capacity_ns) == (7 * S, 3 * S, 10 * S)
+    ((gpu, conflict),) = metered.clashes
+    assert gpu == GPUS[0]
+    assert (conflict.earlier, conflict.later) == ("1@0", "2@4")
+    assert (conflict.start_ns, conflict.end_ns) == (4 * S, 7 * S)
+
+
+CAPTURE = "jobs/clustercockpit-alex-60pct.jsonl"
+
+
+def test_every_project_of_a_real_cluster_has_its_time_to_the_nanosecond():
+    text = captured(CAPTURE).read_text()
+    uses: dict[Any, list[Use]] = defaultdict(list)
+    durations: Counter[str] = Counter()
+    nameless: Counter[str] = Counter()
+    lines = text.splitlines()
+    for job in map(json.loads, lines):
+        start, end = job["start_time"] * S, (job["start_time"] + job["duration"]) * S
+        claim = f"{job['job_id']}@{job['start_time']}"
+        for resource in job["resources"]:
+            for address in resource["accelerators"]:
+                if not address:
+                    nameless[job["project"]] += end - start
+                    continue
+                durations[job["project"]] += end - start
+                where = (resource["hostname"], address)
+                uses[where].append(Use(start, claim, end, job["project"]))
+    tenants, capacity, cut = straight(uses)
+    metered = meter(read_clustercockpit(lines).jobs)
+    assert metered.tenants == tenants
+    assert metered.capacity_ns == capacity
+    assert metered.balances
+    assert len(metered.clashes) == cut
+    assert metered.unplaced_ns == nameless
+    if not cut:
+        assert metered.tenants == durations
+    assert metered.gpus == len(uses) > 100
+    assert len(tenants) > 20
+
+
+def test_a_real_list_that_is_told_twice_is_the_same_list():
+    lines = captured(CAPTURE).read_text().splitlines()
+    once = read_clustercockpit(lines)
+    assert read_clustercockpit([*lines, *reversed(lines)]) == once
+
+
+@pytest.mark.parametrize("shift", [1, 60])
+def test_a_real_list_that_is_requeued_too_early_is_cut_as_the_sweep_says(shift):
+    """Every job runs again before its end: all of them collide."""
+    lines = captured(CAPTURE).read_text().splitlines()
+    jobs = list(read_clustercockpit(lines).jobs)
+    again = [
+        Job(
+            job.start_ns + shift * S, job.id, f"{job.tenant} again", job.workload,
+            job.end_ns + shift * S, job.gpus,
+        )
+        for job in jobs
+    ]  # fmt: skip
+    both = jobs + again
+    tenants, capacity, cut = straight(uses_of(both))
+    metered = meter(both)
+    assert cut > 100
+    assert metered.tenants == tenants
+    assert metered.capacity_ns == capacity
+    assert len(metered.clashes) == cut
