@@ -20,7 +20,7 @@ _ON_DEMAND = {
 _HELP = {
     "agent": "Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log.",
     "audit": "Check and read an audit log from its files and a public key.",
-    "bill": "Work out what tenants had of the GPUs.",
+    "bill": "Work out what tenants had of the GPUs, and what it costs.",
     "collector": "Turn frames of all nodes into cluster, rail and tenant views.",
 }
 

@@ -79,3 +79,14 @@ def test_audit_bench_finishes_and_prints_its_ratios():
         "a proof's size, without its record",
     ):
         assert line in printed
+
+
+@pytest.mark.timeout(110)
+def test_metering_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.metering")
+    for line in (
+        "8,000 GPU-days metered, rated and closed",
+        "time of twice as many GPUs / time",
+        "CPU of a loop over samples, held time only / metering",
+    ):
+        assert line in printed
