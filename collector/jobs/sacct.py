@@ -24,7 +24,7 @@ from collector.jobs.job import (
 FIELDS = ("JobIDRaw", "Account", "User", "Start", "End", "AllocTRES", "NodeList")
 NOT_NAMED = "sacct does not tell which GPUs"
 
-_NEVER = frozenset({"", "Unknown", "None"})
+_NEVER = frozenset({"", "Unknown", "None", "NONE", "N/A", "(null)"})
 _JOB = re.compile(r"[0-9]+")
 _STEP = re.compile(r"[0-9]+\..+")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -56,6 +56,12 @@ def test_steps_and_jobs_without_gpus_are_no_gpu_time():
     assert (jobs.without_gpus, jobs.never_started, jobs.running) == (1, 2, ("11",))
 
 
+@pytest.mark.parametrize("text", ["", "Unknown", "None", "NONE", "N/A", "(null)"])
+def test_a_time_that_slurm_does_not_know_is_no_time(text):
+    assert read(row(Start=text)).never_started == 1
+    assert read(row(End=text)).running == ("7",)
+
+
 @pytest.mark.parametrize(
     ("tres", "parts"),
     [
