@@ -16,7 +16,7 @@ from collector.audit.proof import ProofError, check_proof, make_proof
 from collector.audit.tiles import WIDTH, TileError, Tiles
 from collector.audit.verify import Outcome, VerifyError, verify
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
-from railscope.audit.note import NoteError, PublicKey
+from railscope.audit.note import NoteError, PublicKey, read_note
 from railscope.audit.record import Record, RecordError, decode
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -44,11 +44,12 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
     """Read and hash every record again, and compare with what was signed.
 
     Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 records that were
-    signed are missing; 3 the key is not that of this log; 4 the log was rolled back or forked.
+    signed are missing; 3 the key is not that of this log; 4 the log was rolled back or forked;
+    5 a file cannot be read, so nothing was found out.
     """
     public = _key(key)
     try:
-        found = verify(folder, public, [anchor.read_text() for anchor in anchors])
+        found = verify(folder, public, [_kept(anchor) for anchor in anchors])
     except VerifyError as error:
         click.echo(f"{error.outcome.name.lower().replace('_', ' ')}: {error}", err=True)
         sys.exit(error.outcome)
@@ -124,6 +125,16 @@ def tail(folder: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a f
         click.echo(_shown(raw, as_json=as_json))
 
 
+def _kept(path: Path) -> str:
+    """A checkpoint kept elsewhere. Raises VerifyError where the file holds none."""
+    try:
+        return read_note(path)
+    except NoteError as error:
+        raise VerifyError(Outcome.KEY_PROBLEM, f"{path}: {error}") from error
+    except OSError as error:
+        raise VerifyError(Outcome.UNREADABLE, f"{path}: {error.strerror}") from error
+
+
 def _key(text: str) -> PublicKey:
     """A key as given, or from the file of that name. Exits with 3 where it is none."""
     try:
@@ -135,7 +146,7 @@ def _key(text: str) -> PublicKey:
 
 def _checkpoint(folder: Path, key: PublicKey) -> Checkpoint:
     try:
-        return read_checkpoint((folder / "checkpoint").read_text(), key)
+        return read_checkpoint(read_note(folder / "checkpoint"), key)
     except (NoteError, OSError) as error:
         message = f"{folder / 'checkpoint'}: {error}"
         raise click.ClickException(message) from error

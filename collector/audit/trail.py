@@ -17,6 +17,7 @@ import structlog
 
 from collector.audit.draft import Draft
 from collector.audit.log import AuditError, AuditLog
+from collector.segments import write_durably
 from railscope.audit.record import Actor, Data, RecordError
 from railscope.settings import SettingsError
 
@@ -149,5 +150,5 @@ class Trail:
 
 
 def _publish_key(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    if not path.exists() or path.read_bytes() != text.encode():
+        write_durably(path, text.encode())

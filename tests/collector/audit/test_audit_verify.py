@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -229,3 +230,66 @@ def test_a_log_that_is_no_log_is_shown_as_an_error(good: Path, tmp_path: Path) -
     assert (code, "run `railscope audit verify`" in problem) == (1, True)
     (folder / "checkpoint").write_text("nonsense")
     assert railscope("tail", folder)[0] == 1
+
+
+HIDDEN = encode_bundle([b"hidden"])
+SIGNED_TILES = [f"tile/{what}/{at}" for what in ("0", "entries") for at in ("000", "002.p/88")]
+
+
+@pytest.mark.parametrize("name", [*SIGNED_TILES, "tile/1/000.p/2"])
+@pytest.mark.parametrize("more", [HIDDEN, bytes(32)])
+def test_nothing_hides_behind_the_records_of_a_tile(
+    good: Path, tmp_path: Path, name: str, more: bytes
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    (folder / name).write_bytes((folder / name).read_bytes() + more)
+    assert outcome(folder)[0] == Outcome.ALTERED
+
+
+@pytest.mark.parametrize("count", [1, -1])
+def test_line_feeds_of_a_checkpoint_are_what_was_signed(
+    good: Path, tmp_path: Path, count: int
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    path = folder / "checkpoint"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r", count))
+    assert outcome(folder)[0] == Outcome.ALTERED
+
+
+def test_what_cannot_be_read_is_no_verdict(good: Path, tmp_path: Path) -> None:
+    key = str(KEY.public)
+    for name in ("checkpoint", "tile/0/000", "tile/entries/000", "journal"):
+        folder = shutil.copytree(good, tmp_path / name.replace("/", "-"))
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.symlink_to(path)
+        code, _, problem = railscope("verify", folder, "--key", key)
+        assert (code, problem.split(":")[0], name in problem) == (5, "unreadable", True)
+    (tmp_path / "anchor").write_bytes(b"\xff\xfe")
+    arguments = ("verify", good, "--key", key, "--anchor", tmp_path / "anchor")
+    assert railscope(*arguments)[0] == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    (folder / "journal").chmod(0)
+    allowed = [*Path(tmp_path).parents, tmp_path]
+    before = [(path, path.stat().st_mode) for path in allowed if path.stat().st_uid == os.geteuid()]
+    try:
+        for path, mode in before:
+            path.chmod(mode | 0o711)
+        folder.chmod(0o755)
+        os.seteuid(65_534)
+        found, problem = outcome(folder)
+    finally:
+        os.seteuid(0)
+        for path, mode in before:
+            path.chmod(mode)
+    assert (found, "journal" in problem) == (Outcome.UNREADABLE, True)
+
+
+def test_a_log_without_its_journal_is_consistent_and_says_so(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    shutil.rmtree(folder / "journal")
+    assert "journal is missing" in verify(folder, KEY.public).findings[0]
