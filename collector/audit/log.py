@@ -154,7 +154,7 @@ class AuditLog:
         What waits then and is not durable fails.
         """
         try:
-            await _to_its_end(self._sign_or_say_why())
+            await to_its_end(self._sign_or_say_why())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write_groups())
                 group.create_task(self._sign_regularly())
@@ -173,7 +173,11 @@ class AuditLog:
             while self._waiting:
                 group = self._waiting[:MOST_IN_A_GROUP]
                 del self._waiting[:MOST_IN_A_GROUP]
-                await _to_its_end(self._write_group(group))
+                try:
+                    await to_its_end(self._write_group(group))
+                finally:
+                    for entry in group:
+                        _fail(entry, AuditError("the writer of the audit log has failed"))
 
     async def _write_group(self, group: list[_Entry]) -> None:
         async with self._writing:
@@ -221,7 +225,7 @@ class AuditLog:
             except TimeoutError:
                 pass
             self._sign_now.clear()
-            await _to_its_end(self._sign_or_say_why())
+            await to_its_end(self._sign_or_say_why())
 
     async def _sign_or_say_why(self) -> None:
         try:
@@ -285,7 +289,7 @@ class AuditLog:
         self._ownership.release()
 
 
-async def _to_its_end(work: Coroutine[None, None, None]) -> None:
+async def to_its_end(work: Coroutine[None, None, None]) -> None:
     """Await something that must not stop half-way; being cancelled takes effect when it has ended."""
     running = asyncio.ensure_future(work)
     cancelled = False
@@ -294,9 +298,9 @@ async def _to_its_end(work: Coroutine[None, None, None]) -> None:
             await asyncio.wait({running})
         except asyncio.CancelledError:
             cancelled = True
-    running.result()
     if cancelled:
-        raise asyncio.CancelledError
+        raise asyncio.CancelledError from running.exception()
+    running.result()
 
 
 def _fail(entry: _Entry, error: Exception) -> None:
