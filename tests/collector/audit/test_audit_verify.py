@@ -13,11 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.audit import KEY, audit_log, record, running, write
 
+from collector.audit.draft import Draft
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.verify import Outcome, VerifyError, verify
 from railscope.audit.checkpoint import Checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash
 from railscope.audit.note import SecretKey
+from railscope.audit.record import Actor
 from railscope.cli import root
 
 SIZE = 600
@@ -293,3 +295,40 @@ def test_a_log_without_its_journal_is_consistent_and_says_so(good: Path, tmp_pat
     folder = shutil.copytree(good, tmp_path / "log")
     shutil.rmtree(folder / "journal")
     assert "journal is missing" in verify(folder, KEY.public).findings[0]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"log\n" + b"9" * 5000 + b"\nroot\n"])
+def test_a_checkpoint_that_is_none_is_an_error_of_every_command(
+    good: Path, tmp_path: Path, content: bytes
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    (folder / "checkpoint").write_bytes(content)
+    key = ("--key", str(KEY.public))
+    commands = [("show", folder), ("tail", folder), ("prove", folder, "3", *key)]
+    for command in (*commands, ("checkpoint", folder, *key)):
+        code, _, problem = railscope(*command)
+        assert (code, problem.startswith("Error: "), "checkpoint" in problem) == (1, True, True)
+
+
+def test_a_proof_that_is_no_text_proves_nothing(good: Path, tmp_path: Path) -> None:
+    key = ("--key", str(KEY.public))
+    proof = railscope("prove", good, "417", *key)[1].encode()
+    changes = [(b"index 417", b"index " + b"9" * 5000), (b"extra ", b"\xff"), (b"\n", b"\r\n")]
+    for old, new in changes:
+        (tmp_path / "proof").write_bytes(proof.replace(old, new))
+        code, _, problem = railscope("check-proof", tmp_path / "proof", *key)
+        assert (code, problem.startswith("not proven: ")) == (1, True)
+
+
+async def test_a_record_shown_is_one_line_whatever_it_says(tmp_path: Path) -> None:
+    who = Actor("operator", "eve\n     9  forged\x1b[2J\u202e")
+    async with running(audit_log(tmp_path)) as log:
+        await log.append(Draft("access.login", who, 10**25, "done"))
+    code, said, _ = railscope("show", tmp_path)
+    assert (code, said) == (
+        0,
+        (
+            f"       0  {10**25} ns  access.login  done  operator "
+            "eve\\n     9  forged\\u001b[2J\\u202e\n"
+        ),
+    )
