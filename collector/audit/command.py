@@ -111,7 +111,7 @@ def show(folder: Path, kind: str | None, node: str | None, first: int, as_json: 
 
     They are printed as they lie there; `verify` says whether they are what was signed.
     """
-    for raw in _records(folder, first):
+    for raw in _records(folder, *_extent(folder), first):
         if _wanted(raw, kind, node):
             click.echo(_shown(raw, as_json=as_json))
 
@@ -122,8 +122,8 @@ def show(folder: Path, kind: str | None, node: str | None, first: int, as_json: 
 @_JSON
 def tail(folder: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
     """Print the newest records."""
-    newest = _claimed_size(folder) + len(_unsigned(folder))
-    for raw in _records(folder, max(0, newest - count)):
+    size, unsigned = _extent(folder)
+    for raw in _records(folder, size, unsigned, max(0, size + len(unsigned) - count)):
         click.echo(_shown(raw, as_json=as_json))
 
 
@@ -178,24 +178,26 @@ def _claimed_size(folder: Path) -> int:
     return int(lines[1])
 
 
-def _unsigned(folder: Path) -> list[bytes]:
+def _extent(folder: Path) -> tuple[int, list[bytes]]:
+    """How many records are signed, and those that are not."""
     try:
+        # First: what is in the journal now is signed at most later.
         files = read_journal(folder / "journal")
     except (JournalError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    behind = max(0, _claimed_size(folder) - files[0].first) if files else 0
-    return [raw for file in files for raw in file.records][behind:]
-
-
-def _records(folder: Path, first: int) -> Iterator[bytes]:
     size = _claimed_size(folder)
+    behind = max(0, size - files[0].first) if files else 0
+    return size, [raw for file in files for raw in file.records][behind:]
+
+
+def _records(folder: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
     tiles = Tiles(folder, size)
     try:
         for index in range(first // WIDTH, -(-size // WIDTH)):
             yield from tiles.records(index)[max(0, first - index * WIDTH) :]
     except TileError as error:
         raise click.ClickException(str(error)) from error
-    yield from _unsigned(folder)[max(0, first - size) :]
+    yield from unsigned[max(0, first - size) :]
 
 
 def _decoded(raw: bytes) -> Record:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support.audit import KEY, audit_log, draft, record, running, write
 from support.disk import enlarge, small_file_system
 
@@ -21,6 +22,7 @@ from collector.audit.log import AuditError
 from collector.audit.tiles import WIDTH, Tiles, encode_bundle
 from collector.audit.verify import Outcome, VerifyError, verify
 from railscope.audit.record import decode
+from railscope.cli import root
 from railscope.settings import SettingsError
 
 WRITER = """
@@ -85,6 +87,22 @@ def test_a_killed_writer_loses_and_doubles_nothing(tmp_path: Path) -> None:
         there = stored(tmp_path / "log")
         assert {sequence: there.get(sequence) for sequence in acknowledged} == acknowledged
         assert len(set(there.values())) == len(there)
+
+
+def test_records_are_shown_without_a_gap_while_more_are_written(tmp_path: Path) -> None:
+    write(tmp_path / "log", [1], boot="genesis")
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "log"), "b1", KEY.secret_text()]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as writer:
+        try:
+            longest = 1
+            while longest < 2000:
+                shown = CliRunner().invoke(root, ["audit", "show", str(tmp_path / "log"), "--json"])
+                records = [decode(line.encode()) for line in shown.stdout.splitlines()]
+                assert [record.seq for record in records] == list(range(len(records)))
+                assert len(records) >= longest
+                longest = len(records)
+        finally:
+            writer.kill()
 
 
 async def test_a_full_disk_loses_only_what_was_refused_and_signs_when_there_is_room(
