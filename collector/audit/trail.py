@@ -70,8 +70,15 @@ class Trail:
     def open(self) -> None:
         """Open the log, put the public key beside it, record the start. Blocking.
 
-        Raises SettingsError, OSError.
+        Raises SettingsError.
         """
+        try:
+            self._open()
+        except OSError as error:
+            message = f"the audit log {self.log.folder} cannot be written: {error.strerror}"
+            raise SettingsError(message) from error
+
+    def _open(self) -> None:
         try:
             self.log.open()
         except AuditError as error:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from makers import Sender, gpu_schema
 from support.audit import NOON_NS, audit_log
+from support.disk import small_file_system
 from test_ingest import running, settings_in
 
 from collector.audit.keys import load_or_make
@@ -183,6 +184,21 @@ def test_a_collector_does_not_continue_a_log_that_was_changed(tmp_path: Path) ->
     with pytest.raises(SettingsError, match=r"move .* away and keep it"):
         trail.open()
     assert not (tmp_path / "key.pub").exists()
+
+
+def test_a_full_disk_is_one_clear_line_at_the_start(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 64) as disk:
+        with pytest.raises(OSError, match="space"):
+            (disk / "much").write_bytes(bytes(1 << 20))
+        trail = Trail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
+        with pytest.raises(SettingsError, match="cannot be written: No space left"):
+            trail.open()
+        trail.log.close()
+        (disk / "much").unlink()
+        again = Trail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
+        again.open()
+        assert again.log.size == 2
+        again.log.close()
 
 
 def test_the_settings_refuse_a_name_that_no_key_can_have(tmp_path: Path) -> None:
