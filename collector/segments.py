@@ -123,9 +123,14 @@ def write_durably(path: Path, content: bytes) -> None:
     """Replace a file as a whole, durable on return. Raises OSError."""
     # A name of its own: two may write the same file at once, and both are right.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except OSError:
+        # On a full disk, each further attempt would leave another one.
+        partial.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)

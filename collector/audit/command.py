@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 import click
 
@@ -15,8 +15,8 @@ from collector.audit.journal import JournalError, read_journal
 from collector.audit.proof import ProofError, check_proof, make_proof
 from collector.audit.tiles import WIDTH, TileError, Tiles
 from collector.audit.verify import Outcome, VerifyError, verify
-from railscope.audit.checkpoint import Checkpoint, read_checkpoint
-from railscope.audit.note import NoteError, PublicKey
+from railscope.audit.checkpoint import SIZE, Checkpoint, read_checkpoint
+from railscope.audit.note import NoteError, PublicKey, read_note
 from railscope.audit.record import Record, RecordError, decode
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -44,11 +44,12 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
     """Read and hash every record again, and compare with what was signed.
 
     Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 records that were
-    signed are missing; 3 the key is not that of this log; 4 the log was rolled back or forked.
+    signed are missing; 3 the key is not that of this log; 4 the log was rolled back or forked;
+    5 a file cannot be read, so nothing was found out.
     """
     public = _key(key)
     try:
-        found = verify(folder, public, [anchor.read_text() for anchor in anchors])
+        found = verify(folder, public, [_kept(anchor) for anchor in anchors])
     except VerifyError as error:
         click.echo(f"{error.outcome.name.lower().replace('_', ' ')}: {error}", err=True)
         sys.exit(error.outcome)
@@ -66,8 +67,9 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
 @_KEY
 def checkpoint(folder: Path, key: str) -> None:
     """Print the signed checkpoint: keep it elsewhere, and give it to `verify --anchor`."""
-    _checkpoint(folder, _key(key))
-    click.echo((folder / "checkpoint").read_text(), nl=False)
+    note = _note(folder)
+    _checkpoint(note, _key(key), folder)
+    click.echo(note, nl=False)
 
 
 @audit.command()
@@ -76,22 +78,23 @@ def checkpoint(folder: Path, key: str) -> None:
 @click.argument("sequence", type=click.IntRange(min=0))
 def prove(folder: Path, key: str, sequence: int) -> None:
     """Print record SEQUENCE with the proof that the signed log holds it."""
-    signed = _checkpoint(folder, _key(key))
+    note = _note(folder)
+    signed = _checkpoint(note, _key(key), folder)
     try:
-        proof = make_proof(Tiles(folder, signed.tree.size), sequence)
+        proof = make_proof(Tiles(folder, signed.tree.size), sequence, note)
     except (TileError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(proof, nl=False)
 
 
 @audit.command("check-proof")
-@click.argument("file", type=click.File("r"))
+@click.argument("file", type=click.File("rb"))
 @_KEY
-def check_proof_command(file: TextIO, key: str) -> None:
+def check_proof_command(file: BinaryIO, key: str) -> None:
     """Check what `prove` printed, with nothing but the public key."""
     try:
-        record = check_proof(file.read(), _key(key))
-    except (ProofError, NoteError) as error:
+        record = check_proof(file.read().decode(), _key(key))
+    except (ProofError, NoteError, UnicodeDecodeError) as error:
         click.echo(f"not proven: {error}", err=True)
         sys.exit(Outcome.ALTERED)
     click.echo(record.decode())
@@ -108,7 +111,7 @@ def show(folder: Path, kind: str | None, node: str | None, first: int, as_json: 
 
     They are printed as they lie there; `verify` says whether they are what was signed.
     """
-    for raw in _records(folder, first):
+    for raw in _records(folder, *_extent(folder), first):
         if _wanted(raw, kind, node):
             click.echo(_shown(raw, as_json=as_json))
 
@@ -119,9 +122,19 @@ def show(folder: Path, kind: str | None, node: str | None, first: int, as_json: 
 @_JSON
 def tail(folder: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
     """Print the newest records."""
-    newest = _claimed_size(folder) + len(_unsigned(folder))
-    for raw in _records(folder, max(0, newest - count)):
+    size, unsigned = _extent(folder)
+    for raw in _records(folder, size, unsigned, max(0, size + len(unsigned) - count)):
         click.echo(_shown(raw, as_json=as_json))
+
+
+def _kept(path: Path) -> str:
+    """A checkpoint kept elsewhere. Raises VerifyError where the file holds none."""
+    try:
+        return read_note(path)
+    except NoteError as error:
+        raise VerifyError(Outcome.KEY_PROBLEM, f"{path}: {error}") from error
+    except OSError as error:
+        raise VerifyError(Outcome.UNREADABLE, f"{path}: {error.strerror}") from error
 
 
 def _key(text: str) -> PublicKey:
@@ -133,10 +146,22 @@ def _key(text: str) -> PublicKey:
         sys.exit(Outcome.KEY_PROBLEM)
 
 
-def _checkpoint(folder: Path, key: PublicKey) -> Checkpoint:
+def _note(folder: Path) -> str:
+    path = folder / "checkpoint"
     try:
-        return read_checkpoint((folder / "checkpoint").read_text(), key)
-    except (NoteError, OSError) as error:
+        return read_note(path)
+    except NoteError as error:
+        message = f"{path}: {error}"
+        raise click.ClickException(message) from error
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise click.ClickException(message) from error
+
+
+def _checkpoint(note: str, key: PublicKey, folder: Path) -> Checkpoint:
+    try:
+        return read_checkpoint(note, key)
+    except NoteError as error:
         message = f"{folder / 'checkpoint'}: {error}"
         raise click.ClickException(message) from error
 
@@ -146,31 +171,33 @@ def _claimed_size(folder: Path) -> int:
     path = folder / "checkpoint"
     if not path.exists():
         return 0
-    lines = path.read_text().split("\n")
-    if len(lines) < len(("origin", "size")) or not lines[1].isdecimal():
+    lines = _note(folder).split("\n")
+    if len(lines) < len(("origin", "size")) or not SIZE.fullmatch(lines[1]):
         message = f"{path}: no checkpoint; run `railscope audit verify`"
         raise click.ClickException(message)
     return int(lines[1])
 
 
-def _unsigned(folder: Path) -> list[bytes]:
+def _extent(folder: Path) -> tuple[int, list[bytes]]:
+    """How many records are signed, and those that are not."""
     try:
+        # First: what is in the journal now is signed at most later.
         files = read_journal(folder / "journal")
-    except JournalError as error:
+    except (JournalError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    behind = _claimed_size(folder) - files[0].first if files else 0
-    return [raw for file in files for raw in file.records][behind:]
-
-
-def _records(folder: Path, first: int) -> Iterator[bytes]:
     size = _claimed_size(folder)
+    behind = max(0, size - files[0].first) if files else 0
+    return size, [raw for file in files for raw in file.records][behind:]
+
+
+def _records(folder: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
     tiles = Tiles(folder, size)
     try:
         for index in range(first // WIDTH, -(-size // WIDTH)):
             yield from tiles.records(index)[max(0, first - index * WIDTH) :]
     except TileError as error:
         raise click.ClickException(str(error)) from error
-    yield from _unsigned(folder)[max(0, first - size) :]
+    yield from unsigned[max(0, first - size) :]
 
 
 def _decoded(raw: bytes) -> Record:
@@ -192,10 +219,19 @@ def _shown(raw: bytes, *, as_json: bool) -> str:
     if as_json:
         return raw.decode()
     record = _decoded(raw)
-    seconds, rest_ns = divmod(int(record.t), 10**9)
-    instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     who = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
     what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
     data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
-    parts = (f"{record.seq:>8}", f"{instant}.{rest_ns // 10**6:03}Z", record.type, record.out, who)
-    return "  ".join(part for part in (*parts, what, data) if part)
+    parts = (f"{record.seq:>8}", _instant(int(record.t)), record.type, record.out, who)
+    line = "  ".join(part for part in (*parts, what, data) if part)
+    # A name must not pass for another line, nor give orders to a terminal.
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+
+
+def _instant(time_ns: int) -> str:
+    seconds, rest_ns = divmod(time_ns, 10**9)
+    try:
+        instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ns} ns"
+    return f"{instant}.{rest_ns // 10**6:03}Z"

@@ -50,12 +50,34 @@ def read_journal(folder: Path) -> list[JournalFile]:
         try:
             return _read_files(folder)
         except FileNotFoundError as error:
-            if Path(error.filename).exists() or not folder.exists():
+            if os.path.lexists(error.filename):
                 raise
 
 
+def journal_paths(folder: Path) -> list[Path]:
+    """Files of the journal, oldest first; none where there is no folder.
+
+    Raises JournalError for a name that no such file has, OSError where nobody may look.
+    """
+    # Not glob: a folder that must not be read would pass for an empty one.
+    entries = sorted(folder.iterdir()) if os.path.lexists(folder) else []
+    paths = [path for path in entries if path.suffix == ".wal"]
+    for path in paths:
+        _parts(path)
+    return paths
+
+
+def _parts(path: Path) -> tuple[int, bytes]:
+    """Sequence of the first record, and the marker, as the name of a file says them."""
+    name = _NAME.fullmatch(path.name)
+    if name is None:
+        message = f"{path}: no file of the journal has such a name"
+        raise JournalError(message)
+    return int(name[1]), bytes.fromhex(name[2])
+
+
 def _read_files(folder: Path) -> list[JournalFile]:
-    paths = sorted(folder.glob("journal-*-*.wal"))
+    paths = journal_paths(folder)
     found: list[JournalFile] = []
     for path in paths:
         file = _read_file(path, newest=path == paths[-1])
@@ -67,11 +89,7 @@ def _read_files(folder: Path) -> list[JournalFile]:
 
 
 def _read_file(path: Path, *, newest: bool) -> JournalFile:
-    name = _NAME.fullmatch(path.name)
-    if name is None:
-        message = f"{path}: no file of the journal has such a name"
-        raise JournalError(message)
-    first, marker = int(name[1]), bytes.fromhex(name[2])
+    first, marker = _parts(path)
     content = path.read_bytes()
     records: list[bytes] = []
     position = 0
@@ -110,10 +128,13 @@ class Journal:
         if files and files[0].first > signed:
             message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
             raise JournalError(message)
+        if files and files[-1].next < signed:
+            message = f"{files[-1].path} ends at record {files[-1].next}, but {signed} are signed"
+            raise JournalError(message)
         if files:
             newest = files[-1]
             self._descriptor = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
-            self._marker = bytes.fromhex(newest.path.stem.split("-")[2])
+            self._marker = _parts(newest.path)[1]
             self._offset = newest.ends
             os.ftruncate(self._descriptor, newest.ends)
             os.fsync(self._descriptor)
@@ -143,22 +164,29 @@ class Journal:
         if self._descriptor >= 0:
             # What a failed group may have left must not lie in a file that is not the newest.
             os.ftruncate(self._descriptor, self._offset)
+            os.fsync(self._descriptor)
             if self._offset == 0:
                 return
         marker = os.urandom(MARKER_BYTES)
         path = self.folder / f"journal-{first:020d}-{marker.hex()}.wal"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        sync_folder(self.folder)
+        try:
+            sync_folder(self.folder)
+        except OSError:
+            # This one goes on being written, and must stay the newest.
+            path.unlink()
+            os.close(descriptor)
+            raise
         self.close()
         self._descriptor, self._marker, self._offset = descriptor, marker, 0
 
     def forget(self, signed: int) -> None:
-        """Delete files of which every record is signed, but not the one written now."""
-        firsts = sorted(
-            (int(path.stem.split("-")[1]), path) for path in self.folder.glob("journal-*-*.wal")
-        )
-        for (_, path), (following, _) in pairwise(firsts):
-            if following <= signed:
+        """Delete files of which every record is signed, but not the one written now.
+
+        Raises JournalError, OSError.
+        """
+        for path, following in pairwise(journal_paths(self.folder)):
+            if _parts(following)[0] <= signed:
                 path.unlink()
 
     def close(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
+from collector.segments import PARTIAL, sync_folder
 from railscope.audit.note import NoteError, SecretKey
 from railscope.settings import SettingsError
 
@@ -27,12 +29,23 @@ def _make(path: Path, origin: str) -> SecretKey:
     try:
         key = SecretKey.generate(origin)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(key.secret_text() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+        try:
+            _write_secret(partial, key.secret_text() + "\n")
+            # Not a rename: a key that somebody has put there meanwhile stays.
+            os.link(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        sync_folder(path.parent)
     except (OSError, NoteError) as error:
         message = f"audit key {path} cannot be made for {origin!r}: {error}"
         raise SettingsError(message) from error
     return key
+
+
+def _write_secret(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -16,13 +16,13 @@ from pathlib import Path
 import structlog
 
 from collector.audit.draft import Draft, counted, record_of
-from collector.audit.journal import Journal, JournalError
-from collector.audit.ownership import Ownership, TakenError
+from collector.audit.journal import Journal, JournalError, journal_paths
+from collector.audit.ownership import EpochError, Ownership, TakenError
 from collector.audit.tiles import TileError, Tiles
 from collector.segments import write_durably
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import EMPTY_ROOT, Tree, consistency_proof, consistent, root_of
-from railscope.audit.note import NoteError, SecretKey
+from railscope.audit.note import NoteError, SecretKey, read_note
 from railscope.audit.record import RecordError, Source, encode
 
 MOST_IN_A_GROUP = 256
@@ -64,6 +64,8 @@ class AuditLog:
     unsigned_because: str = ""
     """Why the last attempt to sign failed; empty where it did not."""
     groups: int = 0
+    _last_attempt: Tree = EMPTY
+    """Signed, if its checkpoint lies there: what failed may have failed behind the rename."""
     _journal: Journal = field(init=False)
     _ownership: Ownership = field(init=False)
     _unsigned: list[bytes] = field(default_factory=list)
@@ -91,7 +93,7 @@ class AuditLog:
             self._unsigned = self._journal.open(self.signed.size)
         except TakenError as error:
             raise AuditError(str(error)) from error
-        except (NoteError, TileError, JournalError) as error:
+        except (NoteError, TileError, JournalError, EpochError) as error:
             self.close()
             message = f"the audit log is not as it was left: {error}; run `railscope audit verify`"
             raise AuditError(message) from error
@@ -103,7 +105,7 @@ class AuditLog:
                 message = f"{path} is missing, but there are signed records"
                 raise NoteError(message)
             return EMPTY
-        tree = read_checkpoint(path.read_text(), self.signer.public).tree
+        tree = read_checkpoint(read_note(path), self.signer.public).tree
         if root_of(Tiles(self.folder, tree.size).node, tree.size) != tree.root:
             message = f"the tiles do not give the root that {path} signs"
             raise TileError(message)
@@ -111,8 +113,8 @@ class AuditLog:
 
     def _journal_begins(self) -> bool:
         """Whether the journal begins behind the first record: what was before had been signed."""
-        names = sorted(path.stem for path in self._journal.folder.glob("journal-*-*.wal"))
-        return not names or int(names[0].split("-")[1]) > 0
+        paths = journal_paths(self._journal.folder)
+        return not paths or int(paths[0].stem.split("-")[1]) > 0
 
     def append_before_running(self, draft: Draft) -> int:
         """Record something after `open` and before `run`; blocking, its sequence number.
@@ -152,7 +154,7 @@ class AuditLog:
         What waits then and is not durable fails.
         """
         try:
-            await _to_its_end(self._sign_or_say_why())
+            await to_its_end(self._sign_or_say_why())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write_groups())
                 group.create_task(self._sign_regularly())
@@ -171,7 +173,11 @@ class AuditLog:
             while self._waiting:
                 group = self._waiting[:MOST_IN_A_GROUP]
                 del self._waiting[:MOST_IN_A_GROUP]
-                await _to_its_end(self._write_group(group))
+                try:
+                    await to_its_end(self._write_group(group))
+                finally:
+                    for entry in group:
+                        _fail(entry, AuditError("the writer of the audit log has failed"))
 
     async def _write_group(self, group: list[_Entry]) -> None:
         async with self._writing:
@@ -219,12 +225,12 @@ class AuditLog:
             except TimeoutError:
                 pass
             self._sign_now.clear()
-            await _to_its_end(self._sign_or_say_why())
+            await to_its_end(self._sign_or_say_why())
 
     async def _sign_or_say_why(self) -> None:
         try:
             await self.sign()
-        except (AuditError, OSError) as error:
+        except (AuditError, JournalError, OSError) as error:
             self.unsigned_because = str(error)
             log.error("audit_log_not_signed", folder=str(self.folder), problem=str(error))
         else:
@@ -252,14 +258,14 @@ class AuditLog:
         """Write tiles and the checkpoint over them; runs off the loop."""
         try:
             old = self._signed_on_disk()
-            if old != self.signed or not self._ownership.holds:
+            if old not in {self.signed, self._last_attempt} or not self._ownership.holds:
                 message = f"{self.folder}: someone else has written this audit log"
                 raise AuditError(message)
             tiles = Tiles(self.folder, old.size)
-            tiles.grow(records)
+            tiles.grow(records[old.size - self.signed.size :])
             new = Tree(tiles.size, root_of(tiles.node, tiles.size))
             proof = consistency_proof(tiles.node, old.size, new.size)
-        except (NoteError, TileError) as error:
+        except (NoteError, TileError, EpochError) as error:
             message = f"{self.folder}: {error}; run `railscope audit verify`"
             raise AuditError(message) from error
         if not consistent(old, new, proof):
@@ -267,6 +273,7 @@ class AuditLog:
             raise AuditError(message)
         if self.before_signing:
             self.before_signing(new)
+        self._last_attempt = new
         note = Checkpoint(self.signer.name, new).signed(self.signer)
         write_durably(self.folder / "checkpoint", note.encode())
         return new
@@ -282,7 +289,7 @@ class AuditLog:
         self._ownership.release()
 
 
-async def _to_its_end(work: Coroutine[None, None, None]) -> None:
+async def to_its_end(work: Coroutine[None, None, None]) -> None:
     """Await something that must not stop half-way; being cancelled takes effect when it has ended."""
     running = asyncio.ensure_future(work)
     cancelled = False
@@ -291,9 +298,9 @@ async def _to_its_end(work: Coroutine[None, None, None]) -> None:
             await asyncio.wait({running})
         except asyncio.CancelledError:
             cancelled = True
-    running.result()
     if cancelled:
-        raise asyncio.CancelledError
+        raise asyncio.CancelledError from running.exception()
+    running.result()
 
 
 def _fail(entry: _Entry, error: Exception) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from collector.segments import write_durably
 
+_COUNT = re.compile(rb"[0-9]{1,18}\n")
+
 
 class TakenError(RuntimeError):
     """Someone else writes; the message names the folder."""
+
+
+class EpochError(ValueError):
+    """The count of owners does not read back."""
 
 
 @dataclass(slots=True)
@@ -27,7 +34,7 @@ class Ownership:
     _lock: int = -1
 
     def take(self) -> None:
-        """Become the owner. Raises TakenError, OSError."""
+        """Become the owner. Raises TakenError, EpochError, OSError."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -38,13 +45,21 @@ class Ownership:
             raise TakenError(message) from error
         self._lock = lock
         path = self.folder / "epoch"
-        self.epoch = (int(path.read_text()) if path.exists() else 0) + 1
+        self.epoch = (self._counted() if path.exists() else 0) + 1
         write_durably(path, b"%d\n" % self.epoch)
+
+    def _counted(self) -> int:
+        path = self.folder / "epoch"
+        content = path.read_bytes()
+        if not _COUNT.fullmatch(content):
+            message = f"{path} holds {content[:30]!r}, which is no number"
+            raise EpochError(message)
+        return int(content)
 
     @property
     def holds(self) -> bool:
-        """Whether nobody has become the owner since."""
-        return int((self.folder / "epoch").read_text()) == self.epoch
+        """Whether nobody has become the owner since. Raises EpochError, OSError."""
+        return self._counted() == self.epoch
 
     def release(self) -> None:
         """Let go of the lock."""

@@ -10,7 +10,7 @@ import base64
 import binascii
 
 from collector.audit.tiles import Tiles
-from railscope.audit.checkpoint import read_checkpoint
+from railscope.audit.checkpoint import SIZE, read_checkpoint
 from railscope.audit.merkle import HASH_BYTES, includes, inclusion_proof, leaf_hash
 from railscope.audit.note import PublicKey
 
@@ -23,8 +23,8 @@ class ProofError(ValueError):
     """A text that proves nothing; the message says why."""
 
 
-def make_proof(tiles: Tiles, sequence: int) -> str:
-    """The proof of one record of a signed log. Raises ValueError, TileError, OSError."""
+def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
+    """The proof of one record under the checkpoint of these tiles. Raises ValueError, TileError, OSError."""
     path = inclusion_proof(tiles.node, sequence, tiles.size)
     lines = [
         HEAD,
@@ -32,7 +32,7 @@ def make_proof(tiles: Tiles, sequence: int) -> str:
         f"{_INDEX}{sequence}",
         *(base64.b64encode(one).decode() for one in path),
     ]
-    return "\n".join(lines) + "\n\n" + (tiles.folder / "checkpoint").read_text()
+    return "\n".join(lines) + "\n\n" + checkpoint
 
 
 def check_proof(text: str, key: PublicKey) -> bytes:
@@ -47,7 +47,7 @@ def check_proof(text: str, key: PublicKey) -> bytes:
         message = "the record and its index were expected behind the first line"
         raise ProofError(message)
     index = lines[2].removeprefix(_INDEX)
-    if not index.isascii() or not index.isdecimal():
+    if not SIZE.fullmatch(index):
         message = f"{index[:30]!r} is no index"
         raise ProofError(message)
     record = _decoded(lines[1].removeprefix(_EXTRA))

@@ -86,17 +86,19 @@ class Tiles:
         return complete_root(hashes)
 
     def records(self, index: int) -> list[bytes]:
-        """Records of one tile. Raises TileError."""
-        content = self._read("entries", index)
+        """Records of one tile, as many as lie there. Raises TileError."""
+        content, outgrown = self._read("entries", index)
         try:
-            return decode_bundle(content)[: self.width(0, index)]
+            records = decode_bundle(content)
+            return records[: self.width(0, index)] if outgrown else records
         except TileError as error:
             message = f"{self._path('entries', index)}: {error}"
             raise TileError(message) from error
 
     def row(self, level: int, index: int) -> bytes:
         """Hashes of one tile, as they lie on disk. Raises TileError."""
-        return self._read(level, index)[: self.width(level, index) * HASH_BYTES]
+        content, outgrown = self._read(level, index)
+        return content[: self.width(level, index) * HASH_BYTES] if outgrown else content
 
     def width(self, level: int, index: int) -> int:
         """How many entries of a tile belong to a log of this size."""
@@ -120,18 +122,19 @@ class Tiles:
             self._kept[level, index] = kept
         return kept
 
-    def _read(self, level: int | str, index: int) -> bytes:
+    def _read(self, level: int | str, index: int) -> tuple[bytes, bool]:
+        """What lies in a tile, and whether it is the full one that has followed it."""
         path = self._path(level, index)
         whole = self.folder / tile_name(level, index)
         try:
             try:
-                return path.read_bytes()
+                return path.read_bytes(), False
             except FileNotFoundError:
                 # It may have been filled, and then deleted, since the checkpoint was read: the
                 # full tile begins with it.
-                if not whole.exists():
+                if whole == path or not whole.exists():
                     raise
-                return whole.read_bytes()
+                return whole.read_bytes(), True
         except OSError as error:
             message = f"{path}: {error.strerror}"
             raise TileError(message) from error
@@ -147,7 +150,7 @@ class Tiles:
         TileError.
         """
         old, new = self.size, self.size + len(records)
-        begun = self.records(old // WIDTH) if old % WIDTH else []
+        begun = self._begun() if old % WIDTH else []
         for at, bundle in _cut([*begun, *records], old // WIDTH):
             self._write("entries", at, len(bundle), encode_bundle(bundle))
         added = [leaf_hash(record) for record in records]
@@ -164,6 +167,15 @@ class Tiles:
             added, level = above, level + 1
         self.size = new
         self._kept.clear()
+
+    def _begun(self) -> list[bytes]:
+        """Records of the last tile, which are written again; checked, as they get signed again."""
+        index = self.size // WIDTH
+        records = self.records(index)
+        if b"".join(leaf_hash(record) for record in records) != self.row(0, index):
+            message = f"{self._path('entries', index)}: not the records that were signed"
+            raise TileError(message)
+        return records
 
     def drop_outgrown(self, old: int) -> None:
         """Delete the tiles that were not full in a log of `old` records and are now."""

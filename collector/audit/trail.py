@@ -9,22 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
 from collector.audit.draft import Draft
-from collector.audit.log import AuditError, AuditLog
+from collector.audit.log import AuditError, AuditLog, to_its_end
+from collector.segments import write_durably
 from railscope.audit.record import Actor, Data, RecordError
 from railscope.settings import SettingsError
 
 DENIALS_EVERY_SECONDS = 60.0
 MOST_DENIED = 100
-"""Senders told apart in a minute; those beyond are counted together."""
+"""Denials told apart in a minute; those beyond are counted together."""
+MOST_PATHS = 5
+"""Of them, those of one address; its further ones are counted with no path."""
 _MOST_QUOTED = 200
-_THE_REST = ("", "", "more senders than are told apart")
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +43,13 @@ class Denial:
     name: str = ""
     """Who it was, where the credential is somebody's."""
 
+    def quoted(self) -> Denial:
+        """The same, with no more of the path than is recorded."""
+        return replace(self, path=self.path[:_MOST_QUOTED])
+
+
+_THE_REST = Denial("", "", "more senders than are told apart")
+
 
 @dataclass(slots=True)
 class Trail:
@@ -52,15 +61,24 @@ class Trail:
     lost: int = 0
     """Records that could not be written; their content is in the journal of the system."""
     denied: int = 0
-    _repeated: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    _repeated: dict[Denial, int] = field(default_factory=dict)
     _fresh: list[Denial] = field(default_factory=list)
+    _due: list[tuple[Denial, int]] = field(default_factory=list)
+    _ended: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
         """Open the log, put the public key beside it, record the start. Blocking.
 
-        Raises SettingsError, OSError.
+        Raises SettingsError.
         """
+        try:
+            self._open()
+        except OSError as error:
+            message = f"the audit log {self.log.folder} cannot be written: {error.strerror}"
+            raise SettingsError(message) from error
+
+    def _open(self) -> None:
         try:
             self.log.open()
         except AuditError as error:
@@ -84,21 +102,30 @@ class Trail:
                     await self._write_denials()
             finally:
                 await self._write_repeated()
+                self._ended = True
                 await self._record("admin.config", self._life("stopped"))
                 writer.cancel()
 
     def deny(self, denial: Denial) -> None:
         """Take note of somebody who was turned away. Never waits."""
         self.denied += 1
-        key = (denial.address, denial.path[:_MOST_QUOTED], denial.reason)
-        if key in self._repeated:
-            self._repeated[key] += 1
+        known = denial.quoted()
+        if self._ended:
+            self._lose("access.denied", asdict(known), "the collector is stopping")
+            return
+        if known not in self._repeated and self._paths_of(known.address) >= MOST_PATHS:
+            known = replace(known, path="")
+        if known in self._repeated:
+            self._repeated[known] += 1
         elif len(self._repeated) >= MOST_DENIED:
             self._repeated[_THE_REST] = self._repeated.get(_THE_REST, 0) + 1
         else:
-            self._repeated[key] = 0
-            self._fresh.append(denial)
+            self._repeated[known] = 0
+            self._fresh.append(known)
             self._wake.set()
+
+    def _paths_of(self, address: str) -> int:
+        return sum(known.address == address for known in self._repeated)
 
     async def _write_denials(self) -> None:
         """Record each new one at once; after a minute, how often they came again."""
@@ -114,32 +141,36 @@ class Trail:
 
     async def _write_fresh(self) -> None:
         while self._fresh:
-            denial = self._fresh.pop(0)
-            key = (denial.address, denial.path[:_MOST_QUOTED], denial.reason)
-            await self._record_denial(key, 1, denial.name)
+            await self._record_denial(self._fresh.pop(0), 1)
 
     async def _write_repeated(self) -> None:
         await self._write_fresh()
-        repeated, self._repeated = self._repeated, {}
-        for key, count in repeated.items():
-            if count:
-                await self._record_denial(key, count)
+        self._due += [(denial, count) for denial, count in self._repeated.items() if count]
+        self._repeated.clear()
+        while self._due:
+            await self._record_denial(*self._due.pop(0))
 
-    async def _record_denial(self, key: tuple[str, str, str], count: int, name: str = "") -> None:
-        address, path, reason = key
-        who = unicodedata.normalize("NFC", name)
-        actor = Actor("credential" if who else "unknown", who, "token", address)
-        data: Data = {"path": path, "reason": reason, "count": count}
+    async def _record_denial(self, denial: Denial, count: int) -> None:
+        who = unicodedata.normalize("NFC", denial.name)
+        actor = Actor("credential" if who else "unknown", who, "token", denial.address)
+        data: Data = {"path": denial.path, "reason": denial.reason, "count": count}
         await self._record("access.denied", data, actor, "denied")
 
     async def _record(
         self, kind: str, data: Data, actor: Actor | None = None, outcome: str = "done"
     ) -> None:
+        # What is on its way is recorded or counted as lost, also where the minute ends.
+        await to_its_end(self._append(self._draft(kind, data, actor, outcome)))
+
+    async def _append(self, draft: Draft) -> None:
         try:
-            await self.log.append(self._draft(kind, data, actor, outcome))
+            await self.log.append(draft)
         except (AuditError, RecordError) as error:
-            self.lost += 1
-            log.error("audit_record_lost", type=kind, data=data, problem=str(error))
+            self._lose(draft.type, draft.data, str(error))
+
+    def _lose(self, kind: str, data: Mapping[str, object], problem: str) -> None:
+        self.lost += 1
+        log.error("audit_record_lost", type=kind, data=data, problem=problem)
 
     def _draft(
         self, kind: str, data: Data, actor: Actor | None = None, outcome: str = "done"
@@ -149,5 +180,5 @@ class Trail:
 
 
 def _publish_key(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    if not path.exists() or path.read_bytes() != text.encode():
+        write_durably(path, text.encode())

@@ -15,7 +15,7 @@ from collector.audit.journal import JournalError, JournalFile, read_journal
 from collector.audit.tiles import LEVELS, WIDTH, TileError, Tiles, complete_root, tile_name, widths
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import HASH_BYTES, CompactRange, Hash, leaf_hash
-from railscope.audit.note import NoteError, PublicKey, UnsignedError
+from railscope.audit.note import NoteError, PublicKey, UnsignedError, read_note
 from railscope.audit.record import Record, RecordError, decode
 
 
@@ -31,6 +31,11 @@ class Outcome(IntEnum):
     """The key is not that of this log, or its policy forbids what was found."""
     FORKED = 4
     """Two signed checkpoints that no one log can have: it was rolled back, or there are two."""
+    UNREADABLE = 5
+    """What must be read cannot be: nothing was found out."""
+
+
+_NO_JOURNAL = "the journal is missing, and what was not signed yet with it"
 
 
 class VerifyError(Exception):
@@ -55,7 +60,15 @@ class Verified:
 
 
 def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verified:
-    """Check a log, and that it continues every anchor. Raises VerifyError, OSError."""
+    """Check a log, and that it continues every anchor. Raises VerifyError."""
+    try:
+        return _verified(folder, key, anchors)
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}"
+        raise VerifyError(Outcome.UNREADABLE, message) from error
+
+
+def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
     # What is in the journal now is signed at most later: a log may be checked while it is written.
     files = _journal(folder)
     checkpoint = _own_checkpoint(folder, key)
@@ -68,7 +81,8 @@ def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verifie
         message = f"the {checkpoint.tree.size} records do not give the root that was signed"
         raise VerifyError(Outcome.ALTERED, message)
     unsigned = _check_journal(files, checkpoint.tree.size, continuity)
-    return Verified(checkpoint, unsigned, len(kept), continuity.findings())
+    findings = continuity.findings() if files else (*continuity.findings(), _NO_JOURNAL)
+    return Verified(checkpoint, unsigned, len(kept), findings)
 
 
 def _root_of_all(
@@ -98,13 +112,13 @@ def _root_of_all(
 def _own_checkpoint(folder: Path, key: PublicKey) -> Checkpoint:
     path = folder / "checkpoint"
     try:
-        return read_checkpoint(path.read_text(), key)
+        return read_checkpoint(read_note(path), key)
     except FileNotFoundError as error:
         message = f"{path} is missing: nothing says how long the log must be"
         raise VerifyError(Outcome.TAIL_MISSING, message) from error
     except UnsignedError as error:
         raise VerifyError(Outcome.KEY_PROBLEM, f"{path}: {error}") from error
-    except (NoteError, UnicodeDecodeError) as error:
+    except NoteError as error:
         raise VerifyError(Outcome.ALTERED, f"{path}: {error}") from error
 
 
@@ -187,8 +201,9 @@ def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[Hash], list[Record]]]:
 
 
 def _missing_or_altered(error: BaseException | None) -> Outcome:
-    missing = isinstance(error, FileNotFoundError)
-    return Outcome.TAIL_MISSING if missing else Outcome.ALTERED
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return Outcome.TAIL_MISSING
+    return Outcome.UNREADABLE if isinstance(error, OSError) else Outcome.ALTERED
 
 
 def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from railscope.audit.merkle import HASH_BYTES, Tree
 from railscope.audit.note import NoteError, PublicKey, SecretKey, sign, verified
 
-_SIZE = re.compile("0|[1-9][0-9]{0,18}")
+SIZE = re.compile("0|[1-9][0-9]{0,18}")
+"""How a number of records is written."""
 
 
 class CheckpointError(NoteError):
@@ -47,7 +48,7 @@ def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
     """
     text = verified(note, key)
     lines = text.removesuffix("\n").split("\n")
-    if len(lines) != len(("origin", "size", "root")) or not _SIZE.fullmatch(lines[1]):
+    if len(lines) != len(("origin", "size", "root")) or not SIZE.fullmatch(lines[1]):
         message = f"no checkpoint: origin, size and root were expected, not {text[:100]!r}"
         raise CheckpointError(message)
     origin, size, root = lines

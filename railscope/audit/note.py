@@ -16,6 +16,7 @@ import binascii
 import hashlib
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -138,6 +139,15 @@ def verified(note: str, key: PublicKey) -> str:
             message = f"the signature of {key.name} is not over this text"
             raise ForgedError(message) from error
     return text
+
+
+def read_note(path: Path) -> str:
+    """The note in a file, byte for byte. Raises NoteError, OSError."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        message = f"no text: {error}"
+        raise NoteError(message) from error
 
 
 def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:

@@ -105,10 +105,12 @@ def encode(record: Record) -> bytes:
     """The bytes of a record. Raises RecordError for what has no canonical encoding."""
     try:
         raw = _encoder.encode(record)
-    except (UnicodeEncodeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"{record.type}: {error}"
         raise RecordError(message) from error
-    decode(raw)
+    if decode(raw) != record:
+        message = f"{record.type}: it holds what JSON can only say otherwise, such as NaN"
+        raise RecordError(message)
     return raw
 
 

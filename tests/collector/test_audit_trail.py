@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from makers import Sender, gpu_schema
 from support.audit import NOON_NS, audit_log
+from support.disk import small_file_system
 from test_ingest import running, settings_in
 
 from collector.audit.keys import load_or_make
@@ -57,6 +58,73 @@ async def test_who_is_denied_again_and_again_gets_one_record_and_a_count(tmp_pat
         ("10.0.0.2", "n1", 1, "denied"),
         ("10.0.0.1", "", 2, "denied"),
     ]
+
+
+async def test_two_behind_one_address_are_both_named(tmp_path: Path) -> None:
+    one, other = (Denial("10.0.0.2", "/v1/frames", "node", name) for name in ("n1", "n2"))
+    found = await denied(tmp_path, [one, other, other, one, one])
+    assert [(r.actor.id, r.data["count"]) for r in found] == [
+        ("n1", 1), ("n2", 1), ("n1", 2), ("n2", 1),
+    ]  # fmt: skip
+
+
+async def test_nobody_becomes_nameless_by_trying_many_paths(tmp_path: Path) -> None:
+    flood = [Denial("2001:db8::1", f"/{n}", "token") for n in range(3 * MOST_DENIED)]
+    found = await denied(tmp_path, [*flood, Denial("10.0.0.9", "/metrics", "token")])
+    counts: dict[str, int] = {}
+    for record in found:
+        assert isinstance(record.data["count"], int)
+        counts[record.actor.ip] = counts.get(record.actor.ip, 0) + record.data["count"]
+    assert counts == {"2001:db8::1": len(flood), "10.0.0.9": 1}
+    assert len(found) < MOST_DENIED
+
+
+async def test_stopping_in_the_middle_of_a_minutes_counts_loses_none(tmp_path: Path) -> None:
+    trail = Trail(audit_log(tmp_path), "1.0", lambda: NOON_NS)
+    trail.open()
+    writer = asyncio.create_task(trail.log.run())
+    for n in range(2 * 20):
+        trail.deny(Denial(f"10.0.0.{n % 20}", "/", "token"))
+    minute = asyncio.create_task(trail._write_repeated())  # noqa: SLF001
+    while trail.log.size < 2 + 20 + 3:  # noqa: ASYNC110 - the log has no event for tests
+        await asyncio.sleep(0)
+    minute.cancel()
+    await asyncio.gather(minute, return_exceptions=True)
+    writer.cancel()
+    await asyncio.gather(writer, return_exceptions=True)
+    size = trail.log.size
+    await trail._write_repeated()  # noqa: SLF001 - as it does when it is stopped
+    assert size + trail.lost == 2 + 20 + 20
+    trail.log.close()
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_stopping_while_a_record_is_lost_stops(tmp_path: Path, steps: int) -> None:
+    instants = iter([NOON_NS, NOON_NS])
+    trail = Trail(audit_log(tmp_path), "1.0", lambda: next(instants, -1))
+    trail.open()
+    task = asyncio.create_task(trail.run())
+    await asyncio.sleep(0)
+    trail.deny(Denial("10.0.0.1", "/", "token"))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=5)
+    assert task.cancelled()
+    trail.log.close()
+    assert (trail.log.size, trail.lost) == (2, 2)
+
+
+async def test_who_is_denied_after_the_end_is_counted_as_lost(tmp_path: Path) -> None:
+    trail = Trail(audit_log(tmp_path), "1.0", lambda: NOON_NS)
+    trail.open()
+    task = asyncio.create_task(trail.run())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    trail.deny(Denial("10.0.0.1", "/", "token"))
+    trail.log.close()
+    assert (trail.denied, trail.lost) == (1, 1)
 
 
 async def test_a_crowd_of_senders_is_counted_whole(tmp_path: Path) -> None:
@@ -116,6 +184,21 @@ def test_a_collector_does_not_continue_a_log_that_was_changed(tmp_path: Path) ->
     with pytest.raises(SettingsError, match=r"move .* away and keep it"):
         trail.open()
     assert not (tmp_path / "key.pub").exists()
+
+
+def test_a_full_disk_is_one_clear_line_at_the_start(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 64) as disk:
+        with pytest.raises(OSError, match="space"):
+            (disk / "much").write_bytes(bytes(1 << 20))
+        trail = Trail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
+        with pytest.raises(SettingsError, match="cannot be written: No space left"):
+            trail.open()
+        trail.log.close()
+        (disk / "much").unlink()
+        again = Trail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
+        again.open()
+        assert again.log.size == 2
+        again.log.close()
 
 
 def test_the_settings_refuse_a_name_that_no_key_can_have(tmp_path: Path) -> None:

@@ -22,3 +22,8 @@ def small_file_system(folder: Path, kibibytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def enlarge(folder: Path, kibibytes: int) -> None:
+    """Give one more room."""
+    subprocess.run(["mount", "-o", f"remount,size={kibibytes}k", str(folder)], check=True)

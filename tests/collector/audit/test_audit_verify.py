@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.audit import KEY, audit_log, record, running, write
 
+from collector.audit.draft import Draft
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.verify import Outcome, VerifyError, verify
 from railscope.audit.checkpoint import Checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash
 from railscope.audit.note import SecretKey
+from railscope.audit.record import Actor
 from railscope.cli import root
 
 SIZE = 600
@@ -229,3 +232,103 @@ def test_a_log_that_is_no_log_is_shown_as_an_error(good: Path, tmp_path: Path) -
     assert (code, "run `railscope audit verify`" in problem) == (1, True)
     (folder / "checkpoint").write_text("nonsense")
     assert railscope("tail", folder)[0] == 1
+
+
+HIDDEN = encode_bundle([b"hidden"])
+SIGNED_TILES = [f"tile/{what}/{at}" for what in ("0", "entries") for at in ("000", "002.p/88")]
+
+
+@pytest.mark.parametrize("name", [*SIGNED_TILES, "tile/1/000.p/2"])
+@pytest.mark.parametrize("more", [HIDDEN, bytes(32)])
+def test_nothing_hides_behind_the_records_of_a_tile(
+    good: Path, tmp_path: Path, name: str, more: bytes
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    (folder / name).write_bytes((folder / name).read_bytes() + more)
+    assert outcome(folder)[0] == Outcome.ALTERED
+
+
+@pytest.mark.parametrize("count", [1, -1])
+def test_line_feeds_of_a_checkpoint_are_what_was_signed(
+    good: Path, tmp_path: Path, count: int
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    path = folder / "checkpoint"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r", count))
+    assert outcome(folder)[0] == Outcome.ALTERED
+
+
+def test_what_cannot_be_read_is_no_verdict(good: Path, tmp_path: Path) -> None:
+    key = str(KEY.public)
+    for name in ("checkpoint", "tile/0/000", "tile/entries/000", "journal"):
+        folder = shutil.copytree(good, tmp_path / name.replace("/", "-"))
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.symlink_to(path)
+        code, _, problem = railscope("verify", folder, "--key", key)
+        assert (code, problem.split(":")[0], name in problem) == (5, "unreadable", True)
+    (tmp_path / "anchor").write_bytes(b"\xff\xfe")
+    arguments = ("verify", good, "--key", key, "--anchor", tmp_path / "anchor")
+    assert railscope(*arguments)[0] == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    (folder / "journal").chmod(0)
+    allowed = [*Path(tmp_path).parents, tmp_path]
+    before = [(path, path.stat().st_mode) for path in allowed if path.stat().st_uid == os.geteuid()]
+    try:
+        for path, mode in before:
+            path.chmod(mode | 0o711)
+        folder.chmod(0o755)
+        os.seteuid(65_534)
+        found, problem = outcome(folder)
+    finally:
+        os.seteuid(0)
+        for path, mode in before:
+            path.chmod(mode)
+    assert (found, "journal" in problem) == (Outcome.UNREADABLE, True)
+
+
+def test_a_log_without_its_journal_is_consistent_and_says_so(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    shutil.rmtree(folder / "journal")
+    assert "journal is missing" in verify(folder, KEY.public).findings[0]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"log\n" + b"9" * 5000 + b"\nroot\n"])
+def test_a_checkpoint_that_is_none_is_an_error_of_every_command(
+    good: Path, tmp_path: Path, content: bytes
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    (folder / "checkpoint").write_bytes(content)
+    key = ("--key", str(KEY.public))
+    commands = [("show", folder), ("tail", folder), ("prove", folder, "3", *key)]
+    for command in (*commands, ("checkpoint", folder, *key)):
+        code, _, problem = railscope(*command)
+        assert (code, problem.startswith("Error: "), "checkpoint" in problem) == (1, True, True)
+
+
+def test_a_proof_that_is_no_text_proves_nothing(good: Path, tmp_path: Path) -> None:
+    key = ("--key", str(KEY.public))
+    proof = railscope("prove", good, "417", *key)[1].encode()
+    changes = [(b"index 417", b"index " + b"9" * 5000), (b"extra ", b"\xff"), (b"\n", b"\r\n")]
+    for old, new in changes:
+        (tmp_path / "proof").write_bytes(proof.replace(old, new))
+        code, _, problem = railscope("check-proof", tmp_path / "proof", *key)
+        assert (code, problem.startswith("not proven: ")) == (1, True)
+
+
+async def test_a_record_shown_is_one_line_whatever_it_says(tmp_path: Path) -> None:
+    who = Actor("operator", "eve\n     9  forged\x1b[2J\u202e")
+    async with running(audit_log(tmp_path)) as log:
+        await log.append(Draft("access.login", who, 10**25, "done"))
+    code, said, _ = railscope("show", tmp_path)
+    assert (code, said) == (
+        0,
+        (
+            f"       0  {10**25} ns  access.login  done  operator "
+            "eve\\n     9  forged\\u001b[2J\\u202e\n"
+        ),
+    )

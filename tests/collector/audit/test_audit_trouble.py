@@ -1,0 +1,264 @@
+"""The audit log in trouble: killed, out of space or of descriptors, with odd files in its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.audit import KEY, audit_log, draft, record, running, write
+from support.disk import enlarge, small_file_system
+
+from collector.audit.journal import Journal, JournalError, read_journal
+from collector.audit.keys import load_or_make
+from collector.audit.log import AuditError
+from collector.audit.tiles import WIDTH, Tiles, encode_bundle
+from collector.audit.verify import Outcome, VerifyError, verify
+from railscope.audit.record import decode
+from railscope.cli import root
+from railscope.settings import SettingsError
+
+WRITER = """
+import asyncio, os, sys
+from pathlib import Path
+from collector.audit.draft import Draft
+from collector.audit.log import AuditLog
+from railscope.audit.note import SecretKey
+from railscope.audit.record import Actor, Source
+
+async def write(log, name):
+    for number in range(1_000_000):
+        data = {"what": f"{name}-{number}"}
+        sequence = await log.append(Draft("tenancy.assign", Actor("a", "b"), 1, "done", data=data))
+        os.write(1, f"{sequence} {data['what']}\\n".encode())
+
+async def main():
+    folder, boot, key = sys.argv[1:]
+    source = Source("collector", "c1", boot, 0)
+    log = AuditLog(Path(folder), SecretKey.parse(key), source, sign_every_seconds=0.003)
+    log.open()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(log.run())
+        for name in range(40):
+            group.create_task(write(log, f"{boot}-{name}"))
+
+asyncio.run(main())
+"""
+
+
+def killed_after(folder: Path, boot: str, lines: int) -> dict[int, str]:
+    """What a writer had acknowledged, by sequence, when it was killed after so many records."""
+    command = [sys.executable, "-c", WRITER, str(folder), boot, KEY.secret_text()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout
+        told = list(itertools.islice(writer.stdout, lines))
+        writer.kill()
+        told += [line for line in writer.stdout if line.endswith("\n")]
+    assert len(told) >= lines
+    return {int(sequence): what for sequence, what in map(str.split, told)}
+
+
+def stored(folder: Path) -> dict[int, object]:
+    """All records, signed and not, of a log that is consistent."""
+    found = verify(folder, KEY.public)
+    assert found.findings == ()
+    size = found.checkpoint.tree.size
+    tiles, files = Tiles(folder, size), read_journal(folder / "journal")
+    raws = [raw for index in range(-(-size // WIDTH)) for raw in tiles.records(index)]
+    raws += [raw for file in files for raw in file.records][size - files[0].first :]
+    assert len(raws) == size + found.unsigned
+    return {record.seq: record.data.get("what") for record in map(decode, raws)}
+
+
+def test_a_killed_writer_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    acknowledged: dict[int, str] = {}
+    write(tmp_path / "log", [1], boot="genesis")
+    for number, lines in enumerate((50, 333, 1000, 2000)):
+        told = killed_after(tmp_path / "log", f"b{number}", lines)
+        assert not acknowledged.keys() & told.keys()
+        acknowledged |= told
+        there = stored(tmp_path / "log")
+        assert {sequence: there.get(sequence) for sequence in acknowledged} == acknowledged
+        assert len(set(there.values())) == len(there)
+
+
+def test_records_are_shown_without_a_gap_while_more_are_written(tmp_path: Path) -> None:
+    write(tmp_path / "log", [1], boot="genesis")
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "log"), "b1", KEY.secret_text()]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as writer:
+        try:
+            longest = 1
+            while longest < 2000:
+                shown = CliRunner().invoke(root, ["audit", "show", str(tmp_path / "log"), "--json"])
+                records = [decode(line.encode()) for line in shown.stdout.splitlines()]
+                assert [record.seq for record in records] == list(range(len(records)))
+                assert len(records) >= longest
+                longest = len(records)
+        finally:
+            writer.kill()
+
+
+async def test_a_full_disk_loses_only_what_was_refused_and_signs_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with small_file_system(tmp_path / "disk", 512) as disk:
+        async with running(audit_log(disk / "log")) as log:
+            await record(log, range(20))
+            await log.sign()
+            refused = 0
+            while not refused:
+                answers = await asyncio.gather(
+                    *(log.append(draft(n)) for n in range(50)), return_exceptions=True
+                )
+                refused = sum(isinstance(answer, AuditError) for answer in answers)
+            size = log.size
+            for _ in range(20):
+                with pytest.raises(OSError, match="space"):
+                    await log.sign()
+            assert not list(disk.rglob("*.partial"))
+            enlarge(disk, 8 << 10)
+            assert await record(log, [0, 1]) == [size, size + 1]
+        found = verify(disk / "log", KEY.public)
+        assert (found.checkpoint.tree.size, found.findings) == (size + 2, ())
+
+
+def test_a_key_that_does_not_fit_on_the_disk_is_made_when_there_is_room(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 16) as disk:
+        with pytest.raises(OSError, match="space"):
+            (disk / "much").write_bytes(bytes(1 << 20))
+        with pytest.raises(SettingsError, match="space"):
+            load_or_make(disk / "audit.key", "log.example")
+        (disk / "much").unlink()
+        made = load_or_make(disk / "audit.key", "log.example")
+        assert load_or_make(disk / "audit.key", "other").secret_text() == made.secret_text()
+        assert [path.name for path in disk.iterdir()] == ["audit.key"]
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """As many files can be opened, and no more."""
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def test_a_journal_that_cannot_go_on_in_a_new_file_can_be_opened_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.open(0)
+    journal.append([b"0"])
+    with descriptors_left(1), pytest.raises(OSError, match="Too many open files"):
+        journal.rotate(1)
+    journal.append([b"1"])
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.open(0) == [b"0", b"1"]
+    again.close()
+
+
+async def test_a_checkpoint_that_is_written_but_not_known_to_be_does_not_end_signing(
+    tmp_path: Path,
+) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        await record(log, range(300))
+        # What a failure behind the rename leaves: the log believes that nothing was signed.
+        log._publish(list(log._unsigned))  # noqa: SLF001
+        await record(log, range(300, 310))
+        await log.sign()
+        assert (log.signed.size, log.size) == (310, 310)
+    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 310
+
+
+@pytest.mark.parametrize("data", [{"n": 2**70}, {"n": -(2**70)}, {"n": float("nan")}])
+async def test_a_number_that_no_record_holds_fails_alone(
+    tmp_path: Path, data: dict[str, int]
+) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        wrong = draft(0)
+        wrong.data.clear()
+        wrong.data.update(data)
+        with pytest.raises(ValueError, match=r"tenancy.assign|no audit record"):
+            await asyncio.wait_for(log.append(wrong), 5)
+        assert await asyncio.wait_for(log.append(draft(1)), 5) == 0
+
+
+ODD = {
+    "epoch": b"",
+    "checkpoint": b"\xff\xfe",
+    "journal/journal-x-y.wal": b"",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_log_with_an_odd_file_is_not_continued(tmp_path: Path, name: str) -> None:
+    write(tmp_path, [20])
+    (tmp_path / name).write_bytes(ODD[name])
+    with pytest.raises(AuditError, match="not as it was left"):
+        audit_log(tmp_path).open()
+
+
+@pytest.mark.parametrize("name", ODD)
+async def test_an_odd_file_does_not_end_the_writer(tmp_path: Path, name: str) -> None:
+    async with running(audit_log(tmp_path, every_seconds=0.01)) as log:
+        await record(log, [0])
+        while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
+            await asyncio.sleep(0)
+        good = (tmp_path / name).read_bytes() if (tmp_path / name).exists() else None
+        (tmp_path / name).write_bytes(ODD[name])
+        await record(log, [1])
+        while not log.unsigned_because:  # noqa: ASYNC110 - the log has no event for tests
+            await asyncio.sleep(0)
+        assert await asyncio.wait_for(log.append(draft(2)), 5) == 2
+        if good is None:
+            (tmp_path / name).unlink()
+        else:
+            (tmp_path / name).write_bytes(good)
+    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 3
+
+
+def test_a_journal_that_leads_nowhere_is_an_error_and_no_loop(tmp_path: Path) -> None:
+    write(tmp_path, [20])
+    (journal,) = (tmp_path / "journal").iterdir()
+    journal.unlink()
+    journal.symlink_to("nowhere")
+    with pytest.raises(VerifyError) as caught:
+        verify(tmp_path, KEY.public)
+    assert caught.value.outcome == Outcome.UNREADABLE
+
+
+def test_a_journal_that_ends_before_what_is_signed_takes_no_records(tmp_path: Path) -> None:
+    write(tmp_path, [20])
+    (journal,) = (tmp_path / "journal").iterdir()
+    journal.rename(journal.with_name(journal.name.replace("20-", "10-", 1)))
+    with pytest.raises(AuditError, match="ends at record 10, but 20 are signed"):
+        audit_log(tmp_path).open()
+    with pytest.raises(JournalError, match="ends at record"):
+        Journal(tmp_path / "journal").open(20)
+
+
+async def test_records_changed_behind_the_writer_are_not_signed_again(tmp_path: Path) -> None:
+    async with running(audit_log(tmp_path)) as log:
+        await record(log, range(10))
+        await log.sign()
+        tile = tmp_path / "tile/entries/000.p/10"
+        good = tile.read_bytes()
+        tile.write_bytes(good + encode_bundle([b"hidden"]))
+        await record(log, [10])
+        with pytest.raises(AuditError, match="not the records that were signed"):
+            await log.sign()
+        tile.write_bytes(good)
+    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 11
