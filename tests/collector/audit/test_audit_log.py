@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.audit import KEY, audit_log, draft, record, running, write
 
@@ -44,8 +44,7 @@ async def test_records_get_their_numbers_in_order_and_are_signed(tmp_path: Path)
     assert signed == Tree(300, root_over(records))
 
 
-@settings(max_examples=20)
-@given(groups=st.lists(st.integers(1, 300), min_size=1, max_size=5))
+@given(groups=st.lists(st.integers(1, 9) | st.integers(1, 300), min_size=1, max_size=3))
 def test_the_root_does_not_depend_on_how_records_came_together(
     tmp_path_factory: pytest.TempPathFactory, groups: list[int]
 ) -> None:
