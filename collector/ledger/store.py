@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from sqlalchemy import Connection, Row, Select, and_, case, func, select
@@ -50,10 +50,15 @@ class GpuDay(NamedTuple):
 
 
 class Ledger:
-    """A ledger in the database of a URL. All methods block, and raise LedgerError."""
+    """A ledger in a database. All methods block, and raise LedgerError."""
 
-    def __init__(self, url: str) -> None:
-        self._database = Database(url)
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """The ledger in the database of a URL; made there if the database is empty."""
+        return cls(Database(url))
 
     def close(self) -> None:
         """Close all connections."""

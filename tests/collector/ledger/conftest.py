@@ -31,6 +31,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def ledger(url: str) -> Iterator[Ledger]:
-    found = Ledger(url)
+    found = Ledger.open(url)
     yield found
     found.close()

@@ -117,7 +117,7 @@ def test_totals_of_a_window_are_the_sums_of_its_entries(ledger, data):
 @pytest.mark.parametrize("table", ["ledger_entry", "ledger_revision", "ledger_schema"])
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = 7", "DELETE FROM {}"])
 def test_the_database_refuses_to_change_what_is_written(url, table, change):
-    ledger = Ledger(url)
+    ledger = Ledger.open(url)
     written = metered(held("GPU-0", "red"))
     ledger.write(written)
     column = {"ledger_entry": "silence_ns", "ledger_revision": "computed_ns"}.get(table, "version")
@@ -133,7 +133,7 @@ def test_the_database_refuses_to_change_what_is_written(url, table, change):
 
 
 def test_entries_that_were_altered_behind_the_triggers_are_noticed(url):
-    ledger = Ledger(url)
+    ledger = Ledger.open(url)
     ledger.write(metered(held("GPU-0", "red", "green")))
     database = Database(url)
     triggers = {
@@ -150,7 +150,7 @@ def test_entries_that_were_altered_behind_the_triggers_are_noticed(url):
 
 
 def test_people_read_entries_with_their_revision(url):
-    ledger = Ledger(url)
+    ledger = Ledger.open(url)
     written = metered(held("GPU-0", "red"))
     ledger.write(written)
     ledger.close()
