@@ -18,11 +18,15 @@ ROUNDS = 5
 
 def written_by(url, barrier, tilings):
     """Write tilings one after another, at the same moment as the other writers."""
-    ledger = Ledger.open(url)
-    found = []
-    for tiling in tilings:
-        barrier.wait()
-        found.append(ledger.write(tiling))
+    try:
+        ledger = Ledger.open(url)
+        found = []
+        for tiling in tilings:
+            barrier.wait()
+            found.append(ledger.write(tiling))
+    except BaseException:
+        barrier.abort()  # or the others would wait for this one
+        raise
     ledger.close()
     return found
 
