@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, and_, case, func, select
+from sqlalchemy import Connection, Row, Select, and_, case, false, func, select, true
 from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.ledger.database import Database, LedgerError
@@ -190,7 +190,9 @@ def _within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
         entries.c.revision == newest.c.revision,
     )
     return query.join_from(entries, newest, same).where(
-        entries.c.t0_ns < end_ns, entries.c.t1_ns > start_ns
+        entries.c.t0_ns < end_ns,
+        entries.c.t1_ns > start_ns,
+        true() if start_ns < end_ns else false(),
     )
 
 

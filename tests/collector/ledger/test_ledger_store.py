@@ -114,6 +114,13 @@ def test_totals_of_a_window_are_the_sums_of_its_entries(ledger, data):
     assert ledger.totals(start, end) == expected
 
 
+def test_a_window_without_time_has_nothing(ledger):
+    ledger.write(metered(held("GPU-0", "red")))
+    for start, end in ((START + 5, START + 5), (START + 9, START + 5)):
+        assert ledger.entries(start, end) == []
+        assert ledger.totals(start, end) == {}
+
+
 @pytest.mark.parametrize("table", ["ledger_entry", "ledger_revision", "ledger_schema"])
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = 7", "DELETE FROM {}"])
 def test_the_database_refuses_to_change_what_is_written(url, table, change):
