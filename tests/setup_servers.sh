@@ -15,6 +15,10 @@ want victoria-metrics victoria-metrics
 want systemd-analyze systemd
 want cc gcc
 want ip iproute2
+# Debian keeps the programs of a PostgreSQL server out of PATH.
+if ! PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)" command -v initdb >/dev/null; then
+    missing="$missing postgresql"
+fi
 if [ ! -e /usr/include/stdlib.h ]; then
     missing="$missing libc6-dev"
 fi

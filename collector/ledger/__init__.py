@@ -1,0 +1,10 @@
+"""The metering ledger: what metering found, in a database that is only ever added to.
+
+    tiling     what is written at once: everything about one GPU on one UTC day
+    schema     tables, and the triggers that keep them append-only
+    database   SQLite or PostgreSQL, opened by URL
+    store      the ledger: writing and reading
+    reconcile  whether the ledger holds all the time there was
+
+All calls block; the caller makes them in a thread of its own.
+"""

@@ -1,0 +1,144 @@
+"""The database that a ledger is in: SQLite or PostgreSQL, by URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from collector.ledger.schema import VERSION, metadata, schema_version
+
+_BUSY_SECONDS = 60
+_SCHEMA_LOCK = 0x7261_696C_6C65_6467
+_SECRETS = ("password", "sslpassword")
+
+
+class LedgerError(Exception):
+    """The ledger cannot be used; says which one, why, and what to do."""
+
+
+class Database:
+    """A database with the tables of the ledger. Raises LedgerError from every method."""
+
+    def __init__(self, url: str) -> None:
+        self._url = _parsed(url)
+        self.name = _without_secrets(self._url)
+        self.engine = self._engine()
+        try:
+            with self.transaction(writes=True) as connection:
+                self._prepare(connection)
+        except LedgerError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    @contextmanager
+    def transaction(self, *, writes: bool = False) -> Iterator[Connection]:
+        """A transaction: what is done in it happens as a whole or not at all."""
+        try:
+            with self.engine.connect() as plain:
+                connection = plain.execution_options(writes=writes)
+                with connection.begin():
+                    yield connection
+        except DBAPIError as error:
+            message = f"the ledger {self.name} cannot be used: {_reason(error)}. {self._advice()}"
+            raise LedgerError(message) from error
+
+    def _engine(self) -> Engine:
+        if self._url.get_backend_name() == "sqlite":
+            engine = create_engine(self._url, connect_args={"timeout": _BUSY_SECONDS})
+            event.listen(engine, "connect", _plain_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+            return engine
+        try:
+            return create_engine(
+                self._url,
+                isolation_level="READ COMMITTED",
+                pool_pre_ping=True,
+                connect_args={"client_encoding": "utf8", "connect_timeout": _BUSY_SECONDS},
+            )
+        except ModuleNotFoundError as error:
+            message = (
+                f"the ledger {self.name} needs the PostgreSQL driver, which is not installed: "
+                "install railscope[postgresql]"
+            )
+            raise LedgerError(message) from error
+
+    def _prepare(self, connection: Connection) -> None:
+        """Make the tables, or see that they are those of this version."""
+        if self._url.get_backend_name() == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+        present = set(inspect(connection).get_table_names())
+        if schema_version.name not in present:
+            if strangers := sorted(present & set(metadata.tables)):
+                message = (
+                    f"{self.name} has tables named {', '.join(strangers)} that are no Railscope "
+                    "ledger: give the ledger a database of its own"
+                )
+                raise LedgerError(message)
+            metadata.create_all(connection, checkfirst=False)
+            connection.execute(schema_version.insert().values(version=VERSION))
+            return
+        version = connection.execute(select(func.max(schema_version.c.version))).scalar_one()
+        if version != VERSION:
+            message = (
+                f"the ledger {self.name} has schema version {version}, this program works with "
+                f"version {VERSION}: run the Railscope that wrote it, or give it another database"
+            )
+            raise LedgerError(message)
+
+    def _advice(self) -> str:
+        if self._url.get_backend_name() == "sqlite":
+            return "Check that its folder exists, has space, and may be written by this user"
+        return "Check that the server runs, and that this user may connect and make tables"
+
+
+def _parsed(url: str) -> URL:
+    try:
+        found = make_url(url)
+    except ArgumentError as error:
+        message = (
+            "the ledger's URL is not a database URL: write sqlite:////PATH or "
+            "postgresql://USER:PASSWORD@HOST/DATABASE"
+        )
+        # The URL may hold a password, and so may the error.
+        raise LedgerError(message) from error
+    if found.drivername in ("postgresql", "postgres"):
+        found = found.set(drivername="postgresql+psycopg")
+    if found.drivername not in ("sqlite", "postgresql+psycopg"):
+        message = (
+            f"a ledger cannot be in {_without_secrets(found)}: "
+            "only sqlite:// and postgresql:// are known"
+        )
+        raise LedgerError(message)
+    return found
+
+
+def _without_secrets(url: URL) -> str:
+    hidden = {name: "***" for name in _SECRETS if name in url.query}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def _reason(error: DBAPIError) -> str:
+    """What the driver says, on one line and without the statement."""
+    return " ".join(str(error.orig).split()).rstrip(".")
+
+
+def _plain_sqlite(connection: Any, _record: object) -> None:
+    """Transactions begin where we say so. Commits are on the disk when they return."""
+    connection.isolation_level = None
+    for pragma in ("foreign_keys = ON", "synchronous = FULL", "recursive_triggers = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A writer takes its lock at once, as one that has read first may not get it any more."""
+    writes = connection.get_execution_options().get("writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,121 @@
+"""Tables of the ledger. Rows are added and never changed; triggers of the database see to it.
+
+A row is of one day, so each of its integers is within 64 bits: a whole GPU-day is 7.3e16
+cap-unit-nanoseconds. Sums over many days are not, and are made outside the database.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    Table,
+    Text,
+    event,
+)
+
+VERSION = 1
+
+metadata = MetaData()
+
+schema_version = Table("ledger_schema", metadata, Column("version", BigInteger, primary_key=True))
+
+revisions = Table(
+    "ledger_revision",
+    metadata,
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("day", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("supersedes", BigInteger),
+    Column("content_root", Text, nullable=False),
+    Column("evidence_root", Text, nullable=False),
+    Column("engine_version", Text, nullable=False),
+    Column("computed_ns", BigInteger, nullable=False),
+    CheckConstraint(
+        "revision = 1 AND supersedes IS NULL OR revision > 1 AND supersedes = revision - 1",
+        name="revision_follows",
+    ),
+    Index("ledger_revision_day", "day"),
+)
+
+entries = Table(
+    "ledger_entry",
+    metadata,
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("day", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("entry", BigInteger, primary_key=True, autoincrement=False),
+    Column("tiling", Text, nullable=False),
+    Column("slot_lo", BigInteger, nullable=False),
+    Column("slot_hi", BigInteger, nullable=False),
+    Column("t0_ns", BigInteger, nullable=False),
+    Column("t1_ns", BigInteger, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("witness", Text),
+    Column("silence_ns", BigInteger, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("workload_id", Text, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    Column("layout_id", Text, nullable=False),
+    Column("qty_capns", BigInteger, nullable=False),
+    ForeignKeyConstraint(
+        ["gpu_uuid", "day", "revision"],
+        ["ledger_revision.gpu_uuid", "ledger_revision.day", "ledger_revision.revision"],
+    ),
+    CheckConstraint("tiling IN ('compute', 'memory')", name="tiling_known"),
+    CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi AND slot_hi <= 840", name="slots_exist"),
+    CheckConstraint("t0_ns < t1_ns", name="time_passes"),
+    CheckConstraint("qty_capns = (slot_hi - slot_lo) * (t1_ns - t0_ns)", name="quantity_is_exact"),
+)
+
+_LEDGER = """
+CREATE VIEW ledger AS SELECT
+    e.gpu_uuid || '/' || e.day || '/' || e.revision || '/' || e.entry AS entry_id,
+    e.revision, e.gpu_uuid, e.day, e.node, e.tiling,
+    CASE e.tiling WHEN 'compute' THEN e.slot_lo END AS slot_lo,
+    CASE e.tiling WHEN 'compute' THEN e.slot_hi END AS slot_hi,
+    CASE e.tiling WHEN 'memory' THEN e.slot_lo END AS mem_lo,
+    CASE e.tiling WHEN 'memory' THEN e.slot_hi END AS mem_hi,
+    e.t0_ns, e.t1_ns, e.state, e.witness, e.silence_ns,
+    e.tenant_id, e.workload_id, e.claim_id, e.layout_id, e.qty_capns,
+    r.evidence_root, r.engine_version, r.computed_ns, r.supersedes
+FROM ledger_entry e JOIN ledger_revision r
+    ON r.gpu_uuid = e.gpu_uuid AND r.day = e.day AND r.revision = e.revision
+"""
+"""The ledger as people and tools read it: each entry with the revision that it is of."""
+
+_REFUSE = """
+CREATE FUNCTION ledger_is_append_only() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$
+"""
+
+
+def _run(target: Table | MetaData, when: str, statement: str, dialect: str) -> None:
+    ddl: Any = DDL  # its types are not declared
+    event.listen(target, when, ddl(statement).execute_if(dialect=dialect))
+
+
+def _make_append_only(table: Table) -> None:
+    """No row of the table is changed or taken away, whoever asks."""
+    for change in ("UPDATE", "DELETE"):
+        trigger = f"CREATE TRIGGER {table.name}_no_{change.lower()} BEFORE {change} ON {table.name}"
+        refuse = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+        _run(table, "after_create", f"{trigger} {refuse}", "sqlite")
+    trigger = f"CREATE TRIGGER {table.name}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
+    refuse = "FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_append_only()"
+    _run(table, "after_create", f"{trigger} ON {table.name} {refuse}", "postgresql")
+
+
+_run(metadata, "before_create", _REFUSE, "postgresql")
+for _table in (schema_version, revisions, entries):
+    _make_append_only(_table)
+for _dialect in ("sqlite", "postgresql"):
+    _run(metadata, "after_create", _LEDGER, _dialect)

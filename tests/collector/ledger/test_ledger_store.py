@@ -1,0 +1,213 @@
+"""What is written to the ledger is there, once, and stays."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import msgspec
+import pytest
+from days import DAY, START, held, histories, metered
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from collector.ledger.database import Database, LedgerError
+from collector.ledger.store import Ledger, Total, Written
+from collector.ledger.tiling import DAY_NS, TilingError, evidence_root
+from collector.metering.tiling import State
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+
+gpu_numbers = count()
+# Each example waits for the disk, so there are fewer of them.
+on_one_database = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=settings().max_examples // 4,
+)
+
+
+def renamed(tiling, gpu):
+    entries = tuple(msgspec.structs.replace(entry, gpu=gpu) for entry in tiling.entries)
+    return msgspec.structs.replace(tiling, gpu=gpu, entries=entries)
+
+
+@on_one_database
+@given(st.lists(histories(), min_size=1, max_size=4), st.randoms())
+def test_what_is_written_is_read_back_whatever_the_order(ledger, evidences, random):
+    days = [renamed(metered(e), f"GPU-{next(gpu_numbers)}") for e in evidences]
+    shuffled = []
+    for day in days:
+        entries = list(day.entries)
+        random.shuffle(entries)
+        shuffled.append(msgspec.structs.replace(day, entries=tuple(entries)))
+    random.shuffle(shuffled)
+    for day in shuffled:
+        assert ledger.write(day) == Written(1, added=True)
+    for day in days:
+        found = ledger.revision(day.gpu, DAY)
+        assert (found.tiling, found.number, found.supersedes) == (day, 1, None)
+        window = ledger.entries(START, START + DAY_NS, day.gpu)
+        assert window == list(day.entries)
+
+
+@on_one_database
+@given(st.lists(histories(), min_size=1, max_size=6))
+def test_revisions_follow_one_another_and_none_is_lost(ledger, evidences):
+    gpu = f"GPU-{next(gpu_numbers)}"
+    expected = []
+    for evidence in evidences:
+        tiling = renamed(metered(evidence), gpu)
+        written = ledger.write(tiling)
+        added = not expected or expected[-1].entries != tiling.entries
+        if added:
+            expected.append(tiling)
+        assert written == Written(len(expected), added)
+    for number, tiling in enumerate(expected, 1):
+        found = ledger.revision(gpu, DAY, number)
+        assert (found.tiling, found.number) == (tiling, number)
+        assert found.supersedes == (number - 1 if number > 1 else None)
+    assert ledger.revision(gpu, DAY).tiling == expected[-1]
+    assert ledger.revision(gpu, DAY, len(expected) + 1) is None
+    assert ledger.entries(START, START + DAY_NS, gpu) == list(expected[-1].entries)
+
+
+def test_the_same_tiling_of_other_evidence_and_engine_is_no_revision(ledger):
+    first = metered(held("GPU-0", "red"))
+    again = msgspec.structs.replace(first, evidence_root="0", engine_version="2", computed_ns=1)
+    assert ledger.write(first).added
+    assert ledger.write(again) == Written(1, added=False)
+    assert ledger.revision("GPU-0", DAY).tiling == first
+
+
+def test_a_day_that_the_gpu_turns_out_not_to_have_been_there_is_a_revision_too(ledger):
+    ledger.write(metered(held("GPU-0", "red")))
+    nowhere = metered(held("GPU-0", stay=(0, START)))
+    assert nowhere.entries == ()
+    assert ledger.write(nowhere) == Written(2, added=True)
+    assert ledger.revision("GPU-0", DAY).tiling.entries == ()
+    assert ledger.totals(START, START + DAY_NS) == {}
+
+
+def test_totals_beyond_64_bits_are_exact(ledger):
+    gpus, days = 5, 30
+    for number in range(gpus):
+        for day in range(DAY, DAY + days):
+            ledger.write(metered(held(f"GPU-{number}", "red"), day))
+    start, end = START + 1, START + days * DAY_NS - 1
+    each = gpus * GPU_CAPACITY * (days * DAY_NS - 2)
+    assert each > FOREVER_NS
+    assert ledger.totals(start, end) == {
+        Total(tiling, "red", State.INFERRED): each for tiling in Tiling
+    }
+
+
+@given(data=st.data())
+@on_one_database
+def test_totals_of_a_window_are_the_sums_of_its_entries(ledger, data):
+    ledger.write(metered(data.draw(histories())))
+    start, end = sorted(data.draw(st.tuples(*[st.integers(START, START + DAY_NS)] * 2)))
+    expected: dict[Total, int] = {}
+    for entry in ledger.entries(start, end):
+        assert start <= entry.t0_ns < entry.t1_ns <= end
+        key = Total(entry.tiling, entry.tenant, entry.state)
+        expected[key] = expected.get(key, 0) + entry.quantity
+    assert ledger.totals(start, end) == expected
+
+
+def test_a_window_without_time_has_nothing(ledger):
+    ledger.write(metered(held("GPU-0", "red")))
+    for start, end in ((START + 5, START + 5), (START + 9, START + 5)):
+        assert ledger.entries(start, end) == []
+        assert ledger.totals(start, end) == {}
+
+
+@pytest.mark.parametrize("table", ["ledger_entry", "ledger_revision", "ledger_schema"])
+@pytest.mark.parametrize("change", ["UPDATE {} SET {} = 7", "DELETE FROM {}"])
+def test_the_database_refuses_to_change_what_is_written(url, table, change):
+    ledger = Ledger.open(url)
+    written = metered(held("GPU-0", "red"))
+    ledger.write(written)
+    column = {"ledger_entry": "silence_ns", "ledger_revision": "computed_ns"}.get(table, "version")
+    database = Database(url)
+    with (
+        pytest.raises(DBAPIError, match="append-only"),
+        database.engine.begin() as connection,
+    ):
+        connection.execute(text(change.format(table, column)))
+    database.close()
+    assert ledger.revision("GPU-0", DAY).tiling == written
+    ledger.close()
+
+
+def test_entries_that_were_altered_behind_the_triggers_are_noticed(url):
+    ledger = Ledger.open(url)
+    ledger.write(metered(held("GPU-0", "red", "green")))
+    database = Database(url)
+    triggers = {
+        "sqlite": "DROP TRIGGER ledger_entry_no_update",
+        "postgresql": "DROP TRIGGER ledger_entry_append_only ON ledger_entry",
+    }
+    with database.transaction(writes=True) as connection:
+        connection.execute(text(triggers[connection.dialect.name]))
+        connection.execute(text("UPDATE ledger_entry SET tenant_id = 'blue' WHERE entry = 1"))
+    database.close()
+    with pytest.raises(LedgerError, match="was altered: revision 1 of GPU-0"):
+        ledger.revision("GPU-0", DAY)
+    ledger.close()
+
+
+def test_people_read_entries_with_their_revision(url):
+    ledger = Ledger.open(url)
+    written = metered(held("GPU-0", "red"))
+    ledger.write(written)
+    ledger.close()
+    database = Database(url)
+    with database.transaction() as connection:
+        rows = connection.execute(text("SELECT * FROM ledger ORDER BY entry_id")).all()
+    database.close()
+    compute, memory = rows
+    assert compute.entry_id == f"GPU-0/{DAY}/1/0"
+    assert (compute.slot_lo, compute.slot_hi, compute.mem_lo, compute.mem_hi) == (
+        0,
+        840,
+        None,
+        None,
+    )
+    assert (memory.slot_lo, memory.slot_hi, memory.mem_lo, memory.mem_hi) == (None, None, 0, 840)
+    for row in rows:
+        assert row.evidence_root == written.evidence_root
+        assert row.qty_capns == GPU_CAPACITY * DAY_NS
+        assert (row.tenant_id, row.state, row.witness) == ("red", "inferred", "none")
+
+
+@on_one_database
+@given(histories(), st.data())
+def test_a_tiling_with_a_hole_or_an_overlap_is_refused(ledger, evidence, data):
+    whole = metered(evidence)
+    if not whole.entries:
+        return
+    victim = data.draw(st.sampled_from(whole.entries))
+    rest = tuple(entry for entry in whole.entries if entry is not victim)
+    shorter = msgspec.structs.replace(victim, t1_ns=victim.t1_ns - 1)
+    for entries in (rest, (*rest, shorter), (*whole.entries, victim)):
+        with pytest.raises(TilingError):
+            ledger.write(msgspec.structs.replace(whole, entries=entries))
+
+
+def test_entries_of_another_gpu_or_day_are_refused(ledger):
+    whole = metered(held("GPU-0", "red"))
+    with pytest.raises(TilingError, match="no part of a tiling of GPU-1"):
+        ledger.write(msgspec.structs.replace(whole, gpu="GPU-1"))
+    with pytest.raises(TilingError, match="not within day"):
+        ledger.write(msgspec.structs.replace(whole, day=DAY + 1))
+    assert ledger.revision("GPU-1", DAY) is None
+
+
+@given(histories(), st.randoms())
+def test_the_root_of_evidence_knows_neither_order_nor_repetition(evidence, random):
+    claims = [*evidence.claims, *evidence.claims]
+    random.shuffle(claims)
+    shuffled = msgspec.structs.replace(evidence, claims=tuple(claims))
+    assert evidence_root(shuffled) == evidence_root(evidence)
+    more = msgspec.structs.replace(evidence, stays=())
+    assert evidence_root(more) != evidence_root(evidence)

@@ -1,0 +1,111 @@
+"""A real PostgreSQL server for tests, on a unix socket of its own."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+START_SECONDS = 60
+USER = "railscope"
+
+
+class PostgreSQL:
+    """A running server; databases of it are made as they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = count(1)
+
+    def address(self, database: str) -> str:
+        return f"postgresql://{USER}@/{database}?host={quote(str(self._folder), safe='')}"
+
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"ledger_{next(self._numbers)}"
+        with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return self.address(name)
+
+
+@contextmanager
+def running() -> Iterator[PostgreSQL]:
+    """A server with an empty cluster, stopped by its own id; skips where there is none."""
+    initdb, postgres = _program("initdb"), _program("postgres")
+    identity = _identity()
+    # pytest's folders are closed to other users, and a socket's path has to be short.
+    with tempfile.TemporaryDirectory(prefix="postgresql-") as name:
+        folder = Path(name)
+        if identity:
+            os.chown(folder, identity["user"], identity["group"])
+        data = folder / "data"
+        make = [initdb, "-D", str(data), "--auth=trust", f"--username={USER}"]
+        make += ["--encoding=UTF8", "--locale=C", "--no-sync"]
+        made = subprocess.run(
+            make, capture_output=True, text=True, check=False, cwd=folder, **identity
+        )
+        assert made.returncode == 0, made.stderr
+        command = [postgres, "-D", str(data), "-k", str(folder), "-c", "listen_addresses="]
+        command += ["-c", "fsync=off"]
+        log = folder / "log"
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=folder, **identity
+            ) as process,
+        ):
+            server = PostgreSQL(folder)
+            try:
+                _wait(server, process, log)
+                yield server
+            finally:
+                process.send_signal(signal.SIGINT)  # end at once, whoever is connected
+                process.wait(START_SECONDS)
+
+
+def _program(name: str) -> str:
+    """A program of the server, from PATH or from where Debian keeps them."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, folders)))
+    if found is None:
+        pytest.skip(f"{name} is not installed: apt-get install postgresql")
+    return found
+
+
+def _identity() -> dict[str, int]:
+    """As whom the server runs: it refuses to be root."""
+    if os.getuid() != 0:
+        return {}
+    for user in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(user)
+        except KeyError:
+            continue
+        return {"user": entry.pw_uid, "group": entry.pw_gid}
+    pytest.skip("PostgreSQL does not run as root, and there is no user postgres or nobody")
+
+
+def _wait(server: PostgreSQL, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the server takes connections."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            psycopg.connect(server.address("postgres")).close()
+        except psycopg.OperationalError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        else:
+            return
