@@ -37,6 +37,7 @@ from railscope.catalog import (
     power,
     rdma,
     sensors,
+    tenancy,
 )
 from railscope.catalog.declare import EntityKind, EventClass, Kind, Metric, Rollup, Unit
 from railscope.catalog.rollup import Derived, derive
@@ -65,6 +66,7 @@ SUBJECTS: dict[str, ModuleType] = {
     "sensors": sensors,
     "memory_errors": memory_errors,
     "kernel": kernel,
+    "tenancy": tenancy,
     "agent": agent,
     "collector": collector,
 }

@@ -80,6 +80,7 @@ MIG = EntityKind(
     part_of=GPU,
 )
 MIG_PIPE = EntityKind("mig_pipe", ("gpu", "mig", "pipe"), part_of=GPU)
+CLAIM = EntityKind("claim", ("gpu", "claim"), part_of=GPU)
 VGPU = EntityKind("vgpu", ("gpu", "vgpu"), ("vgpu_type", "virtual_machine"), part_of=GPU)
 
 NIC = EntityKind(

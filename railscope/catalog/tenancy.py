@@ -1,0 +1,92 @@
+"""Who holds what: claims on GPUs, MIG devices and shares of GPUs, as events.
+
+A claim has one identity from start to end; an agent that starts anew tells those in force again.
+What is used without a claim has an identity, a start and an end like a claim. Facts are texts:
+
+    source          kubernetes, slurm, containerd, cri-o, docker, podman, libvirt, systemd, file,
+                    command, process
+    level           whose word it is: administrator, scheduler, node_plugin, process
+    workload        what holds it, as its source names it
+    owner           whose that is, as its source names it: a namespace, an account, a user
+    tenant          the tenant where the source says it; else the collector looks the owner up
+    node            nothing, or the node whose GPU it holds only while the GPU is in it
+    start_ns        since when, in nanoseconds since the epoch; `end_ns` until when
+    uncertainty_ns  by how much that may be wrong: a poll sees what has begun since the one before
+    compute, memory the slots [low, high) of 840 that it holds, as `low-high`
+    exclusive       `true`, or `false` where others may hold the same slots
+    system          `true` for health checks and the administrator's own use
+    device          what of the GPU it is: the GPU's UUID, that of a MIG device, the id of a share
+    profile         of a MIG device
+    pids            processes, where they are what is known
+"""
+
+from __future__ import annotations
+
+from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
+from railscope.catalog.entities import CLAIM, GPU
+
+GPU_CLAIMS = Metric(
+    "railscope_gpu_claims",
+    Kind.GAUGE,
+    GPU,
+    rollups=(Rollup.SUM,),
+    help="Claims on the GPU or parts of it that are in force.",
+    origin="kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim",
+)
+GPU_CLAIMED = Metric(
+    "railscope_gpu_claimed_ratio",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.RATIO,
+    scale=per(840),
+    rollups=(Rollup.MEAN,),
+    help="Share of the GPU's compute that claims in force hold.",
+    origin="railscope_gpu_claims, in 840ths",
+)
+GPU_UNCLAIMED_PROCESSES = Metric(
+    "railscope_gpu_unclaimed_processes",
+    Kind.GAUGE,
+    GPU,
+    rollups=(Rollup.SUM,),
+    help="Processes on the GPU that no claim covers.",
+    origin="processes by NVML, /proc/PID/cgroup",
+)
+
+_HELD = (
+    "source", "level", "workload", "owner", "tenant", "node", "start_ns", "uncertainty_ns",
+    "compute", "memory", "exclusive", "system", "device", "profile", "pids",
+)  # fmt: skip
+_ENDED = ("source", "level", "workload", "owner", "tenant", "end_ns", "uncertainty_ns", "why")
+
+CLAIM_START_EVENT = EventClass(
+    "claim_start",
+    CLAIM,
+    "info",
+    help="Somebody was given a GPU, a MIG device or a share of a GPU.",
+    origin="kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim",
+    facts=_HELD,
+)
+CLAIM_END_EVENT = EventClass(
+    "claim_end",
+    CLAIM,
+    "info",
+    help="A GPU, a MIG device or a share of a GPU was given back.",
+    origin="as of the start of the claim",
+    facts=_ENDED,
+)
+UNCLAIMED_START_EVENT = EventClass(
+    "unclaimed_use_start",
+    CLAIM,
+    "warning",
+    help="Processes use a GPU that nobody whose they could be has been given.",
+    origin="processes by NVML, /proc/PID/cgroup",
+    facts=_HELD,
+)
+UNCLAIMED_END_EVENT = EventClass(
+    "unclaimed_use_end",
+    CLAIM,
+    "info",
+    help="Use of a GPU without a claim has ended, or a claim covers it now.",
+    origin="processes by NVML, /proc/PID/cgroup",
+    facts=_ENDED,
+)
