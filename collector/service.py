@@ -17,7 +17,7 @@ from aiohttp.web import Application
 
 from collector import web
 from collector.access.audit_api import AuditApi
-from collector.access.billing_api import BillingApi
+from collector.access.billing_api import Billing, BillingApi
 from collector.access.enrolment import Told
 from collector.access.entries import Entries
 from collector.access.gate import Gate, application
@@ -58,6 +58,8 @@ class Collector:
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
+    billing: Billing | None = None
+    """Statements and exports; None where there is no ledger."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
@@ -108,7 +110,8 @@ class Collector:
             self.trail.log.close()
             os.close(lock)
 
-    def _application(self) -> Application:
+    def application(self) -> Application:
+        """All that is served, behind the gate."""
         ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
         own = Own(self.core, self.log, self.claims, self.sink, self.trail)
         api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
@@ -120,7 +123,7 @@ class Collector:
             "frames": ingest.handle,
             **api.handlers(),
             **AuditApi(self.entries).handlers(),
-            **BillingApi(None, self.access.exported).handlers(),
+            **BillingApi(self.billing, self.access.exported).handlers(),
         }
         return application(gate, handlers, self.settings.limits.body_bytes)
 
@@ -130,7 +133,7 @@ class Collector:
             self.core.counts.reject(reason)
 
     async def _serve(self) -> None:
-        runner = web.runner(self._application())
+        runner = web.runner(self.application())
         self.access.enrolled(self.tokens.credentials)
         await runner.setup()
         try:

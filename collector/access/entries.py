@@ -17,6 +17,7 @@ import asyncio
 import base64
 import threading
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +136,9 @@ class Entries:
         with self._lock:
             self._catch_up(tiles, MOST_READ)
             found = self._of.get(wanted.tenant, array("q"))
-            begin = _position(found, wanted.first)
-            return found[begin : begin + wanted.most + 1]
+            # The index may be ahead of the checkpoint that this answer shows.
+            begin, end = (bisect_left(found, at) for at in (wanted.first, tiles.size))
+            return found[begin : min(end, begin + wanted.most + 1)]
 
     def _catch_up(self, tiles: Tiles, most: int) -> None:
         """Index so much of what has been signed since. Raises NotYetError where more is left."""
@@ -235,14 +237,6 @@ def _records(tiles: Tiles, first: int, end: int) -> Iterator[bytes]:
     for tile in range(first // WIDTH, -(-end // WIDTH)):
         begin = tile * WIDTH
         yield from tiles.records(tile)[max(0, first - begin) : end - begin]
-
-
-def _position(found: array[int], first: int) -> int:
-    low, high = 0, len(found)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if found[middle] < first else (low, middle)
-    return low
 
 
 def _text(hashed: bytes) -> str:

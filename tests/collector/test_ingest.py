@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,16 @@ def settings_in(folder: Path, **more: Any) -> CollectorSettings:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: CollectorSettings) -> AsyncIterator[Running]:
+async def running(
+    settings: CollectorSettings, ready: Callable[[Running], None] = lambda _one: None
+) -> AsyncIterator[Running]:
     one = Running(settings)
+    ready(one)
     listening = asyncio.Event()
 
     def on_listening(host: str, port: int) -> None:
-        one.url = f"http://{host}:{port}"
+        scheme = "https" if settings.tls.certificate_file else "http"
+        one.url = f"{scheme}://{host}:{port}"
         listening.set()
 
     one.collector.on_listening = on_listening
