@@ -113,7 +113,7 @@ class Collector:
     def application(self) -> Application:
         """All that is served, behind the gate."""
         ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
-        own = Own(self.core, self.log, self.claims, self.sink, self.trail)
+        own = Own(self.core, self.log, self.claims, self.sink, self.trail, self.tokens)
         api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
         gate = Gate(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,

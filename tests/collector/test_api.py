@@ -107,7 +107,8 @@ async def fetch(api: Api, path: str) -> tuple[int, str]:
 def api_of(one: Running, views: Callable[[], Views], **more: Any) -> Api:
     collector = one.collector
     own = Own(
-        collector.core, collector.log, collector.claims, collector.sink, collector.trail
+        collector.core, collector.log, collector.claims, collector.sink, collector.trail,
+        collector.tokens,
     )  # fmt: skip
     return Api(collector.core, own, views, **more)
 
