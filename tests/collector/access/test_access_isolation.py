@@ -284,7 +284,7 @@ def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster)
 
 
 def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
-    internal = replace(catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows")
+    internal = replace(catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds")
     metrics = (catalog.TENANT_GPU_TIME, internal)
     cells = [Cell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")]
     assert own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a") == cells[:1]
