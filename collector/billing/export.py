@@ -6,6 +6,7 @@ to be paid, invoice by invoice, is refused.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -42,8 +43,23 @@ class Invoices(Protocol):
     """Where invoices are kept."""
 
     def invoices(self, period: Period | None, tenant: str | None) -> Iterable[Invoice]:
-        """Those of a period and a tenant, in whatever state; all, where None is said."""
+        """Those that overlap a period, of a tenant, in whatever state; all, where None is said."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Invoices that are in memory."""
+
+    all: tuple[Invoice, ...]
+
+    def invoices(self, period: Period | None, tenant: str | None) -> Iterable[Invoice]:
+        """Those that overlap a period, of a tenant."""
+        return [
+            one
+            for one in self.all
+            if (period is None or one.period.overlaps(period)) and tenant in (None, one.tenant)
+        ]
 
 
 class Writer(Protocol):
@@ -121,6 +137,17 @@ def export(
         record(manifest)
         files.publish()
     return manifest
+
+
+def document(invoices: Invoices, order: Order, form: Form) -> bytes | None:
+    """One file of an export, in memory; None if there is no issued invoice.
+
+    Raises ExportError, InvoiceError, OverflowError, NoParquetError.
+    """
+    file = io.BytesIO()
+    totals = _write(invoices, order, [order.writers[form](file)])
+    _checked(f"{order.stem}.{form}", _READERS[form], file, totals)
+    return file.getvalue() if totals else None
 
 
 def _write(invoices: Invoices, order: Order, writers: Sequence[Writer]) -> list[Total]:

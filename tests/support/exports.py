@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from support.billing import MONTH, book, price, usage
@@ -11,8 +10,9 @@ from support.billing import MONTH, book, price, usage
 from collector.billing import demo
 from collector.billing.charges import Charge, Kind, Unit
 from collector.billing.corrections import credit
+from collector.billing.export import Listed
 from collector.billing.focus import Account, Region, Seller
-from collector.billing.instants import HOUR_NS, Period
+from collector.billing.instants import HOUR_NS
 from collector.billing.invoice import Invoice, draft, issue
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
@@ -37,18 +37,6 @@ SELLER = Seller(
     publisher="Machine Hall Software",
     region=Region("hall-1", "Machine hall 1"),
 )
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Invoices that are kept in a list."""
-
-    all: tuple[Invoice, ...]
-
-    def invoices(self, period: Period | None, tenant: str | None) -> Iterable[Invoice]:
-        return [
-            one for one in self.all if period in (None, one.period) and tenant in (None, one.tenant)
-        ]
 
 
 def all_kinds() -> Invoice:
@@ -76,7 +64,7 @@ def all_kinds() -> Invoice:
     return issue(draft(charges, "team-a", MONTH, "EUR"), DUE_NS)
 
 
-def closed_month() -> Kept:
+def closed_month() -> Listed:
     """The demo's month with what was corrected in the next one, and an invoice of all kinds."""
     found = demo.run()
-    return Kept((*found.invoices, *found.later, all_kinds()))
+    return Listed((*found.invoices, *found.later, all_kinds()))

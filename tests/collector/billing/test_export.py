@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.billing import MONTH, NEXT_MONTH, books, timelines
-from support.exports import DUE_NS, SELLER, Kept, all_kinds, closed_month
+from support.exports import DUE_NS, SELLER, all_kinds, closed_month
 
 from collector.billing.corrections import corrections
-from collector.billing.export import WRITERS, ExportError, Form, Order, export
+from collector.billing.export import WRITERS, ExportError, Form, Listed, Order, document, export
 from collector.billing.export_files import StagingError, staging
 from collector.billing.export_manifest import amount
 from collector.billing.focus import billed, rows
@@ -120,9 +120,9 @@ def test_other_columns_are_refused():
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(NoParquetError, match=r"railscope\[parquet\]"):
-        export(Kept((all_kinds(),)), ORDER, tmp_path)
+        export(Listed((all_kinds(),)), ORDER, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    export(Kept((all_kinds(),)), replace(ORDER, forms=(Form.CSV,)), tmp_path)
+    export(Listed((all_kinds(),)), replace(ORDER, forms=(Form.CSV,)), tmp_path)
 
 
 # The whole export --------------------------------------------------------------------------------
@@ -153,8 +153,17 @@ def test_the_manifest_says_what_the_files_hold(tmp_path: Path):
     assert manifest.encoded == (folder / names[2]).read_bytes()
 
 
+def test_a_document_is_the_file_without_a_folder(tmp_path: Path):
+    kept = closed_month()
+    order = replace(ORDER, tenant="vision")
+    export(kept, order, tmp_path)
+    for form in Form:
+        assert document(kept, order, form) == (tmp_path / f"{order.stem}.{form}").read_bytes()
+    assert document(Listed((draft([], "vision", MONTH, "EUR"),)), order, Form.CSV) is None
+
+
 def test_the_same_invoices_make_the_same_files(tmp_path: Path):
-    made = [export(Kept((all_kinds(),)), ORDER, tmp_path / name) for name in ("a", "b")]
+    made = [export(Listed((all_kinds(),)), ORDER, tmp_path / name) for name in ("a", "b")]
     assert made[0].files == made[1].files
 
 
@@ -163,16 +172,16 @@ def test_only_what_is_issued_and_asked_for_is_exported(tmp_path: Path):
     gone = void(kept.all[0])
     drafted = draft([], "team-b", MONTH, "EUR")
     order = replace(ORDER, tenant="vision", period=kept.all[1].period, forms=(Form.CSV,))
-    manifest = export(Kept((gone, *kept.all[1:], drafted)), order, tmp_path)
+    manifest = export(Listed((gone, *kept.all[1:], drafted)), order, tmp_path)
     assert [one.tenant for one in manifest.invoices] == ["vision"]
     assert manifest.files[0].name == "focus-1.2-2026-09-vision.csv"
     nobody = replace(ORDER, tenant="a/../b", forms=(Form.CSV,))
-    assert export(Kept((gone, drafted)), nobody, tmp_path).invoices == ()
+    assert export(Listed((gone, drafted)), nobody, tmp_path).invoices == ()
     assert (tmp_path / "focus-1.2-a%2F..%2Fb.csv").read_bytes() == csv_text()
 
 
 def test_nothing_is_overwritten_unless_asked(tmp_path: Path):
-    export(Kept((all_kinds(),)), ORDER, tmp_path)
+    export(Listed((all_kinds(),)), ORDER, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "focus-1.2.csv").unlink()
     with pytest.raises(StagingError, match=r"focus-1\.2\.parquet is there already"):
@@ -194,7 +203,7 @@ def test_no_export_is_without_its_record(tmp_path: Path):
         raise OSError(message)
 
     with pytest.raises(OSError, match="is away"):
-        export(Kept((all_kinds(),)), ORDER, tmp_path, record=refuse)
+        export(Listed((all_kinds(),)), ORDER, tmp_path, record=refuse)
     assert [suffixes for _, suffixes in told] == [[".partial"] * 3]
     assert list(tmp_path.iterdir()) == []
 
@@ -221,7 +230,7 @@ def test_files_that_do_not_add_up_are_refused(
 
     order = replace(ORDER, writers={**WRITERS, Form.CSV: Wrong})
     with pytest.raises(ExportError, match=r"focus-1\.2\.csv"):
-        export(Kept((all_kinds(),)), order, tmp_path)
+        export(Listed((all_kinds(),)), order, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,6 +265,6 @@ def test_a_whole_export_adds_up(tmp_path_factory: pytest.TempPathFactory, usages
         for one in close(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
     ]
     folder = tmp_path_factory.mktemp("export")
-    manifest = export(Kept(tuple(invoices)), ORDER, folder)
+    manifest = export(Listed(tuple(invoices)), ORDER, folder)
     total = sum((one.payable for one in invoices), Fraction(0))
     assert sum((Fraction(text) for text in manifest.billed.values()), Fraction(0)) == total
