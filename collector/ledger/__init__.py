@@ -3,7 +3,7 @@
     tiling     what is written at once: everything about one GPU on one UTC day
     metered    such days from the evidence of a GPU
     schema     tables, and the triggers that keep them append-only
-    parts      all modules with tables in the same database
+    tables     all tables of the same database, also those of other parts
     database   SQLite or PostgreSQL, opened by URL
     queries    what is asked of the tables
     rows       rows from what was found, and back

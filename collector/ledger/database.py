@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from collector.ledger.parts import schema
+from collector.ledger.tables import VERSION, metadata, schema_version
 
 _BUSY_SECONDS = 60
 _SCHEMA_LOCK = 0x7261_696C_6C65_6467
@@ -76,21 +76,21 @@ class Database:
         if self._url.get_backend_name() == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
         present = set(inspect(connection).get_table_names())
-        if schema.schema_version.name not in present:
-            if strangers := sorted(present & set(schema.metadata.tables)):
+        if schema_version.name not in present:
+            if strangers := sorted(present & set(metadata.tables)):
                 message = (
                     f"{self.name} has tables named {', '.join(strangers)} that are no Railscope "
                     "ledger: give the ledger a database of its own"
                 )
                 raise LedgerError(message)
-            schema.metadata.create_all(connection, checkfirst=False)
-            connection.execute(schema.schema_version.insert().values(version=schema.VERSION))
+            metadata.create_all(connection, checkfirst=False)
+            connection.execute(schema_version.insert().values(version=VERSION))
             return
-        version = connection.execute(select(func.max(schema.schema_version.c.version))).scalar_one()
-        if version != schema.VERSION:
+        version = connection.execute(select(func.max(schema_version.c.version))).scalar_one()
+        if version != VERSION:
             message = (
                 f"the ledger {self.name} has schema version {version}, this program works with "
-                f"version {schema.VERSION}: run the Railscope that wrote it, or give it another database"
+                f"version {VERSION}: run the Railscope that wrote it, or give it another database"
             )
             raise LedgerError(message)
 

@@ -4,7 +4,7 @@ A row is of one day, so each of its integers is within 64 bits: a whole GPU-day 
 cap-unit-nanoseconds. Sums over many days are not, and are made outside the database.
 
 Other parts keep tables in the same database: they declare them on `metadata` in modules of their
-own, which `collector.ledger.parts` names, and make them `append_only`.
+own, which `collector.ledger.tables` names, and make them append-only.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _run(target: Table | MetaData, when: str, statement: str, dialect: str) -> N
     event.listen(target, when, ddl(statement).execute_if(dialect=dialect))
 
 
-def append_only(table: Table) -> None:
+def make_append_only(table: Table) -> None:
     """No row of the table is changed or taken away, whoever asks."""
     for change in ("UPDATE", "DELETE"):
         trigger = f"CREATE TRIGGER {table.name}_no_{change.lower()} BEFORE {change} ON {table.name}"
@@ -160,6 +160,6 @@ def append_only(table: Table) -> None:
 
 _run(metadata, "before_create", _REFUSE, "postgresql")
 for _table in (schema_version, revisions, entries, shares, claims):
-    append_only(_table)
+    make_append_only(_table)
 for _dialect in ("sqlite", "postgresql"):
     _run(metadata, "after_create", _LEDGER, _dialect)
