@@ -19,7 +19,7 @@ from collector.billing.demo_months import (
     PRICES,
     SimulatedEvidence,
 )
-from collector.billing.focus import Account, Seller
+from collector.billing.focus import Account, Region, Seller
 from collector.billing.instants import DAY_NS
 from collector.billing.reconcile import Check, reconcile
 from collector.ledger.metered import Computed, MeteredGpu
@@ -27,8 +27,14 @@ from collector.ledger.store import Ledger
 
 ENGINE = "demo"
 SELLER = Seller(
-    "Example Cluster", "Example Cluster", {"language": Account("research"), "vision": Account("product")}
-)  # fmt: skip
+    provider="Example Cluster",
+    invoice_issuer="Example Cluster",
+    accounts={
+        "language": Account("research", "Research", tags={"CostCenter": "4711"}),
+        "vision": Account("product", "Product", tags={"CostCenter": "0815"}),
+    },
+    region=Region("hall-1", "Machine hall 1"),
+)
 CREDIT = credit("vision", Fraction(50), MONTH, "three hours without an agent")
 
 
