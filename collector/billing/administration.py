@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from hashlib import sha256
 
@@ -18,6 +19,8 @@ from collector.billing.price_file import parse
 from collector.billing.prices import PriceBook, PriceBookError, check_appended
 from collector.billing.store import Adjusted, Published, add
 from collector.metering.units import FOREVER_NS
+
+_AMOUNT = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 
 
 def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool]:
@@ -63,10 +66,10 @@ def _check_open(books: Books, connection: Connection, book: PriceBook, *, first:
         raise PriceBookError(message)
 
 
-def record(books: Books, charge: Charge, by: By) -> bool:
+def record(books: Books, charge: Charge, by: By) -> tuple[bool, str]:
     """Record a credit or an adjustment, for the next closing; false if it is there already.
 
-    Raises ClosingError without a price book, as it says the currency.
+    Also gives the currency. Raises ClosingError without a price book, as it says the currency.
     """
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
@@ -76,7 +79,7 @@ def record(books: Books, charge: Charge, by: By) -> bool:
             raise ClosingError(message)
         one = Adjusted(charge, newest.book.currency, by.now_ns, by.actor.id)
         if any(other.charge == charge for other in books.store.adjusted_in(connection)):
-            return False
+            return False, one.currency
         row = {
             "charge_id": charge.charge_id,
             "tenant_id": charge.tenant,
@@ -91,7 +94,7 @@ def record(books: Books, charge: Charge, by: By) -> bool:
         }
         add(connection, tables.adjustments, [row])
         records.adjusted(connection, one, by.actor)
-    return True
+    return True, one.currency
 
 
 def void(books: Books, invoice_id: str, reason: str, by: By) -> Invoice:
@@ -173,14 +176,9 @@ def _unknown(invoice_id: str) -> str:
     return f"there is no invoice {invoice_id}; `railscope bill statement` shows their names"
 
 
-def adjustment_amount(text: str) -> Fraction:
-    """An amount as a person writes it: `12.50`. Raises ValueError."""
-    try:
-        whole = Fraction(text)
-    except (ValueError, ZeroDivisionError) as error:
-        message = f"{text!r} is no amount: write 12.50"
-        raise ValueError(message) from error
-    if "/" in text or "e" in text.lower():
+def read_amount(text: str) -> Fraction:
+    """An amount as a person writes it: `12.50`, `-3`. Raises ValueError."""
+    if not _AMOUNT.fullmatch(text):
         message = f"{text!r} is no amount: write 12.50"
         raise ValueError(message)
-    return whole
+    return Fraction(text)

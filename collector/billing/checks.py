@@ -47,6 +47,7 @@ def worst(
     parts = 0
     for where, found, expected in pairs:
         parts += 1
-        if abs(found - expected) > abs(most.difference):
-            most = Check(rule, what, Fraction(found), Fraction(expected), where=where)
+        check = Check(rule, what, Fraction(found), Fraction(expected), where=where)
+        if abs(check.difference) > abs(most.difference):
+            most = check
     return Check(rule, what, most.found, most.expected, parts, most.where)

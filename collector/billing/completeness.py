@@ -119,8 +119,20 @@ def _present(missing: Iterable[GpuDay], period: Period, evidence: EvidenceStore)
 
 
 def spelled_days(days: Iterable[GpuDay]) -> str:
-    """Some GPU-days by name, and how many more there are."""
-    found = list(days)
-    shown = ", ".join(f"{key.gpu} on {spelled(key.day * DAY_NS)[:10]}" for key in found[:_SHOWN])
-    more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
-    return f"{len(found):,} GPU-days ({shown}{more})"
+    """Some GPU-days by name, days in a row as one, and how many more there are."""
+    found = sorted(set(days))
+    rows: list[tuple[str, int, int]] = []
+    for key in found:
+        if rows and rows[-1][0] == key.gpu and rows[-1][2] == key.day - 1:
+            rows[-1] = (key.gpu, rows[-1][1], key.day)
+        else:
+            rows.append((key.gpu, key.day, key.day))
+    shown = ", ".join(f"{gpu} {_named(first, last)}" for gpu, first, last in rows[:_SHOWN])
+    rest = sum(last - first + 1 for _, first, last in rows[_SHOWN:])
+    more = f" and {rest:,} more" if rest else ""
+    return f"{len(found):,} GPU-{'day' if len(found) == 1 else 'days'} ({shown}{more})"
+
+
+def _named(first: int, last: int) -> str:
+    start, end = (spelled(day * DAY_NS)[:10] for day in (first, last))
+    return f"on {start}" if first == last else f"from {start} to {end}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from collector.billing import administration, demo_months, records
+from collector.billing.checks import Check
 from collector.billing.closing import Books, By, Closed
 from collector.billing.corrections import credit
 from collector.billing.demo_months import (
@@ -21,7 +22,7 @@ from collector.billing.demo_months import (
 )
 from collector.billing.focus import Account, Region, Seller
 from collector.billing.instants import DAY_NS
-from collector.billing.reconcile import Check, reconcile
+from collector.billing.reconcile import reconcile
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 

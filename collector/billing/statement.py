@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -11,7 +11,8 @@ from collector.billing.charges import NANO, Charge, Kind, Unit
 from collector.billing.instants import DAY_NS, spelled
 from collector.billing.invoice import Invoice, Status
 from collector.billing.periods import name_of
-from collector.billing.rounding import exponent_of, to_minor
+from collector.billing.rounding import exponent_of, spread, to_minor
+from collector.billing.store import AuditPlace
 from collector.billing.undecided import Undecided
 from collector.ledger.rows import GpuDay
 from collector.metering.tiling import State
@@ -22,7 +23,7 @@ _UNSEEN = "part of the time was not observed: it is billed by the scheduler's wo
 
 
 class Drawn(NamedTuple):
-    """Lines that are drawn together, as texts; amounts add up to the total as shown."""
+    """Lines that are drawn together, as texts."""
 
     what: str
     of: str
@@ -57,15 +58,8 @@ class _Matter(NamedTuple):
     unit: str
     price: str
     state: str
+    profile: str
     note: str
-
-
-@dataclass(frozen=True, slots=True)
-class AuditPlace:
-    """Which record of the audit log has an invoice, and the size of a checkpoint that covers it."""
-
-    leaf: int
-    checkpoint_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,28 +132,39 @@ class Statement:
 
     @property
     def summary(self) -> list[Drawn]:
-        """Lines of one kind and price as one, in a fixed order."""
-        places = exponent_of(self.invoice.currency)
-        drawn: dict[_Matter, list[tuple[Charge, int]]] = {}
+        """Lines of one kind and price as one, in a fixed order; rounded as what they are here.
+
+        The amounts add up to the total, and each is within one minor unit of what is exact.
+        """
+        drawn: dict[_Matter, list[Charge]] = {}
         for line in self.invoice.lines:
-            drawn.setdefault(_matter(line.charge), []).append((line.charge, line.minor))
-        return [_drawn(drawn[matter], places) for matter in sorted(drawn)]
+            drawn.setdefault(_matter(line.charge), []).append(line.charge)
+        amounts = self._amounts({"\0".join(matter): own for matter, own in drawn.items()})
+        return [_drawn(drawn[matter], amounts["\0".join(matter)]) for matter in sorted(drawn)]
 
     @property
     def claims(self) -> list[OfClaim]:
         """What each claim comes to, corrections left out; the dearest first."""
-        places = exponent_of(self.invoice.currency)
-        own: dict[str, list[tuple[Charge, int]]] = {}
+        own: dict[str, list[Charge]] = {}
         for line in self.invoice.lines:
-            if line.charge.claim and not line.charge.corrects:
-                own.setdefault(line.charge.claim, []).append((line.charge, line.minor))
-        ordered = sorted(own, key=lambda claim: (-sum(minor for _, minor in own[claim]), claim))
-        return [_of_claim(claim, own[claim], places) for claim in ordered]
+            named = line.charge.claim and not line.charge.corrects
+            own.setdefault(line.charge.claim if named else "", []).append(line.charge)
+        amounts = self._amounts(own)
+        ordered = sorted(own.keys() - {""}, key=lambda claim: (-_exact(own[claim]), claim))
+        return [_of_claim(claim, own[claim], amounts[claim]) for claim in ordered]
+
+    def _amounts(self, parts: Mapping[str, Sequence[Charge]]) -> dict[str, str]:
+        """The rounded total, spread over parts of the invoice."""
+        places = exponent_of(self.invoice.currency)
+        minor = spread({name: _exact(own) for name, own in parts.items()}, places)
+        return {name: decimal(Fraction(own, 10**places), places) for name, own in minor.items()}
 
     @property
     def total(self) -> str:
-        """What is to be paid."""
-        return decimal(self.invoice.payable, exponent_of(self.invoice.currency))
+        """What is to be paid, or given back."""
+        payable = self.invoice.payable
+        shown = abs(payable) if self.invoice.status is Status.ISSUED else payable
+        return decimal(shown, exponent_of(self.invoice.currency))
 
     @property
     def due(self) -> str:
@@ -213,12 +218,16 @@ def _matter(charge: Charge) -> _Matter:
         charge.unit.label if charge.unit else "",
         f"{charge.price_nano:020d}",
         charge.state,
-        charge.note or charge.mig_profile,
+        charge.mig_profile,
+        charge.note,
     )
 
 
-def _drawn(lines: Sequence[tuple[Charge, int]], places: int) -> Drawn:
-    charges = [charge for charge, _ in lines]
+def _exact(charges: Iterable[Charge]) -> Fraction:
+    return sum((charge.amount for charge in charges), Fraction(0))
+
+
+def _drawn(charges: Sequence[Charge], amount: str) -> Drawn:
     one, unit = charges[0], charges[0].unit
     quantity = sum((charge.quantity for charge in charges), Fraction(0))
     return Drawn(
@@ -231,12 +240,11 @@ def _drawn(lines: Sequence[tuple[Charge, int]], places: int) -> Drawn:
         quantity=decimal(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
         unit=unit.label if unit else "",
         price=unit_price(one.price_nano) if unit else "",
-        amount=decimal(Fraction(sum(minor for _, minor in lines), 10**places), places),
+        amount=amount,
     )
 
 
-def _of_claim(claim: str, lines: Sequence[tuple[Charge, int]], places: int) -> OfClaim:
-    charges = [charge for charge, _ in lines]
+def _of_claim(claim: str, charges: Sequence[Charge], amount: str) -> OfClaim:
     hours = _hours(charges, Unit.GPU_HOURS) + _hours(charges, Unit.INSTANCE_HOURS)
     energy = _hours(charges, Unit.KILOWATT_HOURS)
     return OfClaim(
@@ -246,7 +254,7 @@ def _of_claim(claim: str, lines: Sequence[tuple[Charge, int]], places: int) -> O
         spelled(max(charge.service_t1_ns for charge in charges)),
         decimal(hours, _PERCENT_PLACES),
         decimal(energy, _PERCENT_PLACES) if energy else "",
-        decimal(Fraction(sum(minor for _, minor in lines), 10**places), places),
+        amount,
     )
 
 

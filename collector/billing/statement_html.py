@@ -50,9 +50,7 @@ def page(statement: Statement) -> str:
         f'<tfoot><tr><th scope="row" colspan="{len(_SUMMARY) - 1}">{escape(statement.due)}</th>'
         f'<td class="number">{statement.total} {escape(invoice.currency)}</td></tr></tfoot>'
     )
-    caption = (
-        "Lines of one kind and price drawn together; amounts as rounded, in " + invoice.currency
-    )
+    caption = "Lines of one kind and price drawn together; amounts in " + invoice.currency
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

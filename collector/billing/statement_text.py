@@ -15,14 +15,14 @@ _MOST_CLAIMS = 25
 
 def text(statement: Statement) -> str:
     """The whole of it; of many claims the dearest only."""
-    invoice = statement.invoice
+    invoice, summary = statement.invoice, statement.summary
     width = max(len(name) for name, _ in statement.facts)
     lines = [
         statement.title,
         *(f"  {name.ljust(width)}  {fact}" for name, fact in statement.facts),
         *(f"  ! {mark}" for mark in statement.marks),
         "",
-        *table([_SUMMARY, *statement.summary], _SUMMARY_RIGHT),
+        *(table([_SUMMARY, *summary], _SUMMARY_RIGHT) if summary else ["No charges."]),
         "",
         f"{statement.due}: {statement.total} {invoice.currency}",
     ]

@@ -42,6 +42,13 @@ class Mark(NamedTuple):
     voids: int
 
 
+class AuditPlace(NamedTuple):
+    """Which record of the audit log has an invoice, and the size of a checkpoint that covers it."""
+
+    leaf: int
+    checkpoint_size: int | None
+
+
 class Published(NamedTuple):
     """A price book as it was published."""
 
@@ -171,6 +178,22 @@ class BillingStore:
         query = _invoices().where(tables.invoices.c.invoice_id == invoice_id)
         found = next(self._read(connection, query), None)
         return None if found is None else (found, connection.execute(query).one().closing)
+
+    def audit_place(self, invoice_id: str) -> AuditPlace | None:
+        """Where the audit log has an invoice; None while it has not."""
+        table = placed_rows
+        query = select(table.c.leaf, table.c.checkpoint_size).where(
+            table.c.id == ISSUE + invoice_id
+        )
+        with self.database.transaction() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else AuditPlace(row.leaf, row.checkpoint_size)
+
+    def void_reason(self, invoice_id: str) -> str:
+        """Why an invoice is void; empty if it is not."""
+        query = select(tables.voids.c.reason).where(tables.voids.c.invoice_id == invoice_id)
+        with self.database.transaction() as connection:
+            return connection.execute(query).scalar_one_or_none() or ""
 
     def _read(self, connection: Connection, query: Select[Any]) -> Iterator[Invoice]:
         rows = connection.execute(query).all()

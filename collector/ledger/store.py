@@ -74,9 +74,9 @@ class Ledger:
         self.database = database
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """The ledger in the database of a URL; made there if the database is empty."""
-        return cls(Database(url))
+    def open(cls, url: str, *, make: bool = True) -> Self:
+        """The ledger in the database of a URL; made there if the database is empty, or refused."""
+        return cls(Database(url, make=make))
 
     def close(self) -> None:
         """Close all connections."""
