@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from collector.billing import books_export, seller_file
+from collector.billing import seller_file
+from collector.billing.books_export import record, with_origins
+from collector.billing.closing import Books
 from collector.billing.export import ExportError, Form, Invoices, Listed, Order, export
 from collector.billing.export_manifest import Manifest
 from collector.billing.focus_columns import VERSION
@@ -102,11 +104,18 @@ def _export(place: Place, folder: Path, asked: _Asked) -> None:
         )
         write_export(
             found,
-            books_export.with_origins(order, books),
+            _with_origins(order, books),
             folder,
             replace=asked.force,
-            record=lambda manifest: books_export.record(books, manifest, by),
+            recorder=lambda manifest: record(books, manifest, by),
         )
+
+
+def _with_origins(order: Order, books: Books) -> Order:
+    try:
+        return with_origins(order, books)
+    except ExportError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _checkpoint(log: Path | None) -> str | None:
@@ -125,11 +134,11 @@ def write_export(
     folder: Path,
     *,
     replace: bool,
-    record: Callable[[Manifest], None] = lambda _: None,
+    recorder: Callable[[Manifest], None] = lambda _: None,
 ) -> None:
     """Write an export and print what is in it. Raises ClickException for what goes wrong."""
     try:
-        manifest = export(invoices, order, folder, replace=replace, record=record)
+        manifest = export(invoices, order, folder, replace=replace, record=recorder)
     except NoParquetError as error:
         message = f"{error}, or leave it out: --format csv"
         raise click.ClickException(message) from error
@@ -145,7 +154,8 @@ def write_export(
 def summary(manifest: Manifest) -> list[str]:
     """What an export holds: a line for every invoice, every currency and every file."""
     width = max((len(one.tenant) for one in manifest.invoices), default=0)
-    lines = [
+    lines = [] if manifest.invoices else ["no invoice was issued"]
+    lines += [
         f"{one.invoice}  {one.tenant.ljust(width)}  {one.rows:>9,} rows  {one.billed:>18} {one.currency}"
         for one in manifest.invoices
     ]
@@ -154,4 +164,4 @@ def summary(manifest: Manifest) -> list[str]:
         f"written {file.name}: {file.rows:,} rows, {file.bytes:,} bytes, SHA-256 {file.sha256}"
         for file in manifest.files
     ]
-    return lines or ["no invoice was issued"]
+    return lines
