@@ -55,8 +55,20 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         described(
             "The log's name in a new key and all checkpoints; no spaces, no plus signs.",
             pattern=r"^[^\s+]+$",
+            max_length=200,
         ),
     ] = "railscope.audit"
+
+
+class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Bills."""
+
+    seller_file: Annotated[
+        str,
+        described(
+            "Who bills and which account pays for each tenant (TOML). Empty: each tenant pays."
+        ),
+    ] = ""
 
 
 class Influx(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,5 +127,6 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     frame_log: FrameLogSettings = FrameLogSettings()
     audit: Audit = Audit()
+    billing: BillingSettings = BillingSettings()
     influx: Influx = Influx()
     tls: Tls = Tls()
