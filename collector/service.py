@@ -18,6 +18,7 @@ from aiohttp.web import Application
 from collector import web
 from collector.access.audit_api import AuditApi
 from collector.access.billing_api import Billing, BillingApi
+from collector.access.books import LedgerBilling
 from collector.access.enrolment import Told
 from collector.access.entries import Entries
 from collector.access.gate import Gate, application
@@ -28,6 +29,7 @@ from collector.api import Api
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
 from collector.audit.trail import Trail
+from collector.billing.opening import LEDGER_FILE
 from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core
@@ -59,7 +61,7 @@ class Collector:
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     billing: Billing | None = None
-    """Statements and exports; None where there is no ledger."""
+    """Statements and exports; unless one is given, those of the ledger in the state directory."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
@@ -83,6 +85,10 @@ class Collector:
             self.core, lambda: self.claims.claims, self.settings.stale_seconds,
             self.settings.views_seconds,
             claims_known=lambda: self.claims.known,
+        )  # fmt: skip
+        self.books = LedgerBilling(
+            f"sqlite:///{self.folder / LEDGER_FILE}", self.settings.billing.seller_file,
+            self.trail.log.folder / "checkpoint",
         )  # fmt: skip
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
@@ -108,6 +114,7 @@ class Collector:
             watchdog.cancel()
             self.log.close()
             self.trail.log.close()
+            self.books.close()
             os.close(lock)
 
     def application(self) -> Application:
@@ -123,7 +130,7 @@ class Collector:
             "frames": ingest.handle,
             **api.handlers(),
             **AuditApi(self.entries).handlers(),
-            **BillingApi(self.billing, self.access.exported).handlers(),
+            **BillingApi(self.billing or self.books, self.access.exported).handlers(),
         }
         return application(gate, handlers, self.settings.limits.body_bytes)
 
