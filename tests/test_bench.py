@@ -90,3 +90,15 @@ def test_metering_bench_finishes_and_prints_its_ratios():
         "CPU of a loop over samples, held time only / metering",
     ):
         assert line in printed
+
+
+@pytest.mark.timeout(110)
+def test_export_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.export")
+    for line in (
+        "CPU of 100,000 rows in both forms",
+        "memory that grew meanwhile",
+        "CPU, CSV / reading and writing its text again",
+        "CPU, Parquet / CSV",
+    ):
+        assert line in printed
