@@ -7,7 +7,7 @@ import fcntl
 import gc
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +19,18 @@ from collector import tokens, web
 from collector.api import INGEST_PATH, Api
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
+from collector.audit.observed import Observed
+from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import Salts
 from collector.audit.trail import Trail
 from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
-from collector.core import Checkpoint, Core
+from collector.core import Checkpoint, Core, SeenEvent, events_of
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
 from collector.metrics import Own
 from collector.schemas import Schemas
-from collector.segments import read_segment, segment_path, segments, write_durably
+from collector.segments import LogStats, read_segment, segment_path, segments, write_durably
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from railscope import __version__, listen
@@ -39,6 +42,7 @@ from railscope.wire import WireError, unpack
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
+OBSERVED = "observed"
 MOST_REPLAYED_BYTES = 1 << 30
 """What was accepted once is read again, even if the limits have become narrower since."""
 _DAY_NS = 86_400_000_000_000
@@ -64,6 +68,12 @@ class Collector:
             on_rotate=self._checkpoint,
         )  # fmt: skip
         self.trail = self._trail()
+        self.observed = Observed(
+            self.trail.log, Salts(self.folder / PERSONAL), self.folder / OBSERVED, self._events
+        )
+        self.core.listeners.append(self.observed.listen)
+        self.core.on_envelope.append(self.observed.hear)
+        self._first_segment = 0
         claims_file = Path(self.settings.claims_file) if self.settings.claims_file else None
         self.claims = ClaimsFile(claims_file)
         self.refresher = Refresher(
@@ -121,6 +131,7 @@ class Collector:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.log.run())
                 group.create_task(self.trail.run())
+                group.create_task(self.observed.run())
                 group.create_task(self.claims.watch())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
@@ -147,14 +158,15 @@ class Collector:
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
         self.trail.open()
+        self.observed.open()
         self.claims.refresh()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
-        first = self._read_checkpoint()
+        self._first_segment = self._read_checkpoint()
         self.log.open()
         for number in segments(self.folder / "frames"):
-            if number >= first:
+            if number >= self._first_segment:
                 self._replay(segment_path(self.folder / "frames", number))
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
@@ -165,6 +177,14 @@ class Collector:
                 self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
             except WireError as error:
                 log.error("record_unreadable", segment=path.name, problem=str(error))
+
+    def _events(self) -> Iterator[SeenEvent]:
+        """The events of what a restart would replay."""
+        folder = self.folder / "frames"
+        for number in segments(folder):
+            if number >= self._first_segment:
+                for _, record in read_segment(segment_path(folder, number), LogStats()):
+                    yield from events_of(record, unpack(record.body, MOST_REPLAYED_BYTES))
 
     def _read_checkpoint(self) -> int:
         path = self.folder / CHECKPOINT
@@ -184,9 +204,15 @@ class Collector:
         newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
         self.core.received.forget_before(horizon)
+        observed = self.observed.snapshot(horizon)
+        if observed is None:
+            log.warning("checkpoint_waits", advice="events are to be recorded from these segments")
+            return
         content = msgspec.msgpack.encode(self.core.checkpoint(first_segment))
         try:
+            await asyncio.to_thread(write_durably, self.folder / OBSERVED, observed)
             await asyncio.to_thread(write_durably, self.folder / CHECKPOINT, content)
+            self._first_segment = first_segment
             await asyncio.to_thread(self.log.delete_before, first_segment)
         except OSError as error:
             log.error("checkpoint_failed", file=str(self.folder / CHECKPOINT), problem=str(error),
