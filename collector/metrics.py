@@ -26,6 +26,12 @@ class SinkCounts(Protocol):
     dropped: int
 
 
+class Validity(Protocol):
+    """What is read from a file that may be wrong."""
+
+    valid: bool
+
+
 @dataclass(slots=True)
 class Own:
     """Where the collector's own numbers come from."""
@@ -35,6 +41,7 @@ class Own:
     claims: ClaimsFile
     sink: SinkCounts
     trail: Trail
+    tokens: Validity
 
     def cells(self, views: Views) -> list[Cell]:
         """The collector's own state and the GPU-time account, in base units."""
@@ -52,6 +59,7 @@ class Own:
             (c.VIEWS_TIME, views.duration_ns / NS),
             (c.CLAIMS, self.claims.claims.in_force(views.instant_ns)),
             (c.CLAIMS_VALID, int(self.claims.valid)),
+            (c.TOKENS_VALID, int(self.tokens.valid)),
             (c.AUDIT_RECORDS, self.trail.log.size),
             (c.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (c.AUDIT_LOST, self.trail.lost),

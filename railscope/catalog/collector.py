@@ -198,6 +198,13 @@ CLAIMS_VALID = Metric(
     help="Whether the claims file could be read the last time it changed (1) or not (0).",
     origin="claims file",
 )
+TOKENS_VALID = Metric(
+    "railscope_collector_tokens_file_valid",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Whether the tokens file could be read the last time it changed (1) or the one before is in force (0).",
+    origin="tokens file",
+)
 SINK_DROPPED = Metric(
     "railscope_collector_influx_dropped_lines_total",
     Kind.COUNTER,
