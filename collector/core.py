@@ -190,12 +190,7 @@ class Core:
             if applied:
                 self.gpus_of[envelope.node] = _by_lane(known.gpus)
             self._observe(envelope, batch, known, newest_ns)
-        for index, event in enumerate(batch.events):
-            sequence = batch.first_sequence + event.row
-            position = Position(
-                envelope.run, batch.stream, sequence, index, record.received_wall_ns
-            )
-            seen = SeenEvent(envelope.node, envelope.boot_id, event, position)
+        for seen in _events_of(record, envelope, batch):
             for listener in self.listeners:
                 listener(seen)
             self._see(seen)
@@ -257,6 +252,19 @@ class Core:
     def holders_of(self, node: str) -> dict[int, str]:
         """The GPU on each rail of a node."""
         return self.gpus_of.get(node, {})
+
+
+def events_of(record: Record, envelope: Envelope) -> Iterator[SeenEvent]:
+    """All events of an envelope, whatever has been received before."""
+    for batch in envelope.batches:
+        yield from _events_of(record, envelope, batch)
+
+
+def _events_of(record: Record, envelope: Envelope, batch: Batch) -> Iterator[SeenEvent]:
+    for index, event in enumerate(batch.events):
+        sequence, received_ns = batch.first_sequence + event.row, record.received_wall_ns
+        position = Position(envelope.run, batch.stream, sequence, index, received_ns)
+        yield SeenEvent(envelope.node, envelope.boot_id, event, position)
 
 
 def _by_lane(gpus: Sequence[Gpu]) -> dict[int, str]:

@@ -7,7 +7,7 @@ import fcntl
 import gc
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,18 +26,21 @@ from collector.access.routes import Route
 from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
 from collector.api import Api
-from collector.audit.keys import load_or_make
+from collector.audit.keys import keep, load_or_generate
 from collector.audit.log import AuditLog
+from collector.audit.observed import Observed
+from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import Salts
 from collector.audit.trail import Trail
 from collector.billing.opening import LEDGER_FILE
 from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
-from collector.core import Checkpoint, Core
+from collector.core import Checkpoint, Core, SeenEvent, events_of
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
 from collector.metrics import Own
 from collector.schemas import Schemas
-from collector.segments import read_segment, segment_path, segments, write_durably
+from collector.segments import LogStats, read_segment, segment_path, segments, write_durably
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from railscope import __version__, listen
@@ -49,6 +52,7 @@ from railscope.wire import WireError, unpack
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
+OBSERVED = "observed"
 MOST_REPLAYED_BYTES = 1 << 30
 """What was accepted once is read again, even if the limits have become narrower since."""
 _DAY_NS = 86_400_000_000_000
@@ -76,6 +80,12 @@ class Collector:
             on_rotate=self._checkpoint,
         )  # fmt: skip
         self.trail = self._trail()
+        self.observed = Observed(
+            self.trail.log, Salts(self.folder / PERSONAL), self.folder / OBSERVED, self._events
+        )
+        self.core.listeners.append(self.observed.listen)
+        self.core.on_envelope.append(self.observed.hear)
+        self._first_segment = 0
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
@@ -96,9 +106,13 @@ class Collector:
         )  # fmt: skip
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
+    @property
+    def _key_file(self) -> Path:
+        return Path(self.settings.audit.key_file or self.folder / "audit.key")
+
     def _trail(self) -> Trail:
         audit = self.settings.audit
-        key = load_or_make(Path(audit.key_file or self.folder / "audit.key"), audit.origin)
+        key = load_or_generate(self._key_file, audit.origin)
         source = Source("collector", audit.origin, secrets.token_hex(8), 0)
         return Trail(AuditLog(self.folder / "audit", key, source), __version__)
 
@@ -156,6 +170,7 @@ class Collector:
                 group.create_task(self.tokens.watch())
                 group.create_task(self.entries.run())
                 group.create_task(self.log.run())
+                group.create_task(self.observed.run())
                 group.create_task(self.claims.watch())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
@@ -181,16 +196,18 @@ class Collector:
 
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
+        keep(self._key_file, self.trail.log.signer)
         self.trail.open()
+        self.observed.open()
         self.access.open()
         self.claims.refresh()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
-        first = self._read_checkpoint()
+        self._first_segment = self._read_checkpoint()
         self.log.open()
         for number in segments(self.folder / "frames"):
-            if number >= first:
+            if number >= self._first_segment:
                 self._replay(segment_path(self.folder / "frames", number))
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
@@ -201,6 +218,14 @@ class Collector:
                 self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
             except WireError as error:
                 log.error("record_unreadable", segment=path.name, problem=str(error))
+
+    def _events(self) -> Iterator[SeenEvent]:
+        """The events of what a restart would replay."""
+        folder = self.folder / "frames"
+        for number in segments(folder):
+            if number >= self._first_segment:
+                for _, record in read_segment(segment_path(folder, number), LogStats()):
+                    yield from events_of(record, unpack(record.body, MOST_REPLAYED_BYTES))
 
     def _read_checkpoint(self) -> int:
         path = self.folder / CHECKPOINT
@@ -220,9 +245,15 @@ class Collector:
         newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
         self.core.received.forget_before(horizon)
+        observed = self.observed.snapshot(horizon)
+        if observed is None:
+            log.warning("checkpoint_waits", advice="events are to be recorded from these segments")
+            return
         content = msgspec.msgpack.encode(self.core.checkpoint(first_segment))
         try:
+            await asyncio.to_thread(write_durably, self.folder / OBSERVED, observed)
             await asyncio.to_thread(write_durably, self.folder / CHECKPOINT, content)
+            self._first_segment = first_segment
             await asyncio.to_thread(self.log.delete_before, first_segment)
         except OSError as error:
             log.error("checkpoint_failed", file=str(self.folder / CHECKPOINT), problem=str(error),
