@@ -7,7 +7,7 @@ same arguments, so that a restart leaves the state as it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -102,6 +102,8 @@ class Core:
     _event_keys: dict[EventKey, None] = field(default_factory=dict)
     _conflicts: set[tuple[str, str]] = field(default_factory=set)
     counts: Counts = field(default_factory=Counts)
+    listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
+    """Each is called with every new event, when it comes and again when a restart reads it anew."""
 
     def fresh_frames(self, envelope: Envelope) -> int:
         """How many frames of an envelope have not been received before."""
@@ -182,6 +184,8 @@ class Core:
         if len(self._event_keys) > 2 * MOST_EVENTS:
             del self._event_keys[next(iter(self._event_keys))]
         self.events.append(seen)
+        for listener in self.listeners:
+            listener(seen)
 
     def _observe(self, envelope: Envelope, batch: Batch, known: Known, newest_ns: int) -> None:
         """Note when each GPU was seen. Within a batch only the boot clock counts."""

@@ -103,7 +103,7 @@ def _run(target: Table | MetaData, when: str, statement: str, dialect: str) -> N
     event.listen(target, when, ddl(statement).execute_if(dialect=dialect))
 
 
-def _make_append_only(table: Table) -> None:
+def make_append_only(table: Table) -> None:
     """No row of the table is changed or taken away, whoever asks."""
     for change in ("UPDATE", "DELETE"):
         trigger = f"CREATE TRIGGER {table.name}_no_{change.lower()} BEFORE {change} ON {table.name}"
@@ -116,6 +116,6 @@ def _make_append_only(table: Table) -> None:
 
 _run(metadata, "before_create", _REFUSE, "postgresql")
 for _table in (schema_version, revisions, entries):
-    _make_append_only(_table)
+    make_append_only(_table)
 for _dialect in ("sqlite", "postgresql"):
     _run(metadata, "after_create", _LEDGER, _dialect)
