@@ -16,15 +16,20 @@ import structlog
 from aiohttp.web import Application
 
 from collector import tokens, web
+from collector.account.live import LiveAccount
 from collector.api import INGEST_PATH, Api
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
 from collector.audit.trail import Trail
-from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core
+from collector.evidence.settle import Door, Settler
+from collector.evidence.store import EvidenceStore
+from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
+from collector.ledger.database import Database
+from collector.ledger.store import Ledger
 from collector.metrics import Own
 from collector.schemas import Schemas
 from collector.segments import read_segment, segment_path, segments, write_durably
@@ -64,17 +69,36 @@ class Collector:
             on_rotate=self._checkpoint,
         )  # fmt: skip
         self.trail = self._trail()
-        claims_file = Path(self.settings.claims_file) if self.settings.claims_file else None
-        self.claims = ClaimsFile(claims_file)
-        self.refresher = Refresher(
-            self.core, lambda: self.claims.claims, self.settings.stale_seconds,
-            self.settings.views_seconds,
-            claims_known=lambda: self.claims.known,
+        self.files = AdministratorsFiles.of(self.settings)
+        self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
+        self.settler = Settler(
+            self.core.evidence, self.live, self._open_ledger, self.files.texts,
+            self.settings.metering, self.folder / "evidence.seen",
         )  # fmt: skip
+        self.refresher = Refresher(
+            self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
+            known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
+        )  # fmt: skip
+        self.ledger_url = self._ledger_url()
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
+
+    def _ledger_url(self) -> str:
+        ledger = self.settings.ledger
+        if not ledger.url_file:
+            return ledger.url or f"sqlite:///{(self.folder / 'ledger.sqlite').absolute()}"
+        try:
+            return Path(ledger.url_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
+            raise SettingsError(message) from error
+
+    def _open_ledger(self) -> Door:
+        """The ledger and the evidence in its database. Blocking; raises LedgerError."""
+        database = Database(self.ledger_url)
+        return Door(Ledger(database), EvidenceStore(database))
 
     def _trail(self) -> Trail:
         audit = self.settings.audit
@@ -92,6 +116,7 @@ class Collector:
             await self._serve()
         finally:
             watchdog.cancel()
+            self.settler.close()
             self.log.close()
             self.trail.log.close()
             os.close(lock)
@@ -100,7 +125,7 @@ class Collector:
         ingest = Ingest(
             self.core, self.log, lambda: self.tokens, self.settings.limits, self.trail.deny
         )
-        own = Own(self.core, self.log, self.claims, self.sink, self.trail)
+        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail)
         api = Api(
             self.core, own, lambda: self.refresher.views, lambda: self.tokens,
             self.settings.open_reading, self.settings.stale_seconds, self.trail.deny,
@@ -121,7 +146,8 @@ class Collector:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.log.run())
                 group.create_task(self.trail.run())
-                group.create_task(self.claims.watch())
+                group.create_task(self.files.watch())
+                group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
         finally:
@@ -147,7 +173,7 @@ class Collector:
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
         self.trail.open()
-        self.claims.refresh()
+        self.files.refresh()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
