@@ -18,13 +18,14 @@ from aiohttp.web import Application
 from collector import web
 from collector.access.audit_api import AuditApi
 from collector.access.billing_api import Billing, BillingApi
-from collector.access.books import LedgerBilling
+from collector.access.books import LedgerBooks
 from collector.access.enrolment import Told
 from collector.access.entries import Entries
 from collector.access.gate import Gate, application
 from collector.access.routes import Route
 from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
+from collector.account.live import LiveAccount
 from collector.api import Api
 from collector.audit.keys import keep, load_or_generate
 from collector.audit.log import AuditLog
@@ -32,12 +33,15 @@ from collector.audit.observed import Observed
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import Salts
 from collector.audit.trail import Trail
-from collector.billing.opening import LEDGER_FILE
-from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core, SeenEvent, events_of
+from collector.evidence.settle import Door, Settler
+from collector.evidence.store import EvidenceStore
+from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
+from collector.ledger.database import Database
+from collector.ledger.store import Ledger
 from collector.metrics import Own
 from collector.schemas import Schemas
 from collector.segments import LogStats, read_segment, segment_path, segments, write_durably
@@ -64,8 +68,8 @@ class Collector:
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
-    billing: Billing | None = None
-    """Statements and exports; unless one is given, those of the ledger in the state directory."""
+    billing: Callable[[], Billing] | None = None
+    """Finds who makes statements and exports; unless one is given, the collector's own books."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
@@ -89,17 +93,18 @@ class Collector:
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
-        claims_file = Path(self.settings.claims_file) if self.settings.claims_file else None
-        self.claims = ClaimsFile(claims_file)
+        self.files = AdministratorsFiles.of(self.settings)
+        self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
+        self.settler = Settler(
+            self.core.evidence, self.live, self._open_ledger, self.files.texts,
+            self.settings.metering, self.folder / "evidence.seen",
+        )  # fmt: skip
         self.refresher = Refresher(
-            self.core, lambda: self.claims.claims, self.settings.stale_seconds,
-            self.settings.views_seconds,
-            claims_known=lambda: self.claims.known,
+            self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
+            known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
         )  # fmt: skip
-        self.books = LedgerBilling(
-            f"sqlite:///{self.folder / LEDGER_FILE}", self.settings.billing.seller_file,
-            self.trail.log.folder / "checkpoint",
-        )  # fmt: skip
+        self.ledger_url = self._ledger_url()
+        self.books = LedgerBooks(self.ledger_url, self.settings.billing.seller_file)
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
@@ -109,6 +114,21 @@ class Collector:
     @property
     def _key_file(self) -> Path:
         return Path(self.settings.audit.key_file or self.folder / "audit.key")
+
+    def _ledger_url(self) -> str:
+        ledger = self.settings.ledger
+        if not ledger.url_file:
+            return ledger.url or f"sqlite:///{(self.folder / 'ledger.sqlite').absolute()}"
+        try:
+            return Path(ledger.url_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
+            raise SettingsError(message) from error
+
+    def _open_ledger(self) -> Door:
+        """The ledger and the evidence in its database. Blocking; raises LedgerError."""
+        database = Database(self.ledger_url)
+        return Door(Ledger(database), EvidenceStore(database))
 
     def _trail(self) -> Trail:
         audit = self.settings.audit
@@ -126,6 +146,7 @@ class Collector:
             await self._serve()
         finally:
             watchdog.cancel()
+            self.settler.close()
             self.log.close()
             self.trail.log.close()
             self.books.close()
@@ -134,7 +155,7 @@ class Collector:
     def application(self) -> Application:
         """All that is served, behind the gate."""
         ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
-        own = Own(self.core, self.log, self.claims, self.sink, self.trail, self.tokens)
+        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens)
         api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
         gate = Gate(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,
@@ -144,7 +165,7 @@ class Collector:
             "frames": ingest.handle,
             **api.handlers(),
             **AuditApi(self.entries).handlers(),
-            **BillingApi(self.billing or self.books, self.access.exported).handlers(),
+            **BillingApi(self.billing or self.books.open, self.access.exported).handlers(),
         }
         return application(gate, handlers, self.settings.limits.body_bytes)
 
@@ -171,7 +192,8 @@ class Collector:
                 group.create_task(self.entries.run())
                 group.create_task(self.log.run())
                 group.create_task(self.observed.run())
-                group.create_task(self.claims.watch())
+                group.create_task(self.files.watch())
+                group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
         finally:
@@ -200,7 +222,7 @@ class Collector:
         self.trail.open()
         self.observed.open()
         self.access.open()
-        self.claims.refresh()
+        self.files.refresh()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")

@@ -7,13 +7,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
 from collector.access.credential import Credential, Role
 from collector.access.gate import Handlers, json_answer
 from collector.billing.periods import PeriodError, parse
+
+Made = TypeVar("Made")
 
 _MEDIA = {
     "json": "application/json",
@@ -65,9 +67,9 @@ class Exported:
 
 @dataclass(slots=True)
 class BillingApi:
-    """Statements and exports."""
+    """Statements and exports. `billing` finds who makes them; it blocks, and raises BillingError."""
 
-    billing: Billing
+    billing: Callable[[], Billing]
     exported: Callable[[Exported], None] = lambda _exported: None
 
     def handlers(self) -> Handlers:
@@ -75,7 +77,7 @@ class BillingApi:
         return {"statement": self._statement, "export": self._export}
 
     async def _statement(self, request: web.Request, _: Credential) -> web.Response:
-        billing, period = self.billing, _period(request)
+        billing, period = await _made(self.billing), _period(request)
         form = _form(request, billing.statement_forms)
         tenant = request.match_info["tenant"]
         content = await _made(lambda: billing.statement(tenant, period, form))
@@ -85,7 +87,7 @@ class BillingApi:
         return _document(content, form)
 
     async def _export(self, request: web.Request, who: Credential) -> web.Response:
-        billing, period = self.billing, _period(request)
+        billing, period = await _made(self.billing), _period(request)
         form = _form(request, billing.export_forms)
         tenant = who.tenant if who.role is Role.TENANT else request.query.get("tenant")
         content = await _made(lambda: billing.export(tenant, period, form))
@@ -98,7 +100,7 @@ class BillingApi:
         return _document(content, form, name)
 
 
-async def _made(making: Callable[[], bytes | None]) -> bytes | None:
+async def _made(making: Callable[[], Made]) -> Made:
     try:
         return await asyncio.to_thread(making)
     except BillingError as error:

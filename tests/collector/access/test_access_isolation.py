@@ -25,9 +25,11 @@ from test_ingest import settings_in
 from collector.access.credential import Credential, Role, is_name
 from collector.access.credentials import digest, quoted, section
 from collector.access.scope import own_cells
+from collector.account.tally import Account, Key
 from collector.audit.draft import Draft
 from collector.core import SeenEvent
-from collector.metering.account import Account, TenantTime
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
 from collector.views.refresh import Views
 from collector.views.table import Cell, View
@@ -77,7 +79,7 @@ class Cluster:
     _numbers: Iterator[int] = field(default_factory=lambda: count(FIRST))
 
     def __post_init__(self) -> None:
-        self.account = Account(NOON_NS, capacity_ns=0)
+        self.sums: dict[Key, int] = {}
         for tenant in self.tenants:
             self._uses(tenant)
         self.cells["cluster"] = [Cell(A_CLUSTER, (), self._fact("cluster"))]
@@ -101,7 +103,7 @@ class Cluster:
     def _uses(self, tenant: str) -> None:
         if self.draw(st.booleans()):
             held = self._fact("use", tenant)
-            self.account.tenants[tenant] = TenantTime(observed_ns=held * 10**9)
+            self.sums[Key(20_000, State.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
             cell = Cell(catalog.TENANT_GPU_TIME, (tenant, "observed"), held)
             self.cells["tenant"] += [cell, Cell(A_TENANT, (tenant,), self._fact("use", tenant))]
         for period in PERIODS:
@@ -140,7 +142,8 @@ class Cluster:
 
     def views(self) -> Views:
         made = {name: View(name, NOON_NS, tuple(cells)) for name, cells in self.cells.items()}
-        return Views(NOON_NS, **made, account=self.account)
+        account = Account(NOON_NS, 1, sum(self.sums.values()), self.sums)
+        return Views(NOON_NS, **made, account=account)
 
 
 tenant_names = (
