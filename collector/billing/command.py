@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from collector.billing import demo as simulated
-from collector.billing import focus, focus_csv
-from collector.billing.demo import SELLER
+from collector.billing.export import Form, Listed, Order
+from collector.billing.export_command import forms_option, write_export
 from collector.billing.instants import spelled
+from collector.billing.invoice import CLOSE_AFTER_NS
 from collector.billing.price_file import parse
 from collector.billing.prices import PriceBook, PriceBookError, check_appended
 from collector.billing.reconcile import Check
@@ -40,10 +41,11 @@ def prices(file: Path, before: Path | None) -> None:
 
 @click.command()
 @click.option(
-    "--focus", "focus_file", type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the closed month as FOCUS 1.2 (CSV) to this file.",
+    "--focus", "folder", type=click.Path(file_okay=False, path_type=Path),
+    help="Write the invoices as FOCUS 1.2 to this folder.",
 )  # fmt: skip
-def demo(focus_file: Path | None) -> None:
+@forms_option
+def demo(folder: Path | None, forms: tuple[Form, ...]) -> None:
     """A simulated month of two tenants with faults and silence: metered, closed and reconciled.
 
     Exit status 1 if anything differs from what it must be.
@@ -58,10 +60,10 @@ def demo(focus_file: Path | None) -> None:
     for line in _checks(found.checks):
         click.echo(line)
     click.echo(f"\nroot of the month  {found.root}")
-    if focus_file is not None:
-        rows = [row for invoice in found.invoices for row in focus.rows(invoice, SELLER)]
-        focus_file.write_text(focus_csv.write(rows), encoding="utf-8")
-        click.echo(f"written {focus_file}: {len(rows)} rows")
+    if folder is not None:
+        exported_ns = simulated.NEXT_MONTH.end_ns + CLOSE_AFTER_NS
+        order = Order(simulated.SELLER, exported_ns, forms)
+        write_export(Listed((*found.invoices, *found.later)), order, folder, replace=True)
     sys.exit(0 if found.balances else 1)
 
 

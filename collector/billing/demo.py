@@ -16,7 +16,7 @@ import numpy as np
 
 from collector.billing import invoice as invoices_of
 from collector.billing.corrections import corrections
-from collector.billing.focus import Account, Seller
+from collector.billing.focus import Account, Region, Seller
 from collector.billing.instants import HOUR_NS, SECOND_NS, Period, from_datetime
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice
 from collector.billing.metered import usages
@@ -53,8 +53,14 @@ MONTH = Period(_instant(9, 1), _instant(10, 1))
 NEXT_MONTH = Period(_instant(10, 1), _instant(11, 1))
 CLOSED_NS = MONTH.end_ns + CLOSE_AFTER_NS
 SELLER = Seller(
-    "Example Cluster", "Example Cluster", {"language": Account("research"), "vision": Account("product")}
-)  # fmt: skip
+    provider="Example Cluster",
+    invoice_issuer="Example Cluster",
+    accounts={
+        "language": Account("research", "Research", tags={"CostCenter": "4711"}),
+        "vision": Account("product", "Product", tags={"CostCenter": "0815"}),
+    },
+    region=Region("hall-1", "Machine hall 1"),
+)
 AGENT_AWAY = (
     Period(_instant(9, 10, 3), _instant(9, 10, 3, 40)),
     Period(_instant(9, 14, 12), _instant(9, 14, 15)),

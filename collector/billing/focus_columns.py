@@ -41,12 +41,13 @@ _TEXTS = frozenset({
 COLUMNS = tuple(
     sorted(NUMBERS | TIMES | _TEXTS, key=lambda name: (name.startswith("x_"), name))
 )  # fmt: skip
+_ALL = frozenset(COLUMNS)
 
 
 def complete(row: Row) -> Row:
     """The row as it is. Raises ValueError if its columns are not those of an export."""
-    if row.keys() != set(COLUMNS):
-        wrong = sorted(row.keys() ^ set(COLUMNS))
+    if row.keys() != _ALL:
+        wrong = sorted(row.keys() ^ _ALL)
         message = f"columns of an export that are missing or too many: {', '.join(wrong)}"
         raise ValueError(message)
     return row
