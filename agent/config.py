@@ -106,6 +106,10 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: Annotated[
         str, described("Certificates (PEM) to trust for https. Empty: those of the system.")
     ] = ""
+    certificate_file: Annotated[
+        str, described("Certificate (PEM) of this node for https, beside a token or without one.")
+    ] = ""
+    key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
     push_seconds: Annotated[float, described("Seconds of frames in one envelope.", ge=0.02)] = 5.0
     timeout_seconds: Annotated[float, described("Longest wait for an acknowledgement.", gt=0)] = (
         30.0

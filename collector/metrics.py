@@ -27,6 +27,12 @@ class SinkCounts(Protocol):
     dropped: int
 
 
+class Validity(Protocol):
+    """What is read from a file that may be wrong."""
+
+    valid: bool
+
+
 @dataclass(slots=True)
 class Own:
     """Where the collector's own numbers come from, and the GPU-time account of all."""
@@ -37,6 +43,7 @@ class Own:
     settler: Settler
     sink: SinkCounts
     trail: Trail
+    tokens: Validity
 
     @property
     def why_unknown(self) -> str:
@@ -67,6 +74,7 @@ class Own:
             (c.EVIDENCE_FAILURES, self.settler.counts.failures),
             (c.SETTLED_DAYS, self.settler.counts.days),
             (c.REVISED_DAYS, self.settler.counts.revisions),
+            (c.TOKENS_VALID, int(self.tokens.valid)),
             (c.AUDIT_RECORDS, self.trail.log.size),
             (c.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (c.AUDIT_LOST, self.trail.lost),

@@ -15,9 +15,17 @@ import msgspec
 import structlog
 from aiohttp.web import Application
 
-from collector import tokens, web
+from collector import web
+from collector.access.audit_api import AuditApi
+from collector.access.billing_api import Billing, BillingApi
+from collector.access.enrolment import Told
+from collector.access.entries import Entries
+from collector.access.gate import Gate, application
+from collector.access.routes import Route
+from collector.access.tokens_file import TokensFile
+from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
-from collector.api import INGEST_PATH, Api
+from collector.api import Api
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
 from collector.audit.trail import Trail
@@ -55,13 +63,15 @@ class Collector:
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
+    billing: Billing | None = None
+    """Statements and exports; None where there is no ledger."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
         self.folder = state_directory(
             self.settings.state_directory, CollectorSettings().state_directory
         )
-        self.tokens = tokens.load(Path(self.settings.tokens_file))
+        self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = Core(Schemas(self.folder / "schemas"))
         log_settings = self.settings.frame_log
         self.log = FrameLog(
@@ -69,6 +79,9 @@ class Collector:
             on_rotate=self._checkpoint,
         )  # fmt: skip
         self.trail = self._trail()
+        self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
+        self.tokens.on_change = self.access.enrolled
+        self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
         self.files = AdministratorsFiles.of(self.settings)
         self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
         self.settler = Settler(
@@ -81,8 +94,9 @@ class Collector:
         )  # fmt: skip
         self.ledger_url = self._ledger_url()
         self._tls = listen.server_tls(
-            self.settings.tls.certificate_file, self.settings.tls.key_file
-        )
+            self.settings.tls.certificate_file, self.settings.tls.key_file,
+            self.settings.tls.client_ca_file,
+        )  # fmt: skip
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
     def _ledger_url(self) -> str:
@@ -121,21 +135,31 @@ class Collector:
             self.trail.log.close()
             os.close(lock)
 
-    async def _serve(self) -> None:
-        ingest = Ingest(
-            self.core, self.log, lambda: self.tokens, self.settings.limits, self.trail.deny
-        )
-        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail)
-        api = Api(
-            self.core, own, lambda: self.refresher.views, lambda: self.tokens,
-            self.settings.open_reading, self.settings.stale_seconds, self.trail.deny,
+    def application(self) -> Application:
+        """All that is served, behind the gate."""
+        ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
+        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens)
+        api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
+        gate = Gate(
+            lambda: self.tokens.credentials, self.access, self.settings.open_reading,
+            refused=self._count_refusal,
         )  # fmt: skip
-        application = Application(
-            client_max_size=self.settings.limits.body_bytes, middlewares=[api.authorise]
-        )
-        application.router.add_post(INGEST_PATH, ingest.handle)
-        api.add_to(application)
-        runner = web.runner(application)
+        handlers = {
+            "frames": ingest.handle,
+            **api.handlers(),
+            **AuditApi(self.entries).handlers(),
+            **BillingApi(self.billing, self.access.exported).handlers(),
+        }
+        return application(gate, handlers, self.settings.limits.body_bytes)
+
+    def _count_refusal(self, route: Route | None, reason: str) -> None:
+        """A refused sender is counted where refused envelopes are."""
+        if route and route.name == "frames":
+            self.core.counts.reject(reason)
+
+    async def _serve(self) -> None:
+        runner = web.runner(self.application())
+        self.access.enrolled(self.tokens.credentials)
         await runner.setup()
         try:
             host, port = await web.start(runner, self.settings.listen, self._tls)
@@ -143,9 +167,13 @@ class Collector:
             log.info("collector_started", version=__version__, listen=f"{host}:{port}",
                      nodes=len(self.core.fleet.nodes))  # fmt: skip
             notify("READY=1")
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
+                # The outer one ends last: what the others leave is still recorded.
+                outer.create_task(self.trail.run())
+                group.create_task(self.access.run())
+                group.create_task(self.tokens.watch())
+                group.create_task(self.entries.run())
                 group.create_task(self.log.run())
-                group.create_task(self.trail.run())
                 group.create_task(self.files.watch())
                 group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
@@ -173,6 +201,7 @@ class Collector:
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
         self.trail.open()
+        self.access.open()
         self.files.refresh()
         damaged = self.core.schemas.open()
         if damaged:

@@ -159,9 +159,22 @@ def _token(link: CollectorLink) -> str:
 
 def _tls(link: CollectorLink) -> ssl.SSLContext | None:
     if not link.url.startswith("https://"):
+        if link.certificate_file:
+            message = f"collector.certificate_file needs an https:// URL, not {link.url!r}"
+            raise LinkError(message)
         return None
     try:
-        return ssl.create_default_context(cafile=link.ca_file or None)
+        context = ssl.create_default_context(cafile=link.ca_file or None)
     except OSError as error:
         message = f"collector.ca_file {link.ca_file} cannot be used: {error}"
         raise LinkError(message) from error
+    if link.certificate_file:
+        try:
+            context.load_cert_chain(link.certificate_file, link.key_file or None)
+        except OSError as error:
+            message = (
+                f"collector.certificate_file {link.certificate_file} or collector.key_file"
+                f" {link.key_file} cannot be used: {error}"
+            )
+            raise LinkError(message) from error
+    return context

@@ -343,6 +343,13 @@ REVISED_DAYS = Metric(
     help="Days of GPUs in the ledger whose GPU time late evidence has changed.",
     origin="collector",
 )
+TOKENS_VALID = Metric(
+    "railscope_collector_tokens_file_valid",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Whether the tokens file could be read the last time it changed (1) or the one before is in force (0).",
+    origin="tokens file",
+)
 SINK_DROPPED = Metric(
     "railscope_collector_influx_dropped_lines_total",
     Kind.COUNTER,
