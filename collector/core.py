@@ -7,7 +7,7 @@ same arguments, so that a restart leaves the state as it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -186,12 +186,7 @@ class Core:
             self.gpus_of[envelope.node] = _by_lane(known.gpus)
         self.evidence.accept(record, envelope, batch, known)
         self.evidence.hear(envelope.node, batch, record.received_wall_ns)
-        for index, event in enumerate(batch.events):
-            sequence = batch.first_sequence + event.row
-            position = Position(
-                envelope.run, batch.stream, sequence, index, record.received_wall_ns
-            )
-            seen = SeenEvent(envelope.node, envelope.boot_id, event, position)
+        for seen in _events_of(record, envelope, batch):
             for listener in self.listeners:
                 listener(seen)
             self._see(seen)
@@ -231,6 +226,19 @@ class Core:
     def holders_of(self, node: str) -> dict[int, str]:
         """The GPU on each rail of a node."""
         return self.gpus_of.get(node, {})
+
+
+def events_of(record: Record, envelope: Envelope) -> Iterator[SeenEvent]:
+    """All events of an envelope, whatever has been received before."""
+    for batch in envelope.batches:
+        yield from _events_of(record, envelope, batch)
+
+
+def _events_of(record: Record, envelope: Envelope, batch: Batch) -> Iterator[SeenEvent]:
+    for index, event in enumerate(batch.events):
+        sequence, received_ns = batch.first_sequence + event.row, record.received_wall_ns
+        position = Position(envelope.run, batch.stream, sequence, index, received_ns)
+        yield SeenEvent(envelope.node, envelope.boot_id, event, position)
 
 
 def _by_lane(gpus: Sequence[Gpu]) -> dict[int, str]:

@@ -7,7 +7,7 @@ import fcntl
 import gc
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,12 @@ from collector.account.live import LiveAccount
 from collector.api import Api
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
+from collector.audit.observed import Observed
+from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import Salts
 from collector.audit.trail import Trail
 from collector.config import CollectorSettings
-from collector.core import Checkpoint, Core
+from collector.core import Checkpoint, Core, SeenEvent, events_of
 from collector.evidence.settle import Door, Settler
 from collector.evidence.store import EvidenceStore
 from collector.files import AdministratorsFiles
@@ -40,7 +43,7 @@ from collector.ledger.database import Database
 from collector.ledger.store import Ledger
 from collector.metrics import Own
 from collector.schemas import Schemas
-from collector.segments import read_segment, segment_path, segments, write_durably
+from collector.segments import LogStats, read_segment, segment_path, segments, write_durably
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from railscope import __version__, listen
@@ -52,6 +55,7 @@ from railscope.wire import WireError, unpack
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
+OBSERVED = "observed"
 MOST_REPLAYED_BYTES = 1 << 30
 """What was accepted once is read again, even if the limits have become narrower since."""
 _DAY_NS = 86_400_000_000_000
@@ -82,6 +86,12 @@ class Collector:
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
+        self.observed = Observed(
+            self.trail.log, Salts(self.folder / PERSONAL), self.folder / OBSERVED, self._events
+        )
+        self.core.listeners.append(self.observed.listen)
+        self.core.on_envelope.append(self.observed.hear)
+        self._first_segment = 0
         self.files = AdministratorsFiles.of(self.settings)
         self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
         self.settler = Settler(
@@ -174,6 +184,7 @@ class Collector:
                 group.create_task(self.tokens.watch())
                 group.create_task(self.entries.run())
                 group.create_task(self.log.run())
+                group.create_task(self.observed.run())
                 group.create_task(self.files.watch())
                 group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
@@ -202,14 +213,15 @@ class Collector:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
         self.trail.open()
         self.access.open()
+        self.observed.open()
         self.files.refresh()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
-        first = self._read_checkpoint()
+        self._first_segment = self._read_checkpoint()
         self.log.open()
         for number in segments(self.folder / "frames"):
-            if number >= first:
+            if number >= self._first_segment:
                 self._replay(segment_path(self.folder / "frames", number))
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
@@ -220,6 +232,14 @@ class Collector:
                 self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
             except WireError as error:
                 log.error("record_unreadable", segment=path.name, problem=str(error))
+
+    def _events(self) -> Iterator[SeenEvent]:
+        """The events of what a restart would replay."""
+        folder = self.folder / "frames"
+        for number in segments(folder):
+            if number >= self._first_segment:
+                for _, record in read_segment(segment_path(folder, number), LogStats()):
+                    yield from events_of(record, unpack(record.body, MOST_REPLAYED_BYTES))
 
     def _read_checkpoint(self) -> int:
         path = self.folder / CHECKPOINT
@@ -239,9 +259,15 @@ class Collector:
         newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
         self.core.received.forget_before(horizon)
+        observed = self.observed.snapshot(horizon)
+        if observed is None:
+            log.warning("checkpoint_waits", advice="events are to be recorded from these segments")
+            return
         content = msgspec.msgpack.encode(self.core.checkpoint(first_segment))
         try:
+            await asyncio.to_thread(write_durably, self.folder / OBSERVED, observed)
             await asyncio.to_thread(write_durably, self.folder / CHECKPOINT, content)
+            self._first_segment = first_segment
             await asyncio.to_thread(self.log.delete_before, first_segment)
         except OSError as error:
             log.error("checkpoint_failed", file=str(self.folder / CHECKPOINT), problem=str(error),

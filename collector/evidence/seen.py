@@ -97,8 +97,8 @@ def sku_of(model: str) -> str:
 def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[Part, ...]], ...]:
     """How each GPU of the stream is cut.
 
-    The driver's list of devices does not say where in a GPU an instance lies: they are placed one
-    behind the other, by number. Instances that do not fit so are left out.
+    The driver's list of devices does not say where in a GPU an instance lies: places are given in the
+    order of their numbers. Instances that do not fit so are left out.
     """
     found: dict[str, dict[int, WireEntity]] = {}
     models: dict[str, str] = {}
@@ -116,22 +116,23 @@ def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[Part, ...]], ...]:
 
 
 def _placed(instances: list[WireEntity], model: str) -> tuple[Part, ...]:
-    compute = memory = 0
+    """Places as agents give them to claims: at the first multiple of their memory that is free."""
+    taken: list[range] = []
     parts: list[Part] = []
     for entity in instances:
         match = _PROFILE.search(entity.facts.get("profile", ""))
         if not match:
             continue
         slices = int(match[1])
-        wanted = _memory_of(slices, int(match[2]), model)
-        if compute + slices > _COMPUTE_SLICES or memory + wanted > _MEMORY_SLICES:
-            continue
-        held = compute_slices(compute, slices)
-        places = memory_slices(memory, wanted)
-        parts.append(Part((held.low, held.high), (places.low, places.high)))
-        compute += slices
-        memory += wanted
-    return tuple(parts)
+        size = _memory_of(slices, int(match[2]), model)
+        last = min(_MEMORY_SLICES - size, _COMPUTE_SLICES - slices)
+        for start in range(0, last + 1, size):
+            if all(start + size <= other.start or other.stop <= start for other in taken):
+                taken.append(range(start, start + max(size, slices)))
+                compute, memory = compute_slices(start, slices), memory_slices(start, size)
+                parts.append(Part((compute.low, compute.high), (memory.low, memory.high)))
+                break
+    return tuple(sorted(parts))
 
 
 def _memory_of(slices: int, gigabytes: int, model: str) -> int:
