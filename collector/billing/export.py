@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -129,9 +130,7 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     with staging(folder, replace=replace) as files:
         opened = {form: files.create(f"{order.stem}.{form}") for form in order.forms}
-        totals = _write(
-            invoices, order, [order.writers[form](file) for form, file in opened.items()]
-        )
+        totals = _write(invoices, order, opened)
         written = tuple(
             _checked(f"{order.stem}.{form}", _READERS[form], file, totals)
             for form, file in opened.items()
@@ -149,26 +148,33 @@ def document(invoices: Invoices, order: Order, form: Form) -> bytes | None:
     Raises ExportError, InvoiceError, OverflowError, NoParquetError.
     """
     file = io.BytesIO()
-    totals = _write(invoices, order, [order.writers[form](file)])
+    totals = _write(invoices, order, {form: file})
     _checked(f"{order.stem}.{form}", _READERS[form], file, totals)
     return file.getvalue() if totals else None
 
 
-def _write(invoices: Invoices, order: Order, writers: Sequence[Writer]) -> list[Total]:
-    totals = []
-    for invoice in invoices.invoices(order.period, order.tenant):
-        if invoice.status is not Status.ISSUED:
-            continue
-        count = 0
-        remaining = iterate(invoice, order.seller, order.background(invoice))
-        while some := list(islice(remaining, _ROWS_AT_ONCE)):
-            for writer in writers:
-                writer.add(some)
-            count += len(some)
-        totals.append(_total(invoice, count))
-    for writer in writers:
-        writer.close()
-    return totals
+def _write(invoices: Invoices, order: Order, files: Mapping[Form, BinaryIO]) -> list[Total]:
+    with ExitStack() as opened:
+        writers = []
+        for form, file in files.items():
+            writers.append(order.writers[form](file))
+            opened.callback(writers[-1].close)
+        return [
+            _total(invoice, _write_rows(invoice, order, writers))
+            for invoice in invoices.invoices(order.period, order.tenant)
+            if invoice.status is Status.ISSUED
+        ]
+
+
+def _write_rows(invoice: Invoice, order: Order, writers: Sequence[Writer]) -> int:
+    """How many rows it has."""
+    count = 0
+    remaining = iterate(invoice, order.seller, order.background(invoice))
+    while some := list(islice(remaining, _ROWS_AT_ONCE)):
+        for writer in writers:
+            writer.add(some)
+        count += len(some)
+    return count
 
 
 def _total(invoice: Invoice, count: int) -> Total:

@@ -84,11 +84,15 @@ class Seller:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a charge comes from, for the columns of ours; None where it is not known."""
+    """Where a charge comes from, for the columns of ours; None where it is not known.
+
+    `coverage_ratio`: how much of its GPU's time somebody saw, on the days of the service. The
+    evidence of these days has a hash, and the ledger has it in one or more revisions.
+    """
 
     coverage_ratio: Fraction | None = None
     evidence_hash: str | None = None
-    ledger_revision: int | None = None
+    ledger_revisions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def iterate(
         message = f"{invoice.invoice_id}: no account pays for tenant {invoice.tenant}"
         raise InvoiceError(message)
     known = background or Background()
-    common = _common(invoice, seller)
+    common = _common(invoice, seller, known)
     difference = invoice.payable
     for line in invoice.lines:
         difference -= decimal(line.charge.amount)
@@ -162,7 +166,7 @@ def decimal(value: Fraction) -> Fraction:
     return Fraction(counted, UNIT_OF_DECIMALS)
 
 
-def _common(invoice: Invoice, seller: Seller) -> Row:
+def _common(invoice: Invoice, seller: Seller, known: Background) -> Row:
     """What all rows of an invoice share."""
     account = seller.accounts[invoice.tenant]
     return {
@@ -186,6 +190,8 @@ def _common(invoice: Invoice, seller: Seller) -> Row:
         "SubAccountName": account.tenant_name or invoice.tenant,
         "SubAccountType": account.tenant_type,
         "Tags": key_values(account.tags),
+        "x_AuditCheckpoint": known.audit_checkpoint,
+        "x_AuditRecord": None if invoice.audit_seq is None else str(invoice.audit_seq),
     }
 
 
@@ -237,13 +243,12 @@ def _priced(charge: Charge) -> Row:
 
 def _ours(charge: Charge, known: Background) -> Row:
     origin = known.provenance.get(charge.charge_id, Provenance())
-    ratio, revision = origin.coverage_ratio, origin.ledger_revision
+    ratio = origin.coverage_ratio
     return {
         "x_AllocationState": charge.state or None,
         "x_CoverageRatio": None if ratio is None else decimal(ratio),
         "x_EvidenceHash": origin.evidence_hash,
-        "x_LedgerRevision": None if revision is None else str(revision),
-        "x_AuditCheckpoint": known.audit_checkpoint,
+        "x_LedgerRevision": ",".join(map(str, origin.ledger_revisions)) or None,
         "x_ChargeId": charge.charge_id,
         "x_ChargeKind": charge.kind.value,
         "x_ClaimId": charge.claim or None,

@@ -35,7 +35,7 @@ _TEXTS = frozenset({
     "PublisherName", "RegionId", "RegionName", "ResourceId", "ResourceName", "ResourceType",
     "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuMeter",
     "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName", "SubAccountType", "Tags",
-    "x_AllocationState", "x_AuditCheckpoint", "x_ChargeId", "x_ChargeKind", "x_ClaimId",
+    "x_AllocationState", "x_AuditCheckpoint", "x_AuditRecord", "x_ChargeId", "x_ChargeKind", "x_ClaimId",
     "x_CorrectsInvoiceId", "x_EvidenceHash", "x_LedgerRevision",
 })  # fmt: skip
 COLUMNS = tuple(

@@ -57,9 +57,12 @@ class ParquetWriter:
 
     def close(self) -> None:
         """Write what is left, and the end of the file."""
-        if self._waiting:
-            self._write()
-        self._writer.close()
+        try:
+            if self._waiting:
+                self._write()
+        finally:
+            # PyArrow's writer would close itself later, when the file is gone.
+            self._writer.close()
 
     def _write(self) -> None:
         columns = [

@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from test_ingest import settings_in
 
 from collector.access.credential import Credential, Role, is_name
 from collector.access.credentials import digest, quoted, section
+from collector.access.scope import own_cells
 from collector.account.tally import Account, Key
 from collector.audit.draft import Draft
 from collector.core import SeenEvent
@@ -282,3 +283,10 @@ def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster)
             known = {"tenant", "audit", "n", "a"}  # words of the answers themselves
             for path, text in good:
                 assert not names_in(path, text) & (others - known), (who, path)
+
+
+def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
+    internal = replace(catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds")
+    metrics = (catalog.TENANT_GPU_TIME, internal)
+    cells = [Cell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")]
+    assert own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a") == cells[:1]
