@@ -14,12 +14,14 @@ from railscope.settings import SettingsError
 _ON_DEMAND = {
     "agent": ("agent.cli", "agent"),
     "audit": ("collector.audit.command", "audit"),
+    "claim": ("agent.claim_command", "claim"),
     "bill": ("collector.bill_command", "bill"),
     "collector": ("collector.cli", "collector"),
 }
 _HELP = {
     "agent": "Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log.",
     "audit": "Check and read an audit log from its files and a public key.",
+    "claim": "Tell the agent of this server who is given a GPU, and when it is given back.",
     "bill": "Work out what tenants had of the GPUs, and what it costs.",
     "collector": "Turn frames of all nodes into cluster, rail and tenant views.",
 }
