@@ -57,15 +57,15 @@ def _zone(name: str | None) -> ZoneInfo | None:
 
 def _read(file: Path, form: str, zone: ZoneInfo | None) -> JobList:
     try:
-        lines = _lines(file)
-        return read_sacct(lines, zone) if form == "sacct" else read_clustercockpit(lines)
+        text = _text(file)
+        return read_sacct(text, zone) if form == "sacct" else read_clustercockpit(text.split("\n"))
     except (JobListError, OSError, UnicodeDecodeError) as error:
         message = f"{file}: {error}"
         raise click.ClickException(message) from error
 
 
-def _lines(file: Path) -> list[str]:
+def _text(file: Path) -> str:
     text = file.read_text(encoding="utf-8")
     if not text.strip():
         raise JobListError(1, "", "the file is empty")
-    return text.split("\n")
+    return text
