@@ -19,6 +19,7 @@ from agent.counter_memory import CounterMemory
 from agent.host import Clock, Host
 from agent.http_server import HttpServer
 from agent.meter import Meter, ProcessMeter
+from agent.numbering import Numbering
 from agent.reset_memory import ResetMemory
 from agent.sampler import Limits, Sampler
 from agent.sinks.collector_client import LinkError
@@ -158,6 +159,7 @@ class Agent:
         """Build all parts. Raises SettingsError where a setting cannot work."""
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = Origin(self.node, secrets.token_hex(8), self.host.boot_id)
+        self._numbering = Numbering()
         sources = self._sources()
         self.keeper = Keeper(self.settings.budget, sources, self.meter, self._give_back)
         self.sampler = Sampler(
@@ -202,7 +204,7 @@ class Agent:
 
     def _publish(self, frame: Frame) -> None:
         if self._shipper and travels(frame):
-            self._shipper.publish(frame)
+            self._shipper.publish(self._numbering.numbered(frame))
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""

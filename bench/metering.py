@@ -17,8 +17,8 @@ from collector.billing.metered import usages
 from collector.billing.prices import Price, PriceBook, Tariff
 from collector.billing.rating import rate
 from collector.billing.usage import Usage
-from collector.metering.energy import Increments, Readings, increments
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
+from collector.metering.measures import Increments, Readings, increments
 from collector.metering.observation import GAP_NS, stretches
 
 SKU = "h100-sxm"

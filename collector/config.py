@@ -55,6 +55,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         described(
             "The log's name in a new key and all checkpoints; no spaces, no plus signs.",
             pattern=r"^[^\s+]+$",
+            max_length=200,
         ),
     ] = "railscope.audit"
 

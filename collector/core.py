@@ -7,7 +7,7 @@ same arguments, so that a restart leaves the state as it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -53,6 +53,17 @@ class Checkpoint(msgspec.Struct):
     events: list[tuple[str, str, WireEvent]]
 
 
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """The frame that carried an event, and where in it; and when it came."""
+
+    run: str
+    stream: str
+    sequence: int
+    index: int
+    """Among the events of its batch."""
+    received_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class SeenEvent:
     """An event with the node it happened on."""
@@ -60,6 +71,7 @@ class SeenEvent:
     node: str
     boot_id: str
     event: WireEvent
+    position: Position | None = None
 
     @property
     def key(self) -> EventKey:
@@ -102,6 +114,11 @@ class Core:
     _event_keys: dict[EventKey, None] = field(default_factory=dict)
     _conflicts: set[tuple[str, str]] = field(default_factory=set)
     counts: Counts = field(default_factory=Counts)
+    listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
+    """Each is called with every event of a new frame, also if another frame has told it before, and
+    again where a restart reads the frame anew."""
+    on_envelope: list[Callable[[Record, Envelope], None]] = field(default_factory=list)
+    """Each is called with every envelope, before its events."""
 
     def fresh_frames(self, envelope: Envelope) -> int:
         """How many frames of an envelope have not been received before."""
@@ -138,6 +155,8 @@ class Core:
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
         self.counts.envelopes += 1
         self.counts.bytes += len(record.body)
+        for hear in self.on_envelope:
+            hear(record, envelope)
         for batch in envelope.batches:
             known = self.schemas.get(batch.schema)
             if known is None:
@@ -171,8 +190,15 @@ class Core:
             if applied:
                 self.gpus_of[envelope.node] = _by_lane(known.gpus)
             self._observe(envelope, batch, known, newest_ns)
-        for event in batch.events:
-            self._see(SeenEvent(envelope.node, envelope.boot_id, event))
+        for index, event in enumerate(batch.events):
+            sequence = batch.first_sequence + event.row
+            position = Position(
+                envelope.run, batch.stream, sequence, index, record.received_wall_ns
+            )
+            seen = SeenEvent(envelope.node, envelope.boot_id, event, position)
+            for listener in self.listeners:
+                listener(seen)
+            self._see(seen)
 
     def _see(self, seen: SeenEvent) -> None:
         """Keep an event once: an agent that starts anew reads the kernel log from its beginning."""

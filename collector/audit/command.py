@@ -13,7 +13,7 @@ import click
 
 from collector.audit.journal import JournalError, read_journal
 from collector.audit.proof import ProofError, check_proof, make_proof
-from collector.audit.tiles import WIDTH, TileError, Tiles
+from collector.audit.tiles import TileError, Tiles
 from collector.audit.verify import Outcome, VerifyError, verify
 from railscope.audit.checkpoint import SIZE, Checkpoint, read_checkpoint
 from railscope.audit.note import NoteError, PublicKey, read_note
@@ -193,8 +193,7 @@ def _extent(folder: Path) -> tuple[int, list[bytes]]:
 def _records(folder: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
     tiles = Tiles(folder, size)
     try:
-        for index in range(first // WIDTH, -(-size // WIDTH)):
-            yield from tiles.records(index)[max(0, first - index * WIDTH) :]
+        yield from tiles.records_from(first)
     except TileError as error:
         raise click.ClickException(str(error)) from error
     yield from unsigned[max(0, first - size) :]

@@ -9,7 +9,7 @@ beginning of this one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,6 +115,12 @@ class AuditLog:
         """Whether the journal begins behind the first record: what was before had been signed."""
         paths = journal_paths(self._journal.folder)
         return not paths or int(paths[0].stem.split("-")[1]) > 0
+
+    def records(self, first: int) -> Iterator[bytes]:
+        """Durable records from a sequence on, as many as there are now. Raises TileError."""
+        signed, unsigned = self.signed.size, list(self._unsigned)
+        yield from Tiles(self.folder, signed).records_from(first)
+        yield from unsigned[max(0, first - signed) :]
 
     def append_before_running(self, draft: Draft) -> int:
         """Record something after `open` and before `run`; blocking, its sequence number.

@@ -24,7 +24,6 @@ from collector.billing.price_file import parse
 from collector.billing.prices import PriceBook
 from collector.billing.rating import Rating, Review, rate
 from collector.billing.reconcile import Check, amounts, capacity, energy, recomputed
-from collector.metering.energy import Increments, Readings, increments
 from collector.metering.evidence import (
     Claim,
     Evidence,
@@ -36,6 +35,7 @@ from collector.metering.evidence import (
     Stay,
     Witness,
 )
+from collector.metering.measures import Increments, Readings, increments
 from collector.metering.observation import stretches
 
 NODE = "gpu-node-1"

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from fractions import Fraction
-from typing import TypeAlias
 
 from collector.billing.charges import NANO, Charge, Kind
+from collector.billing.focus_columns import DECIMALS, PRECISION, UNIT_OF_DECIMALS, Row
+from collector.billing.focus_skus import (
+    key_values,
+    meter,
+    price_details,
+    price_id,
+    resource_type,
+    sku_id,
+)
 from collector.billing.instants import to_datetime
 from collector.billing.invoice import Invoice, InvoiceError, Status
 from collector.billing.rounding import to_minor
 
-DECIMALS = 12
-UNIT_OF_DECIMALS = 10**DECIMALS
-GREATEST = 10**38  # of a decimal of 38 digits, counted in its last one
-
-Value: TypeAlias = str | Fraction | datetime | None
-Row: TypeAlias = dict[str, Value]
+GREATEST = 10**PRECISION  # counted in the last decimal
 
 _CATEGORIES = {
     Kind.CREDIT: "Credit",
@@ -43,11 +45,21 @@ _DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who pays for a tenant: the group, and the kind of tenant (Namespace, Account)."""
+    """Who pays for a tenant: the group, the kind of tenant (Namespace, Account), and tags."""
 
     group: str
     group_name: str | None = None
     tenant_type: str = "Account"
+    tenant_name: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where the GPUs stand."""
+
+    id: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,7 @@ class Seller:
     accounts: Mapping[str, Account]
     publisher: str = ""
     service: str = "GPU Cluster"
+    region: Region | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +85,13 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """What is known beside the charges: provenance by charge id, and the audit checkpoint."""
+    """What is known beside the charges.
+
+    Provenance by charge id, display names by resource, and the checkpoint of the audit log.
+    """
 
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
     audit_checkpoint: str | None = None
 
 
@@ -139,12 +156,17 @@ def _row(charge: Charge, invoice: Invoice, seller: Seller, known: Background) ->
         "ProviderName": seller.provider,
         "PublisherName": seller.publisher or seller.provider,
         "ResourceId": charge.resource or None,
-        "ResourceType": _resource_type(charge),
+        "RegionId": seller.region.id if seller.region else None,
+        "RegionName": seller.region.name if seller.region else None,
+        "ResourceName": known.names.get(charge.resource),
+        "ResourceType": resource_type(charge),
         "ServiceCategory": "AI and Machine Learning",
         "ServiceName": seller.service,
+        "ServiceSubcategory": "AI Platforms",
         "SubAccountId": invoice.tenant,
-        "SubAccountName": invoice.tenant,
+        "SubAccountName": account.tenant_name or invoice.tenant,
         "SubAccountType": account.tenant_type,
+        "Tags": key_values(account.tags),
     }
     return row | _priced(charge, invoice.currency) | _ours(charge, known)
 
@@ -171,9 +193,10 @@ def _priced(charge: Charge, currency: str) -> Row:
         "PricingCurrencyListUnitPrice": list_price,
         "PricingQuantity": shown,
         "PricingUnit": unit.label if unit else None,
-        "SkuId": charge.sku or None,
-        "SkuMeter": charge.kind.value if unit else None,
-        "SkuPriceId": _price_id(charge) if unit else None,
+        "SkuId": sku_id(charge),
+        "SkuMeter": meter(charge),
+        "SkuPriceDetails": price_details(charge),
+        "SkuPriceId": price_id(charge),
     }
 
 
@@ -187,6 +210,7 @@ def _ours(charge: Charge, known: Background) -> Row:
         "x_LedgerRevision": None if revision is None else str(revision),
         "x_AuditCheckpoint": known.audit_checkpoint,
         "x_ChargeId": charge.charge_id,
+        "x_ChargeKind": charge.kind.value,
         "x_ClaimId": charge.claim or None,
         "x_CorrectsInvoiceId": charge.corrects or None,
     }
@@ -196,14 +220,3 @@ def _reservation(charge: Charge) -> str | None:
     if charge.kind is not Kind.RESERVATION:
         return None
     return charge.claim or charge.resource
-
-
-def _resource_type(charge: Charge) -> str | None:
-    if not charge.resource:
-        return None
-    return "MIG instance" if charge.mig_profile or charge.resource.startswith("MIG-") else "GPU"
-
-
-def _price_id(charge: Charge) -> str:
-    parts = (charge.sku, charge.mig_profile, charge.kind.value, f"v{charge.price_version}")
-    return "/".join(part for part in parts if part)

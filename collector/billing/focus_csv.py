@@ -5,21 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
+from typing import TextIO
 
-from collector.billing.focus import DECIMALS, UNIT_OF_DECIMALS, Row, Value
+from collector.billing.focus_columns import (
+    COLUMNS,
+    DECIMALS,
+    NUMBERS,
+    TIMES,
+    UNIT_OF_DECIMALS,
+    Row,
+    Value,
+    complete,
+)
 
-NUMBERS = frozenset({
-    "BilledCost", "ConsumedQuantity", "ContractedCost", "ContractedUnitPrice", "EffectiveCost",
-    "ListCost", "ListUnitPrice", "PricingCurrencyContractedUnitPrice",
-    "PricingCurrencyEffectiveCost", "PricingCurrencyListUnitPrice", "PricingQuantity",
-    "x_CoverageRatio",
-})  # fmt: skip
-TIMES = frozenset({
-    "BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd",
-})  # fmt: skip
 _NUMBER = re.compile(rf"(-?)(\d+)\.(\d{{{DECIMALS}}})", re.ASCII)
 
 
@@ -28,22 +29,34 @@ class FocusCsvError(ValueError):
 
 
 def write(rows: Iterable[Row]) -> str:
-    """The rows as CSV with a header. All rows have the same columns; columns of ours come last."""
-    found = list(rows)
-    names = sorted(found[0], key=lambda name: (name.startswith("x_"), name)) if found else []
+    """The rows as CSV with a header. Raises ValueError as `write_to` does."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names, lineterminator="\r\n", strict=True)
-    writer.writeheader()
-    writer.writerows({name: _written(value) for name, value in row.items()} for row in found)
+    write_to(rows, text)
     return text.getvalue()
+
+
+def write_to(rows: Iterable[Row], file: TextIO) -> None:
+    """Write a header, then row after row, to a file that was opened with newline="".
+
+    Raises ValueError for a row with other columns and for a number of more than 12 decimals.
+    """
+    writer = csv.writer(file, lineterminator="\r\n", strict=True)
+    writer.writerow(COLUMNS)
+    writer.writerows([_written(complete(row)[name]) for name in COLUMNS] for row in rows)
 
 
 def parse(text: str) -> list[Row]:
     """The rows of a CSV as `write` makes it. Raises FocusCsvError."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    return list(read_from(io.StringIO(text, newline="")))
+
+
+def read_from(file: TextIO) -> Iterator[Row]:
+    """The rows of a file opened with newline="", one after the other. Raises FocusCsvError."""
+    reader = csv.reader(file, strict=True)
     try:
         names = next(reader, [])
-        return [_row(names, cells, f"line {reader.line_num}") for cells in reader]
+        for cells in reader:
+            yield _row(names, cells, f"line {reader.line_num}")
     except csv.Error as error:
         message = f"line {reader.line_num}: {error}"
         raise FocusCsvError(message) from error

@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from collector.billing.usage import HELD, UNSEEN, WITH_TENANT, Usage
-from collector.metering.energy import Increments, Owners, Use, owners, shares
 from collector.metering.evidence import Evidence, Witness
 from collector.metering.holders import claims_in_force
+from collector.metering.measures import Increments, Owners, Use, owners, shares
 from collector.metering.tiling import Entry, GpuTimeline, State
 from collector.metering.units import Tiling
 from railscope.reading import Absent, Reading
@@ -97,7 +97,7 @@ def _energy(
     if counted is None or held.state not in HELD:
         return Absent.UNSUPPORTED
     return sum(
-        share.millijoules
+        share.amount
         for share in shares(owned, counted, *span)
         if share.use is Use.ATTRIBUTED and share.claim == held.claim
     )

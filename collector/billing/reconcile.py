@@ -18,8 +18,8 @@ from collector.billing.charges import Charge
 from collector.billing.focus import Seller
 from collector.billing.instants import DAY_NS, Period
 from collector.billing.invoice import Invoice, root
-from collector.metering.energy import Increments, owners, shares
 from collector.metering.evidence import Evidence
+from collector.metering.measures import Increments, owners, shares
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import GPU_CAPACITY, Tiling
 
@@ -94,9 +94,9 @@ def energy(counted: Iterable[tuple[Evidence, Increments]], period: Period) -> Ch
     for evidence, increments in counted:
         parts += 1
         within = (increments.ends_ns > period.start_ns) & (increments.ends_ns <= period.end_ns)
-        expected += int(increments.millijoules[within].sum())
+        expected += int(increments.amounts[within].sum())
         own = shares(owners(evidence), increments, period.start_ns, period.end_ns)
-        found += sum(share.millijoules for share in own)
+        found += sum(share.amount for share in own)
     what = "attributed + idle + unattributed = counted, in mJ"
     return Check("R4", what, Fraction(found), Fraction(expected), parts)
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from collector.ledger.schema import VERSION, metadata, schema_version
+from collector.ledger.tables import VERSION, metadata, schema_version
 
 _BUSY_SECONDS = 60
 _SCHEMA_LOCK = 0x7261_696C_6C65_6467

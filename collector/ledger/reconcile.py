@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from collector.ledger.store import GpuDay, Ledger
+from collector.ledger.store import Ledger, Tiled
 from collector.ledger.tiling import DAY_NS
 from collector.metering.units import GPU_CAPACITY, Tiling
 
@@ -21,7 +21,7 @@ class Difference(NamedTuple):
     `of` is a GPU-day in one tiling, or a tiling of the whole cluster.
     """
 
-    of: GpuDay | Tiling
+    of: Tiled | Tiling
     ledger: int
     inventory: int
 
@@ -33,9 +33,9 @@ def gpu_days(
 
     Days that the ledger lacks are among them, and days of GPUs that the inventory does not know.
     """
-    found = ledger.gpu_days(first_day, end_day)
+    found = ledger.tiled(first_day, end_day)
     expected = {
-        GpuDay(gpu, day, tiling): GPU_CAPACITY * _within(stays, day * DAY_NS, (day + 1) * DAY_NS)
+        Tiled(gpu, day, tiling): GPU_CAPACITY * _within(stays, day * DAY_NS, (day + 1) * DAY_NS)
         for gpu, stays in inventory.items()
         for day in range(first_day, end_day)
         for tiling in Tiling

@@ -216,4 +216,5 @@ GAP_EVENT = EventClass(
     help="The agent gave up frames before the collector had them.",
     origin="agent spool",
     facts=("frames", "envelopes"),
+    audited=True,
 )

@@ -118,7 +118,7 @@ def test_energy_is_compared_with_the_counters() -> None:
     gpu, counted = demo._evidence(3), demo._counted(demo._evidence(3))  # noqa: SLF001 - the demo's
     check = energy([(gpu, counted)], MONTH)
     assert check.difference == 0
-    assert check.expected == int(counted.millijoules[counted.ends_ns <= MONTH.end_ns].sum())
+    assert check.expected == int(counted.amounts[counted.ends_ns <= MONTH.end_ns].sum())
 
 
 def test_energy_that_nobody_counted_is_not_known() -> None:

@@ -14,16 +14,8 @@ from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, time
 
 from collector.billing.charges import Kind, Unit
 from collector.billing.corrections import corrections, credit
-from collector.billing.focus import (
-    Account,
-    Background,
-    Provenance,
-    Row,
-    Seller,
-    billed,
-    decimal,
-    rows,
-)
+from collector.billing.focus import Account, Background, Provenance, Seller, billed, decimal, rows
+from collector.billing.focus_columns import COLUMNS, Row
 from collector.billing.focus_csv import FocusCsvError, parse, spelled, write
 from collector.billing.instants import HOUR_NS
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, InvoiceError, close, draft, issue
@@ -90,16 +82,21 @@ def test_every_kind_of_charge_has_its_category():
     tax = replace(given_back, kind=Kind.TAX, amount=Fraction(1, 7), note="")
     invoice = issue(draft([*charges, given_back, tax], "team-a", MONTH, "EUR"), DUE_NS)
     found = rows(invoice, SELLER)
-    assert sorted((row["ChargeCategory"], row["SkuMeter"], row["PricingUnit"]) for row in found if row["SkuMeter"]) == [
-        ("Usage", "energy", "kWh"),
-        ("Usage", "minimum_topup", "GPU-Hours"),
-        ("Usage", "reservation", "GPU-Hours"),
-        ("Usage", "usage", "GPU-Hours"),
-    ]  # fmt: skip
+    columns = ("x_ChargeKind", "ChargeCategory", "SkuId", "SkuMeter", "SkuPriceId", "PricingUnit")
+    metered = sorted(tuple(row[name] for name in columns) for row in found if row["SkuMeter"])
+    assert metered == [
+        ("energy", "Usage", "h100/energy", "Energy", "h100/energy/v1", "kWh"),
+        ("minimum_topup", "Usage", "h100", "GPU Time", "h100/usage/v1", "GPU-Hours"),
+        ("reservation", "Usage", "h100", "GPU Time", "h100/reservation/v1", "GPU-Hours"),
+        ("usage", "Usage", "h100", "GPU Time", "h100/usage/v1", "GPU-Hours"),
+    ]
     others = [row for row in found if row["SkuMeter"] is None]
     assert sorted(str(row["ChargeCategory"]) for row in others) == ["Adjustment", "Credit", "Tax"]
     (unused,) = [row for row in found if row["CapacityReservationStatus"]]
-    assert (unused["CapacityReservationStatus"], unused["SkuMeter"]) == ("Unused", "reservation")
+    assert (unused["CapacityReservationStatus"], unused["x_ChargeKind"]) == (
+        "Unused",
+        "reservation",
+    )
     assert billed(found) == invoice.payable
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from collector.ledger import reconcile
 from collector.ledger.database import Database
 from collector.ledger.reconcile import Difference
-from collector.ledger.store import GpuDay, Ledger
+from collector.ledger.store import Ledger, Tiled
 from collector.ledger.tiling import DAY_NS
 from collector.metering.units import GPU_CAPACITY, Tiling
 
@@ -23,8 +23,8 @@ def test_a_whole_day_in_both_tilings_has_no_difference(ledger):
     inventory = {f"GPU-{number}": [(0, END * 2)] for number in range(3)}
     for gpu in inventory:
         ledger.write(metered(held(gpu, "red", "green")))
-    assert ledger.gpu_days(DAY, DAY + 1) == {
-        GpuDay(gpu, DAY, tiling): 840 * 86_400 * 10**9 for gpu in inventory for tiling in Tiling
+    assert ledger.tiled(DAY, DAY + 1) == {
+        Tiled(gpu, DAY, tiling): 840 * 86_400 * 10**9 for gpu in inventory for tiling in Tiling
     }
     assert reconcile.gpu_days(ledger, inventory, DAY, DAY + 1) == []
     assert reconcile.cluster(ledger, inventory, START, END) == []
@@ -38,7 +38,7 @@ def test_a_gpu_counts_while_it_was_in_a_node(ledger):
     longer = {"GPU-0": [(stay[0], stay[1] + 1)]}
     quantity = 4 * HOUR * GPU_CAPACITY
     assert reconcile.gpu_days(ledger, longer, DAY, DAY + 1) == [
-        Difference(GpuDay("GPU-0", DAY, tiling), quantity, quantity + GPU_CAPACITY)
+        Difference(Tiled("GPU-0", DAY, tiling), quantity, quantity + GPU_CAPACITY)
         for tiling in Tiling
     ]
     assert reconcile.cluster(ledger, longer, START, END) == [
@@ -50,8 +50,8 @@ def test_missing_days_and_unknown_gpus_are_differences(ledger):
     ledger.write(metered(held("GPU-unknown", "red")))
     inventory = {"GPU-0": [(START, END)]}
     assert reconcile.gpu_days(ledger, inventory, DAY, DAY + 1) == [
-        *(Difference(GpuDay("GPU-0", DAY, tiling), 0, FULL) for tiling in Tiling),
-        *(Difference(GpuDay("GPU-unknown", DAY, tiling), FULL, 0) for tiling in Tiling),
+        *(Difference(Tiled("GPU-0", DAY, tiling), 0, FULL) for tiling in Tiling),
+        *(Difference(Tiled("GPU-unknown", DAY, tiling), FULL, 0) for tiling in Tiling),
     ]
     assert reconcile.cluster(ledger, {}, START, END) == [
         Difference(tiling, FULL, 0) for tiling in Tiling
@@ -73,7 +73,7 @@ def test_an_entry_added_behind_our_back_is_a_difference(url):
         )
     database.close()
     assert reconcile.gpu_days(ledger, {"GPU-0": [(START, END)]}, DAY, DAY + 1) == [
-        Difference(GpuDay("GPU-0", DAY, Tiling.COMPUTE), FULL + GPU_CAPACITY, FULL)
+        Difference(Tiled("GPU-0", DAY, Tiling.COMPUTE), FULL + GPU_CAPACITY, FULL)
     ]
     assert reconcile.cluster(ledger, {"GPU-0": [(START, END)]}, START, END) == [
         Difference(Tiling.COMPUTE, FULL + GPU_CAPACITY, FULL)

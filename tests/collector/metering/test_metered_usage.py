@@ -13,7 +13,7 @@ from collector.billing.metered import usages
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
 from collector.billing.usage import HELD
-from collector.metering.energy import Use, increments, owners, shares
+from collector.metering.measures import Use, increments, owners, shares
 from collector.metering.tiling import State, tile
 from collector.metering.units import Tiling
 
@@ -65,5 +65,5 @@ def test_the_energy_of_usage_is_that_of_its_claims(case: Case) -> None:
     attributed: dict[str, int] = {}
     for share in shares(owners(case.evidence), counted, since, case.end):
         if share.use is Use.ATTRIBUTED:
-            attributed[share.claim] = attributed.get(share.claim, 0) + share.millijoules
+            attributed[share.claim] = attributed.get(share.claim, 0) + share.amount
     assert all(amount <= attributed.get(claim, 0) for claim, amount in known.items())

@@ -1,4 +1,4 @@
-"""Energy by holder, from the GPU's own counter; it adds up to what the counter counted.
+"""Quantities by holder, from counters of the GPU; they add up to what each counter counted.
 
 An increment between two readings belongs to a holder who held the slot from the one to the other.
 Where that changed in between, or the counter started over, it is unattributed: nothing is guessed.
@@ -20,11 +20,25 @@ from collector.metering.timeline import Piece, aligned, extend, prevailing
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots, Tiling
 
 Column = NDArray[np.int64]
-_MOST_MILLIJOULES = 1 << 53
+
+
+class Measure(StrEnum):
+    """A quantity that a counter counts for a GPU, and the unit that its amounts are in."""
+
+    ENERGY = "energy"
+    """Millijoules."""
+    USED = "used"
+    """Nanoseconds in which the GPU computed."""
+    MEMORY = "memory"
+    """KiB of memory in use, times seconds."""
+    RECEIVED = "received"
+    """Bytes that the GPU's port of the rail received."""
+    TRANSMITTED = "transmitted"
+    """Bytes that it sent."""
 
 
 class Use(StrEnum):
-    """Whose an amount of energy is."""
+    """Whose an amount is."""
 
     ATTRIBUTED = "attributed"
     IDLE = "idle"
@@ -32,29 +46,30 @@ class Use(StrEnum):
 
 
 class Readings(msgspec.Struct, frozen=True, eq=False):
-    """Readings of the energy counter in one boot and one loading of the driver, in any order.
+    """Readings of one counter in one boot, in any order. Raises ValueError for negative counters.
 
-    Raises ValueError for counters that are negative or that no GPU reaches in a lifetime.
+    `driver` names whatever the counter starts over with besides the boot: the loading of the driver
+    for one that the device keeps, the run of the agent for one that the agent keeps.
     """
 
     boot: str
     instants_ns: Column
-    counters_mj: Column
+    counters: Column
     driver: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what could not be added up exactly."""
-        counters = self.counters_mj
+        counters = self.counters
         if len(counters) != len(self.instants_ns):
             message = f"{len(self.instants_ns)} instants have {len(counters)} counters"
             raise ValueError(message)
-        if len(counters) and not 0 <= counters.min() <= counters.max() < _MOST_MILLIJOULES:
-            message = f"energy counters from {counters.min()} to {counters.max()} mJ are no energy"
+        if len(counters) and counters.min() < 0:
+            message = f"a counter of {counters.min()} counts nothing"
             raise ValueError(message)
 
 
 class Reset(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The counter started over: what was used after the last reading before it is lost."""
+    """The counter started over: what it counted after the last reading before it is lost."""
 
     last_ns: int
     first_ns: int
@@ -68,7 +83,7 @@ class Increments(msgspec.Struct, frozen=True, eq=False):
 
     starts_ns: Column
     ends_ns: Column
-    millijoules: Column
+    amounts: Column
     same: NDArray[np.bool_]
 
     def resets(self) -> list[Reset]:
@@ -79,14 +94,14 @@ class Increments(msgspec.Struct, frozen=True, eq=False):
 
 
 class Share(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Energy of slots [lo, hi) in [t0, t1). A shared GPU's energy is divided by compute slots."""
+    """An amount of slots [lo, hi) in [t0, t1). A shared GPU's is divided by compute slots."""
 
     t0_ns: int
     t1_ns: int
     slot_lo: int
     slot_hi: int
     use: Use
-    millijoules: int
+    amount: int
     tenant: str = ""
     workload: str = ""
     claim: str = ""
@@ -123,13 +138,13 @@ def increments(runs: Iterable[Readings]) -> Increments:
 def _in_order(epoch: Sequence[Readings]) -> tuple[Column, Column]:
     """The readings of one epoch by time, each once."""
     instants = np.concatenate([run.instants_ns for run in epoch])
-    counters = np.concatenate([run.counters_mj for run in epoch])
+    counters = np.concatenate([run.counters for run in epoch])
     order = np.lexsort((counters, instants))
     return instants[order], counters[order]
 
 
 class Owners(msgspec.Struct, frozen=True, eq=False):
-    """Whose the energy of a band of compute slots is, over all time."""
+    """Whose the use of a band of compute slots is, over all time."""
 
     slots: Slots
     timeline: list[Piece[Claim | None]]
@@ -154,12 +169,12 @@ def owners(evidence: Evidence) -> list[Owners]:
 
 
 def shares(owned: Iterable[Owners], counted: Increments, start_ns: int, end_ns: int) -> list[Share]:
-    """All energy counted in readings after the start and up to the end of a window, in order."""
+    """All that was counted in readings after the start and up to the end of a window, in order."""
     within = (counted.ends_ns > start_ns) & (counted.ends_ns <= end_ns)
     picked = Increments(
         counted.starts_ns[within],
         counted.ends_ns[within],
-        counted.millijoules[within],
+        counted.amounts[within],
         counted.same[within],
     )
     return sorted(share for band in owned for share in _of_band(band, picked, (start_ns, end_ns)))
@@ -168,30 +183,45 @@ def shares(owned: Iterable[Owners], counted: Increments, start_ns: int, end_ns: 
 def _of_band(band: Owners, counted: Increments, window: tuple[int, int]) -> Iterator[Share]:
     """The shares of a band: one of each holder's tenure, one of each increment without an owner."""
     low, high = band.slots
-    energy = counted.millijoules * high // GPU_CAPACITY - counted.millijoules * low // GPU_CAPACITY
+    amounts = _part(counted.amounts, high) - _part(counted.amounts, low)
     owner = np.searchsorted(band.starts_ns, counted.starts_ns, "right") - 1
     unchanged = counted.same & (counted.ends_ns <= band.ends_ns[owner])
-    sums = np.zeros(len(band.timeline), np.int64)
-    np.add.at(sums, owner[unchanged], energy[unchanged])
-    for at in np.flatnonzero(sums).tolist():
-        yield _share(band.slots, band.timeline[at], window, int(sums[at]))
-    rest = ~unchanged & (energy > 0)
+    for at, amount in _summed(owner[unchanged], amounts[unchanged]):
+        yield _share(band.slots, band.timeline[at], window, amount)
+    rest = ~unchanged & (amounts > 0)
     for start, end, amount in zip(
         counted.starts_ns[rest].tolist(),
         counted.ends_ns[rest].tolist(),
-        energy[rest].tolist(),
+        amounts[rest].tolist(),
         strict=True,
     ):
         yield Share(start, end, low, high, Use.UNATTRIBUTED, amount)
 
 
-def _share(
-    slots: Slots, piece: Piece[Claim | None], window: tuple[int, int], millijoules: int
-) -> Share:
-    """The energy of one holder or of none, in its part of the window."""
+def _part(amounts: Column, slots: int) -> Column:
+    """`amounts * slots // GPU_CAPACITY`, whose product could be beyond 64 bits."""
+    whole, rest = np.divmod(amounts, GPU_CAPACITY)
+    part: Column = whole * slots + rest * slots // GPU_CAPACITY
+    return part
+
+
+def _summed(owner: NDArray[np.intp], amounts: Column) -> Iterator[tuple[int, int]]:
+    """What each owner has, where it is not nothing; exact, however large."""
+    if not len(owner):
+        return
+    size = int(owner.max()) + 1
+    high, low = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    np.add.at(high, owner, amounts >> 32)
+    np.add.at(low, owner, amounts & 0xFFFF_FFFF)
+    for at in np.flatnonzero(high | low).tolist():
+        yield at, (int(high[at]) << 32) + int(low[at])
+
+
+def _share(slots: Slots, piece: Piece[Claim | None], window: tuple[int, int], amount: int) -> Share:
+    """What one holder or none has, in its part of the window."""
     t0, t1 = max(piece.start_ns, window[0]), min(piece.end_ns, window[1])
     claim = piece.value
     if claim is None:
-        return Share(t0, t1, *slots, Use.IDLE, millijoules)
+        return Share(t0, t1, *slots, Use.IDLE, amount)
     who = (claim.tenant, claim.workload, claim.id)
-    return Share(t0, t1, *slots, Use.ATTRIBUTED, millijoules, *who)
+    return Share(t0, t1, *slots, Use.ATTRIBUTED, amount, *who)

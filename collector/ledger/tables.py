@@ -1,0 +1,11 @@
+"""All tables of the database, in one place: who imports `metadata` from here has them all.
+
+Each part declares its own. Triggers keep every one append-only.
+"""
+
+from __future__ import annotations
+
+from collector.audit import outbox
+from collector.ledger.schema import VERSION, metadata, schema_version
+
+__all__ = ["VERSION", "metadata", "outbox", "schema_version"]
