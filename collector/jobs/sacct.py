@@ -7,6 +7,7 @@ SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which leave no doubt, as
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import tzinfo
 
 from collector.jobs.job import (
@@ -32,12 +33,15 @@ def read_sacct(text: str, zone: tzinfo | None = None) -> JobList:
 
     `zone` is that of the machine on which sacct ran, for times that name none. Raises JobListError.
     """
+    is_json = text.lstrip().startswith("{")
     try:
-        records = (
-            parse_sacct_json(text) if text.lstrip().startswith("{") else parse_sacct(text, zone)
-        )
+        return _read(parse_sacct_json(text) if is_json else parse_sacct(text, zone))
     except AccountingError as error:
-        raise JobListError(error.place, error.field, error.reason) from error
+        what = "job" if is_json else "line"
+        raise JobListError(error.place, error.field, error.reason, what) from error
+
+
+def _read(records: Iterable[Record]) -> JobList:
     told: list[tuple[int, Job]] = []
     without_gpus = never_started = 0
     running: list[str] = []
@@ -59,7 +63,9 @@ def _job(record: Record, unplaced: tuple[Unplaced, ...]) -> Job:
     start_ns = _instant_ns(place, "Start", job.start_seconds)
     end_ns = _instant_ns(place, "End", job.end_seconds)
     if end_ns < start_ns:
-        raise JobListError(place, "End", f"{job.end_seconds} is before Start, {job.start_seconds}")
+        raise AccountingError(
+            place, "End", f"{job.end_seconds} is before Start, {job.start_seconds}"
+        )
     for field, value in (("Account", job.account), ("User", job.user)):
         if not value or not value.isprintable():
             raise JobListError(
@@ -70,7 +76,7 @@ def _job(record: Record, unplaced: tuple[Unplaced, ...]) -> Job:
 
 def _instant_ns(place: int, field: str, seconds: int | None) -> int:
     if seconds is None or not 0 <= seconds < LATEST_SECONDS:
-        raise JobListError(place, field, f"{seconds} is not from 1970 to 2105")
+        raise AccountingError(place, field, f"{seconds} is not from 1970 to 2105")
     return seconds * NS_PER_SECOND
 
 
@@ -82,7 +88,7 @@ def _unplaced(record: Record) -> tuple[Unplaced, ...]:
     gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
     if gpus < 0:
         reason = f"has more MIG instances than gres/{_GPU}={tres[_GPU]}"
-        raise JobListError(record.place, "AllocTRES", reason)
+        raise AccountingError(record.place, "AllocTRES", reason)
     shares = {name: count for name, count in tres.items() if name.partition(":")[0] in _SHARES}
     found = [Unplaced(record.node_list, gpus, NOT_NAMED)] if gpus else []
     found += [

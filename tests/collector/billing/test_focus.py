@@ -15,7 +15,7 @@ from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, time
 from collector.billing.charges import Kind, Unit
 from collector.billing.corrections import corrections, credit
 from collector.billing.focus import Account, Background, Provenance, Seller, billed, decimal, rows
-from collector.billing.focus_columns import COLUMNS, Row
+from collector.billing.focus_columns import Row
 from collector.billing.focus_csv import FocusCsvError, parse, spelled, write
 from collector.billing.instants import HOUR_NS
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, InvoiceError, close, draft, issue

@@ -51,7 +51,7 @@ def test_json_has_the_same_jobs():
         "tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 2}]},
     }  # fmt: skip
     assert read_sacct(json.dumps({"jobs": [job]})) == read(row())
-    with pytest.raises(JobListError, match=r"^line 1: End: 99 is before Start, 100$"):
+    with pytest.raises(JobListError, match=r"^job 1: End: 99 is before Start, 100$"):
         read_sacct(json.dumps({"jobs": [job | {"time": {"start": 100, "end": 99}}]}))
 
 

@@ -179,7 +179,7 @@ def as_line(index: int, job: Job) -> str:
     return json.dumps(
         {
             "id": index, "job_id": int(job.id), "start_time": job.start_ns // S,
-            "duration": job.duration_ns // S, "project": job.tenant, "hpc_user": job.workload,
+            "duration": job.duration_ns // S, "project": job.tenant, "hpc_user": job.user,
             "num_acc": len(job.gpus), "resources": resources,
         }
     )  # fmt: skip
@@ -241,7 +241,7 @@ def test_a_real_list_that_is_requeued_too_early_is_cut_as_the_sweep_says(shift):
     jobs = list(read_clustercockpit(lines).jobs)
     again = [
         Job(
-            job.start_ns + shift * S, job.id, f"{job.tenant} again", job.workload,
+            job.start_ns + shift * S, job.id, f"{job.tenant} again", job.user,
             job.end_ns + shift * S, job.gpus,
         )
         for job in jobs
