@@ -1,0 +1,282 @@
+"""R3: the ledger against the scheduler's books. What was made to differ is found, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from collector.billing.instants import Period
+from collector.jobs.clustercockpit import read_clustercockpit
+from collector.jobs.job import Gpu, Job, Unplaced
+from collector.jobs.meter import entries as timeline
+from collector.jobs.meter import evidence
+from collector.jobs.reconcile import Comparison, Kind, compare
+from collector.jobs.sacct import read_sacct
+from collector.metering.tiling import Entry, State
+from collector.metering.units import GPU_CAPACITY
+from railscope.slurm.sacct import COLUMNS
+from tests.support.shared import captured
+
+S = 1_000_000_000
+GPUS = [Gpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(3)]
+START = 1_767_225_600
+
+
+def ledger(jobs: Sequence[Job]) -> list[Entry]:
+    """What metering makes of jobs."""
+    return [entry for known in evidence(jobs).values() for entry in timeline(known)]
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[Job]:
+    """Jobs of one to three GPUs, none of which overlap on a GPU."""
+    free = dict.fromkeys(GPUS, START)
+    found: list[Job] = []
+    for number in range(draw(st.integers(1, 8))):
+        gpus = draw(st.lists(st.sampled_from(GPUS), unique=True, min_size=1, max_size=3))
+        start = max(free[gpu] for gpu in gpus) + draw(st.integers(0, 9))
+        end = start + draw(st.integers(0, 500))
+        free |= dict.fromkeys(gpus, end)
+        tenant = draw(st.sampled_from("abc"))
+        # A job that is requeued runs again under its id, some time after its end.
+        again = [
+            job.id for job in found if all(o.end_ns < start * S for o in found if o.id == job.id)
+        ]
+        name = draw(st.sampled_from([str(number), *again]))
+        found.append(Job(start * S, name, tenant, "u", end * S, tuple(sorted(gpus))))
+    return found
+
+
+def counted(jobs: Sequence[Job]) -> list[Job]:
+    """The same in books that count GPUs and name none."""
+    return [
+        msgspec.structs.replace(job, gpus=(), unplaced=(Unplaced("", len(job.gpus), "counted"),))
+        for job in jobs
+    ]
+
+
+# Without a difference ------------------------------------------------------------------------------
+
+
+@given(queues())
+def test_a_ledger_made_of_the_records_has_no_difference(jobs):
+    for records in (jobs, counted(jobs)):
+        found = compare(ledger(jobs), records, 0)
+        assert found.agrees
+        assert [tenant.difference for tenant in found.tenants] == [0] * len(found.tenants)
+        expected = {job.tenant: Fraction() for job in jobs}
+        for job in jobs:
+            expected[job.tenant] += len(job.gpus) * job.duration_ns
+        assert {t.tenant: t.expected for t in found.tenants if t.expected} == {
+            tenant: total for tenant, total in expected.items() if total
+        }
+
+
+@given(queues(), st.integers(0, 3000), st.integers(0, 3000))
+def test_so_has_any_window_of_it(jobs, first, last):
+    window = Period((START + min(first, last)) * S, (START + max(first, last) + 1) * S)
+    assert compare(ledger(jobs), jobs, 0, window).agrees
+
+
+@given(queues(), st.randoms(use_true_random=False), st.integers(1, 400))
+def test_days_and_order_of_the_entries_mean_nothing(jobs, random, step):
+    whole = ledger(jobs)
+    cut = [
+        msgspec.structs.replace(entry, t0_ns=t0, t1_ns=min(t0 + step * S, entry.t1_ns))
+        for entry in whole
+        for t0 in range(entry.t0_ns, entry.t1_ns, step * S)
+    ]
+    random.shuffle(cut)
+    shuffled = random.sample(jobs, len(jobs))
+    assert compare(cut, shuffled, 0) == compare(whole, jobs, 0)
+
+
+@given(queues(), st.data())
+def test_what_clocks_explain_is_no_difference(jobs, data):
+    off = st.integers(-2 * S, 2 * S)
+    moved = [
+        msgspec.structs.replace(job, start_ns=start, end_ns=max(start, job.end_ns + data.draw(off)))
+        for job in jobs
+        for start in [job.start_ns + data.draw(off)]
+    ]
+    assert compare(ledger(jobs), moved, 2 * S).agrees
+
+
+# Seeded differences --------------------------------------------------------------------------------
+
+Found = tuple[list[Entry], list[Job], Job, Kind]
+
+
+def without_entries(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    return ledger([one for one in jobs if one != job]), jobs
+
+
+def without_record(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    return ledger(jobs), [one for one in jobs if one != job]
+
+
+def changed(**fields: object) -> Callable[[list[Job], Job], tuple[list[Entry], list[Job]]]:
+    """The books say something else of the job."""
+
+    def of(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+        other = {name: value(job) if callable(value) else value for name, value in fields.items()}
+        return ledger(jobs), [
+            msgspec.structs.replace(one, **other) if one == job else one for one in jobs
+        ]
+
+    return of
+
+
+def with_a_hole(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    """Ten seconds in the middle of the job are no one's."""
+    middle = (job.start_ns + job.end_ns) // 2
+    found = []
+    for entry in ledger(jobs):
+        if entry.claim == job.claim and entry.gpu == str(job.gpus[0]):
+            found.append(msgspec.structs.replace(entry, t1_ns=middle))
+            found.append(msgspec.structs.replace(entry, t0_ns=middle + 10 * S))
+        else:
+            found.append(entry)
+    return found, jobs
+
+
+def in_half(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    """The ledger has half of each GPU."""
+    half = GPU_CAPACITY // 2
+    return [
+        msgspec.structs.replace(entry, slot_hi=half) if entry.claim == job.claim else entry
+        for entry in ledger(jobs)
+    ], jobs
+
+
+def another(job: Job) -> tuple[Gpu, ...]:
+    return tuple(sorted({*job.gpus[1:], next(gpu for gpu in GPUS if gpu not in job.gpus)}))
+
+
+SEEDS = {
+    "not in the ledger": (without_entries, Kind.NOT_IN_LEDGER),
+    "not in the books": (without_record, Kind.NOT_IN_BOOKS),
+    "another tenant": (changed(tenant="x"), Kind.TENANT),
+    "a GPU more": (changed(unplaced=(Unplaced("", 1, "more"),)), Kind.GPUS),
+    "a GPU less": (changed(gpus=lambda job: job.gpus[1:]), Kind.GPUS),
+    "another GPU": (changed(gpus=another), Kind.GPUS),
+    "an earlier start": (changed(start_ns=lambda job: job.start_ns - 6 * S), Kind.TIMES),
+    "a later start": (changed(start_ns=lambda job: job.start_ns + 6 * S), Kind.TIMES),
+    "an earlier end": (changed(end_ns=lambda job: job.end_ns - 6 * S), Kind.TIMES),
+    "a later end": (changed(end_ns=lambda job: job.end_ns + 6 * S), Kind.TIMES),
+    "a hole": (with_a_hole, Kind.HELD),
+    "in half": (in_half, Kind.HELD),
+}
+TOLERANCE = 2 * S
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@given(queues(), st.data())
+def test_each_difference_is_found_and_named(seed, jobs, data):
+    jobs = [msgspec.structs.replace(job, id=str(number)) for number, job in enumerate(jobs)]
+    lasting = [job for job in jobs if job.duration_ns > 30 * S]
+    assume(lasting)
+    job = data.draw(st.sampled_from(lasting))
+    make, kind = SEEDS[seed]
+    entries, records = make(jobs, job)
+    found = compare(entries, records, TOLERANCE)
+    assert not found.agrees
+    (difference,) = found.differences
+    assert (difference.job, difference.kinds) == (job.id, (kind,))
+    by_tenant = sum((tenant.difference for tenant in found.tenants), Fraction())
+    assert difference.difference == by_tenant
+
+
+def test_how_much_and_in_which_direction():
+    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]))
+    later = msgspec.structs.replace(job, start_ns=10 * S, end_ns=70 * S)
+    (difference,) = compare(ledger([job]), [later], S).differences
+    assert difference.kinds == (Kind.TIMES,)
+    assert (difference.start_off_ns, difference.end_off_ns) == (-10 * S, 30 * S)
+    assert (difference.ledger, difference.books) == (200 * S, 120 * S)
+    assert difference.difference == 80 * S
+    assert (difference.ledger_gpus, difference.books_gpus) == (tuple(map(str, GPUS[:2])), 2)
+    (check,) = compare(ledger([job]), [later], S).tenants
+    assert (check.found, check.expected, check.parts) == (200 * S, 120 * S, 2)
+    assert check.allowed == 4 * S
+    assert not check.agrees
+
+
+def test_many_small_differences_of_one_tenant_stay_within_its_claims():
+    jobs = [
+        Job(at * 100 * S, str(at), "a", "u", (at * 100 + 50) * S, (GPUS[0],)) for at in range(9)
+    ]
+    late = [msgspec.structs.replace(job, end_ns=job.end_ns + S) for job in jobs]
+    found = compare(ledger(jobs), late, S)
+    assert found.agrees
+    assert found.tenants[0].difference == -9 * S
+
+
+def test_a_job_that_lost_its_gpu_to_another_is_named():
+    jobs = [
+        Job(0, "1", "a", "u", 100 * S, (GPUS[0],)),
+        Job(40 * S, "2", "b", "u", 90 * S, (GPUS[0],)),
+    ]
+    found = compare(ledger(jobs), jobs, S)
+    assert [(one.job, one.kinds, one.difference) for one in found.differences] == [
+        ("1", (Kind.TIMES,), -60 * S)
+    ]
+
+
+def test_a_source_may_say_whose_job_a_workload_is_and_states_of_the_node_are_not_in_the_books():
+    job = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    entries = [
+        msgspec.structs.replace(entry, workload="slurm:7", state=state)
+        for entry in ledger([job])
+        for state in (State.DOWN, State.ROGUE)
+    ]
+    assert compare(entries, [job], 0).agrees
+
+
+def test_a_job_without_an_end_is_not_compared():
+    ran = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    found = compare(ledger([ran]), [], 0, unended=["7"])
+    assert found == Comparison((), (), 0, unended=("7",))
+
+
+def test_parts_of_gpus_are_compared_by_their_times():
+    job = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    part = (Unplaced("n1", 0, "a part of a GPU"),)
+    books = msgspec.structs.replace(job, gpus=(), unplaced=part)
+    entries = [msgspec.structs.replace(entry, slot_hi=120) for entry in ledger([job])]
+    found = compare(entries, [books], S)
+    assert found.agrees
+    assert (found.in_parts, found.tenants) == (("7",), ())
+    late = msgspec.structs.replace(books, start_ns=5 * S)
+    assert compare(entries, [late], S).differences[0].kinds == (Kind.TIMES,)
+
+
+# Real books ----------------------------------------------------------------------------------------
+
+
+def as_sacct(jobs: Sequence[Job]) -> str:
+    """Jobs as sacct prints them."""
+    lines = ["|".join(COLUMNS)]
+    lines += [
+        f"{job.id}|{job.user}|{job.tenant}|{job.start_ns // S}|{job.end_ns // S}"
+        f"|{','.join(sorted({gpu.node for gpu in job.gpus}))}|gres/gpu={len(job.gpus)}"
+        for job in jobs
+    ]
+    return "\n".join(lines)
+
+
+def test_the_ledger_of_a_real_cluster_is_what_its_accounting_says():
+    lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
+    jobs = [job for job in read_clustercockpit(lines).jobs if job.gpus and not job.unplaced]
+    books = read_sacct(as_sacct(jobs)).jobs
+    found = compare(ledger(jobs), books, 0)
+    assert found.agrees
+    assert (found.jobs, len(found.tenants) > 20) == (len(jobs), True)
+    dropped = next(job for job in jobs if job.duration_ns)
+    without = compare(ledger(jobs), [book for book in books if book.id != dropped.id], 0)
+    assert {one.job for one in without.differences} == {dropped.id}
