@@ -159,7 +159,8 @@ def _difference(run: Run, tolerance_ns: int) -> JobDifference | None:
 def _kinds(run: Run, tolerance_ns: int) -> tuple[list[Kind], tuple[int, int]]:
     """In what they differ, and by how much start and end are off at most."""
     if not run.held:
-        missed = run.end_ns - run.start_ns > 2 * tolerance_ns
+        had_some = run.gpus or run.in_parts
+        missed = had_some and run.end_ns - run.start_ns > 2 * tolerance_ns
         return ([Kind.NOT_IN_LEDGER] if missed else []), (0, 0)
     if run.job is None:
         longest = max(held.end_ns - held.start_ns for held in run.held)
