@@ -139,4 +139,5 @@ def test_a_day_that_another_list_knows_otherwise_is_not_written_over(ledger):
     with pytest.raises(JobLedgerError, match="import all jobs of a day at once"):
         write(ledger, days(with_stand_ins([other]), TERMS))
     assert held(ledger, State.INFERRED) == {"a": 100 * S}
-    assert write(ledger, days(with_stand_ins([other, job]), TERMS), replace=True).added == 2
+    both = days(with_stand_ins([other, job]), TERMS)
+    assert write(ledger, both, replace=True) == Imported(1, 1)
