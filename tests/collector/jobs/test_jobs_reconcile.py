@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC
 from fractions import Fraction
 
 import msgspec
@@ -12,11 +14,12 @@ from hypothesis import strategies as st
 
 from collector.billing.instants import Period
 from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job import Job, Unplaced
+from collector.jobs.job import Gpu, Job, Unplaced
 from collector.jobs.reconcile import Comparison, Kind, compare
 from collector.jobs.sacct import read_sacct
 from collector.metering.tiling import State
 from railscope.slurm.sacct import COLUMNS
+from railscope.slurm.scontrol import parse_text
 from tests.support.job_books import GPUS, SEEDS, START, TOLERANCE, S, counted, ledger, queues
 from tests.support.shared import captured
 
@@ -175,3 +178,34 @@ def test_the_ledger_of_a_real_cluster_is_what_its_accounting_says():
     dropped = next(job for job in jobs if job.duration_ns)
     without = compare(ledger(jobs), [book for book in books if book.id != dropped.id], 0)
     assert {one.job for one in without.differences} == {dropped.id}
+
+
+def test_what_slurm_tells_of_running_jobs_and_its_accounting_are_one_ledger():
+    """Indices of GPUs by scontrol, and the same jobs as sacct would print them at their planned end."""
+    told, rows = {}, []
+    for name in ("main_array_job", "multi_node"):
+        text = captured(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
+        for job in parse_text(text, UTC):
+            assert job.start_seconds is not None
+            assert job.planned_end_seconds is not None
+            gpus = tuple(
+                Gpu(held.node, str(index))
+                for held in job.allocations or ()
+                for gres in held.gres
+                for index in gres.indices or ()
+            )
+            span = job.start_seconds, job.planned_end_seconds
+            told[str(job.id)] = Job(
+                span[0] * S, str(job.id), job.account, job.user, span[1] * S, tuple(sorted(gpus))
+            )
+            where = ",".join(job.nodes)
+            ids = f"{job.id}|{job.user}|{job.account}"
+            rows.append(f"{ids}|{span[0]}|{span[1]}|{where}|gres/gpu={len(gpus)}")
+    books = read_sacct("\n".join(["|".join(COLUMNS), *rows])).jobs
+    found = compare(ledger(list(told.values())), books, 0)
+    assert found.agrees
+    assert found.jobs == len(books) == len(told) == 3
+    expected: Counter[str] = Counter()
+    for book in books:
+        expected[book.tenant] += book.unplaced[0].gpus * book.duration_ns
+    assert {check.tenant: check.found for check in found.tenants} == expected
