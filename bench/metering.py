@@ -22,13 +22,16 @@ from collector.billing.metered import usages
 from collector.billing.prices import Price, PriceBook, Tariff
 from collector.billing.rating import rate
 from collector.billing.usage import Usage
+from collector.ledger.metered import Computed, MeteredGpu
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
-from collector.metering.measures import Increments, Readings, increments
+from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.observation import GAP_NS, stretches
 
 SKU = "h100-sxm"
 DAYS = 30
-MONTH = Period(20_000 * DAY_NS, (20_000 + DAYS) * DAY_NS)
+FIRST_DAY = 20_000
+MONTH = Period(FIRST_DAY * DAY_NS, (FIRST_DAY + DAYS) * DAY_NS)
+COMPUTED = Computed("bench", MONTH.end_ns)
 SAMPLE_NS = 10 * SECOND_NS
 COUNTED_NS = 30 * SECOND_NS
 """Of counters one reading in each cell of this grid is kept."""
@@ -119,7 +122,8 @@ def _bill(months: Sequence[Month]) -> tuple[float, float, int]:
     started = time.process_time()
     used: list[Usage] = []
     for one in months:
-        used += usages(one.evidence, SKU, MONTH.end_ns, one.counted)
+        gpu = MeteredGpu.of(one.evidence, {Measure.ENERGY: one.counted}, SKU)
+        used += usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
     metered = time.process_time()
     charges = rate(used, BOOK, MONTH).charges
     close(charges, MONTH, BOOK.currency)

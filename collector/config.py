@@ -60,6 +60,17 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     ] = "railscope.audit"
 
 
+class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Bills."""
+
+    seller_file: Annotated[
+        str,
+        described(
+            "Who bills and which account pays for each tenant (TOML). Empty: each tenant pays."
+        ),
+    ] = ""
+
+
 class Influx(msgspec.Struct, frozen=True, kw_only=True):
     """Views written to a server that speaks InfluxDB's line protocol, version 2."""
 
@@ -111,5 +122,6 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     frame_log: FrameLogSettings = FrameLogSettings()
     audit: Audit = Audit()
+    billing: BillingSettings = BillingSettings()
     influx: Influx = Influx()
     tls: Tls = Tls()

@@ -28,6 +28,12 @@ from collector.billing.rounding import to_minor
 
 GREATEST = 10**PRECISION  # counted in the last decimal
 
+_ALWAYS_APPLICABLE = (
+    "BILLING_BASED_ON_PROVISIONED_RESOURCES_SUPPORTED", "CAPACITY_RESERVATION_SUPPORTED",
+    "MULTIPLE_SUB_ACCOUNT_TYPES_SUPPORTED", "NEGOTIATED_PRICING_SUPPORTED",
+    "PUBLIC_PRICE_LIST_SUPPORTED", "RESOURCE_TYPE_ASSIGNMENT_SUPPORTED", "SUB_ACCOUNT_SUPPORTED",
+    "UNIT_PRICING_SUPPORTED", "USAGE_MEASUREMENT_SUPPORTED",
+)  # fmt: skip
 _CATEGORIES = {
     Kind.CREDIT: "Credit",
     Kind.ADJUSTMENT: "Adjustment",
@@ -115,6 +121,17 @@ def rows(invoice: Invoice, seller: Seller, background: Background | None = None)
         costs = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
         found.append(rounding | dict.fromkeys(costs, decimal(difference)))
     return found
+
+
+def applicable(seller: Seller) -> tuple[str, ...]:
+    """What FOCUS may expect of this seller's rows: ids of its applicability criteria, in order."""
+    accounts = seller.accounts.values()
+    depends = {
+        "ACCOUNT_NAMING_SUPPORTED": all(account.group_name for account in accounts),
+        "REGION_SUPPORTED": seller.region is not None,
+        "TAGGING_SUPPORTED": any(account.tags for account in accounts),
+    }
+    return tuple(sorted([*_ALWAYS_APPLICABLE, *(name for name, is_so in depends.items() if is_so)]))
 
 
 def billed(found: Iterable[Row]) -> Fraction:
@@ -212,8 +229,13 @@ def _ours(charge: Charge, known: Background) -> Row:
         "x_ChargeId": charge.charge_id,
         "x_ChargeKind": charge.kind.value,
         "x_ClaimId": charge.claim or None,
-        "x_CorrectsInvoiceId": charge.corrects or None,
+        "x_CorrectsInvoiceId": _corrected(charge),
     }
+
+
+def _corrected(charge: Charge) -> str | None:
+    """The invoice; None where the tenant had none in that period, and the period stands for it."""
+    return None if charge.corrects.startswith("period:") else charge.corrects or None
 
 
 def _reservation(charge: Charge) -> str | None:

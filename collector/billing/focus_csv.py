@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from collector.billing.focus_columns import (
     COLUMNS,
@@ -28,30 +28,51 @@ class FocusCsvError(ValueError):
     """Text that is no export of ours; the message names the line and the column."""
 
 
+class CsvWriter:
+    """Writes rows to a file: a header, then what it is given."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._write([COLUMNS])
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write rows. Raises ValueError for other columns and for more than 12 decimals."""
+        self._write([_written(complete(row)[name]) for name in COLUMNS] for row in rows)
+
+    def close(self) -> None:
+        """Nothing is held back: the file is whole after each row."""
+
+    def _write(self, lines: Iterable[Iterable[str]]) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\r\n", strict=True).writerows(lines)
+        self._file.write(text.getvalue().encode())
+
+
 def write(rows: Iterable[Row]) -> str:
-    """The rows as CSV with a header. Raises ValueError as `write_to` does."""
-    text = io.StringIO(newline="")
-    write_to(rows, text)
-    return text.getvalue()
-
-
-def write_to(rows: Iterable[Row], file: TextIO) -> None:
-    """Write a header, then row after row, to a file that was opened with newline="".
-
-    Raises ValueError for a row with other columns and for a number of more than 12 decimals.
-    """
-    writer = csv.writer(file, lineterminator="\r\n", strict=True)
-    writer.writerow(COLUMNS)
-    writer.writerows([_written(complete(row)[name]) for name in COLUMNS] for row in rows)
+    """The rows as CSV with a header. Raises ValueError as CsvWriter does."""
+    file = io.BytesIO()
+    CsvWriter(file).add(rows)
+    return file.getvalue().decode()
 
 
 def parse(text: str) -> list[Row]:
     """The rows of a CSV as `write` makes it. Raises FocusCsvError."""
-    return list(read_from(io.StringIO(text, newline="")))
+    return list(_rows(io.StringIO(text, newline="")))
 
 
-def read_from(file: TextIO) -> Iterator[Row]:
-    """The rows of a file opened with newline="", one after the other. Raises FocusCsvError."""
+def read_from(file: BinaryIO) -> Iterator[Row]:
+    """The rows of a file, one after the other. Raises FocusCsvError."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        yield from _rows(text)
+    except UnicodeDecodeError as error:
+        message = f"is no UTF-8: {error}"
+        raise FocusCsvError(message) from error
+    finally:
+        text.detach()
+
+
+def _rows(file: TextIO) -> Iterator[Row]:
     reader = csv.reader(file, strict=True)
     try:
         names = next(reader, [])

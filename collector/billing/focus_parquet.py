@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from importlib import import_module
-from itertools import islice
 from typing import Any, BinaryIO
 
 from collector.billing.focus_columns import (
@@ -38,20 +37,36 @@ class FocusParquetError(ValueError):
     """A file that is no export of ours; the message says why."""
 
 
-def write_to(rows: Iterable[Row], file: BinaryIO) -> None:
-    """Write the rows in groups of at most ROWS_IN_A_GROUP; no rows make a file without a group.
+class ParquetWriter:
+    """Writes rows to a file, group by group. Raises NoParquetError."""
 
-    Raises NoParquetError, and ValueError as CSV does.
-    """
-    arrow, parquet = _libraries()
-    schema = _schema(arrow)
-    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for group in _groups(rows):
-            columns = [
-                arrow.array([_stored(complete(row)[name]) for row in group], field.type)
-                for name, field in zip(COLUMNS, schema, strict=True)
-            ]
-            writer.write_table(arrow.Table.from_arrays(columns, schema=schema))
+    def __init__(self, file: BinaryIO, rows_in_a_group: int = ROWS_IN_A_GROUP) -> None:
+        self._arrow, parquet = _libraries()
+        self._schema = _schema(self._arrow)
+        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._most = rows_in_a_group
+        self._waiting: list[Row] = []
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take on rows. Raises ValueError for other columns and for more than 12 decimals."""
+        for row in rows:
+            self._waiting.append(complete(row))
+            if len(self._waiting) == self._most:
+                self._write()
+
+    def close(self) -> None:
+        """Write what is left, and the end of the file."""
+        if self._waiting:
+            self._write()
+        self._writer.close()
+
+    def _write(self) -> None:
+        columns = [
+            self._arrow.array([_stored(row[name]) for row in self._waiting], field.type)
+            for name, field in zip(COLUMNS, self._schema, strict=True)
+        ]
+        self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
+        self._waiting.clear()
 
 
 def read_from(file: BinaryIO) -> Iterator[Row]:
@@ -68,12 +83,6 @@ def read_from(file: BinaryIO) -> Iterator[Row]:
     for batch in source.iter_batches(batch_size=ROWS_IN_A_GROUP):
         for row in batch.to_pylist():
             yield {name: _read(value) for name, value in row.items()}
-
-
-def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    remaining = iter(rows)
-    while group := list(islice(remaining, ROWS_IN_A_GROUP)):
-        yield group
 
 
 def _libraries() -> tuple[Any, Any]:

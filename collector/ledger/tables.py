@@ -6,6 +6,7 @@ Each part declares its own. Triggers keep every one append-only.
 from __future__ import annotations
 
 from collector.audit import outbox
+from collector.billing import tables as billing
 from collector.ledger.schema import VERSION, metadata, schema_version
 
-__all__ = ["VERSION", "metadata", "outbox", "schema_version"]
+__all__ = ["VERSION", "billing", "metadata", "outbox", "schema_version"]

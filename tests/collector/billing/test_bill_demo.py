@@ -14,6 +14,7 @@ from collector.billing.command import demo as demo_command
 from collector.billing.command import prices
 from collector.billing.demo import CLOSED_NS, GPUS, MONTH, SELLER, SKU
 from collector.billing.focus import billed
+from collector.billing.focus_parquet import read_from
 from collector.billing.instants import HOUR_NS, Period
 from collector.billing.invoice import close, issue
 from collector.billing.metered import usages
@@ -79,13 +80,18 @@ def test_a_statement_adds_up_as_printed() -> None:
 
 
 def test_the_command_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
-    result = CliRunner().invoke(demo_command, ["--focus", str(tmp_path / "focus.csv")])
+    result = CliRunner().invoke(demo_command, ["--focus", str(tmp_path)])
     assert result.exit_code == 0
     assert f"root of the month  {FOUND.root}" in result.output.splitlines()
     assert result.output.count("difference 0\n") == len(FOUND.checks)
     assert "GPU-7, 2026-09-08T14:00:00Z to 2026-09-08T16:00:00Z" in result.output
-    rows = focus_csv.parse((tmp_path / "focus.csv").read_text())
-    assert billed(rows) == Fraction(643_741 + 273_168, 100)
+    rows = focus_csv.parse((tmp_path / "focus-1.2.csv").read_text())
+    assert billed(rows) == Fraction(643_741 + 273_168 - 10_016, 100)
+    with (tmp_path / "focus-1.2.parquet").open("rb") as file:
+        assert list(read_from(file)) == rows
+    assert "billed: 9068.93 EUR" in result.output.splitlines()
+    again = CliRunner().invoke(demo_command, ["--focus", str(tmp_path), "--format", "csv"])
+    assert again.output.splitlines()[-1].startswith("written focus-1.2.csv: 72 rows")
 
 
 # Reconciliation finds what is wrong --------------------------------------------------------------

@@ -11,10 +11,21 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
+from support.exports import SELLER as EVERY_KIND_SELLER
+from support.exports import all_kinds
 
 from collector.billing.charges import Kind, Unit
 from collector.billing.corrections import corrections, credit
-from collector.billing.focus import Account, Background, Provenance, Seller, billed, decimal, rows
+from collector.billing.focus import (
+    Account,
+    Background,
+    Provenance,
+    Seller,
+    applicable,
+    billed,
+    decimal,
+    rows,
+)
 from collector.billing.focus_columns import Row
 from collector.billing.focus_csv import FocusCsvError, parse, spelled, write
 from collector.billing.instants import HOUR_NS
@@ -39,6 +50,18 @@ MANDATORY = [
 ]  # fmt: skip
 MAY_BE_NULL = {"BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity",
                "PricingUnit"}  # fmt: skip
+ALLOWED = {
+    "ChargeCategory": {"Usage", "Purchase", "Tax", "Credit", "Adjustment"},
+    "ChargeClass": {None, "Correction"},
+    "ChargeFrequency": {"One-Time", "Recurring", "Usage-Based"},
+    "CapacityReservationStatus": {None, "Used", "Unused"},
+    "CommitmentDiscountStatus": {None},
+    "PricingCategory": {None, "Standard", "Dynamic", "Committed", "Other"},
+    "ResourceType": {None, "GPU", "MIG instance"},
+    "ServiceCategory": {"AI and Machine Learning"},
+    "ServiceSubcategory": {"AI Platforms"},
+    "SubAccountType": {"Namespace", "Account"},
+}
 Write = Callable[[Sequence[Row]], str]
 
 
@@ -123,6 +146,42 @@ def test_what_is_known_about_a_charge_stands_in_columns_of_ours():
     assert [row[name] for name in ours] == [Fraction("0.998"), "ab12", "3", "cp"]
 
 
+def test_each_row_of_every_kind_has_the_values_that_are_allowed():
+    """The official validator asks for an allowed value somewhere in a column; here it is each."""
+    found = rows(all_kinds(), EVERY_KIND_SELLER)
+    assert {row["x_ChargeKind"] for row in found} == set(Kind)
+    for row in found:
+        assert all(row[name] in allowed for name, allowed in ALLOWED.items())
+        priced = row["ChargeCategory"] == "Usage"
+        for name in ("SkuId", "SkuPriceId", "SkuMeter", "PricingQuantity", "ConsumedQuantity"):
+            assert (row[name] is not None) == priced, name
+        assert (row["ResourceType"] is None) == (row["ResourceId"] is None)
+        assert (row["CapacityReservationStatus"] is None) == (row["CapacityReservationId"] is None)
+    parents = {row["SkuPriceId"]: row["SkuId"] for row in found}
+    meters = {row["SkuId"]: row["SkuMeter"] for row in found}
+    for row in found:
+        assert (parents[row["SkuPriceId"]], meters[row["SkuId"]]) == (row["SkuId"], row["SkuMeter"])
+    (instance,) = (row for row in found if row["SkuMeter"] == "MIG Instance Time")
+    assert instance["SkuId"] == "h100/1g.10gb"
+    assert instance["SkuPriceDetails"] == '{"x_MigProfile":"1g.10gb"}'
+    assert instance["Tags"] == '{"Beneficiary":"Übung, Köln","CostCenter":"4711"}'
+    assert (instance["RegionId"], instance["RegionName"]) == ("hall-1", "Machine hall 1")
+    assert (instance["SubAccountName"], instance["ResourceName"]) == ('Team "A"', None)
+
+
+def test_what_a_seller_supports_follows_from_what_is_said_of_it():
+    plain = applicable(SELLER)
+    assert "SUB_ACCOUNT_SUPPORTED" in plain
+    optional = ["ACCOUNT_NAMING_SUPPORTED", "REGION_SUPPORTED", "TAGGING_SUPPORTED"]
+    assert not set(plain) & set(optional)
+    assert applicable(EVERY_KIND_SELLER) == tuple(sorted([*plain, *optional]))
+
+
+def test_resources_have_the_names_that_are_known():
+    (row,) = exported([usage(0, HOUR_NS)], book(price(EUR)), names={"GPU-0": "gpu-node-1, GPU 0"})
+    assert row["ResourceName"] == "gpu-node-1, GPU 0"
+
+
 def test_only_issued_invoices_of_known_accounts_are_exported():
     invoice = draft([], "team-a", MONTH, "EUR")
     with pytest.raises(InvoiceError, match="is draft"):
@@ -138,6 +197,7 @@ def test_rows_have_the_mandatory_columns_and_costs_that_follow_from_prices(usage
         assert all(row[name] is not None for name in MANDATORY if name not in MAY_BE_NULL)
         assert "" not in row.values(), "null is null, and no empty text"
         assert row["PricingCurrencyEffectiveCost"] is not None
+        assert all(row[name] in allowed for name, allowed in ALLOWED.items())
         if row["ChargeCategory"] == "Usage":
             # A quantity of 12 decimals is off by half of the last one; a price multiplies that.
             slack = Fraction(1, 10**12)
