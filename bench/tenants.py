@@ -11,12 +11,10 @@ from pathlib import Path
 import click
 
 from bench import alibaba
-from bench.metering import MONTH
+from bench.metering import DAYS, FIRST_DAY, MONTH
 from bench.report import Aim, Report, mebibytes
-from collector.billing.instants import DAY_NS, Period
-from collector.billing.reconcile import days
-from collector.jobs.ledger import Terms, with_stand_ins
-from collector.jobs.ledger import days as tilings
+from collector.billing.instants import DAY_NS
+from collector.jobs.ledger import Terms, days, with_stand_ins
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import GPU_CAPACITY, Tiling
@@ -63,7 +61,7 @@ def main(nodes: int, *, quick: bool) -> None:
     report.ratio("CPU a GPU, all / a tenth of them", seconds / len(known) / small, LINEAR)
     wrong = _wrong(found, known)
     report.ratio("tenants whose time is not the sum of their claims", wrong, EXACT)
-    report.figure("metered", f"{len(known):,} GPUs, {MONTH_DAYS} days, {claims:,} claims")
+    report.figure("metered", f"{len(known):,} GPUs, {DAYS} days, {claims:,} claims")
     report.figure("processor time", f"{seconds:.1f} s, {1e6 * seconds / claims:.0f} us a claim")
     report.figure("entries of the days", f"{entries:,}")
     report.figure("claims in memory", f"{mebibytes(held)}, {held / claims:.0f} B a claim")
@@ -72,19 +70,15 @@ def main(nodes: int, *, quick: bool) -> None:
     click.echo(str(report))
 
 
-MONTH_DAYS = (MONTH.end_ns - MONTH.start_ns) // DAY_NS
-
-
 def _tiled(known: Iterable[Evidence]) -> tuple[float, int, Counter[str]]:
     """Processor seconds, entries, and capacity times time by tenant; none is no tenant."""
-    month: Sequence[Period] = list(days(MONTH))
     found: Counter[str] = Counter()
     count = 0
     started = time.process_time()
     for one in known:
         timeline = GpuTimeline.of(one)
-        for day in month:
-            entries = timeline.entries(day.start_ns, day.end_ns)
+        for day in range(FIRST_DAY, FIRST_DAY + DAYS):
+            entries = timeline.entries(day * DAY_NS, (day + 1) * DAY_NS)
             count += len(entries)
             for entry in entries:
                 if entry.tiling is Tiling.COMPUTE:
@@ -112,7 +106,7 @@ def _real(report: Report) -> None:
     found = alibaba.instances()
     jobs = with_stand_ins(alibaba.jobs(found))
     gpu_days = held = 0
-    for day in tilings(jobs, Terms("", 0)):
+    for day in days(jobs, Terms("", 0)):
         gpu_days += 1
         held += sum(e.quantity for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE)
     seconds = time.process_time() - started

@@ -89,7 +89,7 @@ def test_metering_bench_finishes_and_prints_its_ratios():
         "time of twice as many GPUs / time",
         "8,000 GPU-days likewise, 2 processes, by the wall clock",
         "CPU of the busier of 2 processes / of one alone",
-        "CPU an event, 8 times as many / as they are",
+        "CPU an event, 8 times as many / where it is least",
         "CPU of a loop over samples, held time only / metering",
     ):
         assert line in printed
