@@ -69,13 +69,17 @@ def _check_open(books: Books, connection: Connection, book: PriceBook, *, first:
 def record(books: Books, charge: Charge, by: By) -> tuple[bool, str]:
     """Record a credit or an adjustment, for the next closing; false if it is there already.
 
-    Also gives the currency. Raises ClosingError without a price book, as it says the currency.
+    Also gives the currency. Raises ClosingError for a tenant that is not known, and without a price
+    book, as that says the currency.
     """
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
         newest = books.store.book_in(connection)
         if newest is None:
             message = "no price book is published, which would say the currency"
+            raise ClosingError(message)
+        if not books.store.knows(connection, charge.tenant):
+            message = f"tenant {charge.tenant!r} is not known: it has neither invoice nor GPU time"
             raise ClosingError(message)
         one = Adjusted(charge, newest.book.currency, by.now_ns, by.actor.id)
         if any(other.charge == charge for other in books.store.adjusted_in(connection)):

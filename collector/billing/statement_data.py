@@ -113,7 +113,9 @@ def document(statement: Statement) -> StatementDocument:
         audit_checkpoint_size=statement.audit.checkpoint_size if statement.audit else None,
         roots=dict(statement.roots),
         marks=list(statement.marks),
-        lines=[_line(line, statement.revisions, places) for line in invoice.lines],
+        lines=[
+            _line(line, statement.revisions, places) for line in sorted(invoice.lines, key=_place)
+        ],
         undecided=[
             {
                 "resource": one.resource,
@@ -184,6 +186,13 @@ def _line(line: Line, revisions: Mapping[GpuDay, int], places: int) -> Statement
         corrects=charge.corrects,
         note=charge.note,
     )
+
+
+def _place(line: Line) -> tuple[int, str, str, str, str]:
+    charge = line.charge
+    return (
+        charge.service_t0_ns, charge.resource, charge.claim, charge.kind.value, charge.charge_id,
+    )  # fmt: skip
 
 
 def _plain(value: Fraction, places: int) -> str:

@@ -27,6 +27,7 @@ from collector.billing.undecided import Undecided
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.queries import chunks
 from collector.ledger.rows import GpuDay
+from collector.ledger.schema import entries
 
 _LOCK = 0x7261_696C_6269_6C6C
 ISSUE = "billing.issue/"
@@ -213,6 +214,14 @@ class BillingStore:
                 )
                 raise LedgerError(message) from error
             yield invoice
+
+    def knows(self, connection: Connection, tenant: str) -> bool:
+        """Whether a tenant has an invoice, or any time in the ledger."""
+        asked = (
+            select(tables.invoices.c.tenant_id).where(tables.invoices.c.tenant_id == tenant),
+            select(entries.c.tenant_id).where(entries.c.tenant_id == tenant),
+        )
+        return any(connection.execute(query.limit(1)).first() for query in asked)
 
     # Credits and adjustments ---------------------------------------------------------------------
 
