@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from datetime import tzinfo
 from pathlib import Path
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 import msgspec
 
+from collector.jobs.books_options import tenants_in, tenants_option, timezone_option, zone_of
 from collector.jobs.job import JobList, JobListError
 from collector.jobs.ledger import Imported, JobLedgerError, Terms, days, with_stand_ins, write
 from collector.jobs.meter import meter
-from collector.jobs.reading import FORMATS, read_jobs
+from collector.jobs.reading import FORMATS, format_of, read_jobs
 from collector.jobs.report import as_document, as_text
+from collector.jobs.tenants import SOURCES, listed_with_tenants
 from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DayTiling
@@ -28,9 +30,8 @@ from collector.ledger.tiling import DayTiling
     help="Whose list it is: JSON lines of ClusterCockpit, `sacct -P` or `sacct --json`, or "
     "`kubectl get pods -o json`. Seen from the file if not given.",
 )  # fmt: skip
-@click.option(
-    "--timezone", help="Zone of sacct's times where they name none, as Europe/Berlin.",
-)  # fmt: skip
+@timezone_option
+@tenants_option
 @click.option("--json", "as_json", is_flag=True, help="For a program; nanoseconds are text.")
 @click.option("--ledger", "url", help="Write the GPUs' days to the ledger in this database.")
 @click.option("--sku", default="", help="Model of the GPUs as prices name it; with --ledger.")
@@ -46,8 +47,8 @@ from collector.ledger.tiling import DayTiling
     "--replace", is_flag=True, help="Write days anew of which the ledger knows something else.",
 )  # fmt: skip
 def import_jobs(  # noqa: PLR0913 - each is an option
-    file: Path, form: str | None, timezone: str | None, url: str | None, sku: str, *,
-    as_json: bool, stand_ins: bool, as_observed: bool, replace: bool,
+    *, file: Path, form: str | None, timezone: str | None, tenants_path: Path | None,
+    url: str | None, sku: str, as_json: bool, stand_ins: bool, as_observed: bool, replace: bool,
 ) -> None:  # fmt: skip
     """Print the GPU time of every tenant in a scheduler's job list, exactly.
 
@@ -55,7 +56,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     list does not name are listed with the reason and are in no total. Exit status 1: the file is no
     such list, or the ledger cannot take it.
     """
-    jobs = _read(file, form or "", _zone(timezone))
+    form, jobs = _read(file, form, zone_of(timezone))
+    if tenants_path is not None:
+        jobs = listed_with_tenants(jobs, SOURCES[form], tenants_in(tenants_path))
     if stand_ins:
         jobs = msgspec.structs.replace(jobs, jobs=tuple(with_stand_ins(jobs.jobs)))
     metered = meter(jobs.jobs)
@@ -92,17 +95,12 @@ def _write(url: str, tilings: Iterable[DayTiling], *, replace: bool) -> Imported
         raise click.ClickException(str(error)) from error
 
 
-def _zone(name: str | None) -> ZoneInfo | None:
+def _read(file: Path, form: str | None, zone: tzinfo | None) -> tuple[str, JobList]:
+    """The format that the list is in, and its jobs."""
     try:
-        return ZoneInfo(name) if name else None
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        message = f"{name!r} is no time zone that this machine knows"
-        raise click.BadParameter(message, param_hint="--timezone") from error
-
-
-def _read(file: Path, form: str, zone: ZoneInfo | None) -> JobList:
-    try:
-        return read_jobs(file.read_text(encoding="utf-8"), form, zone)
+        text = file.read_text(encoding="utf-8")
+        form = form or format_of(text)
+        return form, read_jobs(text, form, zone)
     except (JobListError, OSError, UnicodeDecodeError) as error:
         message = f"{file}: {error}"
         raise click.ClickException(message) from error

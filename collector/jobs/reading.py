@@ -41,7 +41,7 @@ def format_of(text: str) -> str:
     raise JobListError(1, "", f"is of none of {', '.join(FORMATS)}: say which with --format")
 
 
-def read_jobs(text: str, form: str = "", zone: tzinfo | None = None) -> JobList:
+def read_jobs(text: str, form: str | None = None, zone: tzinfo | None = None) -> JobList:
     """The jobs of a list; without a format it is seen from the text. Raises JobListError."""
     if not text.strip():
         raise JobListError(1, "", "the file is empty")
