@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from collector.account.cells import account_json
 from collector.audit.trail import Denial
 from collector.core import Core
 from collector.fleet import Node, Row
-from collector.metering.account import Account
 from collector.metrics import Own, render
 from collector.tokens import Tokens
 from collector.views.refresh import Views
@@ -164,7 +164,7 @@ class Api:
         if views.account is None:
             text = "the account has not been computed yet"
             if views.instant_ns:
-                text = "no one knows who holds what: the claims file has never been valid"
+                text = "no one knows who holds what: " + self.own.why_unknown
             return _json({"error": text}, 503)
         return _json(account_json(views.account))
 
@@ -199,27 +199,6 @@ def _rollups(fresh: Sequence[Row]) -> list[dict[str, Any]]:
         for metric, part, rollup, value in node_rollups(filter(None, reduced))
         if math.isfinite(value)
     ]
-
-
-def account_json(account: Account) -> dict[str, Any]:
-    """An account in integers, as strings: JSON readers that use doubles are exact to 104 days only."""
-    return {
-        "until_ns": str(account.until_ns),
-        "gpus": account.gpus,
-        "capacity_ns": str(account.capacity_ns),
-        "held_ns": str(account.held_ns),
-        "idle_ns": str(account.idle_ns),
-        "unknown_ns": str(account.unknown_ns),
-        "balances": account.balances,
-        "tenants": {
-            name: {
-                "held_ns": str(tenant.held_ns),
-                "held_observed_ns": str(tenant.observed_ns),
-                "held_unknown_ns": str(tenant.unknown_ns),
-            }
-            for name, tenant in sorted(account.tenants.items())
-        },
-    }
 
 
 def _json(

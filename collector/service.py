@@ -7,7 +7,7 @@ import fcntl
 import gc
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +16,26 @@ import structlog
 from aiohttp.web import Application
 
 from collector import tokens, web
+from collector.account.live import LiveAccount
 from collector.api import INGEST_PATH, Api
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
+from collector.audit.observed import Observed
+from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import Salts
 from collector.audit.trail import Trail
-from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
-from collector.core import Checkpoint, Core
+from collector.core import Checkpoint, Core, SeenEvent, events_of
+from collector.evidence.settle import Door, Settler
+from collector.evidence.store import EvidenceStore
+from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
+from collector.ledger.database import Database
+from collector.ledger.store import Ledger
 from collector.metrics import Own
 from collector.schemas import Schemas
-from collector.segments import read_segment, segment_path, segments, write_durably
+from collector.segments import LogStats, read_segment, segment_path, segments, write_durably
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from railscope import __version__, listen
@@ -39,6 +47,7 @@ from railscope.wire import WireError, unpack
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
+OBSERVED = "observed"
 MOST_REPLAYED_BYTES = 1 << 30
 """What was accepted once is read again, even if the limits have become narrower since."""
 _DAY_NS = 86_400_000_000_000
@@ -64,17 +73,42 @@ class Collector:
             on_rotate=self._checkpoint,
         )  # fmt: skip
         self.trail = self._trail()
-        claims_file = Path(self.settings.claims_file) if self.settings.claims_file else None
-        self.claims = ClaimsFile(claims_file)
-        self.refresher = Refresher(
-            self.core, lambda: self.claims.claims, self.settings.stale_seconds,
-            self.settings.views_seconds,
-            claims_known=lambda: self.claims.known,
+        self.observed = Observed(
+            self.trail.log, Salts(self.folder / PERSONAL), self.folder / OBSERVED, self._events
+        )
+        self.core.listeners.append(self.observed.listen)
+        self.core.on_envelope.append(self.observed.hear)
+        self._first_segment = 0
+        self.files = AdministratorsFiles.of(self.settings)
+        self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
+        self.settler = Settler(
+            self.core.evidence, self.live, self._open_ledger, self.files.texts,
+            self.settings.metering, self.folder / "evidence.seen",
         )  # fmt: skip
+        self.refresher = Refresher(
+            self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
+            known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
+        )  # fmt: skip
+        self.ledger_url = self._ledger_url()
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
+
+    def _ledger_url(self) -> str:
+        ledger = self.settings.ledger
+        if not ledger.url_file:
+            return ledger.url or f"sqlite:///{(self.folder / 'ledger.sqlite').absolute()}"
+        try:
+            return Path(ledger.url_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
+            raise SettingsError(message) from error
+
+    def _open_ledger(self) -> Door:
+        """The ledger and the evidence in its database. Blocking; raises LedgerError."""
+        database = Database(self.ledger_url)
+        return Door(Ledger(database), EvidenceStore(database))
 
     def _trail(self) -> Trail:
         audit = self.settings.audit
@@ -92,6 +126,7 @@ class Collector:
             await self._serve()
         finally:
             watchdog.cancel()
+            self.settler.close()
             self.log.close()
             self.trail.log.close()
             os.close(lock)
@@ -100,7 +135,7 @@ class Collector:
         ingest = Ingest(
             self.core, self.log, lambda: self.tokens, self.settings.limits, self.trail.deny
         )
-        own = Own(self.core, self.log, self.claims, self.sink, self.trail)
+        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail)
         api = Api(
             self.core, own, lambda: self.refresher.views, lambda: self.tokens,
             self.settings.open_reading, self.settings.stale_seconds, self.trail.deny,
@@ -121,7 +156,9 @@ class Collector:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.log.run())
                 group.create_task(self.trail.run())
-                group.create_task(self.claims.watch())
+                group.create_task(self.observed.run())
+                group.create_task(self.files.watch())
+                group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
         finally:
@@ -147,14 +184,15 @@ class Collector:
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
         self.trail.open()
-        self.claims.refresh()
+        self.observed.open()
+        self.files.refresh()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
-        first = self._read_checkpoint()
+        self._first_segment = self._read_checkpoint()
         self.log.open()
         for number in segments(self.folder / "frames"):
-            if number >= first:
+            if number >= self._first_segment:
                 self._replay(segment_path(self.folder / "frames", number))
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
@@ -165,6 +203,14 @@ class Collector:
                 self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
             except WireError as error:
                 log.error("record_unreadable", segment=path.name, problem=str(error))
+
+    def _events(self) -> Iterator[SeenEvent]:
+        """The events of what a restart would replay."""
+        folder = self.folder / "frames"
+        for number in segments(folder):
+            if number >= self._first_segment:
+                for _, record in read_segment(segment_path(folder, number), LogStats()):
+                    yield from events_of(record, unpack(record.body, MOST_REPLAYED_BYTES))
 
     def _read_checkpoint(self) -> int:
         path = self.folder / CHECKPOINT
@@ -184,9 +230,15 @@ class Collector:
         newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
         self.core.received.forget_before(horizon)
+        observed = self.observed.snapshot(horizon)
+        if observed is None:
+            log.warning("checkpoint_waits", advice="events are to be recorded from these segments")
+            return
         content = msgspec.msgpack.encode(self.core.checkpoint(first_segment))
         try:
+            await asyncio.to_thread(write_durably, self.folder / OBSERVED, observed)
             await asyncio.to_thread(write_durably, self.folder / CHECKPOINT, content)
+            self._first_segment = first_segment
             await asyncio.to_thread(self.log.delete_before, first_segment)
         except OSError as error:
             log.error("checkpoint_failed", file=str(self.folder / CHECKPOINT), problem=str(error),

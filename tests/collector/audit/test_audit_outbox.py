@@ -169,13 +169,13 @@ async def test_where_nothing_can_be_signed_rows_are_placed_without_a_checkpoint(
 
     put_all(database, range(2))
     async with begun(tmp_path / "log") as log:
-        log.before_signing = refuse
+        log.publisher.before_signing = refuse
         await drained(Drain(lambda: database, log))
         with database.transaction() as connection:
             assert placed(connection, "fact/1") == 2
             sizes = connection.execute(text("SELECT checkpoint_size FROM audit_placed")).scalars()
             assert set(sizes) == {None}
-        log.before_signing = None
+        log.publisher.before_signing = None
 
 
 def test_the_same_again_changes_nothing_and_another_is_refused(database: Database) -> None:
