@@ -17,11 +17,15 @@ _DOMAIN_DIGITS = 8
 
 
 class JobListError(ValueError):
-    """A line is no job. The message names the line, counted from 1, and the field."""
+    """A line is no job. The message names the line, counted from 1, and the field.
 
-    def __init__(self, line: int, field: str, reason: str) -> None:
+    A list that is no lines is counted in whatever it is a list of.
+    """
+
+    def __init__(self, place: int, field: str, reason: str, what: str = "line") -> None:
         """`field` is empty where the line as a whole is wrong."""
-        super().__init__(f"line {line}: {field}: {reason}" if field else f"line {line}: {reason}")
+        where = f"{what} {place}"
+        super().__init__(f"{where}: {field}: {reason}" if field else f"{where}: {reason}")
 
 
 class Gpu(NamedTuple):
@@ -47,12 +51,15 @@ class Unplaced(msgspec.Struct, frozen=True, order=True):
 
 
 class Job(msgspec.Struct, frozen=True, order=True):
-    """A job that ended and had GPUs in [start, end). `tenant` is the account it is charged to."""
+    """A job that ended and had GPUs in [start, end). `tenant` is the account it is charged to.
+
+    `user` is who ran it, empty where the list does not say.
+    """
 
     start_ns: int
     id: str
     tenant: str
-    workload: str
+    user: str
     end_ns: int
     gpus: tuple[Gpu, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
@@ -78,13 +85,14 @@ class JobList(msgspec.Struct, frozen=True):
     """Ids of the jobs that had not ended: how long they will have their GPUs is not known."""
 
 
-def without_repetitions(told: Iterable[tuple[int, Job]]) -> tuple[Job, ...]:
+def without_repetitions(told: Iterable[tuple[int, Job]], what: str = "line") -> tuple[Job, ...]:
     """The jobs in order, each once. Raises JobListError where two lines contradict each other."""
     found: dict[str, tuple[int, Job]] = {}
     for line, job in told:
         first, same = found.setdefault(job.claim, (line, job))
         if same != job:
-            raise JobListError(line, "", f"job {job.id} is told differently on line {first}")
+            reason = f"job {job.id} is told differently on {what} {first}"
+            raise JobListError(line, "", reason, what)
     return tuple(sorted(job for _, job in found.values()))
 
 
