@@ -74,7 +74,6 @@ class Own:
             (c.EVIDENCE_FAILURES, self.settler.counts.failures),
             (c.SETTLED_DAYS, self.settler.counts.days),
             (c.REVISED_DAYS, self.settler.counts.revisions),
-            (c.TOKENS_VALID, int(self.tokens.valid)),
             (c.AUDIT_RECORDS, self.trail.log.size),
             (c.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (c.AUDIT_LOST, self.trail.lost),
@@ -86,6 +85,7 @@ class Own:
             *(Cell(metric, (), value) for metric, value in plain),
             *(cluster_cells(views.account) if views.account else ()),
             *(Cell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
+            Cell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]
 

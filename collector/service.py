@@ -18,6 +18,7 @@ from aiohttp.web import Application
 from collector import web
 from collector.access.audit_api import AuditApi
 from collector.access.billing_api import Billing, BillingApi
+from collector.access.books import LedgerBooks
 from collector.access.enrolment import Told
 from collector.access.entries import Entries
 from collector.access.gate import Gate, application
@@ -26,7 +27,7 @@ from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
 from collector.api import Api
-from collector.audit.keys import load_or_make
+from collector.audit.keys import keep, load_or_generate
 from collector.audit.log import AuditLog
 from collector.audit.observed import Observed
 from collector.audit.personal import FOLDER as PERSONAL
@@ -68,8 +69,8 @@ class Collector:
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
-    billing: Billing | None = None
-    """Statements and exports; None where there is no ledger."""
+    billing: Callable[[], Billing] | None = None
+    """Finds who makes statements and exports; unless one is given, the collector's own books."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
@@ -84,15 +85,15 @@ class Collector:
             on_rotate=self._checkpoint,
         )  # fmt: skip
         self.trail = self._trail()
-        self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
-        self.tokens.on_change = self.access.enrolled
-        self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
         self.observed = Observed(
             self.trail.log, Salts(self.folder / PERSONAL), self.folder / OBSERVED, self._events
         )
         self.core.listeners.append(self.observed.listen)
         self.core.on_envelope.append(self.observed.hear)
         self._first_segment = 0
+        self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
+        self.tokens.on_change = self.access.enrolled
+        self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
         self.files = AdministratorsFiles.of(self.settings)
         self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
         self.settler = Settler(
@@ -104,11 +105,16 @@ class Collector:
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
         )  # fmt: skip
         self.ledger_url = self._ledger_url()
+        self.books = LedgerBooks(self.ledger_url, self.settings.billing.seller_file)
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
         )  # fmt: skip
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
+
+    @property
+    def _key_file(self) -> Path:
+        return Path(self.settings.audit.key_file or self.folder / "audit.key")
 
     def _ledger_url(self) -> str:
         ledger = self.settings.ledger
@@ -127,7 +133,7 @@ class Collector:
 
     def _trail(self) -> Trail:
         audit = self.settings.audit
-        key = load_or_make(Path(audit.key_file or self.folder / "audit.key"), audit.origin)
+        key = load_or_generate(self._key_file, audit.origin)
         source = Source("collector", audit.origin, secrets.token_hex(8), 0)
         return Trail(AuditLog(self.folder / "audit", key, source), __version__)
 
@@ -144,6 +150,7 @@ class Collector:
             self.settler.close()
             self.log.close()
             self.trail.log.close()
+            self.books.close()
             os.close(lock)
 
     def application(self) -> Application:
@@ -159,7 +166,7 @@ class Collector:
             "frames": ingest.handle,
             **api.handlers(),
             **AuditApi(self.entries).handlers(),
-            **BillingApi(self.billing, self.access.exported).handlers(),
+            **BillingApi(self.billing or self.books.open, self.access.exported).handlers(),
         }
         return application(gate, handlers, self.settings.limits.body_bytes)
 
@@ -212,9 +219,10 @@ class Collector:
 
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
+        keep(self._key_file, self.trail.log.signer)
         self.trail.open()
-        self.access.open()
         self.observed.open()
+        self.access.open()
         self.files.refresh()
         damaged = self.core.schemas.open()
         if damaged:

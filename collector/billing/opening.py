@@ -88,13 +88,21 @@ class Place:
         return self.seller(()).invoice_issuer if self._settings.billing.seller_file else ""
 
     @property
+    def audit_folder(self) -> Path | None:
+        """Where the collector's audit log is; None if it is not here, or another ledger is meant.
+
+        Raises SettingsError.
+        """
+        folder = self._state_directory() / "audit"
+        return folder if self.ledger is None and (folder / "checkpoint").exists() else None
+
+    @property
     def _settings(self) -> CollectorSettings:
         return settings.load(CollectorSettings, file=self.config, prefix=PREFIX)
 
     def _url(self) -> str:
         if self.ledger:
             return self.ledger
-        current = self._settings.state_directory
         ledger = self._settings.ledger
         if ledger.url_file:
             try:
@@ -102,10 +110,11 @@ class Place:
             except (OSError, UnicodeDecodeError) as error:
                 message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
                 raise SettingsError(message) from error
-        if ledger.url:
-            return ledger.url
-        folder = systemd.state_directory(current, CollectorSettings().state_directory)
-        return f"sqlite:///{folder / LEDGER_FILE}"
+        return ledger.url or f"sqlite:///{self._state_directory() / LEDGER_FILE}"
+
+    def _state_directory(self) -> Path:
+        current = self._settings.state_directory
+        return systemd.state_directory(current, CollectorSettings().state_directory)
 
 
 def evidence_in(database: Database) -> EvidenceStore | None:

@@ -294,7 +294,7 @@ FILE_VALID = Metric(
     Kind.GAUGE,
     ADMINISTRATORS_FILE,
     help="Whether a file that administrators write could be read the last time it changed (1) or not (0).",
-    origin="claims, tenants, calendar and quotas file",
+    origin="claims, tenants, calendar, quotas and tokens file",
 )
 EVIDENCE_WAITING = Metric(
     "railscope_collector_evidence_waiting_parts",
@@ -342,13 +342,6 @@ REVISED_DAYS = Metric(
     resets=START,
     help="Days of GPUs in the ledger whose GPU time late evidence has changed.",
     origin="collector",
-)
-TOKENS_VALID = Metric(
-    "railscope_collector_tokens_file_valid",
-    Kind.GAUGE,
-    CLUSTER,
-    help="Whether the tokens file could be read the last time it changed (1) or the one before is in force (0).",
-    origin="tokens file",
 )
 SINK_DROPPED = Metric(
     "railscope_collector_influx_dropped_lines_total",

@@ -90,12 +90,12 @@ def collector_in(folder: Path) -> Collector:
     booked = {("speech", "2026-01"): [("gpu", SECRET)], ("vision", "2026-01"): [("gpu", OWN)]}
     collector = Collector(made, billing=BookedRows(booked))
     times = {"speech": SECRET, "vision": OWN}
+    sums = {Key(1, State.OBSERVED, who): ns * GPU_CAPACITY for who, ns in times.items()}
     cells = [Cell(catalog.TENANT_GPU_TIME, (who, "observed"), ns) for who, ns in times.items()]
-    sums = {Key(0, State.OBSERVED, who): ns * GPU_CAPACITY for who, ns in times.items()}
     other = (Cell(catalog.NODE_AGE, ("n1",), SECRET), Cell(catalog.NODES, (), SECRET))
     collector.refresher.views = Views(
         1, View("cluster", 1, other[1:]), View("rail", 1), View("tenant", 1, tuple(cells)),
-        View("node", 1, other[:1]), Account(1, 1, SECRET, sums),
+        View("node", 1, other[:1]), Account(1, 1, SECRET * GPU_CAPACITY, sums),
     )  # fmt: skip
     return collector
 

@@ -79,7 +79,7 @@ class Cluster:
     _numbers: Iterator[int] = field(default_factory=lambda: count(FIRST))
 
     def __post_init__(self) -> None:
-        self.times: dict[Key, int] = {}
+        self.sums: dict[Key, int] = {}
         for tenant in self.tenants:
             self._uses(tenant)
         self.cells["cluster"] = [Cell(A_CLUSTER, (), self._fact("cluster"))]
@@ -103,7 +103,7 @@ class Cluster:
     def _uses(self, tenant: str) -> None:
         if self.draw(st.booleans()):
             held = self._fact("use", tenant)
-            self.times[Key(0, State.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
+            self.sums[Key(20_000, State.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
             cell = Cell(catalog.TENANT_GPU_TIME, (tenant, "observed"), held)
             self.cells["tenant"] += [cell, Cell(A_TENANT, (tenant,), self._fact("use", tenant))]
         for period in PERIODS:
@@ -142,7 +142,8 @@ class Cluster:
 
     def views(self) -> Views:
         made = {name: View(name, NOON_NS, tuple(cells)) for name, cells in self.cells.items()}
-        return Views(NOON_NS, **made, account=Account(NOON_NS, 0, 0, self.times))
+        account = Account(NOON_NS, 1, sum(self.sums.values()), self.sums)
+        return Views(NOON_NS, **made, account=account)
 
 
 tenant_names = (
