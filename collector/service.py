@@ -19,6 +19,7 @@ from collector import web
 from collector.access.audit_api import AuditApi
 from collector.access.billing_api import Billing, BillingApi
 from collector.access.books import LedgerBooks
+from collector.access.credential import Role
 from collector.access.enrolment import Told
 from collector.access.entries import Entries
 from collector.access.gate import Gate, application
@@ -27,12 +28,15 @@ from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
 from collector.api import Api
+from collector.audit.custody_api import CustodyApi
+from collector.audit.guard import Guard
 from collector.audit.keys import keep, load_or_generate
 from collector.audit.log import AuditLog
 from collector.audit.observed import Observed
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import Salts
 from collector.audit.trail import Trail
+from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core, SeenEvent, events_of
 from collector.evidence.days import Door
@@ -91,6 +95,11 @@ class Collector:
         self.core.listeners.append(self.observed.listen)
         self.core.on_envelope.append(self.observed.hear)
         self._first_segment = 0
+        self.guard = Guard(
+            self.trail.log, self.settings.audit.ask_agents, self.settings.audit.ask_seconds,
+            self._known_nodes, self.trail.wall_ns,
+        )  # fmt: skip
+        self.custody = CustodyApi(self.trail.log, self.guard, Witnesses(self.trail.log.folder))
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
@@ -111,6 +120,12 @@ class Collector:
             self.settings.tls.client_ca_file,
         )  # fmt: skip
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
+
+    def _known_nodes(self) -> int:
+        """How many agents may hold checkpoints: all that were ever heard of here."""
+        entries = self.tokens.credentials.entries.values()
+        listed = {one.credential.name for one in entries if one.credential.role is Role.NODE}
+        return len(listed | self.custody.witnesses.nodes.keys() | self.core.fleet.nodes.keys())
 
     @property
     def _key_file(self) -> Path:
@@ -166,6 +181,7 @@ class Collector:
             "frames": ingest.handle,
             **api.handlers(),
             **AuditApi(self.entries).handlers(),
+            **self.custody.handlers(),
             **BillingApi(self.billing or self.books.open, self.access.exported).handlers(),
         }
         return application(gate, handlers, self.settings.limits.body_bytes)
@@ -193,6 +209,8 @@ class Collector:
                 group.create_task(self.entries.run())
                 group.create_task(self.log.run())
                 group.create_task(self.observed.run())
+                group.create_task(self.guard.run())
+                group.create_task(self.custody.run())
                 group.create_task(self.files.watch())
                 group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
@@ -221,6 +239,8 @@ class Collector:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
         keep(self._key_file, self.trail.log.signer)
         self.trail.open()
+        self.guard.open()
+        self._read_witnesses()
         self.observed.open()
         self.access.open()
         self.files.refresh()
@@ -234,6 +254,12 @@ class Collector:
                 self._replay(segment_path(self.folder / "frames", number))
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
+
+    def _read_witnesses(self) -> None:
+        try:
+            self.custody.witnesses.nodes = read_witnesses(self.trail.log.folder)
+        except WitnessError as error:
+            log.error("cosignatures_damaged", problem=str(error), advice="agents say them again")
 
     def _replay(self, path: Path) -> None:
         for _, record in read_segment(path, self.log.stats):
