@@ -62,6 +62,7 @@ from agent.sources.verdict import GpuVerdicts
 from agent.stats import ShippingStats
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
+from agent.tenancy.endpoint import ClaimsEndpoint
 from agent.tenancy.source import Tenancy
 from agent.topology.network import Wiring
 from agent.topology.rules import rules
@@ -183,6 +184,10 @@ class Agent:
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self._shipper: Shipper | None = None
+        self._tenancy = next(s for s in self.sampler.sources if isinstance(s, Tenancy))
+        self._claims = ClaimsEndpoint(
+            self.settings.tenancy, self._state, self._tenancy, self.host.clock
+        )
 
     def _sources(self) -> list[Source]:
         periods, xids = self.settings.periods, XidBook()
@@ -219,10 +224,12 @@ class Agent:
             if isinstance(source, Rdma | Nic):
                 memory = self._state / f"{source.name}-{WRAPS}"
                 source.remember(CounterMemory(memory, self.host.boot_id))
+        self._tenancy.remember(self._state, self.node)
         self._shipper = self._make_shipper()
         server = HttpServer(self.page.respond)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
+            await self._claims.start()
             self.on_listening(host, port)
             log.info("agent_started", node=self.node, version=__version__, page=f"{host}:{port}",
                      collector=self.settings.collector.url or "none")  # fmt: skip
@@ -233,6 +240,7 @@ class Agent:
                 if self._shipper:
                     group.create_task(self._shipper.run())
         finally:
+            await self._claims.close()
             await server.close()
 
     @property
