@@ -6,6 +6,7 @@ import click
 
 from collector.billing.command import demo
 from collector.billing.decide_command import adjust_command, credit_command, void_command
+from collector.billing.export_command import export_command
 from collector.billing.period_command import (
     close_command,
     preview_command,
@@ -22,7 +23,7 @@ def bill() -> None:
 
 
 for command in (
-    adjust_command, close_command, credit_command, demo, import_jobs, prices, preview_command,
-    reconcile_command, statement_command, void_command,
+    adjust_command, close_command, credit_command, demo, export_command, import_jobs, prices,
+    preview_command, reconcile_command, statement_command, void_command,
 ):  # fmt: skip
     bill.add_command(command)

@@ -102,3 +102,15 @@ def test_tenants_bench_finishes_and_is_exact():
     assert exact
     assert [line.split()[-1] for line in exact] == ["met"] * len(exact), "needs no long run"
     assert "CPU a GPU, all / a tenth of them" in printed
+
+
+@pytest.mark.timeout(110)
+def test_export_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.export")
+    for line in (
+        "CPU of 100,000 rows in both forms",
+        "memory that grew meanwhile",
+        "CPU, CSV / reading and writing its text again",
+        "CPU, Parquet / CSV",
+    ):
+        assert line in printed

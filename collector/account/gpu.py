@@ -13,7 +13,6 @@ from collector.account.tally import HELD, Rate, Sums, spread, tally
 from collector.evidence.chunk import Span
 from collector.metering.evidence import Evidence, Outage, Reservation, Stay
 from collector.metering.holders import claims_in_force
-from collector.metering.observation import QUARANTINE_NS
 from collector.metering.tiling import GpuTimeline, State
 from collector.metering.units import FOREVER_NS, Tiling
 
@@ -28,7 +27,10 @@ class GpuAccount:
     """The first instant that counts: of its first evidence, or of its first open day."""
     at_ns: int
     tail: Span | None
+    last_ns: int
+    """The last sample, as it was then."""
     tail_ns: int
+    """The same, within the time that counts."""
     fixed: Sums
     """Up to the last sample."""
     silent_fixed: Sums
@@ -50,8 +52,8 @@ class GpuAccount:
         since_ns = max(first_ns, open_ns)
         if since_ns >= now_ns:
             return None
-        believed = tail if tail and tail.skew_ns <= QUARANTINE_NS else None
-        tail_ns = min(max(believed.last_ns, since_ns), now_ns) if believed else since_ns
+        last_ns = tail.last_ns if tail else since_ns
+        tail_ns = min(max(last_ns, since_ns), now_ns)
         uncertainty_ns = max((s.uncertainty_ns for s in evidence.stretches), default=0)
         edges = sorted(edge for edge in _edges(evidence) if edge > tail_ns - uncertainty_ns - 1)
         timeline = GpuTimeline.of(evidence)
@@ -59,15 +61,16 @@ class GpuAccount:
         return cls(
             since_ns=since_ns,
             at_ns=now_ns,
-            tail=believed,
+            tail=tail,
+            last_ns=last_ns,
             tail_ns=tail_ns,
             fixed=tally(timeline.entries(since_ns, tail_ns)),
             silent_fixed=tally(timeline.entries(tail_ns, now_ns)),
-            silent=_rates(timeline, max(tail_ns, now_ns - 1)),
+            silent=_rates(timeline, now_ns),
             seen=tuple(
                 rate._replace(state=_observed(rate.state)) for rate in _rates(timeline, tail_ns)
             ),
-            calm=len(ahead) == len(edges) and believed is not None and believed.last_ns == tail_ns,
+            calm=len(ahead) == len(edges) and tail is not None and last_ns == tail_ns,
             next_ns=ahead[0] if ahead else FOREVER_NS,
             uncertainty_ns=uncertainty_ns,
         )
@@ -76,23 +79,28 @@ class GpuAccount:
         """Whether the account can be carried on to an instant."""
         if not self.at_ns <= now_ns < self.next_ns:
             return False
-        if self.tail is None or self.tail.last_ns == self.tail_ns:
-            return True
-        last_ns = self.tail.last_ns
+        if not self._grown:
+            return self.last_ns <= self.tail_ns
+        last_ns = self.tail.last_ns if self.tail else 0
         return self.calm and last_ns <= now_ns and last_ns + self.uncertainty_ns < self.next_ns
 
     def carry(self, sums: Sums, now_ns: int) -> None:
         """Add the time after the last sample that was known when this was worked out."""
-        if self.tail is None or self.tail.last_ns == self.tail_ns:
+        start_ns = self.at_ns
+        if self.tail and self._grown:
+            start_ns = self.tail.last_ns
+            for rate in self.seen:
+                spread(sums, rate, self.tail_ns, start_ns)
+        else:
             for key, quantity in self.silent_fixed.items():
                 sums[key] = sums.get(key, 0) + quantity
-            start_ns = self.at_ns
-        else:
-            for rate in self.seen:
-                spread(sums, rate, self.tail_ns, self.tail.last_ns)
-            start_ns = self.tail.last_ns
         for rate in self.silent:
             spread(sums, rate, start_ns, now_ns)
+
+    @property
+    def _grown(self) -> bool:
+        """Whether samples have come since."""
+        return self.tail is not None and self.tail.last_ns != self.last_ns
 
     @property
     def holders(self) -> set[str]:

@@ -16,6 +16,7 @@ from collector.evidence.places import Places
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Evidence, Level
 from collector.metering.holders import conflicts
+from collector.metering.observation import QUARANTINE_NS
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 
 Turns = Callable[[], Awaitable[None]]
@@ -125,13 +126,15 @@ class LiveAccount:
 
     def _tail(self, gpu: str, where: Places) -> Span | None:
         """The newest samples that count, where the book lets them grow."""
-        newest = max(where.stretches, key=lambda s: (s.last_ns, s.boot), default=None)
+        believed = (s for s in where.stretches if s.skew_ns <= QUARANTINE_NS)
+        newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
         if newest is None:
             return None
         for presence in self.book.gpus[gpu].presences.values():
-            span = presence.spans[-1]
-            if presence.boot == newest.boot and span.last_ns == newest.last_ns:
-                return span
+            for span in presence.spans:
+                same = span.skew_ns == newest.skew_ns and span.last_ns == newest.last_ns
+                if same and presence.boot == newest.boot:
+                    return span
         return None
 
     def _look_for_trouble(self, gpu: str, evidence: Evidence, where: Places) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from collector.billing import demo as simulated
+from collector.billing.books_export import with_origins
 from collector.billing.closing import Books
 from collector.billing.demo_months import CLOSED_AGAIN_NS
 from collector.billing.export import Form, Order
@@ -65,5 +66,5 @@ def _run(ledger: Ledger, folder: Path | None, forms: tuple[Form, ...]) -> bool:
         click.echo(line)
     if folder is not None:
         order = Order(simulated.SELLER, CLOSED_AGAIN_NS, forms)
-        write_export(books.store, order, folder, replace=True)
+        write_export(books.store, with_origins(order, books), folder, replace=True)
     return found.balances

@@ -7,18 +7,20 @@ to be paid, invoice by invoice, is refused.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import quote
 
 from collector.billing.export_files import digest, staging
 from collector.billing.export_manifest import File, Manifest, Total, amount
-from collector.billing.focus import Background, Seller, applicable, rows
+from collector.billing.focus import Background, Seller, applicable, iterate
 from collector.billing.focus_columns import VERSION, Row
 from collector.billing.focus_csv import CsvWriter
 from collector.billing.focus_csv import read_from as read_csv
@@ -26,6 +28,8 @@ from collector.billing.focus_parquet import ParquetWriter
 from collector.billing.focus_parquet import read_from as read_parquet
 from collector.billing.instants import Period, spelled, to_datetime
 from collector.billing.invoice import Invoice, Status
+
+_ROWS_AT_ONCE = 5_000
 
 
 class ExportError(ValueError):
@@ -78,7 +82,8 @@ WRITERS: Mapping[Form, Callable[[BinaryIO], Writer]] = {
     Form.CSV: CsvWriter,
     Form.PARQUET: ParquetWriter,
 }
-_READERS: Mapping[Form, Callable[[BinaryIO], Iterator[Row]]] = {
+_Read = Callable[[BinaryIO, Collection[str]], Iterator[Row]]
+_READERS: Mapping[Form, _Read] = {
     Form.CSV: read_csv,
     Form.PARQUET: read_parquet,
 }
@@ -125,9 +130,7 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     with staging(folder, replace=replace) as files:
         opened = {form: files.create(f"{order.stem}.{form}") for form in order.forms}
-        totals = _write(
-            invoices, order, [order.writers[form](file) for form, file in opened.items()]
-        )
+        totals = _write(invoices, order, opened)
         written = tuple(
             _checked(f"{order.stem}.{form}", _READERS[form], file, totals)
             for form, file in opened.items()
@@ -145,23 +148,33 @@ def document(invoices: Invoices, order: Order, form: Form) -> bytes | None:
     Raises ExportError, InvoiceError, OverflowError, NoParquetError.
     """
     file = io.BytesIO()
-    totals = _write(invoices, order, [order.writers[form](file)])
+    totals = _write(invoices, order, {form: file})
     _checked(f"{order.stem}.{form}", _READERS[form], file, totals)
     return file.getvalue() if totals else None
 
 
-def _write(invoices: Invoices, order: Order, writers: Sequence[Writer]) -> list[Total]:
-    totals = []
-    for invoice in invoices.invoices(order.period, order.tenant):
-        if invoice.status is not Status.ISSUED:
-            continue
-        found = rows(invoice, order.seller, order.background(invoice))
+def _write(invoices: Invoices, order: Order, files: Mapping[Form, BinaryIO]) -> list[Total]:
+    with ExitStack() as opened:
+        writers = []
+        for form, file in files.items():
+            writers.append(order.writers[form](file))
+            opened.callback(writers[-1].close)
+        return [
+            _total(invoice, _write_rows(invoice, order, writers))
+            for invoice in invoices.invoices(order.period, order.tenant)
+            if invoice.status is Status.ISSUED
+        ]
+
+
+def _write_rows(invoice: Invoice, order: Order, writers: Sequence[Writer]) -> int:
+    """How many rows it has."""
+    count = 0
+    remaining = iterate(invoice, order.seller, order.background(invoice))
+    while some := list(islice(remaining, _ROWS_AT_ONCE)):
         for writer in writers:
-            writer.add(found)
-        totals.append(_total(invoice, len(found)))
-    for writer in writers:
-        writer.close()
-    return totals
+            writer.add(some)
+        count += len(some)
+    return count
 
 
 def _total(invoice: Invoice, count: int) -> Total:
@@ -175,17 +188,15 @@ def _total(invoice: Invoice, count: int) -> Total:
     )
 
 
-def _checked(
-    name: str, read: Callable[[BinaryIO], Iterator[Row]], file: BinaryIO, totals: Sequence[Total]
-) -> File:
+def _checked(name: str, read: _Read, file: BinaryIO, totals: Sequence[Total]) -> File:
     """The file, read again and added up. Raises ExportError."""
     file.flush()
     file.seek(0)
     found: dict[str, tuple[int, Fraction]] = {}
-    for row in read(file):
+    for row in read(file, ("InvoiceId", "BilledCost")):
         invoice, cost = row["InvoiceId"], row["BilledCost"]
         if not isinstance(invoice, str) or not isinstance(cost, Fraction):
-            message = f"{name}: a row has no invoice or no cost: {invoice}, {row['x_ChargeId']}"
+            message = f"{name}: a row has no invoice or no cost: {invoice}, {cost}"
             raise ExportError(message)
         count, sum_ = found.get(invoice, (0, Fraction(0)))
         found[invoice] = (count + 1, sum_ + cost)

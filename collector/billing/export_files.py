@@ -29,7 +29,12 @@ class Staging:
         self._open: dict[str, BinaryIO] = {}
 
     def create(self, name: str) -> BinaryIO:
-        """A new file, to be read and written, that will have this name. Raises OSError."""
+        """A new file, to be read and written, that will have this name.
+
+        Raises OSError, and StagingError for a name that is taken and not to be replaced.
+        """
+        if not self._replace and (self._folder / name).exists():
+            raise _taken(self._folder / name)
         file = self._partial(name).open("x+b")
         self._open[name] = file
         return file
@@ -67,12 +72,15 @@ class Staging:
             return
         try:
             final.hardlink_to(partial)  # unlike a rename, this takes no name from another file
-        except FileExistsError as error:
-            message = f"{final} is there already"
-            raise StagingError(message) from error
+        except FileExistsError as error:  # since it was created
+            raise _taken(final) from error
 
     def _partial(self, name: str) -> Path:
         return self._folder / f"{name}.{self._mark}{PARTIAL}"
+
+
+def _taken(path: Path) -> StagingError:
+    return StagingError(f"{path} is there already")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import BinaryIO, TextIO
@@ -37,7 +37,9 @@ class CsvWriter:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Write rows. Raises ValueError for other columns and for more than 12 decimals."""
-        self._write([_written(complete(row)[name]) for name in COLUMNS] for row in rows)
+        self._write(
+            [_written(value) for value in map(complete(row).__getitem__, COLUMNS)] for row in rows
+        )
 
     def close(self) -> None:
         """Nothing is held back: the file is whole after each row."""
@@ -57,14 +59,14 @@ def write(rows: Iterable[Row]) -> str:
 
 def parse(text: str) -> list[Row]:
     """The rows of a CSV as `write` makes it. Raises FocusCsvError."""
-    return list(_rows(io.StringIO(text, newline="")))
+    return list(_rows(io.StringIO(text, newline=""), COLUMNS))
 
 
-def read_from(file: BinaryIO) -> Iterator[Row]:
-    """The rows of a file, one after the other. Raises FocusCsvError."""
+def read_from(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Row]:
+    """The rows of a file, one after the other, with these columns. Raises FocusCsvError."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     try:
-        yield from _rows(text)
+        yield from _rows(text, columns)
     except UnicodeDecodeError as error:
         message = f"is no UTF-8: {error}"
         raise FocusCsvError(message) from error
@@ -72,12 +74,17 @@ def read_from(file: BinaryIO) -> Iterator[Row]:
         text.detach()
 
 
-def _rows(file: TextIO) -> Iterator[Row]:
+def _rows(file: TextIO, columns: Collection[str]) -> Iterator[Row]:
     reader = csv.reader(file, strict=True)
     try:
         names = next(reader, [])
+        wanted = [(at, name) for at, name in enumerate(names) if name in columns]
         for cells in reader:
-            yield _row(names, cells, f"line {reader.line_num}")
+            where = f"line {reader.line_num}"
+            if len(cells) != len(names):
+                message = f"{where}: {len(cells)} cells under {len(names)} columns"
+                raise FocusCsvError(message)
+            yield {name: _read(cells[at], name, where) for at, name in wanted}
     except csv.Error as error:
         message = f"line {reader.line_num}: {error}"
         raise FocusCsvError(message) from error
@@ -85,12 +92,12 @@ def _rows(file: TextIO) -> Iterator[Row]:
 
 def spelled(value: Fraction) -> str:
     """A number with 12 decimals, exactly. Raises ValueError for one that needs more."""
-    counted = value * UNIT_OF_DECIMALS
-    if counted.denominator != 1:
+    counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
+    if rest:
         message = f"{value} has more than {DECIMALS} decimals"
         raise ValueError(message)
-    whole, decimals = divmod(abs(counted.numerator), UNIT_OF_DECIMALS)
-    return f"{'-' if value < 0 else ''}{whole}.{decimals:0{DECIMALS}}"
+    whole, decimals = divmod(abs(counted), UNIT_OF_DECIMALS)
+    return f"{'-' if counted < 0 else ''}{whole}.{decimals:0{DECIMALS}}"
 
 
 def _written(value: Value) -> str:
@@ -101,14 +108,6 @@ def _written(value: Value) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return value
-
-
-def _row(names: list[str], cells: list[str], where: str) -> Row:
-    if len(cells) != len(names):
-        message = f"{where}: {len(cells)} cells under {len(names)} columns"
-        raise FocusCsvError(message)
-    pairs = zip(names, cells, strict=True)
-    return {name: _read(cell, name, where) for name, cell in pairs}
 
 
 def _read(cell: str, name: str, where: str) -> Value:

@@ -6,7 +6,7 @@ make the same bytes with the same version of PyArrow: no time and no random numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -26,7 +26,8 @@ from collector.billing.focus_columns import (
 )
 from collector.billing.focus_csv import spelled
 
-ROWS_IN_A_GROUP = 50_000  # what is in memory at once
+ROWS_IN_A_GROUP = 20_000  # what is in memory at once while it is written
+ROWS_IN_A_BATCH = 5_000  # and read
 
 
 class NoParquetError(RuntimeError):
@@ -56,9 +57,12 @@ class ParquetWriter:
 
     def close(self) -> None:
         """Write what is left, and the end of the file."""
-        if self._waiting:
-            self._write()
-        self._writer.close()
+        try:
+            if self._waiting:
+                self._write()
+        finally:
+            # PyArrow's writer would close itself later, when the file is gone.
+            self._writer.close()
 
     def _write(self) -> None:
         columns = [
@@ -69,8 +73,8 @@ class ParquetWriter:
         self._waiting.clear()
 
 
-def read_from(file: BinaryIO) -> Iterator[Row]:
-    """The rows of a file, group after group. Raises NoParquetError, FocusParquetError."""
+def read_from(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Row]:
+    """The rows of a file, with these columns. Raises NoParquetError, FocusParquetError."""
     arrow, parquet = _libraries()
     try:
         source = parquet.ParquetFile(file)
@@ -80,7 +84,7 @@ def read_from(file: BinaryIO) -> Iterator[Row]:
     if not source.schema_arrow.equals(_schema(arrow), check_metadata=False):
         message = "its columns are not those of an export"
         raise FocusParquetError(message)
-    for batch in source.iter_batches(batch_size=ROWS_IN_A_GROUP):
+    for batch in source.iter_batches(ROWS_IN_A_BATCH, columns=list(columns)):
         for row in batch.to_pylist():
             yield {name: _read(value) for name, value in row.items()}
 

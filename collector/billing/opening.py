@@ -18,12 +18,14 @@ from collector.billing.closing import Books, By
 from collector.billing.completeness import EvidenceStore
 from collector.billing.focus import Account, Seller
 from collector.billing.invoice import InvoiceError
+from collector.billing.kept import KeptEvidence
 from collector.billing.periods import PeriodError, parse
 from collector.billing.prices import PriceBookError
 from collector.billing.rating import MissingPriceError
 from collector.billing.records import operator
 from collector.billing.seller_file import SellerFileError
 from collector.config import PREFIX, CollectorSettings
+from collector.evidence import store as evidence_store
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.store import Ledger
 from railscope import settings, systemd
@@ -93,13 +95,23 @@ class Place:
         if self.ledger:
             return self.ledger
         current = self._settings.state_directory
+        ledger = self._settings.ledger
+        if ledger.url_file:
+            try:
+                return Path(ledger.url_file).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
+                raise SettingsError(message) from error
+        if ledger.url:
+            return ledger.url
         folder = systemd.state_directory(current, CollectorSettings().state_directory)
         return f"sqlite:///{folder / LEDGER_FILE}"
 
 
-def evidence_in(_database: Database) -> EvidenceStore | None:
-    """The evidence in the same database; None where it has none."""
-    return None
+def evidence_in(database: Database) -> EvidenceStore | None:
+    """The evidence in the same database; None where nothing was ever kept there."""
+    kept = KeptEvidence(evidence_store.EvidenceStore(database))
+    return None if kept.empty else kept
 
 
 def ledger_command(command: Callable[..., None]) -> Callable[..., None]:

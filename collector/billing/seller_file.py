@@ -21,6 +21,7 @@ invoices: of charges that a third party is paid for, FOCUS wants a BilledCost of
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -53,6 +54,16 @@ class _Seller(msgspec.Struct, forbid_unknown_fields=True):
     service: _Name = "GPU Cluster"
     region: _Region | None = None
     tenant: dict[_Name, _Tenant] = {}
+
+
+def read(file: Path) -> Seller:
+    """The seller in a file. Raises SellerFileError."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{file}: {error}"
+        raise SellerFileError(message) from error
+    return parse(text, str(file))
 
 
 def parse(text: str, file: str) -> Seller:

@@ -88,11 +88,11 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
         gpu=facts.gpu,
         stays=where.stays,
         claims=tuple(sorted(set(claims))),
-        stretches=where.stretches,
+        stretches=tuple(sorted(where.stretches)),
         layouts=tuple(_layouts(facts.cuts)),
         outages=tuple(files.calendar.outages(facts.gpu, stays)),
         reservations=tuple(files.calendar.reservations(facts.gpu, stays)),
-        sightings=tuple(_sightings(facts, where)),
+        sightings=tuple(sorted(set(_sightings(facts, where)))),
     )
     return evidence, where
 

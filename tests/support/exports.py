@@ -9,6 +9,7 @@ from support.billing import MONTH, book, price, usage
 
 from collector.billing import demo
 from collector.billing.charges import Charge, Kind, Unit
+from collector.billing.closing import Books
 from collector.billing.corrections import credit
 from collector.billing.export import Listed
 from collector.billing.focus import Account, Region, Seller
@@ -16,6 +17,7 @@ from collector.billing.instants import HOUR_NS
 from collector.billing.invoice import Invoice, draft, issue
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
+from collector.ledger.store import Ledger
 from collector.metering.tiling import State
 
 EUR = 10**9
@@ -64,7 +66,7 @@ def all_kinds() -> Invoice:
     return issue(draft(charges, "team-a", MONTH, "EUR"), DUE_NS)
 
 
-def closed_month() -> Listed:
-    """The demo's month with what was corrected in the next one, and an invoice of all kinds."""
-    found = demo.run()
-    return Listed((*found.invoices, *found.later, all_kinds()))
+def closed_months(ledger: Ledger) -> Listed:
+    """The demo's two months, the second with corrections and a credit, and an invoice of all kinds."""
+    demo.run(ledger)
+    return Listed((*Books.of(ledger).store.invoices(), all_kinds()))

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.billing import MONTH, NEXT_MONTH, books, timelines
-from support.exports import DUE_NS, SELLER, all_kinds, closed_month
+from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
 from collector.billing.corrections import corrections
 from collector.billing.export import WRITERS, ExportError, Form, Listed, Order, document, export
@@ -36,8 +36,17 @@ from collector.billing.focus_parquet import (
 )
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, draft, issue, void
 from collector.billing.rating import rate
+from collector.ledger.store import Ledger
 
 ORDER = Order(SELLER, DUE_NS)
+
+
+@pytest.fixture(scope="module")
+def months(tmp_path_factory: pytest.TempPathFactory) -> Listed:
+    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite")
+    found = closed_months(ledger)
+    ledger.close()
+    return found
 
 
 def parquet(*groups: Sequence[Row], rows_in_a_group: int = 7) -> bytes:
@@ -128,9 +137,8 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp
 # The whole export --------------------------------------------------------------------------------
 
 
-def test_the_manifest_says_what_the_files_hold(tmp_path: Path):
-    kept = closed_month()
-    manifest = export(kept, replace(ORDER, checkpoint="note"), tmp_path / "new" / "folder")
+def test_the_manifest_says_what_the_files_hold(months: Listed, tmp_path: Path):
+    manifest = export(months, replace(ORDER, checkpoint="note"), tmp_path / "new" / "folder")
     folder = tmp_path / "new" / "folder"
     names = ["focus-1.2.csv", "focus-1.2.parquet", "focus-1.2.manifest.json"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
@@ -145,7 +153,7 @@ def test_the_manifest_says_what_the_files_hold(tmp_path: Path):
         found = list(read_from(file))
     assert [file["rows"] for file in document["files"]] == [len(found)] * 2
     assert {one["invoice"]: one["billed"] for one in document["invoices"]} == {
-        one.invoice_id: amount(one.payable, one.currency) for one in kept.all
+        one.invoice_id: amount(one.payable, one.currency) for one in months.all
     }
     assert Fraction(document["billed"]["EUR"]) == billed(found)
     assert document["audit_checkpoint"] == "note"
@@ -153,12 +161,11 @@ def test_the_manifest_says_what_the_files_hold(tmp_path: Path):
     assert manifest.encoded == (folder / names[2]).read_bytes()
 
 
-def test_a_document_is_the_file_without_a_folder(tmp_path: Path):
-    kept = closed_month()
+def test_a_document_is_the_file_without_a_folder(months: Listed, tmp_path: Path):
     order = replace(ORDER, tenant="vision")
-    export(kept, order, tmp_path)
+    export(months, order, tmp_path)
     for form in Form:
-        assert document(kept, order, form) == (tmp_path / f"{order.stem}.{form}").read_bytes()
+        assert document(months, order, form) == (tmp_path / f"{order.stem}.{form}").read_bytes()
     assert document(Listed((draft([], "vision", MONTH, "EUR"),)), order, Form.CSV) is None
 
 
@@ -167,12 +174,11 @@ def test_the_same_invoices_make_the_same_files(tmp_path: Path):
     assert made[0].files == made[1].files
 
 
-def test_only_what_is_issued_and_asked_for_is_exported(tmp_path: Path):
-    kept = closed_month()
-    gone = void(kept.all[0])
+def test_only_what_is_issued_and_asked_for_is_exported(months: Listed, tmp_path: Path):
+    gone = void(months.all[0])
     drafted = draft([], "team-b", MONTH, "EUR")
-    order = replace(ORDER, tenant="vision", period=kept.all[1].period, forms=(Form.CSV,))
-    manifest = export(Listed((gone, *kept.all[1:], drafted)), order, tmp_path)
+    order = replace(ORDER, tenant="vision", period=months.all[1].period, forms=(Form.CSV,))
+    manifest = export(Listed((gone, *months.all[1:], drafted)), order, tmp_path)
     assert [one.tenant for one in manifest.invoices] == ["vision"]
     assert manifest.files[0].name == "focus-1.2-2026-09-vision.csv"
     nobody = replace(ORDER, tenant="a/../b", forms=(Form.CSV,))
@@ -180,15 +186,17 @@ def test_only_what_is_issued_and_asked_for_is_exported(tmp_path: Path):
     assert (tmp_path / "focus-1.2-a%2F..%2Fb.csv").read_bytes() == csv_text()
 
 
-def test_nothing_is_overwritten_unless_asked(tmp_path: Path):
+def test_nothing_is_overwritten_unless_asked(months: Listed, tmp_path: Path):
     export(Listed((all_kinds(),)), ORDER, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "focus-1.2.csv").unlink()
+    told: list[object] = []
     with pytest.raises(StagingError, match=r"focus-1\.2\.parquet is there already"):
-        export(closed_month(), ORDER, tmp_path)
+        export(months, ORDER, tmp_path, record=told.append)
+    assert told == []
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert left == {name: raw for name, raw in before.items() if name != "focus-1.2.csv"}
-    export(closed_month(), ORDER, tmp_path, replace=True)
+    export(months, ORDER, tmp_path, replace=True)
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert after.keys() == before.keys()
     assert all(after[name] != raw for name, raw in before.items())
@@ -235,13 +243,19 @@ def test_files_that_do_not_add_up_are_refused(
 
 
 def test_files_get_their_names_together_or_not_at_all(tmp_path: Path):
-    (tmp_path / "b").write_text("theirs")
     with staging(tmp_path, replace=False) as files:
         for name in ("a", "b", "c"):
             files.create(name).write(b"ours")
+        (tmp_path / "b").write_text("theirs")
         with pytest.raises(StagingError, match="is there already"):
             files.publish()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "theirs"}
+
+
+def test_what_is_not_published_is_not_there(tmp_path: Path):
+    with staging(tmp_path, replace=True) as files:
+        files.create("a").write(b"ours")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -138,12 +138,12 @@ def test_a_correction_says_so_and_may_be_negative():
 def test_what_is_known_about_a_charge_stands_in_columns_of_ours():
     prices = book(price(2 * EUR))
     (charge,) = rate([usage(0, HOUR_NS)], prices, MONTH).charges
-    origin = Provenance(Fraction(499, 500), "ab12", 3)
+    origin = Provenance(Fraction(499, 500), "ab12", (1, 3))
     (row,) = exported(
         [usage(0, HOUR_NS)], prices, provenance={charge.charge_id: origin}, audit_checkpoint="cp"
     )
     ours = ("x_CoverageRatio", "x_EvidenceHash", "x_LedgerRevision", "x_AuditCheckpoint")
-    assert [row[name] for name in ours] == [Fraction("0.998"), "ab12", "3", "cp"]
+    assert [row[name] for name in ours] == [Fraction("0.998"), "ab12", "1,3", "cp"]
 
 
 def test_each_row_of_every_kind_has_the_values_that_are_allowed():
@@ -180,6 +180,13 @@ def test_what_a_seller_supports_follows_from_what_is_said_of_it():
 def test_resources_have_the_names_that_are_known():
     (row,) = exported([usage(0, HOUR_NS)], book(price(EUR)), names={"GPU-0": "gpu-node-1, GPU 0"})
     assert row["ResourceName"] == "gpu-node-1, GPU 0"
+
+
+def test_rows_lead_to_the_record_of_their_invoice():
+    invoice = all_kinds()
+    assert {row["x_AuditRecord"] for row in rows(invoice, EVERY_KIND_SELLER)} == {None}
+    recorded = rows(replace(invoice, audit_seq=0), EVERY_KIND_SELLER)
+    assert {row["x_AuditRecord"] for row in recorded} == {"0"}
 
 
 def test_only_issued_invoices_of_known_accounts_are_exported():

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.exports import DUE_NS, SELLER, closed_month
+from support.exports import DUE_NS, SELLER, closed_months
 from support.focus_validator import ARTEFACT, readable_rules, validate
 
+from collector.billing.books_export import with_origins
 from collector.billing.charges import Kind
+from collector.billing.closing import Books
 from collector.billing.export import Form, Order, export
 from collector.billing.export_manifest import Manifest
 from collector.billing.focus_columns import COLUMNS
 from collector.billing.focus_csv import parse
+from collector.ledger.store import Ledger
 
 RESERVATIONS = "CAPACITY_RESERVATION_SUPPORTED"
 # We have one pricing category and one currency; the columns hold for those who have several.
@@ -25,6 +28,7 @@ STRICTER = (
 # Not judged as a whole: we know no commitment discounts, and some rules about the effective cost
 # are none that a program can check.
 UNJUDGED = {"CommitmentDiscountStatus", "EffectiveCost"}
+NOTE = "example.com/log\n17\nq1L0gfMIcEgE3nUm3GMAHmCnIGbf6WrjRsMjXFWXmrA=\n\n\N{EM DASH} example.com/log AA==\n"
 OF_RESERVATIONS = {"CapacityReservationId", "CapacityReservationStatus"}
 
 
@@ -34,8 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def manifest(folder: Path) -> Manifest:
-    return export(closed_month(), Order(SELLER, DUE_NS), folder)
+def manifest(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Of months in a ledger, so that rows lead to it."""
+    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite")
+    months = closed_months(ledger)
+    order = with_origins(Order(SELLER, DUE_NS, checkpoint=NOTE), Books.of(ledger))
+    found = export(months, order, folder)
+    ledger.close()
+    return found
 
 
 def file_of(manifest: Manifest, folder: Path, form: Form) -> Path:
@@ -50,6 +60,8 @@ def test_the_month_has_rows_of_every_kind(manifest, folder):
     assert {row["ChargeClass"] for row in rows} == {"Correction", None}
     assert {row["CapacityReservationStatus"] for row in rows} == {"Unused", None}
     assert {row["SkuMeter"] for row in rows} == {"GPU Time", "MIG Instance Time", "Energy", None}
+    assert {row["x_AuditCheckpoint"] is None for row in rows} == {False}
+    assert {row["x_EvidenceHash"] is None for row in rows} == {True, False}
     assert {row["SubAccountType"] for row in rows} == {"Account", "Namespace"}
     assert set(manifest.applicability_criteria) >= {
         RESERVATIONS, "ACCOUNT_NAMING_SUPPORTED", "REGION_SUPPORTED", "TAGGING_SUPPORTED",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
 from collector.billing import seller_file
 from collector.billing.focus import Account, Region, Seller
-from collector.billing.seller_file import SellerFileError, parse
+from collector.billing.seller_file import SellerFileError, parse, read
 
 
 def test_the_example_in_the_documentation_is_one():
@@ -49,3 +51,14 @@ def test_what_is_wrong_is_named_with_the_file(text, said):
     with pytest.raises(SellerFileError, match=r"^f: ") as caught:
         parse(text, "f")
     assert said in str(caught.value)
+
+
+def test_the_sample_can_be_read(tmp_path: Path):
+    sample = Path(__file__).parents[3] / "deploy" / "seller.toml"
+    assert read(sample) == Seller("GPU cluster", "GPU cluster", {})
+    text = re.sub(r"^# (?=\[|\w+ = )", "", sample.read_text(), flags=re.MULTILINE)
+    found = parse(text, "sample")
+    assert found.region == Region("hall-1", "Machine hall 1")
+    assert found.accounts["team-red"].tags == {"CostCenter": "4711"}
+    with pytest.raises(SellerFileError, match="missing"):
+        read(tmp_path / "missing.toml")
