@@ -82,6 +82,11 @@ def catalog(form: str) -> None:
     help="Which network cards it has: cx7, bnxt, irdma, mixed.",
 )  # fmt: skip
 @click.option(
+    "--scheduler", default="none", show_default=True,
+    help="Who gives the GPUs out: none, kubernetes, slurm.",
+)  # fmt: skip
+@click.option("--stray", is_flag=True, help="One process uses a GPU that nobody gave to it.")
+@click.option(
     "--seconds", type=click.IntRange(min=1), default=60, show_default=True, help="How long it is."
 )
 @click.option("--step-seconds", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
@@ -95,6 +100,8 @@ def simulate(  # noqa: PLR0913 - one for each option
     model: str,
     mode: str,
     nic: str,
+    scheduler: str,
+    stray: bool,
     seconds: int,
     step_seconds: float,
     seed: int,
@@ -115,7 +122,7 @@ def simulate(  # noqa: PLR0913 - one for each option
         found = find_model(model)
         spec = NodeSpec(
             node=node, seed=seed, gpus=found.per_node, model=found.name, scenario=scenario, mode=mode,
-            nic=nic,
+            nic=nic, scheduler=scheduler, stray=stray,
         )  # fmt: skip
         write_capture(folder, about(spec, seconds), moments(spec, seconds, step_seconds))
     except ValueError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent.config import TenancySettings
-from agent.facts import counted, text
+from agent.facts import text
 from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.inventory import Gpus
@@ -226,6 +226,6 @@ class Tenancy(HoldsNothing):
             use.whose.source == "process" and use.whose.is_anyones for use in self._uses.uses
         )
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
-        detail = f"{counted(count, 'process')} on GPUs, {free} of them without a claim"
+        detail = f"{count} on GPUs, {free} of them without a claim"
         remedy = "run the agent with the PID and cgroup namespaces of the host" if hidden else ""
         yield Finding(what, Verdict.SUPPORTED, detail, remedy)

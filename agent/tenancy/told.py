@@ -68,7 +68,7 @@ class ToldClaims:
         self._past: tuple[Claim, ...] = ()
         """Those whose id has begun again since they ended."""
         self._turn = threading.Lock()
-        self._problem = "the agent has no state directory: nothing can be told to it"
+        self._problem = "told to an agent that runs, by railscope claim"
 
     def keep_in(self, folder: Path) -> None:
         """Keep them in a folder from now on, and take up what is there. Never raises for it."""
