@@ -123,6 +123,21 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1 << 30
 
 
+class CustodySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Checkpoints of the collector's audit log, held here: nobody can take back what it said."""
+
+    enabled: Annotated[bool, described("Whether to hold them, where there is a collector.")] = True
+    period_seconds: Annotated[
+        float, described("Seconds from one look at the log to the next.", ge=0.1)
+    ] = 60.0
+    log_key: Annotated[
+        str,
+        described(
+            "The log's public key, or the whole path of its file. Empty: the one first seen counts."
+        ),
+    ] = ""
+
+
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
     """TLS of the agent's own page."""
 
@@ -241,6 +256,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     bursts: Bursts = Bursts()
     budget: Budget = Budget()
     collector: CollectorLink = CollectorLink()
+    custody: CustodySettings = CustodySettings()
     tls: Tls = Tls()
     topology: TopologySettings = TopologySettings()
     tenancy: TenancySettings = TenancySettings()

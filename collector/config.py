@@ -91,6 +91,15 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
             max_length=200,
         ),
     ] = "railscope.audit"
+    ask_agents: Annotated[
+        int,
+        described(
+            "After a start nothing is signed until so many agents have shown what they hold.", ge=0
+        ),
+    ] = 3
+    ask_seconds: Annotated[
+        float, described("Longest wait for them; then it is recorded that fewer came.", ge=0)
+    ] = 180.0
 
 
 class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ _NOT_A_TENANT = frozenset(set(Role) - {Role.TENANT})
 _RUNNING = frozenset({Role.OPERATOR, Role.AUDITOR})
 _BILLING = frozenset({Role.FINANCE, Role.AUDITOR})
 _AUDIT = frozenset({Role.AUDITOR})
+_NODE = frozenset({Role.NODE})
 
 
 def _open(name: str, path: str) -> Route:
@@ -64,7 +65,7 @@ ROUTES: Collection[Route] = (
     _open("landing", "/"),
     _open("healthy", "/-/healthy"),
     _open("ready", "/-/ready"),
-    Route("frames", INGEST_PATH, frozenset({Role.NODE}), method="POST"),
+    Route("frames", INGEST_PATH, _NODE, method="POST"),
     Route("metrics", "/metrics", _RUNNING, Sees.OWN),
     Route("cluster", "/api/v1/cluster", _RUNNING),
     Route("rails", "/api/v1/rails", _RUNNING),
@@ -79,4 +80,8 @@ ROUTES: Collection[Route] = (
     Route("audit_entry", "/api/v1/audit/entries/{index}", _AUDIT, Sees.OWN),
     Route("audit_checkpoint", "/api/v1/audit/checkpoint", _NOT_A_TENANT, Sees.SAME),
     Route("audit_consistency", "/api/v1/audit/consistency", _NOT_A_TENANT, Sees.SAME),
+    Route("custody_checkpoint", "/v1/checkpoint", _NODE),
+    Route("custody_key", "/v1/checkpoint/key", _NODE),
+    Route("custody_consistency", "/v1/checkpoint/consistency", _NODE),
+    Route("custody_cosignature", "/v1/checkpoint/cosignature", _NODE, method="POST"),
 )

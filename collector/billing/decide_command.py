@@ -61,7 +61,7 @@ def adjust_command(
         _record(books, adjustment(tenant, amount, period, reason), period, place)
 
 
-@click.command("credit")
+@click.command("credit", context_settings=_ARBITRARY)
 @click.argument("tenant")
 @period_argument()
 @click.argument("amount", callback=_amount)

@@ -31,7 +31,8 @@ def evidence_checks(ledger: Ledger, evidence: EvidenceStore, period: Period) -> 
     by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
     for key, number in newest.items():
         by_gpu[key.gpu][key] = number
-    for gpu in sorted({*by_gpu, *evidence.gpus(period.start_ns, period.end_ns)}):
+    seen = evidence.gpus(period.start_ns, period.end_ns)
+    for gpu in [*seen, *sorted(by_gpu.keys() - set(seen))]:
         known = evidence.evidence(gpu, period.start_ns, period.end_ns)
         written = {one.tiling.day: one for one in ledger.revisions(by_gpu[gpu])}
         found.compare(known, written, days)

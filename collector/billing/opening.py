@@ -18,19 +18,21 @@ from collector.billing.closing import Books, By
 from collector.billing.completeness import EvidenceStore
 from collector.billing.focus import Account, Seller
 from collector.billing.invoice import InvoiceError
+from collector.billing.kept import KeptEvidence
 from collector.billing.periods import PeriodError, parse
 from collector.billing.prices import PriceBookError
 from collector.billing.rating import MissingPriceError
 from collector.billing.records import operator
 from collector.billing.seller_file import SellerFileError
 from collector.config import PREFIX, CollectorSettings
+from collector.evidence import store as evidence_store
 from collector.ledger.database import Database, LedgerError
+from collector.ledger.location import ledger_url
 from collector.ledger.store import Ledger
 from railscope import settings, systemd
 from railscope.settings import SettingsError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-LEDGER_FILE = "ledger.sqlite"
 _FAILURES = (
     ClosingError,
     InvoiceError,
@@ -101,16 +103,17 @@ class Place:
     def _url(self) -> str:
         if self.ledger:
             return self.ledger
-        return f"sqlite:///{self._state_directory() / LEDGER_FILE}"
+        return ledger_url(self._settings.ledger, self._state_directory())
 
     def _state_directory(self) -> Path:
         current = self._settings.state_directory
         return systemd.state_directory(current, CollectorSettings().state_directory)
 
 
-def evidence_in(_database: Database) -> EvidenceStore | None:
-    """The evidence in the same database; None where it has none."""
-    return None
+def evidence_in(database: Database) -> EvidenceStore | None:
+    """The evidence in the same database; None where nothing was ever kept there."""
+    kept = KeptEvidence(evidence_store.EvidenceStore(database))
+    return None if kept.empty else kept
 
 
 def ledger_command(command: Callable[..., None]) -> Callable[..., None]:

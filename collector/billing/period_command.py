@@ -24,6 +24,7 @@ from collector.billing.statement import Statement, decimal
 from collector.billing.statement_text import table
 from collector.billing.statements import FORMS, of_invoice, periods, preview, statement
 from collector.billing.undecided import Undecided
+from collector.jobs.books_options import GivenBooks, books_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,12 @@ def statement_command(
 
 @click.command("reconcile")
 @period_argument(required=False)
+@books_options
 @ledger_command
-def reconcile_command(place: Place, period: Period | None) -> None:
+def reconcile_command(place: Place, period: Period | None, given: GivenBooks | None) -> None:
     """Compare what must be equal, to the last unit; of PERIOD or of all that is closed.
 
+    With a scheduler's own books also the ledger with those, job by job, as far as clocks allow.
     Exit status 1: something differs.
     """
     passed = True
@@ -136,6 +139,11 @@ def reconcile_command(place: Place, period: Period | None) -> None:
             if books.evidence is None:
                 click.echo("R1, R2, R4 not compared: this ledger has no evidence")
             passed = passed and all(check.passes for check in checks)
+            if given is not None:
+                agrees, told = given.compare(books.ledger, one)
+                for line in told:
+                    click.echo(line)
+                passed = passed and agrees
     sys.exit(0 if passed else 1)
 
 

@@ -6,7 +6,7 @@ nothing is lost between the frame log and the database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -163,16 +163,30 @@ class EvidenceBook:
                 facts = {"problem": str(error)}
                 self.trouble(Trouble("refused_claim", "", node, received_ns, facts))
                 continue
-            memory = self.gpu(fact.gpu)
-            if isinstance(fact, Ended):
-                known: list[Ended] | list[Told] = memory.ended
-            else:
-                known = memory.told
-            if fact not in known:
-                known.append(fact)  # type: ignore[arg-type]
+            if self._keep(fact):
                 self.unwritten[fact] = None
                 self.changed.add(fact.gpu)
                 self.late.add(fact.gpu)
+
+    def learn(self, facts: Iterable[Told | Ended]) -> None:
+        """Take claims that the database has, perhaps from another collector."""
+        for fact in facts:
+            if fact.gpu in self.gpus and self._keep(fact):
+                self.changed.add(fact.gpu)
+                self.late.add(fact.gpu)
+
+    def _keep(self, fact: Told | Ended) -> bool:
+        """Keep a claim or its end; whether it was not there."""
+        memory = self.gpu(fact.gpu)
+        if isinstance(fact, Told):
+            new = fact not in memory.told
+            if new:
+                memory.told.append(fact)
+        else:
+            new = fact not in memory.ended
+            if new:
+                memory.ended.append(fact)
+        return new
 
     def trouble(self, trouble: Trouble) -> None:
         """Say once that something is wrong, and tell who listens."""

@@ -206,6 +206,15 @@ class EvidenceStore:
                         ended.setdefault(end.gpu, []).append(end)
         return Loaded(chunks, told, ended, {gpu: homes_of.get(gpu, set()) for gpu in gpus})
 
+    def told(self, gpus: Sequence[str], start_ns: int) -> list[Told | Ended]:
+        """The claims of GPUs that may have been in force after an instant, and their ends."""
+        loaded = self.load(gpus, {}, start_ns, FOREVER_NS - CONTEXT_NS)
+        found: list[Told | Ended] = []
+        for gpu in gpus:
+            found += loaded.told.get(gpu, ())
+            found += loaded.ended.get(gpu, ())
+        return found
+
     def changes(self, recorded_after_ns: int) -> list[Change]:
         """What was recorded after an instant: about which node or GPU, and about when.
 

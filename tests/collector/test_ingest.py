@@ -15,7 +15,7 @@ import pytest
 from makers import SECOND, Sender, gpu_schema, rdma_schema
 
 from collector.access.credentials import digest
-from collector.config import CollectorSettings, FrameLogSettings, Limits
+from collector.config import Audit, CollectorSettings, FrameLogSettings, Limits
 from collector.ingest import NodeSender
 from collector.segments import LogStats, read_segment, segment_path, segments
 from collector.service import Collector
@@ -79,6 +79,7 @@ def settings_in(folder: Path, **more: Any) -> CollectorSettings:
     given: dict[str, Any] = {
         "listen": "127.0.0.1:0", "state_directory": str(folder / "state"),
         "tokens_file": str(folder / "tokens.toml"), "limits": SMALL, "views_seconds": 0.1,
+        "audit": Audit(ask_agents=0),
     }  # fmt: skip
     return CollectorSettings(**(given | more))
 

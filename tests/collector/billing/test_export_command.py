@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import select
+from support import postgresql
 
 from collector.audit.outbox import outbox
 from collector.bill_command import bill
@@ -38,14 +40,18 @@ account = "product"
 """
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A ledger with the demo's two months, closed."""
-    found = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite"
-    ledger = Ledger.open(found)
-    demo.run(ledger)
-    ledger.close()
-    return found
+    with ExitStack() as running:
+        if request.param == "sqlite":
+            found = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite"
+        else:
+            found = running.enter_context(postgresql.running()).database()
+        ledger = Ledger.open(found)
+        demo.run(ledger)
+        ledger.close()
+        yield found
 
 
 @pytest.fixture

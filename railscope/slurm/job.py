@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
+from typing import Any
 
-from agent.owners import FormatError
-from agent.owners.gres import Gres
+from railscope.slurm import FormatError
+from railscope.slurm.gres import Gres
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,10 @@ _NOT_STARTED = frozenset(
 """Base states and flags, of which Slurm prints one: src/common/slurm_protocol_defs.c."""
 
 _UNTOLD = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
-_TIME = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}")
-_UNIX = re.compile("[0-9]{9,11}")
+_TIME = re.compile(
+    "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
+)
+_UNIX = re.compile("[0-9]{1,11}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +95,42 @@ def seconds(text: str, zone: tzinfo) -> int | None:
 
     In the hour that comes twice when summer time ends, the first is meant. Raises FormatError.
     """
+    printed = _printed(text)
+    return None if printed is None else int(_in_zone(printed, zone).timestamp())
+
+
+def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
+    """The same, of which a bill is made: what could be two instants is refused.
+
+    So is local time without a zone. Raises FormatError.
+    """
+    printed = _printed(text)
+    if printed is None:
+        return None
+    if printed.tzinfo is None:
+        if zone is None:
+            message = f"{text} has no time zone, and none is given"
+            raise FormatError(message)
+        first, second = (printed.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
+        if first.utcoffset() != second.utcoffset():
+            message = f"{text} is not one instant: clocks were changed"
+            raise FormatError(message)
+    return int(_in_zone(printed, zone or UTC).timestamp())
+
+
+def _in_zone(printed: datetime, zone: tzinfo) -> datetime:
+    return printed if printed.tzinfo else printed.replace(tzinfo=zone)
+
+
+def _printed(text: str) -> datetime | None:
+    """A time, without a zone where it names none."""
     if text in _UNTOLD:
         return None
-    if _UNIX.fullmatch(text):
-        return int(text)
     try:
+        if _UNIX.fullmatch(text):
+            return datetime.fromtimestamp(int(text), UTC)
         if _TIME.fullmatch(text):
-            return int(datetime.fromisoformat(text).replace(tzinfo=zone).timestamp())
+            return datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         pass  # digits that are no day or hour: as wrong as any other text
     message = f"{text[:200]!r} is no time as Slurm prints it"
@@ -115,3 +148,23 @@ def job_number(text: str) -> int:
         message = f"{text[:200]!r} is no id of a job"
         raise FormatError(message)
     return int(text)
+
+
+def json_number(value: Any) -> int | None:
+    """A number of Slurm's JSON, plain or with whether it is set. Raises TypeError, LookupError."""
+    if isinstance(value, Mapping):
+        value = value["number"] if value["set"] and not value.get("infinite") else None
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        message = f"{value!r} is no number"
+        raise TypeError(message)
+    return value
+
+
+def json_text(value: Any) -> str:
+    """A text of Slurm's JSON, empty where it is null. Raises TypeError."""
+    if value is not None and not isinstance(value, str):
+        message = f"{value!r} is no text"
+        raise TypeError(message)
+    return value or ""

@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agent.owners import FormatError
-from agent.owners.hostlist import numbers
+from railscope.slurm import FormatError
+from railscope.slurm.hostlist import numbers
 
 MOST_INDICES = 1024
 
@@ -70,8 +70,11 @@ def parse_tres(text: str) -> dict[str, int]:
         if not equals:
             raise _wrong(entry)
         if name.startswith("gres/"):
-            counts[name.removeprefix("gres/")] = _quantity(amount)
-    return counts
+            if name in counts:
+                message = f"{name} is there twice"
+                raise FormatError(message)
+            counts[name] = _quantity(amount)
+    return {name.removeprefix("gres/"): count for name, count in counts.items()}
 
 
 def _entry(entry: str) -> Gres:

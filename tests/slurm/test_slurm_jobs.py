@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.owners import FormatError
-from agent.owners.gres import Gres, Share
-from agent.owners.sacct import parse_sacct
-from agent.owners.slurm import parse_json, parse_text
-from agent.owners.slurm_job import Allocation, Job, seconds
+from railscope.slurm import FormatError
+from railscope.slurm.gres import Gres, Share
+from railscope.slurm.job import Allocation, Job, seconds
+from railscope.slurm.sacct import parse_sacct
+from railscope.slurm.scontrol import parse_json, parse_text
 
 EAST = timezone(timedelta(hours=2))
 START, END = 1_767_225_600, 1_767_232_800  # 2026-01-01 00:00 and 02:00 UTC
@@ -227,7 +227,7 @@ JobIDRaw|JobID|User|UID|Account|State|Start|End|NodeList|AllocTRES
 
 
 def test_accounting():
-    first, cancelled, running, pending = parse_sacct(SACCT, EAST)
+    first, cancelled, running, pending = (record.job for record in parse_sacct(SACCT, EAST))
     assert (first.id, first.array, first.user, first.user_id) == (3385, "3380_5", "anna", 1000)
     assert (first.start_seconds, first.end_seconds) == (START, END)
     assert (first.nodes, first.gres_counts) == (("n01", "n02"), {"gpu": 5, "gpu:h100": 5})
@@ -244,10 +244,10 @@ def test_accounting_of_which_each_line_ends_in_a_separator():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "lack User"),
-        (SACCT.replace("JobIDRaw|JobID|", "", 1), "lack JobIDRaw"),
-        (SACCT.replace("|UID", "", 1), "line 2 has 10 columns and not 9"),
-        (SACCT.replace("anna", "an|na"), "line 2 has 11 columns and not 10"),
+        ("", "1: JobID: is not in the header"),
+        (SACCT.replace("JobIDRaw|JobID|", "", 1), "1: JobID: is not in the header"),
+        (SACCT.replace("|UID", "", 1), "2: has 10 columns and not 9"),
+        (SACCT.replace("anna", "an|na"), "2: has 11 columns and not 10"),
         (SACCT.replace("3386", "x"), "'x' is no id of a job"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from agent.owners import FormatError
+from railscope.slurm import FormatError
 
 MOST = 65_536
 """How many names a list may stand for; Slurm's own bound of one range (MAX_RANGE)."""

@@ -7,10 +7,10 @@ from datetime import UTC
 import pytest
 from support.shared import captured
 
-from agent.owners.gres import Gres, parse_gres, parse_tres
-from agent.owners.hostlist import expand
-from agent.owners.slurm import parse_text
-from agent.owners.slurm_job import Allocation, Job, seconds, times
+from railscope.slurm.gres import Gres, parse_gres, parse_tres
+from railscope.slurm.hostlist import expand
+from railscope.slurm.job import Allocation, Job, seconds, times
+from railscope.slurm.scontrol import parse_text
 
 EIGHT = tuple(range(8))
 _STATE, _NODE_COUNT, _NODES, _START, _TRES = 9, 12, 15, 18, 28

@@ -13,10 +13,19 @@ from collections.abc import Mapping
 from datetime import tzinfo
 from typing import Any
 
-from agent.owners import FormatError
-from agent.owners.gres import parse_gres, parse_tres
-from agent.owners.hostlist import expand
-from agent.owners.slurm_job import Allocation, Job, job_number, seconds, times, told
+from railscope.slurm import FormatError
+from railscope.slurm.gres import parse_gres, parse_tres
+from railscope.slurm.hostlist import expand
+from railscope.slurm.job import (
+    Allocation,
+    Job,
+    job_number,
+    json_number,
+    json_text,
+    seconds,
+    times,
+    told,
+)
 
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
@@ -121,31 +130,31 @@ def parse_json(text: str | bytes) -> tuple[Job, ...]:
 
 def _job_of(job: Mapping[str, Any]) -> Job:
     states = job["job_state"]
-    state = _text(states if isinstance(states, str) else states[0])
+    state = json_text(states if isinstance(states, str) else states[0])
     is_completing = not isinstance(states, str) and "COMPLETING" in states
-    start, end = (_number(job[name]) or None for name in ("start_time", "end_time"))
+    start, end = (json_number(job[name]) or None for name in ("start_time", "end_time"))
     when = times("COMPLETING" if is_completing else state, start, end)
-    element = _number(job.get("array_task_id"))
-    elements = _text(job.get("array_task_string")) if element is None else str(element)
-    array = _number(job.get("array_job_id"))
-    number = _number(job["job_id"])
+    element = json_number(job.get("array_task_id"))
+    elements = json_text(job.get("array_task_string")) if element is None else str(element)
+    array = json_number(job.get("array_job_id"))
+    number = json_number(job["job_id"])
     if number is None:
         message = "a job without an id"
         raise FormatError(message)
     return Job(
         id=number,
-        user=_text(job.get("user_name")),
-        user_id=_number(job.get("user_id")),
-        account=_text(job.get("account")),
+        user=json_text(job.get("user_name")),
+        user_id=json_number(job.get("user_id")),
+        account=json_text(job.get("account")),
         state=state,
         start_seconds=when.start_seconds,
         end_seconds=when.end_seconds,
         planned_end_seconds=when.planned_end_seconds,
-        nodes=expand(_text(job.get("nodes"))),
+        nodes=expand(json_text(job.get("nodes"))),
         allocations=_allocations_of(job),
-        gres_counts=parse_tres(_text(job.get("tres_alloc_str"))),
+        gres_counts=parse_tres(json_text(job.get("tres_alloc_str"))),
         array=f"{array}_{elements}" if array and elements else "",
-        sluid=_text(job.get("sluid")),
+        sluid=json_text(job.get("sluid")),
     )
 
 
@@ -156,32 +165,13 @@ def _allocations_of(job: Mapping[str, Any]) -> tuple[Allocation, ...] | None:
         return None
     nodes = (job.get("job_resources") or {}).get("nodes")
     listed = nodes.get("list") if isinstance(nodes, Mapping) else nodes
-    names = expand(_text(listed or job.get("nodes")))
+    names = expand(json_text(listed or job.get("nodes")))
     if len(names) != len(details):
         message = (
             f"job {job['job_id']} has {len(names)} nodes and {len(details)} lists of resources"
         )
         raise FormatError(message)
     return tuple(
-        Allocation(node, parse_gres(_text(detail)))
+        Allocation(node, parse_gres(json_text(detail)))
         for node, detail in zip(names, details, strict=True)
     )
-
-
-def _number(value: Any) -> int | None:
-    """A number, plain or with whether it is set."""
-    if isinstance(value, Mapping):
-        value = value["number"] if value["set"] and not value.get("infinite") else None
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        message = f"{value!r} is no number"
-        raise TypeError(message)
-    return value
-
-
-def _text(value: Any) -> str:
-    if value is not None and not isinstance(value, str):
-        message = f"{value!r} is no text"
-        raise TypeError(message)
-    return value or ""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.owners import FormatError
-from agent.owners.hostlist import MOST, expand, numbers
+from railscope.slurm import FormatError
+from railscope.slurm.hostlist import MOST, expand, numbers
 
 LISTS = {
     "n[01-03,07]": ["n01", "n02", "n03", "n07"],
