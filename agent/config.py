@@ -26,6 +26,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
         float, described("Samples that the NVIDIA driver takes by itself.", ge=0.1, le=10.0)
     ] = 1.0
     mig: Annotated[float, described("Memory and state of MIG devices.", ge=0.1)] = 5.0
+    tenancy: Annotated[float, described("Who holds GPUs and parts of them.", ge=0.5)] = 5.0
     gpu_health: Annotated[
         float, described("ECC, remapped rows, PCIe, fabric and recovery of GPUs.", ge=0.1)
     ] = 10.0
@@ -181,6 +182,57 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
+class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds the GPUs, and where that is known."""
+
+    kubelet_socket: Annotated[
+        str, described("Socket of the kubelet's PodResources. Empty: it is not asked.")
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    slurm_gpu_files: Annotated[
+        str, described("Folder where a prolog of Slurm keeps a file of job ids for each GPU.")
+    ] = ""
+    slurm_job_files: Annotated[
+        str, described("Folder where a prolog of Slurm keeps what scontrol says of each job.")
+    ] = ""
+    gres_conf: Annotated[
+        str, described("gres.conf of Slurm: which device each of its indices is.")
+    ] = "/etc/slurm/gres.conf"
+    file: Annotated[
+        str, described("File of claims (.toml, else CSV) with dates, by the administrator's word.")
+    ] = ""
+    trust: Annotated[
+        str,
+        described(
+            "Owners whose processes count as claims where no scheduler gives out GPUs, set apart by"
+            " spaces: docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes.",
+            pattern="^( |docker|containerd|cri-o|podman|systemd|libvirt|slurm|kubernetes)*$",
+        ),
+    ] = ""
+    system: Annotated[
+        str,
+        described(
+            "Namespaces, units and containers of health checks and the administrator's own use, set"
+            " apart by spaces."
+        ),
+    ] = "kube-system gpu-operator"
+    owner_label: Annotated[
+        str, described("Label of Docker containers that names whose they are.")
+    ] = ""
+    socket: Annotated[
+        str,
+        described(
+            "Unix socket of `railscope claim`, for root only. Empty: claims.sock in the state directory."
+        ),
+    ] = ""
+    listen: Annotated[
+        str, described("Address and port of `railscope claim` beside its socket. Empty: none.")
+    ] = ""
+    token: Annotated[
+        str, described("Bearer token that the address asks for. Better kept in token_file.")
+    ] = ""
+    token_file: Annotated[str, described("File that holds that token.")] = ""
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the agent."""
 
@@ -207,3 +259,4 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     custody: CustodySettings = CustodySettings()
     tls: Tls = Tls()
     topology: TopologySettings = TopologySettings()
+    tenancy: TenancySettings = TenancySettings()

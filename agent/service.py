@@ -50,7 +50,7 @@ from agent.sources.nvidia.mig import Mig
 from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.nvidia.processes import Processes
-from agent.sources.nvidia.sharing import Sharing
+from agent.sources.nvidia.sharing import ProcessLists, Sharing
 from agent.sources.nvme import NvmeDrives
 from agent.sources.optics import Optics
 from agent.sources.pcie import Pcie
@@ -62,6 +62,8 @@ from agent.sources.verdict import GpuVerdicts
 from agent.stats import CustodyState, ShippingStats
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
+from agent.tenancy.endpoint import ClaimsEndpoint
+from agent.tenancy.source import Tenancy
 from agent.topology.network import Wiring
 from agent.topology.rules import rules
 from railscope import __version__, listen
@@ -78,14 +80,14 @@ RESETS = "gpu-resets.json"
 WRAPS = "counter-wraps.json"
 PAGE_ONLY = {Processes.name}
 """Sources that are not shipped: every job would be a new schema, to be kept by all collectors."""
-LOOK_AT_OTHERS = (GpuVerdicts.name, SelfMetrics.name)
+LOOK_AT_OTHERS = (Tenancy.name, GpuVerdicts.name, SelfMetrics.name)
 """Sources that read what the others have read, in the order in which they may do so."""
 
 
 def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> list[Source]:
     """Every source that reads the machine."""
     wiring, book = Wiring(rules(settings.topology)), xids or XidBook()
-    gpus = Gpus(wiring)
+    gpus, lists = Gpus(wiring), ProcessLists()
     periods, bursts = settings.periods, settings.bursts
     fast_lane: list[Source] = [
         NicBurst(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -95,7 +97,7 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Gpu.load(periods.gpu, gpus),
         Activity(periods.gpu_activity, gpus),
         NvmlEvents(book, periods.gpu_event, gpus),
-        Sharing(periods.gpu_process, gpus),
+        Sharing(periods.gpu_process, gpus, lists),
         Processes(periods.gpu_process, gpus),
         Mig(periods.mig, gpus),
         Gpu.health(periods.gpu_health, gpus),
@@ -124,6 +126,7 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Hwmon(periods.sensors),
         Edac(periods.memory_errors),
         KernelLogStream(periods.kernel, book),
+        Tenancy(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
         *(fast_lane if bursts.enabled else ()),
     ]
 
@@ -181,6 +184,10 @@ class Agent:
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self._shipper: Shipper | None = None
+        self._tenancy = next(s for s in self.sampler.sources if isinstance(s, Tenancy))
+        self._claims = ClaimsEndpoint(
+            self.settings.tenancy, self._state, self._tenancy, self.host.clock
+        )
 
     def _sources(self) -> list[Source]:
         periods, xids = self.settings.periods, XidBook()
@@ -217,10 +224,12 @@ class Agent:
             if isinstance(source, Rdma | Nic):
                 memory = self._state / f"{source.name}-{WRAPS}"
                 source.remember(CounterMemory(memory, self.host.boot_id))
+        self._tenancy.remember(self._state, self.node)
         self._shipper = self._make_shipper()
         server = HttpServer(self.page.respond)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
+            await self._claims.start()
             self.on_listening(host, port)
             log.info("agent_started", node=self.node, version=__version__, page=f"{host}:{port}",
                      collector=self.settings.collector.url or "none")  # fmt: skip
@@ -233,6 +242,7 @@ class Agent:
                 if custody := self._custody():
                     group.create_task(custody)
         finally:
+            await self._claims.close()
             await server.close()
 
     def _custody(self) -> Coroutine[None, None, None] | None:

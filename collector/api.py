@@ -15,9 +15,9 @@ from aiohttp import web
 from collector.access.credential import Credential, Role
 from collector.access.gate import Answer, Handlers, json_answer
 from collector.access.scope import own_account, own_cells
+from collector.account.cells import account_json
 from collector.core import Core
 from collector.fleet import Node, Row
-from collector.metering.account import Account
 from collector.metrics import Own, render
 from collector.views.refresh import Views
 from collector.views.rollup import node_rollups, reduce_rows
@@ -158,7 +158,7 @@ class Api:
         if views.account is None:
             text = "the account has not been computed yet"
             if views.instant_ns:
-                text = "no one knows who holds what: the claims file has never been valid"
+                text = "no one knows who holds what: " + self.own.why_unknown
             return json_answer({"error": text}, 503)
         account = account_json(views.account)
         own = who.role is Role.TENANT
@@ -195,27 +195,6 @@ def _rollups(fresh: Sequence[Row]) -> list[dict[str, Any]]:
         for metric, part, rollup, value in node_rollups(filter(None, reduced))
         if math.isfinite(value)
     ]
-
-
-def account_json(account: Account) -> dict[str, Any]:
-    """An account in integers, as strings: JSON readers that use doubles are exact to 104 days only."""
-    return {
-        "until_ns": str(account.until_ns),
-        "gpus": account.gpus,
-        "capacity_ns": str(account.capacity_ns),
-        "held_ns": str(account.held_ns),
-        "idle_ns": str(account.idle_ns),
-        "unknown_ns": str(account.unknown_ns),
-        "balances": account.balances,
-        "tenants": {
-            name: {
-                "held_ns": str(tenant.held_ns),
-                "held_observed_ns": str(tenant.observed_ns),
-                "held_unknown_ns": str(tenant.unknown_ns),
-            }
-            for name, tenant in sorted(account.tenants.items())
-        },
-    }
 
 
 def _table(view: View) -> web.Response:

@@ -7,27 +7,24 @@ same arguments, so that a restart leaves the state as it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
-import numpy as np
 import structlog
 
 from collector import decode
+from collector.evidence.book import EvidenceBook, Pages
 from collector.fleet import Fleet, Update
-from collector.metering.coverage import GAP_NS, Coverage
 from collector.schemas import Gpu, Known, Schemas
 from collector.segments import Record
 from collector.sequences import Received
-from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope, WireEvent
 
 log = structlog.get_logger(__name__)
 
 MOST_EVENTS = 10_000
-MOST_CONFLICTS = 1000
 EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
 
 
@@ -48,7 +45,7 @@ class Checkpoint(msgspec.Struct):
 
     first_segment: int
     received: Received
-    coverages: dict[str, Coverage]
+    evidence: Pages
     nodes: dict[str, NodeMemory]
     events: list[tuple[str, str, WireEvent]]
 
@@ -102,17 +99,16 @@ class Counts:
 
 @dataclass(slots=True)
 class Core:
-    """Fleet, received sequences, coverage and recent events."""
+    """Fleet, received sequences, evidence and recent events."""
 
     schemas: Schemas
     fleet: Fleet = field(default_factory=Fleet)
     received: Received = field(default_factory=Received)
-    coverages: dict[str, Coverage] = field(default_factory=dict)
+    evidence: EvidenceBook = field(default_factory=EvidenceBook)
     gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
     events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     _event_keys: dict[EventKey, None] = field(default_factory=dict)
-    _conflicts: set[tuple[str, str]] = field(default_factory=set)
     counts: Counts = field(default_factory=Counts)
     listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
     """Each is called with every event of a new frame, also if another frame has told it before, and
@@ -186,10 +182,10 @@ class Core:
                 decode.reasons_of(batch, batch.rows - 1, columns), newest_ns,
             )
         )  # fmt: skip
-        if known.gpus:
-            if applied:
-                self.gpus_of[envelope.node] = _by_lane(known.gpus)
-            self._observe(envelope, batch, known, newest_ns)
+        if known.gpus and applied:
+            self.gpus_of[envelope.node] = _by_lane(known.gpus)
+        self.evidence.accept(record, envelope, batch, known)
+        self.evidence.hear(envelope.node, batch, record.received_wall_ns)
         for seen in _events_of(record, envelope, batch):
             for listener in self.listeners:
                 listener(seen)
@@ -204,29 +200,6 @@ class Core:
             del self._event_keys[next(iter(self._event_keys))]
         self.events.append(seen)
 
-    def _observe(self, envelope: Envelope, batch: Batch, known: Known, newest_ns: int) -> None:
-        """Note when each GPU was seen. Within a batch only the boot clock counts."""
-        since_boot_ns = newest_ns - batch.boot_ns[-1]
-        codes = decode.reasons(batch, known.layout.columns) if batch.reasons else None
-        everywhere = list(_stretches(range(batch.rows), batch.boot_ns))
-        for gpu in known.gpus:
-            stretches = everywhere
-            if codes is not None:
-                rows = np.flatnonzero((codes[:, gpu.columns] == PRESENT).any(axis=1))
-                stretches = list(_stretches(rows.tolist(), batch.boot_ns))
-            for first, last in stretches:
-                coverage = self.coverages.setdefault(gpu.uuid, Coverage())
-                start_ns = since_boot_ns + batch.boot_ns[first]
-                end_ns = since_boot_ns + batch.boot_ns[last]
-                if not coverage.add(envelope.node, envelope.boot_id, start_ns, end_ns):
-                    self._conflict(gpu.uuid, envelope.node)
-
-    def _conflict(self, uuid: str, node: str) -> None:
-        if (uuid, node) not in self._conflicts and len(self._conflicts) < MOST_CONFLICTS:
-            self._conflicts.add((uuid, node))
-            log.error("gpu_seen_twice", gpu=uuid, node=node,
-                      advice="another node has this GPU at the same time: its evidence stands")  # fmt: skip
-
     def checkpoint(self, first_segment: int) -> Checkpoint:
         """What must survive the deletion of the segments before one."""
         nodes = {
@@ -236,11 +209,12 @@ class Core:
             for name, node in self.fleet.nodes.items()
         }
         events = [(seen.node, seen.boot_id, seen.event) for seen in self.events]
-        return Checkpoint(first_segment, self.received, self.coverages, nodes, events)
+        return Checkpoint(first_segment, self.received, self.evidence.pages(), nodes, events)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Start from a checkpoint."""
-        self.received, self.coverages = checkpoint.received, checkpoint.coverages
+        self.received = checkpoint.received
+        self.evidence.resume(checkpoint.evidence)
         for name, kept in checkpoint.nodes.items():
             node = self.fleet.node(name)
             node.agent_version, node.clock_offset_ns = kept.agent_version, kept.clock_offset_ns
@@ -274,17 +248,3 @@ def _by_lane(gpus: Sequence[Gpu]) -> dict[int, str]:
         taken = gpu.lane < 0 or gpu.lane in found
         found[-1 - position if taken else gpu.lane] = gpu.uuid
     return found
-
-
-def _stretches(rows: Iterable[int], boot_ns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Runs of rows that lie at most a gap apart, as first and last row."""
-    first = last = None
-    for row in rows:
-        if first is None or last is None:
-            first = row
-        elif boot_ns[row] - boot_ns[last] > GAP_NS:
-            yield first, last
-            first = row
-        last = row
-    if first is not None and last is not None:
-        yield first, last

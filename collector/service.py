@@ -18,6 +18,7 @@ from aiohttp.web import Application
 from collector import web
 from collector.access.audit_api import AuditApi
 from collector.access.billing_api import Billing, BillingApi
+from collector.access.books import LedgerBooks
 from collector.access.credential import Role
 from collector.access.enrolment import Told
 from collector.access.entries import Entries
@@ -25,6 +26,7 @@ from collector.access.gate import Gate, application
 from collector.access.routes import Route
 from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
+from collector.account.live import LiveAccount
 from collector.api import Api
 from collector.audit.custody_api import CustodyApi
 from collector.audit.guard import Guard
@@ -35,11 +37,16 @@ from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import Salts
 from collector.audit.trail import Trail
 from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
-from collector.claims import ClaimsFile
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core, SeenEvent, events_of
+from collector.evidence.days import Door
+from collector.evidence.settle import Settler
+from collector.evidence.store import EvidenceStore
+from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
+from collector.ledger.database import Database
+from collector.ledger.store import Ledger
 from collector.metrics import Own
 from collector.schemas import Schemas
 from collector.segments import LogStats, read_segment, segment_path, segments, write_durably
@@ -66,8 +73,8 @@ class Collector:
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
-    billing: Billing | None = None
-    """Statements and exports; None where there is no ledger."""
+    billing: Callable[[], Billing] | None = None
+    """Finds who makes statements and exports; unless one is given, the collector's own books."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
@@ -96,13 +103,18 @@ class Collector:
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
-        claims_file = Path(self.settings.claims_file) if self.settings.claims_file else None
-        self.claims = ClaimsFile(claims_file)
-        self.refresher = Refresher(
-            self.core, lambda: self.claims.claims, self.settings.stale_seconds,
-            self.settings.views_seconds,
-            claims_known=lambda: self.claims.known,
+        self.files = AdministratorsFiles.of(self.settings)
+        self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
+        self.settler = Settler(
+            self.core.evidence, self.live, self._open_ledger, self.files.texts,
+            self.settings.metering, self.folder / "evidence.seen",
         )  # fmt: skip
+        self.refresher = Refresher(
+            self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
+            known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
+        )  # fmt: skip
+        self.ledger_url = self._ledger_url()
+        self.books = LedgerBooks(self.ledger_url, self.settings.billing.seller_file)
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
@@ -118,6 +130,21 @@ class Collector:
     @property
     def _key_file(self) -> Path:
         return Path(self.settings.audit.key_file or self.folder / "audit.key")
+
+    def _ledger_url(self) -> str:
+        ledger = self.settings.ledger
+        if not ledger.url_file:
+            return ledger.url or f"sqlite:///{(self.folder / 'ledger.sqlite').absolute()}"
+        try:
+            return Path(ledger.url_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
+            raise SettingsError(message) from error
+
+    def _open_ledger(self) -> Door:
+        """The ledger and the evidence in its database. Blocking; raises LedgerError."""
+        database = Database(self.ledger_url)
+        return Door(Ledger(database), EvidenceStore(database))
 
     def _trail(self) -> Trail:
         audit = self.settings.audit
@@ -135,14 +162,16 @@ class Collector:
             await self._serve()
         finally:
             watchdog.cancel()
+            self.settler.close()
             self.log.close()
             self.trail.log.close()
+            self.books.close()
             os.close(lock)
 
     def application(self) -> Application:
         """All that is served, behind the gate."""
         ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
-        own = Own(self.core, self.log, self.claims, self.sink, self.trail, self.tokens)
+        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens)
         api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
         gate = Gate(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,
@@ -153,7 +182,7 @@ class Collector:
             **api.handlers(),
             **AuditApi(self.entries).handlers(),
             **self.custody.handlers(),
-            **BillingApi(self.billing, self.access.exported).handlers(),
+            **BillingApi(self.billing or self.books.open, self.access.exported).handlers(),
         }
         return application(gate, handlers, self.settings.limits.body_bytes)
 
@@ -182,7 +211,8 @@ class Collector:
                 group.create_task(self.observed.run())
                 group.create_task(self.guard.run())
                 group.create_task(self.custody.run())
-                group.create_task(self.claims.watch())
+                group.create_task(self.files.watch())
+                group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
         finally:
@@ -213,7 +243,7 @@ class Collector:
         self._read_witnesses()
         self.observed.open()
         self.access.open()
-        self.claims.refresh()
+        self.files.refresh()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")

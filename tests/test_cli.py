@@ -19,7 +19,7 @@ from collector.access import credentials
 from collector.access.credential import Credential, Role
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
-from railscope.simulator import MODES, NICS, SHORT_NAMES
+from railscope.simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
 
 
 def walk(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
@@ -206,7 +206,7 @@ def test_a_server_that_cannot_be_simulated_leaves_no_folder(tmp_path: Path):
 
 def test_the_help_names_every_model_mode_and_card():
     words = set(re.findall(r"\w+", run("simulate", "--help").stdout))
-    assert set(SHORT_NAMES) | set(MODES) | set(NICS) <= words
+    assert set(SHORT_NAMES) | set(MODES) | set(NICS) | set(SCHEDULERS) <= words
 
 
 def test_this_server_is_recorded_into_a_new_folder_only(tmp_path: Path):

@@ -92,7 +92,9 @@ class Host(Protocol):
         """Ask NVML ("nvml"), psutil ("psutil"), an NVMe drive ("nvme"), or the network.
 
         The network is ethtool's ioctl ("ethtool"), "netlink" (agent/host/netlink) and the neighbours
-        that switches announce ("lldp"). Raises NvmlError or OSError.
+        that switches announce ("lldp"). Who holds what is asked of the "kubelet", and of what users,
+        containers and virtual machines say of themselves ("owner", agent/host/owners.py).
+        Raises NvmlError or OSError.
         """
         ...
 

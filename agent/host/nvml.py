@@ -171,10 +171,14 @@ class Nvml:
         return mode
 
     def _mig_devices(self, module: ModuleType, gpu: int) -> Json:
-        """The MIG devices of a GPU: UUID, and the GPU instance and compute instance behind it."""
+        """The MIG devices of a GPU: UUID, and the GPU instance and compute instance behind it.
+
+        Which slices of memory the GPU instance has is told only to who may configure MIG.
+        """
         parent = self._handle(module, gpu)
         found: dict[str, Json] = {}
-        for index in range(module.nvmlDeviceGetMaxMigDeviceCount(parent)):
+        most = module.nvmlDeviceGetMaxMigDeviceCount(parent)
+        for index in range(most):
             try:
                 handle = module.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
             except module.NVMLError as error:
@@ -187,7 +191,10 @@ class Nvml:
             if not self._is(uuid, handle, (gpu, instance)):
                 self._drop(uuid)
             self._handles[uuid], self._mig[uuid] = handle, (gpu, instance)
-            found[uuid] = {"uuid": uuid, "index": index, "gpu": instance, "compute": part}
+            found[uuid] = {
+                "uuid": uuid, "index": index, "gpu": instance, "compute": part, "most": most,
+                **_placement(module, parent, instance),
+            }  # fmt: skip
         self._drop_mig(gpu, found)
         return list(found.values())
 
@@ -288,6 +295,17 @@ class Nvml:
         if code:
             raise module.NVMLError(code)
         return size.value
+
+
+def _placement(module: ModuleType, gpu: Any, instance: int) -> Json:
+    try:
+        handle = module.nvmlDeviceGetGpuInstanceById(gpu, instance)
+        place = module.nvmlGpuInstanceGetInfo(handle).placement
+    except module.NVMLError as error:
+        if error.value in _DEVICE_GONE:
+            raise
+        return {}
+    return {"start": int(place.start), "size": int(place.size)}
 
 
 def _plainly(target: Callable[..., Any], *arguments: Any) -> Json:

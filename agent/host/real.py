@@ -13,6 +13,8 @@ from agent.host.machine import Machine
 from agent.host.network import SEAMS, Network
 from agent.host.nvme import Nvme
 from agent.host.nvml import Nvml
+from agent.host.owners import SEAMS as OF_OWNERS
+from agent.host.owners import Owners
 
 _LIBRARY_NOT_FOUND = 12
 _ENODEV, _EOPNOTSUPP = 19, 95
@@ -33,6 +35,7 @@ class RealHost:
         self._nvml = Nvml()
         self._network = Network(self._clock)
         self._nvme = Nvme()
+        self._owners = Owners(self._files, live=self._live)
 
     @property
     def clock(self) -> Clock:
@@ -64,7 +67,7 @@ class RealHost:
         return self._files.keep(paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML, psutil, a drive, or the network (ethtool, netlink, LLDP)."""
+        """Ask NVML, psutil, a drive, the network (ethtool, netlink, LLDP), or who holds what."""
         if seam == "psutil":
             return self._machine.call(function)
         if seam == "nvml":
@@ -79,6 +82,8 @@ class RealHost:
             if not self._live:
                 raise OSError(_EOPNOTSUPP, "a copied tree has no drives")
             return self._nvme.call(function, str(arguments[0]))
+        if seam in OF_OWNERS:
+            return self._owners.call(seam, function, *arguments)
         message = f"unknown seam {seam!r}"
         raise ValueError(message)
 

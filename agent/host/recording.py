@@ -20,7 +20,8 @@ SAME_MOMENT_NS = 20_000_000
 _SHORTEST_WORD = 4
 """A serial number of "0" names nothing, and would be found everywhere."""
 _IDENTIFIERS = re.compile(
-    r"(?P<uuid>(?:GPU-|MIG-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
+    r"(?P<uuid>(?:GPU-|MIG-)?"
+    r"[0-9a-f]{8}(?P<dash>[-_])[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)[0-9a-f]{12})"
     r"|(?P<guid>\b(?:[0-9a-f]{4}:){3,7}[0-9a-f]{4}\b)"
     r"|(?P<mac>\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b)"
     r"|(?P<interface>\benx[0-9a-f]{12})",
@@ -40,6 +41,21 @@ _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
     ],
 }
 
+_OF_A_MACHINE = ("name", "instance", "project", "project_id", "user")
+# Names of people and of what is theirs, in the answers to a function: replaced as whole words.
+_NAMES: dict[str, Callable[[Json], list[Json]]] = {
+    "kubelet.List": lambda answer: [pod[part] for pod in answer for part in ("name", "namespace")],
+    "owner.environ": lambda answer: [
+        answer.get(name, "") for name in ("SLURM_JOB_ACCOUNT", "SLURM_JOB_USER")
+    ],
+    "owner.container": lambda answer: [answer["name"], answer["label"]],
+    "owner.domain": lambda answer: [answer[part] for part in _OF_A_MACHINE],
+    "owner.machine": lambda answer: [answer[part] for part in _OF_A_MACHINE] if answer else [],
+    "owner.user": lambda answer: [answer],
+}
+_EVERYBODYS = {"default", "kube-system", "kube-public", "root"}
+"""Names that are the same everywhere, and would be found everywhere."""
+
 _SERIAL_FILE = re.compile(r"/sys/class/nvme/[^/]+/serial")
 
 
@@ -50,11 +66,7 @@ class Redactor:
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
-        self._words = [
-            re.compile(rf"(?<![0-9a-z]){re.escape(name)}(?![0-9a-z])", re.IGNORECASE)
-            for name in names
-            if name
-        ]
+        self._words = [_whole_word(name) for name in names if name]
         self._learned: set[str] = set()
 
     def learn(self, word: str) -> None:
@@ -62,6 +74,12 @@ class Redactor:
         if len(word) >= _SHORTEST_WORD and word not in self._learned:
             self._learned.add(word)
             self._words.append(re.compile(re.escape(word)))
+
+    def name(self, word: str) -> None:
+        """From now on, replace this where it is a word of its own: the name of a user, say."""
+        if word and word not in self._learned and word not in _EVERYBODYS:
+            self._learned.add(word)
+            self._words.append(_whole_word(word))
 
     def text(self, text: str) -> str:
         """The text with every identifier replaced by one of the same form."""
@@ -85,6 +103,10 @@ class Redactor:
         return value
 
 
+def _whole_word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![0-9a-z]){re.escape(name)}(?![0-9a-z])", re.IGNORECASE)
+
+
 def _digest(word: str) -> str:
     return hashlib.sha256(word.lower().encode()).hexdigest()
 
@@ -93,8 +115,8 @@ def _same_form(identifier: str) -> str:
     kind = _KIND.match(identifier)
     kept = kind[0] if kind else ""
     own = identifier[len(kept) :]
-    fresh = iter(_digest(own.replace(":", "")))
-    return kept + "".join(c if c in "-:" else next(fresh) for c in own)
+    fresh = iter(_digest(own.replace(":", "").replace("_", "-")))  # systemd writes _ for - in names
+    return kept + "".join(c if c in "-:_" else next(fresh) for c in own)
 
 
 class RecordingHost:
@@ -175,6 +197,10 @@ class RecordingHost:
             if function in _SECRETS and self._redactor:
                 for secret in _SECRETS[function](answer):
                     self._redactor.learn(str(secret))
+            whose = _NAMES.get(f"{seam}.{function}")
+            if whose and self._redactor:
+                for name in whose(answer):
+                    self._redactor.name(str(name))
             return answer
 
         return self._asked("calls", key, ask)

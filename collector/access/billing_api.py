@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
 from collector.access.credential import Credential, Role
 from collector.access.gate import Handlers, json_answer
+from collector.billing.periods import PeriodError, parse
 
-_PERIOD = re.compile(r"\d{4}-(0[1-9]|1[0-2])", re.ASCII)
+Made = TypeVar("Made")
+
 _MEDIA = {
     "json": "application/json",
     "text": "text/plain; charset=utf-8",
@@ -44,10 +45,10 @@ class Billing(Protocol):
         """Forms of an export."""
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
-        """A tenant's statement of a month (`2026-01`); None where there is none."""
+        """A tenant's statement of a period, such as `2026-01`; None where there is none."""
 
     def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
-        """All rows of a month, of a tenant or (None) of all; None where there are none."""
+        """All rows of a period, of a tenant or (None) of all; None where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ class Exported:
 
 @dataclass(slots=True)
 class BillingApi:
-    """Statements and exports; `billing` is None where there is no ledger."""
+    """Statements and exports. `billing` finds who makes them; it blocks, and raises BillingError."""
 
-    billing: Billing | None
+    billing: Callable[[], Billing]
     exported: Callable[[Exported], None] = lambda _exported: None
 
     def handlers(self) -> Handlers:
@@ -76,7 +77,7 @@ class BillingApi:
         return {"statement": self._statement, "export": self._export}
 
     async def _statement(self, request: web.Request, _: Credential) -> web.Response:
-        billing, period = self._ready(), _period(request)
+        billing, period = await _made(self.billing), _period(request)
         form = _form(request, billing.statement_forms)
         tenant = request.match_info["tenant"]
         content = await _made(lambda: billing.statement(tenant, period, form))
@@ -86,7 +87,7 @@ class BillingApi:
         return _document(content, form)
 
     async def _export(self, request: web.Request, who: Credential) -> web.Response:
-        billing, period = self._ready(), _period(request)
+        billing, period = await _made(self.billing), _period(request)
         form = _form(request, billing.export_forms)
         tenant = who.tenant if who.role is Role.TENANT else request.query.get("tenant")
         content = await _made(lambda: billing.export(tenant, period, form))
@@ -98,13 +99,8 @@ class BillingApi:
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
         return _document(content, form, name)
 
-    def _ready(self) -> Billing:
-        if self.billing is None:
-            raise web.HTTPServiceUnavailable(text="this collector keeps no ledger\n")
-        return self.billing
 
-
-async def _made(making: Callable[[], bytes | None]) -> bytes | None:
+async def _made(making: Callable[[], Made]) -> Made:
     try:
         return await asyncio.to_thread(making)
     except BillingError as error:
@@ -114,8 +110,10 @@ async def _made(making: Callable[[], bytes | None]) -> bytes | None:
 
 def _period(request: web.Request) -> str:
     period = request.match_info["period"]
-    if not _PERIOD.fullmatch(period):
-        raise web.HTTPBadRequest(text="the period must be a month, such as 2026-01\n")
+    try:
+        parse(period)
+    except PeriodError as error:
+        raise web.HTTPBadRequest(text=f"{error}\n") from error
     return period
 
 

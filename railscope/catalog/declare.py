@@ -28,6 +28,7 @@ class Unit(StrEnum):
     NONE = ""
     BYTES = "bytes"
     BYTES_PER_SECOND = "bytes_per_second"
+    BYTE_SECONDS = "byte_seconds"
     SECONDS = "seconds"
     RATIO = "ratio"
     WATTS = "watts"

@@ -41,12 +41,38 @@ def test_mig_devices_are_found_with_the_holes_between_them(standin: Standin) -> 
     nvml = Nvml()
     assert nvml.call("nvmlDeviceGetMigDevices", 0) == []
     assert nvml.call("nvmlDeviceGetMigDevices", 1) == [
-        {"uuid": "MIG-1-0", "index": 0, "gpu": 7, "compute": 0},
-        {"uuid": "MIG-1-2", "index": 2, "gpu": 9, "compute": 0},
+        {
+            "uuid": "MIG-1-0",
+            "index": 0,
+            "gpu": 7,
+            "compute": 0,
+            "most": 3,
+            "start": 0,
+            "size": 1,
+        },
+        {
+            "uuid": "MIG-1-2",
+            "index": 2,
+            "gpu": 9,
+            "compute": 0,
+            "most": 3,
+            "start": 2,
+            "size": 1,
+        },
     ]
     assert standin.calls("nvmlDeviceGetMigDeviceHandleByIndex") == 3, "one of them was a hole"
     assert nvml.call("nvmlDeviceGetName", "MIG-1-2") != nvml.call("nvmlDeviceGetName", 1)
     assert code_of(nvml, "nvmlDeviceGetName", "MIG-1-1") == 6
+
+
+@scenario()
+def test_where_a_mig_device_lies_takes_a_privilege(standin: Standin) -> None:
+    calls = full_gpus(1, cut=[0])
+    for device in calls["nvml.nvmlDeviceGetMigDevices(0)"]:
+        del device["start"], device["size"]
+    standin.tell(calls)
+    told = Nvml().call("nvmlDeviceGetMigDevices", 0)
+    assert told == calls["nvml.nvmlDeviceGetMigDevices(0)"]
 
 
 @scenario()

@@ -174,7 +174,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
     async with running(settings) as one:
         after = one.collector.core
         assert after.received == before.received
-        assert after.coverages == before.coverages
+        assert after.evidence.pages() == before.evidence.pages()
         for name in ("n1", "n2"):
             old, new = before.fleet.nodes[name].rows["gpu"], after.fleet.nodes[name].rows["gpu"]
             assert old.block.values[old.index].tolist() == new.block.values[new.index].tolist()
@@ -207,7 +207,7 @@ async def test_a_checkpoint_carries_over_what_deleted_segments_said(tmp_path: Pa
         before = one.collector.core
     async with running(settings) as one:
         assert one.collector.core.received == before.received
-        assert one.collector.core.coverages == before.coverages
+        assert one.collector.core.evidence.pages() == before.evidence.pages()
         assert (await one.post(bodies[0], at=200_000))[1]["accepted_frames"] == 0
 
 
@@ -409,7 +409,8 @@ async def test_views_over_the_api(tmp_path: Path):
         )
         assert (await one.post(sender.body(frames, schemas=True), at=3))[0] == 200
         await one.collector.refresher.refresh()
-        await asyncio.to_thread(one.collector.claims.refresh)
+        await asyncio.to_thread(one.collector.files.refresh)
+        assert await one.collector.settler.attempt()
         await one.collector.refresher.refresh()
         cluster = {r["metric"]: r["value"] for r in (await one.json("/api/v1/cluster"))["rows"]}
         assert cluster["railscope_cluster_sum_gpu_power_watts"] == 3.0
@@ -449,7 +450,8 @@ async def test_no_account_before_it_is_known_who_holds_what(tmp_path: Path):
         await one.collector.refresher.refresh()
         assert (await one.get("/api/v1/account"))[0] == 503
         claims.write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
-        await asyncio.to_thread(one.collector.claims.refresh)
+        await asyncio.to_thread(one.collector.files.refresh)
+        assert await one.collector.settler.attempt()
         await one.collector.refresher.refresh()
         assert (await one.get("/api/v1/account"))[0] == 200
 

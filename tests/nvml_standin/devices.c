@@ -196,3 +196,35 @@ int nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *instance) {
 int nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *instance) {
     CALL(instance_into(device, instance, 1));
 }
+
+/* GPU instances. Where one lies is told only where the table has it: it takes a privilege. */
+struct gpu_instance { nvmlDevice_t gpu; unsigned id; };
+struct gpu_instance_info { nvmlDevice_t gpu; unsigned id, profile; unsigned start, size; };
+
+static int by_id_into(nvmlDevice_t gpu, unsigned id, struct gpu_instance **found) {
+    static struct gpu_instance instances[MOST_INSTANCES];
+    int code = device_state(gpu);
+    if (code) return code;
+    if (!look("GpuInstancePlacement", gpu->name, ARGUMENTS(id))) return NO_PERMISSION;
+    *found = &instances[(gpu->gpu * INSTANCES_OF_A_GPU + id) % MOST_INSTANCES];
+    **found = (struct gpu_instance){gpu, id};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceById(nvmlDevice_t gpu, unsigned id, struct gpu_instance **found) {
+    CALL(by_id_into(gpu, id, found));
+}
+
+static int info_into(struct gpu_instance *of, struct gpu_instance_info *info) {
+    const struct answer *answer = look("GpuInstancePlacement", of->gpu->name, ARGUMENTS(of->id));
+    if (!answer) return NOT_FOUND;
+    *info = (struct gpu_instance_info){of->gpu, of->id, 0, 0, 0};
+    if (answer->code) return answer->code;
+    info->start = (unsigned)answer->numbers[0].whole;
+    info->size = (unsigned)answer->numbers[1].whole;
+    return SUCCESS;
+}
+
+int nvmlGpuInstanceGetInfo(struct gpu_instance *of, struct gpu_instance_info *info) {
+    CALL(info_into(of, info));
+}

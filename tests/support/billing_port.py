@@ -15,6 +15,10 @@ class BookedRows:
     statement_forms: Sequence[str] = ("json", "text")
     export_forms: Sequence[str] = ("csv", "json")
 
+    def __call__(self) -> BookedRows:
+        """Who makes statements and exports."""
+        return self
+
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
         """All lines of one tenant and month."""
         rows = self.booked.get((tenant, period))

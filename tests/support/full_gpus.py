@@ -217,7 +217,15 @@ _SHAPES: dict[str, Callable[[str], Json]] = {
 
 def _mig(host: _Plentiful, gpu: int | str) -> Json:
     return [
-        {"uuid": f"MIG-{gpu}-{index}", "index": index, "gpu": index + 7, "compute": 0}
+        {
+            "uuid": f"MIG-{gpu}-{index}",
+            "index": index,
+            "gpu": index + 7,
+            "compute": 0,
+            "most": 3,
+            "start": index,
+            "size": 1,
+        }
         for index in (0, 2)
         if gpu in host.cut
     ]

@@ -22,6 +22,8 @@ _UNKNOWN: dict[str, Any] = {
     "nvme": OSError(errno.EOPNOTSUPP, "Operation not supported"),
     "psutil": FileNotFoundError(errno.ENOENT, "no such file of /proc"),
     "lldp": {},
+    "kubelet": FileNotFoundError(errno.ENOENT, "no kubelet.sock"),
+    "owner": FileNotFoundError(errno.ENOENT, "no such process or file"),
 }
 
 

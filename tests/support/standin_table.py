@@ -261,8 +261,13 @@ def _derived(told: Sequence[_Told]) -> Iterator[tuple[str, str]]:
     for one in told:
         if one.function == "DeviceGetMigDevices":
             places = [device["index"] + 1 for device in one.answer] if one.code is None else []
+            places += [device.get("most", 0) for device in one.answer] if one.code is None else []
             line = f"0\t{max(places, default=0)}" if one.code is None else str(one.code)
             yield f"DeviceGetMaxMigDeviceCount({one.arguments})", line
+            for device in one.answer if one.code is None else ():
+                if "start" in device:
+                    key = f"GpuInstancePlacement({one.arguments},{device['gpu']})"
+                    yield key, f"0\t{_numbers([device['start'], device['size']])}"
         if one.function == "EventSetWait" and one.code is None:
             for gpu in range(count[0].answer):
                 yield f"DeviceGetSupportedEventTypes({gpu})", f"0\t{ALL_EVENTS}"

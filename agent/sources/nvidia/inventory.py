@@ -44,6 +44,11 @@ class MigDevice:
 
     uuid: str
     entity: Entity
+    start: int | None = None
+    """Its first slice of memory, and how many it has; None where the driver does not say."""
+    size: int | None = None
+    most: int = 7
+    """How many MIG devices its GPU can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,9 @@ class Gpus:
     generation: int = 0
     """Grows with every change of what is there."""
     findings: tuple[Finding, ...] = ()
+    looked: bool = False
+    """Whether a look has come to its end: before, that none were found says nothing."""
     _events: list[Event] = field(default_factory=list)
-    _looked: bool = False
     _refusal: NvmlError | None = None
     _refused_ns: int = 0
 
@@ -119,9 +125,9 @@ class Gpus:
     ) -> None:
         if gpus != self.found:
             self.generation += 1
-            if self._looked:
+            if self.looked:
                 self._tell(host, gpus)
-        self.found, self.findings, self._looked = gpus, findings, True
+        self.found, self.findings, self.looked = gpus, findings, True
 
     def _tell(self, host: Host, gpus: dict[int, GpuDevice]) -> None:
         before = {gpu.entity.key[0]: gpu for gpu in self.found.values()}
@@ -185,7 +191,9 @@ def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
             compute_instance=str(told["compute"]),
             mig_index=str(told["index"]),
         )
-        found.append(MigDevice(told["uuid"], Entity(MIG, (*gpu.key, told["uuid"]), facts)))
+        entity = Entity(MIG, (*gpu.key, told["uuid"]), facts)
+        place = told.get("start"), told.get("size"), told.get("most", 7)
+        found.append(MigDevice(told["uuid"], entity, *place))
     return tuple(found)
 
 

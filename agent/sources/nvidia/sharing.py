@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent.host import Host, Json, NvmlError
 from agent.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
 from agent.sources.nvidia.inventory import GpuDevice, Gpus
 from railscope.catalog import gpu_sharing as s
+from railscope.frame import Instant
 from railscope.reading import Absent, Reading
 
 _NOT_SUPPORTED, _NOT_FOUND = 3, 6
@@ -33,15 +35,48 @@ class Process:
     compute_instance: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ListedProcesses:
+    """The processes of a GPU by their id as one look found them, or why they could not be told."""
+
+    at: Instant
+    there: Mapping[int, Process]
+    trouble: Absent | None
+
+
+class ProcessLists:
+    """The last look at each GPU's processes, by its UUID: lists are dear, and others want them, too.
+
+    Whoever reads them may be on another thread: what is in here is never changed.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[str, ListedProcesses] = {}
+
+    def put(self, gpu: str, listed: ListedProcesses) -> None:
+        """Keep a look."""
+        self._latest = {**self._latest, gpu: listed}
+
+    def get(self, gpu: str) -> ListedProcesses | None:
+        """The last look; None where there was none."""
+        return self._latest.get(gpu)
+
+
 class Sharing(HoldsNothing):
     """How many use each GPU, and how they share it."""
 
     name = "gpu_sharing"
     family = "nvml"
 
-    def __init__(self, period_seconds: float = 5.0, gpus: Gpus | None = None) -> None:
+    def __init__(
+        self,
+        period_seconds: float = 5.0,
+        gpus: Gpus | None = None,
+        lists: ProcessLists | None = None,
+    ) -> None:
         self.period_seconds = period_seconds
         self._gpus = gpus or Gpus()
+        self._lists = lists or ProcessLists()
         self._generation = 0
         self._columns: list[tuple[GpuDevice, int]] = []
 
@@ -60,7 +95,9 @@ class Sharing(HoldsNothing):
         """Count who is there."""
         count = len(self._columns)
         for gpu, column in self._columns:
+            at = host.clock.now()
             there, trouble = processes(host, gpu)
+            self._lists.put(gpu.entity.key[0], ListedProcesses(at, there, trouble))
             vgpus = trouble or vgpus_of(host, gpu.index)
             into.put(column, trouble or _sharing(gpu, there, vgpus))
             into.put(column + count, trouble or len(there))

@@ -19,8 +19,10 @@ from test_ingest import settings_in
 
 from collector import web
 from collector.access.credentials import digest
+from collector.account.tally import Account, Key
 from collector.audit.draft import Draft
-from collector.metering.account import Account, TenantTime
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
 from collector.views.refresh import Views
 from collector.views.table import Cell, View
@@ -87,14 +89,13 @@ def collector_in(folder: Path) -> Collector:
     )
     booked = {("speech", "2026-01"): [("gpu", SECRET)], ("vision", "2026-01"): [("gpu", OWN)]}
     collector = Collector(made, billing=BookedRows(booked))
-    times = {"speech": TenantTime(SECRET), "vision": TenantTime(OWN)}
-    cells = [
-        Cell(catalog.TENANT_GPU_TIME, (who, "observed"), t.observed_ns) for who, t in times.items()
-    ]
+    times = {"speech": SECRET, "vision": OWN}
+    sums = {Key(1, State.OBSERVED, who): ns * GPU_CAPACITY for who, ns in times.items()}
+    cells = [Cell(catalog.TENANT_GPU_TIME, (who, "observed"), ns) for who, ns in times.items()]
     other = (Cell(catalog.NODE_AGE, ("n1",), SECRET), Cell(catalog.NODES, (), SECRET))
     collector.refresher.views = Views(
         1, View("cluster", 1, other[1:]), View("rail", 1), View("tenant", 1, tuple(cells)),
-        View("node", 1, other[:1]), Account(1, 1, SECRET, tenants=times),
+        View("node", 1, other[:1]), Account(1, 1, SECRET * GPU_CAPACITY, sums),
     )  # fmt: skip
     return collector
 

@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ from test_ingest import settings_in
 
 from collector.access.credential import Credential, Role, is_name
 from collector.access.credentials import digest, quoted, section
+from collector.access.scope import own_cells
+from collector.account.tally import Account, Key
 from collector.audit.draft import Draft
 from collector.core import SeenEvent
-from collector.metering.account import Account, TenantTime
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
 from collector.views.refresh import Views
 from collector.views.table import Cell, View
@@ -76,7 +79,7 @@ class Cluster:
     _numbers: Iterator[int] = field(default_factory=lambda: count(FIRST))
 
     def __post_init__(self) -> None:
-        self.account = Account(NOON_NS, capacity_ns=0)
+        self.sums: dict[Key, int] = {}
         for tenant in self.tenants:
             self._uses(tenant)
         self.cells["cluster"] = [Cell(A_CLUSTER, (), self._fact("cluster"))]
@@ -100,7 +103,7 @@ class Cluster:
     def _uses(self, tenant: str) -> None:
         if self.draw(st.booleans()):
             held = self._fact("use", tenant)
-            self.account.tenants[tenant] = TenantTime(observed_ns=held * 10**9)
+            self.sums[Key(20_000, State.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
             cell = Cell(catalog.TENANT_GPU_TIME, (tenant, "observed"), held)
             self.cells["tenant"] += [cell, Cell(A_TENANT, (tenant,), self._fact("use", tenant))]
         for period in PERIODS:
@@ -139,7 +142,8 @@ class Cluster:
 
     def views(self) -> Views:
         made = {name: View(name, NOON_NS, tuple(cells)) for name, cells in self.cells.items()}
-        return Views(NOON_NS, **made, account=self.account)
+        account = Account(NOON_NS, 1, sum(self.sums.values()), self.sums)
+        return Views(NOON_NS, **made, account=account)
 
 
 tenant_names = (
@@ -280,3 +284,10 @@ def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster)
             known = {"tenant", "audit", "n", "a"}  # words of the answers themselves
             for path, text in good:
                 assert not names_in(path, text) & (others - known), (who, path)
+
+
+def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
+    internal = replace(catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds")
+    metrics = (catalog.TENANT_GPU_TIME, internal)
+    cells = [Cell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")]
+    assert own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a") == cells[:1]

@@ -166,7 +166,7 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
         await until(lambda: not one.collector.tokens.valid)
         assert (await one.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - as above
         page = (await one.get("/metrics", token="token-new"))[1]  # noqa: S106 - as above
-        assert "railscope_collector_tokens_file_valid 0" in page.splitlines()
+        assert 'railscope_collector_file_valid{file="tokens"} 0' in page.splitlines()
     ended = f'[tenants.vision]\nboard = {{ token = "{digest("token-board")}", until = 2026-01-01T00:00:00Z }}\n'
     file.write_text(ended)
     async with running(settings) as one:

@@ -1,0 +1,99 @@
+"""Who holds what, where the whole answer is not for everyone: only what is looked for comes out.
+
+Environments, container settings and machine definitions hold passwords. A capture keeps what a call
+answered, so what is not answered is not kept.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import msgspec
+
+from agent.host.files import RootedFiles
+from agent.host.kubelet import ALLOCATABLE, LIST, Kubelet
+from agent.owners import FormatError, pod_resources
+from agent.owners.docker import container
+from agent.owners.environ import chosen
+from agent.owners.libvirt import command, domain
+from railscope.capture import Json
+
+OWNER, KUBELET = "owner", "kubelet"
+SEAMS = {OWNER, KUBELET}
+KUBELET_SECONDS = 4.0
+"""Shorter than it is from one question to the next."""
+_CONTAINERS = "/var/lib/docker/containers"
+
+
+class Owners:
+    """The seams "owner" and "kubelet". Without `live`, there is no kubelet to ask."""
+
+    def __init__(self, files: RootedFiles, *, live: bool) -> None:
+        self._files = files
+        self._live = live
+        self._functions: dict[str, Callable[..., Json]] = {
+            "environ": self._environ,
+            "container": self._container,
+            "domain": self._domain,
+            "machine": self._machine,
+            "user": self._user,
+        }
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """The answer. Raises OSError; EBADMSG for what is not in a form that is known.
+
+        owner.environ(pid)          what Slurm says in a process' environment, by name
+        owner.container(id, label)  name of a container of Docker, and the value of a label
+        owner.domain(path)          a machine of libvirt by its file
+        owner.machine(pid)          the machine that a process runs; None where it runs none
+        owner.user(number)          the name of a user
+        kubelet.List(socket)        pods that have devices; kubelet.GetAllocatableResources(socket)
+        """
+        try:
+            if seam == KUBELET:
+                return self._kubelet(function, str(arguments[0]))
+            return self._functions[function](*arguments)
+        except FormatError as error:
+            raise OSError(errno.EBADMSG, str(error)) from error
+
+    def _kubelet(self, function: str, socket: str) -> Json:
+        if not self._live:
+            raise FileNotFoundError(errno.ENOENT, "a copied tree has no kubelet")
+        answer = Kubelet(socket, KUBELET_SECONDS).ask(function)
+        if function == LIST:
+            return _plain([pod for pod in pod_resources.pods(answer) if _has(pod)])
+        if function == ALLOCATABLE:
+            return _plain(pod_resources.allocatable(answer))
+        message = f"unknown function {function!r} of the kubelet"
+        raise ValueError(message)
+
+    def _environ(self, pid: int) -> Json:
+        return chosen(self._files.read(f"/proc/{pid}/environ"))
+
+    def _container(self, name: str, label: str) -> Json:
+        content = self._files.read(f"{_CONTAINERS}/{name}/config.v2.json")
+        return _plain(container(content, label))
+
+    def _domain(self, path: str) -> Json:
+        return _plain(domain(self._files.read(path)))
+
+    def _machine(self, pid: int) -> Json:
+        return _plain(command(self._files.read(f"/proc/{pid}/cmdline")))
+
+    def _user(self, number: int) -> Json:
+        """By passwd(5); users of a directory service are not in there."""
+        for line in self._files.read("/etc/passwd").decode(errors="replace").splitlines():
+            fields = line.split(":")
+            if fields[2:3] == [str(number)]:
+                return fields[0]
+        return ""
+
+
+def _plain(answer: object) -> Json:
+    """As JSON has it: lists, dictionaries, texts."""
+    return msgspec.json.decode(msgspec.json.encode(answer))
+
+
+def _has(pod: pod_resources.Pod) -> bool:
+    return any(container.devices or container.claims for container in pod.containers)

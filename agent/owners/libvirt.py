@@ -1,0 +1,115 @@
+"""Which devices a virtual machine has: libvirt's XML, and the command line of QEMU.
+
+Sources: libvirt docs/formatdomain.rst (hostdev), docs/drvqemu.rst; openstack/nova:nova/virt/libvirt/
+config.py (metadata); qemu docs/system/devices/vfio (`-device vfio-pci,host=0000:3b:00.0`).
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from itertools import pairwise
+
+from agent.owners import FormatError
+
+_NUMBERS = ("domain", "bus", "slot", "function")
+_NOVA = "{*}instance"
+_HOST = re.compile(r"\bhost=(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_HOST_JSON = re.compile(
+    r'"host"\s*:\s*"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"', re.IGNORECASE
+)
+_PROGRAM = re.compile(r"(?:^|/)(?:qemu-system-[a-z0-9_]+|qemu-kvm|kvm)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A virtual machine: PCI addresses and ids of mediated devices that were handed to it.
+
+    Project, user and instance are OpenStack's; empty where it is not OpenStack's machine.
+    """
+
+    name: str
+    uuid: str
+    pci_addresses: tuple[str, ...] = ()
+    mediated: tuple[str, ...] = ()
+    instance: str = ""
+    project: str = ""
+    project_id: str = ""
+    user: str = ""
+
+
+def domain(content: bytes) -> Domain:
+    """The machine of a file of /etc/libvirt/qemu or of /run/libvirt/qemu, which wraps it in its state.
+
+    Raises FormatError.
+    """
+    if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
+        message = "libvirt writes no DOCTYPE and no entities"
+        raise FormatError(message)
+    try:
+        root = ET.fromstring(content)  # noqa: S314 - a file of root's, and no entities
+    except ET.ParseError as error:
+        message = f"no XML: {error}"
+        raise FormatError(message) from error
+    found = root if root.tag == "domain" else root.find("domain")
+    if found is None:
+        message = f"the outermost element is {root.tag[:100]!r}, without a domain in it"
+        raise FormatError(message)
+    nova = found.find(f"metadata/{_NOVA}")
+    return Domain(
+        name=found.findtext("name", ""),
+        uuid=found.findtext("uuid", ""),
+        pci_addresses=tuple(
+            _address(source)
+            for source in found.findall("devices/hostdev[@type='pci']/source/address")
+        ),
+        mediated=tuple(
+            source.get("uuid", "")
+            for source in found.findall("devices/hostdev[@type='mdev']/source/address")
+        ),
+        instance=_text(nova, "{*}name"),
+        project=_text(nova, "{*}owner/{*}project"),
+        project_id=_attribute(nova, "{*}owner/{*}project", "uuid"),
+        user=_text(nova, "{*}owner/{*}user"),
+    )
+
+
+def command(cmdline: bytes) -> Domain | None:
+    """The machine that a process runs, by its /proc/PID/cmdline; None where it is no QEMU's."""
+    words = [word.decode(errors="backslashreplace") for word in cmdline.split(b"\0")]
+    if not _PROGRAM.search(words[0]):
+        return None
+    options = dict(pairwise(words[1:]))
+    addresses = [
+        f"{found[1] or '0000'}:{found[2]}".lower()
+        for word in words
+        if "vfio-pci" in word
+        for found in (*_HOST.finditer(word), *_HOST_JSON.finditer(word))
+    ]
+    name = options.get("-name", "")
+    guest = re.search(r"(?:^|,)guest=([^,]*)", name)
+    return Domain(
+        name=guest[1] if guest else name.partition(",")[0],
+        uuid=options.get("-uuid", ""),
+        pci_addresses=tuple(dict.fromkeys(addresses)),
+    )
+
+
+def _address(source: ET.Element) -> str:
+    """As sysfs writes it; libvirt writes each part as a hexadecimal number."""
+    try:
+        domain_, bus, slot, function = (int(source.get(part, "0"), 16) for part in _NUMBERS)
+    except ValueError as error:
+        message = f"no PCI address: {error}"
+        raise FormatError(message) from error
+    return f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
+
+
+def _text(nova: ET.Element | None, path: str) -> str:
+    return (nova.findtext(path, "") or "").strip() if nova is not None else ""
+
+
+def _attribute(nova: ET.Element | None, path: str, name: str) -> str:
+    found = nova.find(path) if nova is not None else None
+    return found.get(name, "") if found is not None else ""

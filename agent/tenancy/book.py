@@ -1,0 +1,297 @@
+"""What has begun and what has ended since the look before.
+
+A claim keeps its id from its start to its end, over restarts of the agent: the id says where it was
+told, of which workload, on what, since when. Where a look could not be taken nothing ends. A claim
+that a higher word tells as well is told once, by the higher word, for as long as the lower one has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from agent.tenancy.held import Held, Level, Told
+from railscope.catalog import tenancy as c
+from railscope.catalog.declare import EventClass
+from railscope.catalog.entities import CLAIM
+from railscope.entity import Entity
+from railscope.frame import Event, Instant
+
+TELL_AGAIN_NS = 3_600_000_000_000
+RESUME_NS = 300_000_000_000
+"""For how long a claim is left to a higher word that has ended: a job takes a while to go away."""
+MOST_ENDED = 1000
+GONE, ENDED, CHANGED, COVERED = "gone", "ended", "changed", "told by a higher word"
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A claim, or use without one, that is in force. What it holds has its start."""
+
+    id: str
+    adapter: str
+    held: Held
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether somebody was given what is used."""
+        return self.held.level is not Level.PROCESS
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """One that has ended, kept until its end was told again."""
+
+    open: Open
+    end_ns: int
+    uncertainty_ns: int
+    why: str
+
+
+class Hidden(msgspec.Struct, frozen=True):
+    """A claim that is left to a higher word, at most until an instant of the wall clock."""
+
+    key: tuple[str, ...]
+    until_ns: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """When a place was last looked at, on both clocks."""
+
+    boot_id: str
+    boot_ns: int
+    wall_ns: int
+
+
+class Kept(msgspec.Struct):
+    """All that a book must not forget over a restart of the agent."""
+
+    open: list[Open] = []
+    closed: list[Closed] = []
+    done: list[tuple[str, ...]] = []
+    """Claims that said themselves when they end, have ended, and are still told."""
+    hidden: list[Hidden] = []
+    seen: dict[str, Seen] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a place told, and between which two instants it was asked."""
+
+    adapter: str
+    told: Told
+    began: Instant
+    ended: Instant
+
+
+Alike: TypeAlias = dict[tuple[str, tuple[str, str]], list[tuple[str, Held]]]
+"""What places told of one workload on one GPU."""
+
+
+class Book:
+    """The claims in force."""
+
+    def __init__(self, node: str, boot_id: str, kept: Kept | None = None) -> None:
+        kept = kept or Kept()
+        self.changed = False
+        """Whether there is something new to keep."""
+        self._node, self._boot_id = node, boot_id
+        self._open = {(one.adapter, *one.held.key): one for one in kept.open}
+        self._closed = list(kept.closed)
+        self._done = {tuple(key) for key in kept.done}
+        self._hidden = {one.key: one.until_ns for one in kept.hidden}
+        self._seen = dict(kept.seen)
+        self._events: list[Event] = []
+        self._tell_again_ns: int | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """What is to be kept."""
+        return Kept(
+            list(self._open.values()), self._closed, sorted(self._done),
+            [Hidden(*one) for one in sorted(self._hidden.items())], dict(self._seen),
+        )  # fmt: skip
+
+    @property
+    def open(self) -> tuple[Open, ...]:
+        """All that is in force."""
+        return tuple(self._open.values())
+
+    def in_force(self, adapter: str) -> tuple[Held, ...]:
+        """What a place has told and not taken back."""
+        return tuple(one.held for key, one in self._open.items() if key[0] == adapter)
+
+    def take_events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def settle(self, looks: Sequence[Look], now: Instant) -> None:
+        """Take what all places told; at first, and every hour, tell again what is in force."""
+        if self._tell_again_ns is None or now.boot_ns >= self._tell_again_ns:
+            self._tell_all_again(now)
+            self._tell_again_ns = now.boot_ns + TELL_AGAIN_NS
+        told = [(look.adapter, held) for look in looks for held in look.told.held]
+        known = {(adapter, *held.key) for adapter, held in told}
+        unread = {look.adapter: look.told for look in looks}
+        told += [
+            (one.adapter, one.held)
+            for key, one in self._open.items()
+            if key not in known and one.adapter in unread and _stays(one, unread[one.adapter])
+        ]
+        alike: Alike = {}
+        for adapter, held in told:
+            alike.setdefault((held.gpu, held.workload_of), []).append((adapter, held))
+        self._hidden = {k: until for k, until in self._hidden.items() if now.wall_ns < until}
+        for look in looks:
+            self._take(look, alike)
+        present = {(adapter, *held.key) for adapter, held in told}
+        asked = {look.adapter for look in looks}
+        self._hidden = {
+            key: until_ns
+            for key, until_ns in self._hidden.items()
+            if key in present or key[0] not in asked
+        }
+        self._done = {key for key in self._done if key in present or key[0] not in asked}
+
+    def _take(self, look: Look, alike: Alike) -> None:
+        """Compare what one place told with what it told before."""
+        if look.told.unread is not None:
+            return
+        now, gap_ns = look.ended, self._gap_ns(look)
+        present = dict(self._present(look, alike, now))
+        for key, one in [(k, o) for k, o in self._open.items() if k[0] == look.adapter]:
+            if key not in present:
+                if not _stays(one, look.told):
+                    self._end(key, now, now.wall_ns, gap_ns, GONE)
+            elif not present[key].agrees(one.held):
+                self._end(key, now, now.wall_ns, gap_ns, CHANGED)
+                self._start(key, _from_now(present[key]), now, gap_ns)
+        for key, held in present.items():
+            self._follow(key, held, now, gap_ns)
+        self._seen[look.adapter] = Seen(self._boot_id, look.began.boot_ns, look.began.wall_ns)
+
+    def _present(
+        self, look: Look, alike: Alike, now: Instant
+    ) -> Iterator[tuple[tuple[str, ...], Held]]:
+        """What a place tells of now, but for what is left to a higher word."""
+        for held in look.told.held:
+            key = (look.adapter, *held.key)
+            higher = self._higher(look.adapter, held, alike, now.wall_ns)
+            if higher is not None:
+                self._hide(key, higher, now)
+            elif key not in self._hidden and self._has_begun(key, held, now.wall_ns):
+                yield key, held
+
+    def _has_begun(self, key: tuple[str, ...], held: Held, wall_ns: int) -> bool:
+        """One that is in force has begun, even where the clock was set back since then."""
+        return key in self._open or (held.start_ns or 0) <= wall_ns
+
+    def _higher(self, adapter: str, held: Held, alike: Alike, wall_ns: int) -> Held | None:
+        """The same claim by a higher word, of another place; the highest where there are several."""
+        found = [
+            other
+            for place, other in alike[held.gpu, held.workload_of]
+            if place != adapter
+            and other.level > held.level
+            and other.compute.overlaps(held.compute)
+            and self._has_begun((place, *other.key), other, wall_ns)
+            and (other.end_ns is None or other.end_ns > wall_ns)
+        ]
+        return max(found, key=lambda other: other.level, default=None)
+
+    def _follow(self, key: tuple[str, ...], held: Held, now: Instant, gap_ns: int) -> None:
+        """Begin a claim that is new, and end one that says itself that it has ended."""
+        is_over = held.end_ns is not None and held.end_ns <= now.wall_ns
+        if key not in self._open and not (is_over and key in self._done):
+            anew = key in self._done  # what has ended does not begin again at the same instant
+            self._done.discard(key)
+            self._start(key, _from_now(held) if anew else held, now, gap_ns)
+        if is_over and key in self._open:
+            self._end(key, now, held.end_ns or 0, 0, ENDED)
+            self._done.add(key)
+
+    def _gap_ns(self, look: Look) -> int:
+        """For how long nobody looked: what is seen now may have begun at any instant of it."""
+        seen = self._seen.get(look.adapter)
+        if seen is None:
+            return look.ended.boot_ns
+        if seen.boot_id == self._boot_id and seen.boot_ns <= look.ended.boot_ns:
+            return look.ended.boot_ns - seen.boot_ns
+        return max(look.ended.wall_ns - seen.wall_ns, 0)
+
+    def _hide(self, key: tuple[str, ...], higher: Held, now: Instant) -> None:
+        """Leave a claim to a higher word, from when on that has it."""
+        self.changed |= key not in self._hidden
+        self._hidden[key] = now.wall_ns + RESUME_NS
+        if key in self._open:
+            end_ns = higher.start_ns if higher.start_ns is not None else now.wall_ns
+            self._end(key, now, end_ns, 0, COVERED)
+
+    def _start(self, key: tuple[str, ...], held: Held, now: Instant, gap_ns: int) -> None:
+        start_ns = now.wall_ns if held.start_ns is None else held.start_ns
+        uncertainty_ns = held.uncertainty_ns
+        if uncertainty_ns is None or held.start_ns is None:
+            uncertainty_ns = gap_ns
+        begun = msgspec.structs.replace(held, start_ns=start_ns, uncertainty_ns=uncertainty_ns)
+        parts = (
+            held.source, self._node, held.workload, held.reference, held.part, str(start_ns),
+        )  # fmt: skip
+        one = Open("/".join(part for part in parts if part), key[0], begun)
+        self._open[key] = one
+        self._tell_start(one, now)
+        self.changed = True
+
+    def _end(
+        self, key: tuple[str, ...], now: Instant, end_ns: int, uncertainty_ns: int, why: str
+    ) -> None:
+        one = self._open.pop(key)
+        # A clock that was set back does not make a claim end before it began.
+        closed = Closed(one, max(end_ns, one.held.start_ns or 0), uncertainty_ns, why)
+        self._closed = [*self._closed, closed][-MOST_ENDED:]
+        self._tell_end(closed, now)
+        self.changed = True
+
+    def _tell_all_again(self, now: Instant) -> None:
+        """What is in force, and what has ended since it was last told so: an event may be lost."""
+        for one in self._open.values():
+            self._tell_start(one, now)
+        for closed in self._closed:
+            self._tell_start(closed.open, now)
+            self._tell_end(closed, now)
+        self.changed |= bool(self._closed)
+        self._closed = []
+
+    def _tell_start(self, one: Open, now: Instant) -> None:
+        kind = c.CLAIM_START_EVENT if one.is_claim else c.UNCLAIMED_START_EVENT
+        self._tell(kind, one, now, one.held.facts())
+
+    def _tell_end(self, closed: Closed, now: Instant) -> None:
+        kind = c.CLAIM_END_EVENT if closed.open.is_claim else c.UNCLAIMED_END_EVENT
+        facts = {
+            name: text for name, text in closed.open.held.facts().items() if name in kind.facts
+        }
+        facts["end_ns"] = str(closed.end_ns)
+        facts["uncertainty_ns"] = str(closed.uncertainty_ns)
+        facts["why"] = closed.why
+        self._tell(kind, closed.open, now, facts)
+
+    def _tell(self, kind: EventClass, one: Open, now: Instant, facts: dict[str, str]) -> None:
+        about = Entity(CLAIM, (one.held.gpu, one.id))
+        self._events.append(Event(kind, about, now.wall_ns, now.boot_ns, facts))
+
+
+def _stays(one: Open, told: Told) -> bool:
+    """Whether a look says nothing of a claim: what is not known is not free."""
+    return told.unread is not None or one.held.gpu in told.unread_gpus
+
+
+def _from_now(held: Held) -> Held:
+    """The same from the present look on."""
+    return msgspec.structs.replace(held, start_ns=None)
+
+
+def claims_on(open_: Sequence[Open], gpu: str) -> Iterator[Held]:
+    """What is held of a GPU."""
+    return (one.held for one in open_ if one.is_claim and one.held.gpu == gpu)

@@ -1,0 +1,188 @@
+"""Who holds what by an administrator's word: a file with dates, as TOML or CSV.
+
+    [[claim]]
+    gpu = "0"                              # index, UUID, PCI address, /dev/nvidiaN; `*`: all GPUs here
+    tenant = "team-red"
+    from = 2026-01-01T00:00:00Z            # without: since the agent saw the line
+    to = 2026-02-01T00:00:00Z              # without: until further notice
+
+CSV has the same names in its first line; `holds` may stand for `gpu`, and be the name of a node. Other
+names: workload, owner, exclusive, system. Lines about GPUs of other nodes say nothing here.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from agent.facts import counted
+from agent.host import Host
+from agent.source import Finding, Verdict
+from agent.tenancy import naming
+from agent.tenancy.devices import Device, Devices
+from agent.tenancy.held import FILE, Held, Level, Told
+from agent.tenancy.trouble import unread
+
+WHAT = "claims by file"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NAMES = ("gpu", "tenant", "from", "to", "workload", "owner", "exclusive", "system")
+_YES, _NO = {"true", "yes", "1"}, {"false", "no", "0", ""}
+
+
+class ClaimsFileError(ValueError):
+    """A file that cannot be used; the message names the line or the claim."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """What one line or table says. Instants are nanoseconds since the epoch."""
+
+    gpu: str
+    tenant: str
+    start_ns: int | None = None
+    end_ns: int | None = None
+    workload: str = ""
+    owner: str = ""
+    exclusive: bool = True
+    system: bool = False
+
+
+@dataclass(slots=True)
+class ClaimsFile:
+    """The claims of a file, which is read again at each look and parsed when it has changed."""
+
+    path: str
+    node: Callable[[], str]
+    name: str = "file"
+    _content: bytes = b""
+    _lines: tuple[Line, ...] = ()
+
+    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+        """What the file says of this node. A file that is wrong changes nothing."""
+        del in_force
+        if not self.path:
+            return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no tenancy.file is set"),))
+        try:
+            content = host.read(self.path)
+            if content != self._content:
+                self._lines = parse(content, toml=self.path.endswith(".toml"))
+                self._content = content
+        except (OSError, ClaimsFileError) as error:
+            return unread(WHAT, error, f"mend {self.path}: until then its claims stay as they were")
+        held = tuple(one for line in self._lines for one in self._held(line, devices))
+        detail = f"{self.path}: {counted(len(self._lines), 'claim')}, {len(held)} on devices here"
+        return Told(held, (Finding(WHAT, Verdict.SUPPORTED, detail),))
+
+    def _held(self, line: Line, devices: Devices) -> Iterator[Held]:
+        for device in self._devices(line.gpu, devices):
+            yield Held(
+                source=FILE, level=Level.ADMINISTRATOR, workload=line.workload, owner=line.owner,
+                tenant=line.tenant, gpu=device.gpu, device=device.id,
+                reference="" if line.start_ns is None else str(line.start_ns),
+                compute=device.compute, memory=device.memory, profile=device.profile,
+                exclusive=line.exclusive and device.exact, system=line.system,
+                start_ns=line.start_ns, end_ns=line.end_ns,
+                uncertainty_ns=None if line.start_ns is None else 0,
+            )  # fmt: skip
+
+    def _devices(self, text: str, devices: Devices) -> list[Device]:
+        node = self.node()
+        if text == "*" or text in {node, node.partition(".")[0]}:
+            return [devices.gpu(gpu.uuid) for gpu in devices.present]
+        found = naming.find(text, devices)
+        return [found] if found else []
+
+
+def parse(content: bytes, *, toml: bool) -> tuple[Line, ...]:
+    """The lines of a file. Raises ClaimsFileError that names the first wrong one."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        message = f"no UTF-8: {error}"
+        raise ClaimsFileError(message) from error
+    return tuple(_line(place, told) for place, told in (_tables(text) if toml else _rows(text)))
+
+
+def _tables(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        told = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"no TOML: {error}"
+        raise ClaimsFileError(message) from error
+    claims = told.pop("claim", [])
+    if told or not isinstance(claims, list):
+        message = f"only [[claim]] tables are known here, not {', '.join(sorted(told)) or 'claim'}"
+        raise ClaimsFileError(message)
+    for number, claim in enumerate(claims, 1):
+        yield f"claim {number}", claim
+
+
+def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    lines = ["" if line.startswith("#") else line for line in text.splitlines()]
+    reader = csv.reader(lines, strict=True)
+    header: list[str] = []
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if not header:
+                header = ["gpu" if name.strip() == "holds" else name.strip() for name in row]
+                continue
+            place = f"line {reader.line_num}"
+            if len(row) != len(header):
+                message = f"{place}: {len(row)} values for {len(header)} columns"
+                raise ClaimsFileError(message)
+            yield place, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        message = f"line {reader.line_num}: no CSV: {error}"
+        raise ClaimsFileError(message) from error
+
+
+def _line(place: str, told: dict[str, Any]) -> Line:
+    unknown = sorted(told.keys() - set(_NAMES))
+    if unknown:
+        message = f"{place}: unknown {', '.join(unknown)}; known are {', '.join(_NAMES)}"
+        raise ClaimsFileError(message)
+    for name in ("gpu", "tenant"):
+        if not isinstance(told.get(name), str) or not told[name]:
+            message = f"{place}: {name} is missing"
+            raise ClaimsFileError(message)
+    start_ns, end_ns = (_instant(place, name, told.get(name)) for name in ("from", "to"))
+    if start_ns is not None and end_ns is not None and end_ns <= start_ns:
+        message = f"{place}: it ends before it begins"
+        raise ClaimsFileError(message)
+    return Line(
+        told["gpu"], told["tenant"], start_ns, end_ns,
+        str(told.get("workload", "")), str(told.get("owner", "")),
+        exclusive=_flag(place, "exclusive", told.get("exclusive", True)),
+        system=_flag(place, "system", told.get("system", False)),
+    )  # fmt: skip
+
+
+def _instant(place: str, name: str, told: Any) -> int | None:
+    """Nanoseconds since the epoch of RFC 3339 with an offset; None for nothing."""
+    if told is None or told == "":
+        return None
+    try:
+        when = told if isinstance(told, datetime) else datetime.fromisoformat(told)
+    except (TypeError, ValueError) as error:
+        message = f"{place}: {name} {told!r} is no instant: {error}"
+        raise ClaimsFileError(message) from error
+    if when.tzinfo is None:
+        message = f"{place}: {name} {told} has no offset: write {when.isoformat()}Z for UTC"
+        raise ClaimsFileError(message)
+    since = when - _EPOCH
+    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
+
+
+def _flag(place: str, name: str, told: Any) -> bool:
+    word = str(told).strip().lower()
+    if word in _YES | _NO:
+        return word in _YES
+    message = f"{place}: {name} is true or false, not {told!r}"
+    raise ClaimsFileError(message)

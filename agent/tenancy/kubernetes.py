@@ -1,0 +1,232 @@
+"""Who holds what by Kubernetes: the devices that the kubelet gave to pods.
+
+The kubelet names pods without their uid: one that ends and comes again by the same name between two
+looks is one to it. Sources: kubernetes/kubelet:pkg/apis/podresources/v1/api.proto; NVIDIA/
+k8s-device-plugin:README.md (shared GPUs); NVIDIA/k8s-dra-driver-gpu:cmd/gpu-kubelet-plugin
+(names of devices of resource claims).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.facts import counted
+from agent.host import Host
+from agent.host.kubelet import ALLOCATABLE, LIST
+from agent.host.owners import KUBELET
+from agent.owners import FormatError
+from agent.owners.device_ids import ClaimedDevice, DeviceId, device_id
+from agent.owners.pod_resources import Devices as Given
+from agent.owners.pod_resources import Pod
+from agent.source import Finding, Verdict
+from agent.tenancy import naming
+from agent.tenancy.devices import Device, Devices
+from agent.tenancy.held import Held, Level, Told
+from agent.tenancy.pod_folders import PodFolders, Pods
+from agent.tenancy.slices import part
+from agent.tenancy.trouble import unread
+
+WHAT = "claims by Kubernetes"
+DRIVER = "gpu.nvidia.com"
+ASK_AGAIN_NS = 60_000_000_000
+_RESOURCE = re.compile(r"nvidia\.com/(?:gpu(?:\.[a-z0-9.-]+)?|mig-[a-z0-9.+-]+)")
+_CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
+_PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
+_PROFILED = re.compile(r"\d+g\d+gb(?:-[a-z-]+)?-\d+-(?P<start>\d+)")
+_NAMED = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MOST_QUOTED, _SEVERAL = 5, 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    """A device that a pod has, as the kubelet names it; `share` tells shares of it apart."""
+
+    pod: Pod
+    text: str
+    device: Device
+    replica: int | None = None
+    share: str = ""
+    claimed: bool = False
+    """By a resource claim, which several pods may have. Devices of a plugin have one pod: where two
+    are listed, one of them has ended."""
+
+
+@dataclass(slots=True)
+class Kubernetes:
+    """The pods of this node."""
+
+    socket: str
+    system: frozenset[str] = frozenset()
+    """Namespaces of health checks and the administrator's own use."""
+    name: str = "kubernetes"
+    pods: Pods = field(default_factory=Pods)
+    """As of the last look."""
+    _folders: PodFolders = field(default_factory=PodFolders)
+    _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _ask_again_ns: int = 0
+
+    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+        """The devices of all pods that have not ended."""
+        if not self.socket:
+            return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no kubelet_socket is set"),))
+        self.pods = self._folders.look(host)
+        try:
+            answer = host.call(KUBELET, LIST, self.socket)
+            pods = msgspec.convert(answer, tuple[Pod, ...])
+        except FileNotFoundError as error:
+            if in_force or self.pods.names:
+                return unread(WHAT, error, "start the kubelet, or set tenancy.kubelet_socket")
+            detail = f"there is no kubelet: {self.socket} does not exist"
+            return Told(findings=(Finding(WHAT, Verdict.ABSENT, detail),))
+        except (OSError, msgspec.ValidationError) as error:
+            return unread(WHAT, error, "run the agent as root, or see what the kubelet logs")
+        here = [pod for pod in pods if not self.pods.has_ended(pod.namespace, pod.name)]
+        unknown: list[str] = []
+        holdings = [
+            holding for pod in here for holding in _holdings(pod, devices, unknown)
+        ]  # fmt: skip
+        self._learn_replicas(host, holdings)
+        claimed = Counter(holding.text + holding.share for holding in holdings if holding.claimed)
+        held = tuple(
+            self._held(holding, alone=claimed[holding.text + holding.share] < _SEVERAL)
+            for holding in holdings
+        )
+        return Told(held, tuple(self._findings(held, holdings, unknown)))
+
+    def _held(self, holding: _Holding, *, alone: bool) -> Held:
+        pod, device = holding.pod, holding.device
+        compute, memory, exclusive = device.compute, device.memory, alone and device.exact
+        if holding.replica is not None:
+            shares = self._replicas.get(_base(holding.text), ())
+            if holding.replica in shares:
+                place = shares.index(holding.replica), len(shares)
+                compute, memory = part(compute, *place), part(memory, *place)
+            else:
+                exclusive = False
+        elif holding.share:
+            exclusive = False
+        return Held(
+            source=self.name,
+            level=Level.NODE_PLUGIN,
+            workload=f"{pod.namespace}/{pod.name}",
+            owner=pod.namespace,
+            gpu=device.gpu,
+            device=device.id
+            + (f"::{holding.replica}" if holding.replica is not None else "")
+            + (f"::{holding.share}" if holding.share else ""),
+            compute=compute,
+            memory=memory,
+            exclusive=exclusive,
+            system=pod.namespace in self.system,
+            profile=device.profile,
+        )
+
+    def _learn_replicas(self, host: Host, holdings: list[_Holding]) -> None:
+        """Ask how many shares of a GPU there are, where somebody has one; at times, once it is known."""
+        shared = {_base(each.text) for each in holdings if each.replica is not None}
+        now_ns = host.clock.now().boot_ns
+        if not shared or (shared <= self._replicas.keys() and now_ns < self._ask_again_ns):
+            return
+        try:
+            answer = host.call(KUBELET, ALLOCATABLE, self.socket)
+            given = msgspec.convert(answer, tuple[Given, ...])
+        except (OSError, msgspec.ValidationError):
+            return  # what was learnt before stays; without it, the share is told as not exclusive
+        found: dict[str, set[int]] = {}
+        for text in (name for entry in given if _is_gpu(entry.resource) for name in entry.ids):
+            name = _parsed(text)
+            if name is not None and name.replica is not None:
+                found.setdefault(_base(text), set()).add(name.replica)
+        self._replicas = {base: tuple(sorted(replicas)) for base, replicas in found.items()}
+        self._ask_again_ns = now_ns + ASK_AGAIN_NS
+
+    def _findings(
+        self, held: tuple[Held, ...], holdings: list[_Holding], unknown: list[str]
+    ) -> Iterator[Finding]:
+        pods = len({each.workload for each in held})
+        detail = f"{counted(len(held), 'device')} held by {counted(pods, 'pod')}, by {self.socket}"
+        yield Finding(WHAT, Verdict.SUPPORTED, detail)
+        if unknown:
+            some = ", ".join(sorted(set(unknown))[:_MOST_QUOTED])
+            detail = (
+                f"{counted(len(set(unknown)), 'device')} of pods that no GPU here goes by: {some}"
+            )
+            yield Finding(WHAT, Verdict.BROKEN, detail, "see whether NVML has all GPUs of the node")
+        lost = {each.text for each in holdings if not _is_told(each, self._replicas)}
+        if lost:
+            detail = (
+                f"how many shares there are is not told: {', '.join(sorted(lost)[:_MOST_QUOTED])}"
+            )
+            yield Finding(
+                WHAT, Verdict.ABSENT, detail, "turn on GetAllocatableResources of the kubelet"
+            )
+
+
+def _is_told(holding: _Holding, replicas: dict[str, tuple[int, ...]]) -> bool:
+    return holding.replica is None or holding.replica in replicas.get(_base(holding.text), ())
+
+
+def _holdings(pod: Pod, devices: Devices, unknown: list[str]) -> Iterator[_Holding]:
+    """The devices of a pod, each once, however many of its containers and entries have it."""
+    texts = dict.fromkeys(
+        text
+        for container in pod.containers
+        for entry in container.devices
+        if _is_gpu(entry.resource)
+        for text in entry.ids
+    )
+    for text in texts:
+        name = _parsed(text)
+        device = naming.of(name, devices) if name else None
+        if name is None or device is None:
+            unknown.append(text)
+        else:
+            yield _Holding(pod, text, device, name.replica)
+    claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
+    for claim in claims:
+        ours = [each for each in claim.devices if each.driver == DRIVER]
+        for each in ours:
+            device = _claimed(each, claim.cdi_names if len(ours) == 1 else (), devices)
+            if device is None:
+                unknown.append(f"{each.device} of claim {claim.namespace}/{claim.name}")
+            else:
+                yield _Holding(pod, device.id, device, share=each.share, claimed=True)
+
+
+def _claimed(claimed: ClaimedDevice, cdi_names: tuple[str, ...], devices: Devices) -> Device | None:
+    """A device of a resource claim: by a UUID in what CDI calls it, else by its name.
+
+    Its name has the number of its device file, and the place of a MIG device on it.
+    """
+    for name in cdi_names:
+        uuid = _NAMED.search(name)
+        parsed = _parsed(uuid[0]) if uuid else None
+        if parsed is not None:
+            return naming.of(parsed, devices)
+    found = _CLAIMED.fullmatch(claimed.device)
+    gpu = devices.with_minor(int(found["minor"])) if found else None
+    if found is None or gpu is None or not found["mig"]:
+        return gpu
+    placed = _PLACED.fullmatch(found["mig"]) or _PROFILED.fullmatch(found["mig"])
+    return devices.mig_placed(gpu.gpu, int(placed["start"])) if placed else None
+
+
+def _is_gpu(resource: str) -> bool:
+    return _RESOURCE.fullmatch(resource) is not None
+
+
+def _parsed(text: str) -> DeviceId | None:
+    try:
+        return device_id(text)
+    except FormatError:
+        return None
+
+
+def _base(text: str) -> str:
+    """A device's id without its replica."""
+    return re.sub(r"(?:::\d+|/vgpu\d+)$", "", text)

@@ -1,0 +1,147 @@
+"""Who holds what by libvirt and QEMU: GPUs that were handed to virtual machines.
+
+Such a GPU is bound to vfio-pci and gone from NVML; it keeps the UUID that it had when the driver of
+this node had it, else its PCI address names it. libvirt keeps a file for each machine that runs in
+/run/libvirt/qemu; machines that run without libvirt are found by their command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.facts import counted, linked, names, text
+from agent.host import Host
+from agent.host.owners import OWNER
+from agent.owners.libvirt import Domain
+from agent.source import Finding, Verdict
+from agent.tenancy.devices import Device, Devices
+from agent.tenancy.held import Held, Level, Told
+from agent.tenancy.trouble import unread
+from agent.topology.pci import DEVICES, gpu_addresses
+
+WHAT = "claims by virtual machines"
+RUNNING, DEFINED = "/run/libvirt/qemu", "/etc/libvirt/qemu"
+_MEDIATED = "/sys/bus/mdev/devices"
+_PASSED_ON = {"vfio-pci", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci", "xen-pciback", "pci-stub"}
+_XML = ".xml"
+
+
+@dataclass(slots=True)
+class Libvirt:
+    """The virtual machines of this node that have GPUs."""
+
+    name: str = "libvirt"
+    _bus: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    """The devices of the PCI bus, and which of them are GPUs: looked at where a device is new."""
+    _looked_at: frozenset[str] = frozenset()
+    _machines: dict[str, Domain] = field(default_factory=dict)
+    """QEMU's processes among those looked at, by their id."""
+
+    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+        """What is held by machines that run. Where no GPU was handed over, nobody is asked."""
+        passed = {
+            address for address in self._gpus(host)
+            if linked(host, f"{DEVICES}/{address}/driver") in _PASSED_ON
+        }  # fmt: skip
+        mediated = set(names(host, _MEDIATED))
+        if not passed and not mediated and not in_force:
+            self._looked_at, self._machines = frozenset(), {}
+            return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no GPU was handed to one"),))
+        try:
+            domains = list(_running(host))
+        except (OSError, msgspec.ValidationError) as error:
+            return unread(WHAT, error, "see what libvirtd logs")
+        known = {domain.name for domain in domains}
+        domains += [machine for machine in self._by_process(host) if machine.name not in known]
+        held = [one for domain in domains for one in self._held(host, domain, passed, devices)]
+        detail = f"{counted(len(passed), 'GPU')} handed over, {len(held)} held by machines that run"
+        return Told(tuple(held), (Finding(WHAT, Verdict.SUPPORTED, detail),))
+
+    def _gpus(self, host: Host) -> list[str]:
+        there = names(host, DEVICES)
+        if there != self._bus[0]:
+            self._bus = there, gpu_addresses(host)
+        return self._bus[1]
+
+    def _held(
+        self, host: Host, domain: Domain, passed: set[str], devices: Devices
+    ) -> Iterator[Held]:
+        for address in domain.pci_addresses:
+            whole = linked(host, f"{DEVICES}/{address}/physfn")
+            if address in passed and not whole:
+                device = devices.at(address)
+                yield self._claim(domain, device or _unnamed(address), exclusive=True)
+            elif whole and devices.at(whole):
+                yield self._claim(domain, _share(devices.at(whole), address), exclusive=False)
+        for identity in domain.mediated:
+            try:
+                path = host.resolve(f"{_MEDIATED}/{identity}")
+            except OSError:
+                continue
+            owner = next((d for p in reversed(path.split("/")) if (d := devices.at(p))), None)
+            if owner:
+                yield self._claim(domain, _share(owner, identity), exclusive=False)
+
+    def _claim(self, domain: Domain, device: Device, *, exclusive: bool) -> Held:
+        return Held(
+            source=self.name, level=Level.NODE_PLUGIN, workload=domain.name or domain.uuid,
+            owner=domain.project_id or domain.project, gpu=device.gpu, device=device.id,
+            exclusive=exclusive,
+        )  # fmt: skip
+
+    def _by_process(self, host: Host) -> list[Domain]:
+        """Machines by the command lines of QEMU's processes; only new processes are looked at."""
+        there = frozenset(name for name in names(host, "/proc") if name.isdecimal())
+        self._machines = {pid: one for pid, one in self._machines.items() if pid in there}
+        for pid in there - self._looked_at:
+            self._machines.pop(pid, None)
+            if not text(host, f"/proc/{pid}/comm").startswith(("qemu", "kvm")):
+                continue
+            try:
+                told = host.call(OWNER, "machine", int(pid))
+            except OSError:
+                continue
+            if told is not None:
+                self._machines[pid] = msgspec.convert(told, Domain)
+        self._looked_at = there
+        return list(self._machines.values())
+
+
+def _running(host: Host) -> Iterator[Domain]:
+    """The machines that run, by libvirt's files. Raises OSError where they cannot be read."""
+    try:
+        files = host.names(RUNNING)
+    except FileNotFoundError:
+        return
+    for file in files:
+        if not file.endswith(_XML):
+            continue
+        try:
+            told = msgspec.convert(host.call(OWNER, "domain", f"{RUNNING}/{file}"), Domain)
+        except FileNotFoundError:
+            continue  # it has ended meanwhile
+        if not told.project_id:  # the metadata of some versions is in the definition only
+            told = _defined(host, file) or told
+        yield told
+
+
+def _defined(host: Host, file: str) -> Domain | None:
+    try:
+        found = msgspec.convert(host.call(OWNER, "domain", f"{DEFINED}/{file}"), Domain)
+    except OSError:
+        return None
+    return found if found.project_id and found.pci_addresses else None
+
+
+def _unnamed(address: str) -> Device:
+    """A GPU that the driver of this node never had while we looked."""
+    name = f"pci:{address}"
+    return Device(name, name)
+
+
+def _share(owner: Device | None, name: str) -> Device:
+    assert owner is not None  # noqa: S101 - looked up just before
+    return Device(owner.gpu, name)

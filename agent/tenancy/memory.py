@@ -1,0 +1,82 @@
+"""What tenancy must not forget over a restart of the agent: claims in force, and the names of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import structlog
+
+from agent.source import Finding, Verdict
+from agent.tenancy import durable
+from agent.tenancy.book import Book, Kept
+from agent.tenancy.devices import Known
+from railscope.frame import Instant
+
+log = structlog.get_logger(__name__)
+
+FILE = "claims-in-force.json"
+WHAT = "memory of claims"
+KEEP_NS = 60_000_000_000
+"""When places were last looked at is kept this often: a start seen later is less certain by as much."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """The content of the file; one of another format is damaged to this program."""
+
+    format: Literal[1]
+    book: Kept
+    gpus: list[Known]
+
+
+class Memory:
+    """A file in the state directory. Blocking."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._kept_ns: int | None = None
+        self._damage = ""
+        self._problem = ""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with it."""
+        told = []
+        if self._damage:
+            remedy = "claims in force were told anew, with other ids: see them in the collector"
+            told.append(Finding(WHAT, Verdict.BROKEN, self._damage, remedy))
+        if self._problem:
+            remedy = "make room in the state directory: a restart would forget claims in force"
+            told.append(Finding(WHAT, Verdict.BROKEN, self._problem, remedy))
+        return tuple(told)
+
+    def load(self) -> State | None:
+        """What was kept; nothing where there is no file. One that is damaged is put aside, and told."""
+        try:
+            kept = durable.read(self._path, State)
+        except (OSError, durable.DamagedError) as error:
+            self._damage = str(error)
+            log.error("claims_forgotten", file=str(self._path), problem=self._damage)
+            return None
+        return kept
+
+    def save(
+        self, book: Book, gpus: Mapping[str, Known], now: Instant, *, names_changed: bool
+    ) -> None:
+        """Keep what has changed, at once; when places were looked at, at times."""
+        due = self._kept_ns is None or now.boot_ns - self._kept_ns >= KEEP_NS
+        if not (book.changed or names_changed or due or self._problem):
+            return
+        if not self._path.parent.is_dir():
+            return  # a try by hand need not have one
+        try:
+            durable.write(self._path, State(1, book.kept, list(gpus.values())))
+        except OSError as error:
+            problem = f"{self._path}: {error.strerror or error}"
+            if problem != self._problem:
+                log.error("claims_not_kept", file=str(self._path), problem=problem)
+            self._problem = problem
+            return
+        self._problem, self._kept_ns, book.changed = "", now.boot_ns, False

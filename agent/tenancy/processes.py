@@ -1,0 +1,218 @@
+"""Who is on the GPUs: processes by NVML, and whose they are by their control groups.
+
+A process is known by its id and its start: ids are used again (proc(5), /proc/PID/stat, field 22, in
+hundredths of a second since boot). Its control group is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.facts import text
+from agent.host import Host
+from agent.host.owners import OWNER
+from agent.owners import FormatError
+from agent.owners import cgroup as groups
+from agent.sources.nvidia.sharing import ListedProcesses, Process, ProcessLists
+from agent.tenancy.devices import Device, Devices
+from agent.tenancy.pod_folders import Pods
+from railscope.frame import Instant
+from railscope.reading import Absent
+
+_NS_PER_TICK = 10_000_000
+_START = 19
+"""The place of the start among what stands behind the name of the program."""
+_MPS = "nvidia-cuda-mps"
+STALE_NS = 60_000_000_000
+"""A list older than this says nothing any more: the driver's thread hangs, or is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose a process is, as the events have it. `is_named` is False for a pod known by its uid only."""
+
+    source: str
+    workload: str
+    owner: str = ""
+    is_named: bool = True
+    is_anyones: bool = False
+    """It cannot be seen whose it is, or it serves whoever is there: any claim may be its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Processes of one owner on one GPU or MIG device. Instants are wall clock."""
+
+    whose: Whose
+    device: Device
+    pids: tuple[int, ...]
+    seen: Instant
+    begun_boot_ns: int
+    """When the first of the processes was started; 0 where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What one look at the lists gave; GPUs whose processes are not known have a reason."""
+
+    uses: tuple[Use, ...] = ()
+    unread: Mapping[str, Absent] = field(default_factory=dict)
+    listed: Mapping[str, Instant] = field(default_factory=dict)
+    """When the processes of each other GPU were listed."""
+
+    @property
+    def oldest(self) -> Instant | None:
+        """The first of the lists."""
+        return min(self.listed.values(), key=lambda at: at.boot_ns, default=None)
+
+    @property
+    def newest(self) -> Instant | None:
+        """The last of the lists."""
+        return max(self.listed.values(), key=lambda at: at.boot_ns, default=None)
+
+
+@dataclass(slots=True)
+class Processes:
+    """The owners of processes on GPUs; remembers those that it has read."""
+
+    lists: ProcessLists
+    label: str = ""
+    """The label of a container of Docker that names its owner."""
+    _known: dict[int, tuple[int, Whose]] = field(default_factory=dict)
+    """When each was started, in ticks, and whose it is."""
+    _missed: dict[int, int] = field(default_factory=dict)
+    """Processes that NVML lists and /proc does not have, and when they were first missed."""
+
+    def look(self, host: Host, devices: Devices, pods: Pods) -> Uses:
+        """Group the processes of the latest lists by who owns them."""
+        now = host.clock.now()
+        listed = {gpu.uuid: self.lists.get(gpu.uuid) for gpu in devices.present}
+        unread = {uuid: reason for uuid, one in listed.items() if (reason := _trouble(one, now))}
+        good = {uuid: one for uuid, one in listed.items() if one and uuid not in unread}
+        pids = {pid for one in good.values() for pid in one.there}
+        self._known = {pid: known for pid, known in self._known.items() if pid in pids}
+        self._missed = {pid: since for pid, since in self._missed.items() if pid in pids}
+        ticks = {pid: self._ticks(host, pid) for pid in pids}
+        found: dict[tuple[str, str, str], Use] = {}
+        for uuid, one in good.items():
+            for process in one.there.values():
+                whose = self._owner(host, process.pid, ticks[process.pid], one.at)
+                if whose is None:
+                    continue
+                device = _device(devices, uuid, process)
+                begun_ns = (ticks[process.pid] or 0) * _NS_PER_TICK
+                use = Use(_in_pods(whose, pods), device, (process.pid,), one.at, begun_ns)
+                key = (use.whose.source, use.whose.workload, device.id)
+                found[key] = _together(found[key], use) if key in found else use
+        return Uses(tuple(found.values()), unread, {uuid: one.at for uuid, one in good.items()})
+
+    def _owner(self, host: Host, pid: int, ticks: int | None, listed: Instant) -> Whose | None:
+        """Whose a process is; None for one that has just gone.
+
+        One that ended since the list was made is not missed again at the next list.
+        """
+        if ticks is None:
+            if self._missed.setdefault(pid, listed.boot_ns) == listed.boot_ns:
+                return None
+            return Whose("process", str(pid), is_anyones=True)
+        self._missed.pop(pid, None)
+        known = self._known.get(pid)
+        if known is None or known[0] != ticks:
+            try:
+                group = host.read(f"/proc/{pid}/cgroup")
+            except OSError:
+                return None
+            known = self._known[pid] = ticks, _whose(host, pid, group, self.label)
+        return known[1]
+
+    def _ticks(self, host: Host, pid: int) -> int | None:
+        """When a process was started, in ticks since boot; None where it is not there."""
+        try:
+            behind = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            return int(behind[_START])
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+def _whose(host: Host, pid: int, group: bytes, label: str) -> Whose:
+    """Whose a process is, by its control group."""
+    try:
+        owner = groups.owner(group)
+    except FormatError:
+        owner = groups.NotVisible()
+    program = text(host, f"/proc/{pid}/comm")
+    serves = program.startswith(_MPS)
+    match owner:
+        case groups.SlurmTask(job=job, sluid=sluid):
+            found = Whose("slurm", sluid if job is None else str(job), is_named=job is not None)
+        case groups.Pod(uid=uid):
+            found = Whose("kubernetes", uid, is_named=False)
+        case groups.Machine(name=name):
+            found = Whose("libvirt", name)
+        case groups.Container():
+            found = _container(host, owner, label)
+        case groups.User(user_id=user, session=session):
+            workload = f"session-{session}" if session else f"user@{user}"
+            found = Whose("systemd", workload, _user(host, user))
+        case groups.Unit(name=name):
+            found = Whose("systemd", name, is_anyones=serves)
+        case groups.NotVisible() | groups.Nobody():
+            hidden = isinstance(owner, groups.NotVisible)
+            found = Whose("process", program or str(pid), is_anyones=hidden or serves)
+    return found
+
+
+def _container(host: Host, container: groups.Container, label: str) -> Whose:
+    """A container; of Docker's own its name is known, and whose it is by a label."""
+    runtime = container.runtime or "process"
+    if container.user_id is not None:
+        return Whose(runtime, container.id, _user(host, container.user_id))
+    try:
+        if runtime == "docker":
+            told = host.call(OWNER, "container", container.id, label)
+            return Whose(runtime, told["name"] or container.id, told["label"])
+    except OSError:
+        pass  # its id is name enough
+    return Whose(runtime, container.id)
+
+
+def _device(devices: Devices, gpu: str, process: Process) -> Device:
+    """What of a GPU a process is on."""
+    if not process.gpu_instance:
+        return devices.gpu(gpu)
+    part = devices.instance(gpu, process.gpu_instance, process.compute_instance)
+    return part or devices.gpu(gpu)
+
+
+def _trouble(listed: ListedProcesses | None, now: Instant) -> Absent | None:
+    if listed is None:
+        return Absent.NOT_DUE
+    if listed.trouble is not None:
+        return listed.trouble
+    return Absent.TIMEOUT if now.boot_ns - listed.at.boot_ns > STALE_NS else None
+
+
+def _in_pods(whose: Whose, pods: Pods) -> Whose:
+    """A pod by its name, once it is known which has this uid."""
+    if whose.source == "kubernetes" and whose.workload in pods.names:
+        namespace, name = pods.names[whose.workload]
+        return Whose("kubernetes", f"{namespace}/{name}", namespace)
+    return whose
+
+
+def _together(one: Use, other: Use) -> Use:
+    known = [use.begun_boot_ns for use in (one, other) if use.begun_boot_ns]
+    return replace(one, pids=(*one.pids, *other.pids), begun_boot_ns=min(known, default=0))
+
+
+def _user(host: Host, number: int) -> str:
+    try:
+        return str(host.call(OWNER, "user", number)) or str(number)
+    except OSError:
+        return str(number)
+
+
+def on(uses: Iterable[Use], gpu: str) -> Iterator[Use]:
+    """Those of one GPU."""
+    return (use for use in uses if use.device.gpu == gpu)

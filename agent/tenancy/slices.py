@@ -1,0 +1,172 @@
+"""Which slots of a GPU a MIG device or a share of a GPU is.
+
+A GPU with seven MIG devices has 7 slices of compute (120 slots each) and 8 of memory (105); one with
+four has 4 of each (210). A GPU instance lies at a placement, counted in slices of memory; its slices
+of compute begin at the same number. Sources: NVIDIA Multi-Instance GPU User Guide, "Partitioning" and
+"Supported MIG Profiles"; nvml.h, nvmlGpuInstancePlacement_t.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+CAPACITY = 840
+_FOUR, _SEVEN, _EIGHT = 4, 7, 8
+_PROFILE = re.compile(r"(?:(?P<part>\d+)c\.)?(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb.*")
+_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+"""Of a GPU instance by its slices of compute, where nothing more is known of it."""
+
+
+class Slots(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Slots [low, high) of the 840 that a GPU has."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        """Refuse what no GPU has."""
+        if not 0 <= self.low < self.high <= CAPACITY:
+            message = f"{self.low}-{self.high} are no slots of {CAPACITY}"
+            raise ValueError(message)
+
+    @property
+    def word(self) -> str:
+        """As `low-high`."""
+        return f"{self.low}-{self.high}"
+
+    def overlaps(self, other: Slots) -> bool:
+        """Whether both have a slot."""
+        return self.low < other.high and other.low < self.high
+
+
+WHOLE = Slots(0, CAPACITY)
+
+
+def covered(slots: Iterable[Slots]) -> int:
+    """How many slots are in at least one."""
+    count = at = 0
+    for each in sorted(slots):
+        count += max(each.high - max(each.low, at), 0)
+        at = max(at, each.high)
+    return count
+
+
+def share(place: int, count: int) -> Slots:
+    """One of `count` equal shares of a GPU, from place 0 on. Raises ValueError for no such share."""
+    if not 0 <= place < count:
+        message = f"there is no share {place} of {count}"
+        raise ValueError(message)
+    return Slots(CAPACITY * place // count, CAPACITY * (place + 1) // count)
+
+
+def part(of: Slots, place: int, count: int) -> Slots:
+    """One of `count` equal shares of a part of a GPU. Raises ValueError for no such share."""
+    within, width = share(place, count), of.high - of.low
+    low, high = (of.low + width * edge // CAPACITY for edge in (within.low, within.high))
+    return Slots(low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A MIG device as the driver tells it. `start` and `size` are None where it does not say."""
+
+    uuid: str
+    profile: str
+    gpu_instance: int
+    compute_instance: int
+    start: int | None = None
+    size: int | None = None
+    most: int = _SEVEN
+    """How many MIG devices the GPU can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What slots a MIG device has."""
+
+    compute: Slots
+    memory: Slots
+
+
+def places(instances: Sequence[Instance]) -> dict[str, Place]:
+    """The slots of each MIG device of one GPU, by UUID; none for a profile that is not understood.
+
+    Where the driver does not tell placements, they are given in the order of the instances: no two
+    overlap, which is what matters. Compute instances of one GPU instance share its memory evenly by
+    their compute.
+    """
+    groups: dict[int, list[Instance]] = {}
+    for instance in instances:
+        if _PROFILE.fullmatch(instance.profile):
+            groups.setdefault(instance.gpu_instance, []).append(instance)
+    found: dict[str, Place] = {}
+    taken: list[range] = []
+    known_first = sorted(groups.items(), key=lambda group: (group[1][0].start is None, group[0]))
+    for _, parts in known_first:
+        spot = _spot(parts[0], taken)
+        if spot is not None:
+            taken.append(spot)
+            found |= _divided(parts, spot)
+    return found
+
+
+def _spot(instance: Instance, taken: list[range]) -> range | None:
+    """The slices of memory of a GPU instance."""
+    slices = _slices(instance)
+    size = instance.size or (
+        _MEMORY_SLICES.get(slices, slices) if _is_of_seven(instance) else slices
+    )
+    if instance.start is not None:
+        return range(instance.start, instance.start + size)
+    end = _EIGHT if _is_of_seven(instance) else _FOUR
+    last_of_compute = (_SEVEN if _is_of_seven(instance) else _FOUR) - slices
+    for start in range(0, min(end - size, last_of_compute) + 1, size):
+        if all(start + size <= other.start or other.stop <= start for other in taken):
+            return range(start, start + size)
+    return None
+
+
+def _divided(parts: list[Instance], spot: range) -> dict[str, Place]:
+    """The slots of the compute instances of one GPU instance."""
+    seven = _is_of_seven(parts[0])
+    slices = _slices(parts[0])
+    unit = CAPACITY // (_SEVEN if seven else _FOUR)
+    memory_unit = CAPACITY // (_EIGHT if seven else _FOUR)
+    compute = Slots(spot.start * unit, min((spot.start + slices) * unit, CAPACITY))
+    memory = Slots(spot.start * memory_unit, min(spot.stop * memory_unit, CAPACITY))
+    found: dict[str, Place] = {}
+    at = 0
+    for instance in sorted(parts, key=lambda each: each.compute_instance):
+        width = min(_compute_slices(instance), slices - at)
+        if width <= 0:
+            break
+        found[instance.uuid] = Place(
+            _cut(compute, at, width, slices), _cut(memory, at, width, slices)
+        )
+        at += width
+    return found
+
+
+def _cut(of: Slots, at: int, width: int, slices: int) -> Slots:
+    whole = of.high - of.low
+    return Slots(of.low + whole * at // slices, of.low + whole * (at + width) // slices)
+
+
+def _is_of_seven(instance: Instance) -> bool:
+    return instance.most > _FOUR
+
+
+def _slices(instance: Instance) -> int:
+    """Slices of compute of the GPU instance."""
+    found = _PROFILE.fullmatch(instance.profile)
+    return int(found["slices"]) if found else 0
+
+
+def _compute_slices(instance: Instance) -> int:
+    """Slices of compute of the compute instance: all but where its profile says `1c.`."""
+    found = _PROFILE.fullmatch(instance.profile)
+    return int(found["part"] or found["slices"]) if found else 0

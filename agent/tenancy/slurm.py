@@ -1,0 +1,166 @@
+"""Who holds what by Slurm: what a prolog wrote down, else what jobs say of themselves.
+
+What scontrol says goes before what stands in a file for each GPU, that before what a job's environment
+says, and that before on which GPUs its processes are. A job holds its GPUs until its control group is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent.facts import counted
+from agent.host import Host
+from agent.source import Finding, Verdict
+from agent.tenancy import naming
+from agent.tenancy.devices import Device, Devices
+from agent.tenancy.held import Held, Level, Told
+from agent.tenancy.processes import Use
+from agent.tenancy.slurm_files import GPU_FILES, JOB_FILES, JobFiles, Written, by_gpu
+from agent.tenancy.slurm_groups import Environment, JobGroup, JobGroups
+from agent.tenancy.trouble import AS_ROOT, carried, finding, unread
+
+WHAT = "claims by Slurm"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where to look; empty for nowhere."""
+
+    gpu_files: str = ""
+    job_files: str = ""
+    gres_conf: str = "/etc/slurm/gres.conf"
+
+
+@dataclass(slots=True)
+class Slurm:
+    """The jobs of this node. `uses` are the processes on its GPUs."""
+
+    places: Places
+    node: Callable[[], str]
+    uses: Callable[[], tuple[Use, ...]] = tuple
+    name: str = "slurm"
+    jobs: dict[str, str] = field(default_factory=dict)
+    """Ids of jobs by the SLUID that stands for them, as of the last look."""
+    _groups: JobGroups = field(default_factory=JobGroups)
+    _files: JobFiles | None = None
+
+    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+        """The GPUs of all jobs that run here."""
+        try:
+            groups = self._groups.look(host)
+        except OSError as error:
+            return unread(
+                WHAT, error, "see whether the node's cgroups are mounted at /sys/fs/cgroup"
+            )
+        self.jobs = {
+            group.name: str(told.job)
+            for group, told in groups
+            if told.job is not None and not group.name.startswith("job_")
+        }
+        written = self._written(host, devices, in_force)
+        wanted = {held.workload for held in written.held}
+        held, homeless = list(written.held), []
+        for group, told in groups:
+            job = str(told.job) if told.job is not None else group.name
+            if job in wanted:
+                continue
+            found = self._of_group(job, group, told, devices)
+            if not found and told.gpus is None:
+                found = list(carried(in_force, workload=job, level=Level.NODE_PLUGIN))
+            if not found and told.gpus is None:
+                homeless.append(job)
+            held += found
+        there = {group.name for group, _ in groups} | {f"job_{told.job}" for _, told in groups}
+        for use in self.uses():  # where no folders can be seen, processes are all there is
+            job = use.whose.workload
+            if (
+                use.whose.source == self.name
+                and not {job, f"job_{job}"} & there
+                and job not in wanted
+            ):
+                held.append(_held(job, use.device, Environment(None)))
+        findings = [*written.findings, *_findings(groups, held, homeless, self.places)]
+        return Told(tuple(_once(held)), tuple(findings))
+
+    def _of_group(
+        self, job: str, group: JobGroup, told: Environment, devices: Devices
+    ) -> list[Held]:
+        """What a job says that it has; where it says nothing, the GPUs that its processes are on."""
+        if told.gpus is not None:
+            named = [naming.find(name, devices) for name in told.gpus]
+            holds = [device for device in named if device is not None]
+        else:
+            holds = [
+                use.device
+                for use in self.uses()
+                if use.whose.source == self.name and use.whose.workload in {job, group.name}
+            ]
+        return [_held(job, device, told) for device in dict.fromkeys(holds)]
+
+    def _written(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Written:
+        """What was written down; where that cannot be read, what was in force by it."""
+        places, whole = self.places, Written()
+        if self._files is None:
+            self._files = JobFiles(places.job_files, places.gres_conf)
+        try:
+            if places.job_files:
+                whole = self._files.look(host, self.node(), devices)
+        except OSError as error:
+            _carry(whole, JOB_FILES, error, in_force)
+        try:
+            if places.gpu_files:
+                more = by_gpu(host, places.gpu_files, devices)
+                told = {(held.workload, held.part) for held in whole.held}
+                whole.held += [h for h in more.held if (h.workload, h.part) not in told]
+                whole.findings += more.findings
+        except OSError as error:
+            _carry(whole, GPU_FILES, error, in_force)
+        return whole
+
+
+def _carry(written: Written, what: str, error: OSError, in_force: tuple[Held, ...]) -> None:
+    remedy = "let the prolog make the folder, or clear the setting"
+    written.findings.append(finding(what, error, remedy))
+    written.held += carried(in_force, level=Level.SCHEDULER)
+
+
+def _held(job: str, device: Device, told: Environment) -> Held:
+    return Held(
+        source="slurm", level=Level.NODE_PLUGIN, workload=job,
+        owner=told.account or told.user,
+        gpu=device.gpu, device=device.id, compute=device.compute, memory=device.memory,
+        exclusive=device.exact and not told.is_shared, profile=device.profile,
+    )  # fmt: skip
+
+
+def _once(held: list[Held]) -> list[Held]:
+    """Each claim once; the first of those alike is the better one."""
+    found: dict[tuple[str, ...], Held] = {}
+    for one in held:
+        found.setdefault(one.key, one)
+    return list(found.values())
+
+
+def _findings(
+    groups: list[tuple[JobGroup, Environment]],
+    held: list[Held],
+    homeless: list[str],
+    places: Places,
+) -> list[Finding]:
+    if not groups and not held and not places.gpu_files and not places.job_files:
+        return [Finding(WHAT, Verdict.ABSENT, "there are no control groups of Slurm's jobs")]
+    detail = (
+        f"{counted(len(held), 'device')} held by {counted(len({h.workload for h in held}), 'job')}"
+    )
+    found = [Finding(WHAT, Verdict.SUPPORTED, detail)]
+    denied = [told.job for _, told in groups if told.is_denied]
+    if denied and homeless:
+        detail = f"the environment of {counted(len(denied), 'job')} may not be read"
+        found.append(Finding(WHAT, Verdict.DENIED, detail, AS_ROOT))
+    elif homeless:
+        detail = f"not known which GPUs {counted(len(homeless), 'job')} may have: {', '.join(homeless[:5])}"
+        found.append(
+            Finding(WHAT, Verdict.ABSENT, detail, "have a prolog run `railscope claim start`")
+        )
+    return found

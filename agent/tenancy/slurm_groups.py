@@ -1,0 +1,161 @@
+"""Which jobs of Slurm there are on the node, by their control groups, and what they say of themselves.
+
+    v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
+    v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
+
+A job's folder is there for as long as it runs. Source: SchedMD/slurm:doc/html/cgroup_v2.shtml,
+src/plugins/cgroup/v1, v2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agent.facts import names
+from agent.host import Host
+from agent.host.owners import OWNER
+from agent.owners import FormatError, sluid
+from agent.owners.slurmstepd import step
+
+GROUPS = "/sys/fs/cgroup"
+_SLICE = f"{GROUPS}/system.slice"
+_SCOPE = re.compile(r"(?:.+_)?slurmstepd\.scope")
+_CONTROLLERS = ("memory", "cpuset", "freezer", "devices", "systemd")
+_V1 = re.compile(r"slurm(?:_.+)?")
+_JOB = re.compile(r"job_([0-9]{1,10})")
+_SLUID = re.compile(sluid.PATTERN)
+_OTHER_STEPS = ("step_extern", "step_batch", "step_interactive")
+_SHARES = ("SLURM_SHARDS_ON_NODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+_MOST_ASKED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class JobGroup:
+    """The folder of a job: its number, or the SLUID that stands for it."""
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a job says of itself. `gpus` are names of devices; None where it says nothing."""
+
+    job: int | None
+    account: str = ""
+    user: str = ""
+    gpus: tuple[str, ...] | None = None
+    is_shared: bool = False
+    """Whether it has shares of GPUs (gres/shard, gres/mps), and others may have them, too."""
+    is_denied: bool = False
+
+
+@dataclass(slots=True)
+class JobGroups:
+    """Looks for the folders of jobs; remembers the environment of each while it runs."""
+
+    _known: dict[str, Environment] = field(default_factory=dict)
+
+    def look(self, host: Host) -> list[tuple[JobGroup, Environment]]:
+        """The jobs there are. Raises OSError where their folders cannot be read."""
+        found = list(_jobs(host))
+        paths = {group.path for group in found}
+        self._known = {path: known for path, known in self._known.items() if path in paths}
+        return [(group, self._environment(host, group)) for group in found]
+
+    def _environment(self, host: Host, group: JobGroup) -> Environment:
+        """Of the first process that tells; once it is known it stays, for it may be changed later."""
+        known = self._known.get(group.path)
+        if known is not None and (known.is_denied or known.gpus is not None):
+            return known
+        number = _JOB.fullmatch(group.name)
+        job = int(number[1]) if number else (known.job if known else None)
+        found = Environment(job)
+        steps = sorted(names(host, group.path), key=lambda name: (name in _OTHER_STEPS, name))
+        for name in (step_ for step_ in steps if step_.startswith("step_")):
+            if job is None:
+                job = _titled(host, f"{group.path}/{name}")
+            found = _asked(host, f"{group.path}/{name}", job)
+            if found.gpus is not None or found.is_denied:
+                break
+        self._known[group.path] = found
+        return found
+
+
+def _jobs(host: Host) -> Iterator[JobGroup]:
+    for scope in filter(_SCOPE.fullmatch, _entries(host, _SLICE)):
+        for name in _entries(host, f"{_SLICE}/{scope}"):
+            if _JOB.fullmatch(name) or _SLUID.fullmatch(name):
+                yield JobGroup(f"{_SLICE}/{scope}/{name}", name)
+    for controller in _CONTROLLERS:
+        roots = [name for name in _entries(host, f"{GROUPS}/{controller}") if _V1.fullmatch(name)]
+        for root in roots:
+            folder = f"{GROUPS}/{controller}/{root}"
+            for user in (name for name in _entries(host, folder) if name.startswith("uid_")):
+                for name in filter(_JOB.fullmatch, _entries(host, f"{folder}/{user}")):
+                    yield JobGroup(f"{folder}/{user}/{name}", name)
+        if roots:
+            return  # each hierarchy has the same jobs
+
+
+def _entries(host: Host, folder: str) -> list[str]:
+    """The entries of a folder; none where it does not exist. Raises OSError otherwise."""
+    try:
+        return host.names(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _titled(host: Host, folder: str) -> int | None:
+    """The number of a job by the title of the daemon of one of its steps."""
+    for pid in _pids(host, f"{folder}/slurm"):
+        try:
+            return step(host.read(f"/proc/{pid}/cmdline")).job
+        except (OSError, FormatError):
+            continue
+    return None
+
+
+def _asked(host: Host, folder: str, job: int | None) -> Environment:
+    """What the processes of a step say of their job."""
+    user = f"{folder}/user"
+    tasks = [f"{user}/{name}" for name in names(host, user) if name.startswith("task_")]
+    tasks += [f"{folder}/{name}" for name in names(host, folder) if name.startswith("task_")]
+    pids = [pid for task in tasks for pid in _pids(host, task)][:_MOST_ASKED]
+    for pid in pids:
+        try:
+            told = host.call(OWNER, "environ", pid)
+        except PermissionError:
+            return Environment(job, is_denied=True)
+        except OSError:
+            continue
+        number = told.get("SLURM_JOB_ID", "")
+        if not number.isdecimal() or (job is not None and int(number) != job):
+            continue  # it says that it is of another job
+        return Environment(
+            int(number), told.get("SLURM_JOB_ACCOUNT", ""), told.get("SLURM_JOB_USER", ""),
+            _gpus(told), any(name in told for name in _SHARES),
+        )  # fmt: skip
+    return Environment(job)
+
+
+def _pids(host: Host, group: str) -> list[int]:
+    try:
+        return [int(line) for line in host.read(f"{group}/cgroup.procs").split()]
+    except (OSError, ValueError):
+        return []
+
+
+def _gpus(told: dict[str, str]) -> tuple[str, ...]:
+    """The names of a job's devices: UUIDs where they are told, else the numbers of device files.
+
+    CUDA_VISIBLE_DEVICES counts from 0 in each job that is shut in: its numbers name nothing.
+    """
+    visible = [name for name in told.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if visible and all(name.startswith(("GPU-", "MIG-")) for name in visible):
+        return tuple(dict.fromkeys(visible))
+    numbers = told.get("SLURM_JOB_GPUS") or told.get("SLURM_STEP_GPUS") or ""
+    files = [f"/dev/nvidia{number}" for number in numbers.split(",") if number.isdecimal()]
+    return tuple(dict.fromkeys(files))

@@ -1,0 +1,173 @@
+"""Claims that were told by `railscope claim`, kept on the disk before anyone is told that they are.
+
+A start is known by the id that its teller gave it: told again with the same content it changes
+nothing. What has ended is kept for a day, so that an id is not used again by mistake.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+
+from agent.facts import counted
+from agent.host import Host
+from agent.source import Finding, Verdict
+from agent.tenancy import durable
+from agent.tenancy.devices import Device, Devices
+from agent.tenancy.held import COMMAND, Held, Level, Told
+from railscope.reading import Absent
+
+WHAT = "claims by command"
+FILE = "claims-told.json"
+KEEP_ENDED_NS = 86_400_000_000_000
+MOST_CLAIMS = 10_000
+
+
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A claim as it was told. Instants are nanoseconds since the epoch."""
+
+    id: str
+    devices: tuple[Device, ...]
+    tenant: str
+    workload: str
+    owner: str
+    start_ns: int
+    exclusive: bool = True
+    system: bool = False
+    end_ns: int | None = None
+
+    def says(self, other: Claim) -> bool:
+        """Whether another says the same, whenever it was told."""
+        return msgspec.structs.replace(self, start_ns=0, end_ns=None) == msgspec.structs.replace(
+            other, start_ns=0, end_ns=None
+        )
+
+
+class ConflictError(ValueError):
+    """An id that is in use for something else."""
+
+
+class UnknownError(LookupError):
+    """An id that no claim has."""
+
+
+class NotKeptError(OSError):
+    """The disk did not take it: nothing has changed."""
+
+
+class ToldClaims:
+    """The claims that were told. Safe to use from many threads; changes wait for the disk."""
+
+    name = COMMAND
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._claims: dict[str, Claim] = {}
+        self._past: tuple[Claim, ...] = ()
+        """Those whose id has begun again since they ended."""
+        self._turn = threading.Lock()
+        self._problem = "told to an agent that runs, by railscope claim"
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep them in a folder from now on, and take up what is there. Never raises for it."""
+        with self._turn:
+            path = folder / FILE
+            if not folder.is_dir():
+                self._problem = f"there is no state directory {folder}: nothing can be told to it"
+                return
+            try:
+                kept = durable.read(path, list[Claim])
+            except (OSError, durable.DamagedError) as error:
+                self._problem, kept = str(error), None
+                if not isinstance(error, durable.DamagedError):
+                    return
+            else:
+                self._problem = ""
+            self._path = path
+            latest = {claim.id: claim for claim in kept or ()}
+            self._past = tuple(claim for claim in kept or () if latest[claim.id] is not claim)
+            self._claims = latest
+
+    def start(self, claim: Claim, *, again: bool = False) -> Claim:
+        """Begin a claim; the one that was told before if it is the same.
+
+        With `again` an id that has ended may begin once more: a job that is put back into the queue
+        keeps its id. Raises ConflictError, NotKeptError.
+        """
+        with self._turn:
+            known = self._claims.get(claim.id)
+            if known is not None:
+                if known.end_ns is None and known.says(claim):
+                    return known
+                has_ended = known.end_ns is not None and known.end_ns <= claim.start_ns
+                if not (again and has_ended):
+                    state = "has ended" if known.end_ns is not None else "says something else"
+                    message = f"there is a claim {claim.id!r} already, and it {state}"
+                    raise ConflictError(message)
+            if len(self._claims) >= MOST_CLAIMS:
+                message = f"{MOST_CLAIMS} claims are kept already: end some"
+                raise ConflictError(message)
+            self._put(claim, claim.start_ns, (known,) if known else ())
+            return claim
+
+    def end(self, name: str, end_ns: int) -> Claim:
+        """End a claim; one that has ended stays as it is. Raises UnknownError, NotKeptError."""
+        with self._turn:
+            known = self._claims.get(name)
+            if known is None:
+                message = f"there is no claim {name!r}"
+                raise UnknownError(message)
+            if known.end_ns is None:
+                known = msgspec.structs.replace(known, end_ns=max(end_ns, known.start_ns))
+                self._put(known, end_ns)
+            return known
+
+    @property
+    def all(self) -> tuple[Claim, ...]:
+        """Those in force, and those that ended within a day."""
+        with self._turn:
+            return (*self._past, *self._claims.values())
+
+    def _put(self, claim: Claim, now_ns: int, over: tuple[Claim, ...] = ()) -> None:
+        """Keep a claim; what ended long ago goes. Nothing is changed where the disk does not take it."""
+        if self._path is None:
+            raise NotKeptError(self._problem)
+        keep_ns = now_ns - KEEP_ENDED_NS
+        latest = self._claims | {claim.id: claim}
+        past = tuple(one for one in (*self._past, *over) if (one.end_ns or 0) > keep_ns)
+        claims = {
+            name: one for name, one in latest.items() if one.end_ns is None or one.end_ns > keep_ns
+        }
+        try:
+            durable.write(self._path, [*past, *claims.values()])
+        except OSError as error:
+            message = f"{self._path}: {error.strerror or error}"
+            raise NotKeptError(message) from error
+        self._claims, self._past = claims, past
+
+    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+        """What was told, as claims. Before it is known what was kept, nothing ends."""
+        del host, devices
+        claims = self.all
+        if self._path is None and in_force:
+            finding = Finding(WHAT, Verdict.BROKEN, self._problem, "see the state directory")
+            return Told((), (finding,), Absent.GONE)
+        held = tuple(_held(claim, device) for claim in claims for device in claim.devices)
+        if self._problem:
+            verdict = Verdict.BROKEN if "damaged" in self._problem else Verdict.ABSENT
+            return Told(held, (Finding(WHAT, verdict, self._problem),))
+        count = sum(claim.end_ns is None for claim in claims)
+        detail = f"{counted(count, 'claim')} in force, kept in {self._path}"
+        return Told(held, (Finding(WHAT, Verdict.SUPPORTED, detail),))
+
+
+def _held(claim: Claim, device: Device) -> Held:
+    return Held(
+        source=COMMAND, level=Level.SCHEDULER, workload=claim.workload, owner=claim.owner,
+        tenant=claim.tenant, gpu=device.gpu, device=device.id, reference=claim.id,
+        compute=device.compute, memory=device.memory, profile=device.profile,
+        exclusive=claim.exclusive and device.exact, system=claim.system,
+        start_ns=claim.start_ns, end_ns=claim.end_ns, uncertainty_ns=0,
+    )  # fmt: skip

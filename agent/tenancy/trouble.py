@@ -1,0 +1,30 @@
+"""Places that could not be read: what came of it, and how to mend it."""
+
+from __future__ import annotations
+
+from agent.source import Finding, Verdict
+from agent.tenancy.held import Held, Told
+from railscope.reading import Absent, reason_of
+
+AS_ROOT = "run the agent as root, or with the drop-in of deploy/systemd/tenancy.conf"
+
+
+def finding(what: str, error: Exception, remedy: str) -> Finding:
+    """A line about a place that could not be read."""
+    reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
+    if reason is Absent.DENIED:
+        return Finding(what, Verdict.DENIED, str(error), AS_ROOT)
+    return Finding(what, Verdict.BROKEN, str(error), remedy)
+
+
+def unread(what: str, error: Exception, remedy: str) -> Told:
+    """A look that came to nothing: what was in force stays."""
+    reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
+    return Told((), (finding(what, error, remedy),), reason)
+
+
+def carried(in_force: tuple[Held, ...], **of: object) -> tuple[Held, ...]:
+    """Claims in force that have these properties: what could not be read anew stays as it was."""
+    return tuple(
+        held for held in in_force if all(getattr(held, name) == value for name, value in of.items())
+    )

@@ -1,0 +1,264 @@
+"""Who holds what by Kubernetes, from the kubelet's answer to events."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+from support.machine import DENIED
+from support.tenancy import (
+    ALLOCATABLE,
+    LISTED,
+    NODE,
+    Looked,
+    cut,
+    keeps_pod,
+    mig_uuid,
+    node,
+    pod,
+    told,
+    uuid,
+)
+
+START, END = "claim_start", "claim_end"
+
+
+def facts(events, workload="research/train"):
+    return next(event.facts for event in events if event.facts["workload"] == workload)
+
+
+def test_a_pod_begins_and_ends():
+    host = node()
+    host.calls[LISTED] = []
+    looked = Looked(host)
+    assert looked.look() == []
+    host.calls[LISTED] = [pod("train", uuid(0), uuid(1))]
+    began = looked.look()
+    assert told(began) == [
+        (START, "kubernetes", "research/train", uuid(0)),
+        (START, "kubernetes", "research/train", uuid(1)),
+    ]
+    now = host.clock.now()
+    assert began[0].facts == {
+        "source": "kubernetes", "level": "node_plugin", "workload": "research/train",
+        "owner": "research", "start_ns": str(now.wall_ns), "uncertainty_ns": str(5 * 10**9),
+        "compute": "0-840", "memory": "0-840", "exclusive": "true", "system": "false",
+        "device": uuid(0),
+    }  # fmt: skip
+    assert began[0].entity.key == (
+        uuid(0),
+        f"kubernetes/{NODE}/research/train/{uuid(0)}/{now.wall_ns}",
+    )
+    assert looked.value("gpu_claims", uuid(0)) == 1
+    assert looked.value("gpu_claimed_ratio", uuid(0)) == 840
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    ended = looked.look()
+    assert told(ended) == [(END, "kubernetes", "research/train", uuid(1))]
+    assert ended[0].entity == began[1].entity
+    assert ended[0].facts["end_ns"] == str(host.clock.now().wall_ns)
+    assert ended[0].facts["uncertainty_ns"] == str(5 * 10**9)
+    assert ended[0].facts["why"] == "gone"
+
+
+def test_devices_by_each_of_their_names():
+    host = node(4)
+    cut(host, 3, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    host.calls["nvml.nvmlDeviceGetMinorNumber(1)"] = 7
+    host.calls[LISTED] = [
+        pod("index", "0"),
+        pod("google", "nvidia7"),
+        pod("mig", mig_uuid(3, 1), resource="nvidia.com/mig-3g.40gb"),
+        pod("google-mig", "nvidia3/gi1"),
+        pod("rail", "0000:3b:00.2", resource="nvidia.com/hostdev"),
+    ]
+    events = Looked(host).look()
+    assert told(events) == [
+        (START, "kubernetes", "research/index", uuid(0)),
+        (START, "kubernetes", "research/google", uuid(1)),
+        (START, "kubernetes", "research/mig", uuid(3)),
+        (START, "kubernetes", "research/google-mig", uuid(3)),
+    ]
+    parts = [(e.facts["device"], e.facts["compute"], e.facts["memory"]) for e in events[2:]]
+    assert parts == [(mig_uuid(3, 1), "480-840", "420-840"), (mig_uuid(3, 0), "0-360", "0-420")]
+    assert events[2].facts["profile"] == "3g.40gb"
+
+
+def test_an_entry_for_each_device_and_container_is_one_claim_each():
+    host = node()
+    several = pod("train", uuid(0))
+    several["containers"][0]["devices"] += [
+        {"resource": "nvidia.com/gpu", "ids": [uuid(1)], "numa_nodes": [1]},
+        {"resource": "cpu", "ids": ["3"], "numa_nodes": []},
+    ]
+    several["containers"].append(pod("train", uuid(0))["containers"][0] | {"name": "side"})
+    host.calls[LISTED] = [several]
+    looked = Looked(host)
+    assert [event.entity.key[0] for event in looked.look()] == [uuid(0), uuid(1)]
+    assert looked.look() == []
+
+
+def test_shares_of_a_gpu():
+    host = node(1)
+    shares = [f"{uuid(0)}::{place}" for place in range(4)]
+    host.calls[ALLOCATABLE] = [
+        {"resource": "nvidia.com/gpu.shared", "ids": shares, "numa_nodes": []}
+    ]
+    one = pod("one", shares[1], shares[3], resource="nvidia.com/gpu.shared")
+    host.calls[LISTED] = [one, pod("two", shares[0], resource="nvidia.com/gpu.shared")]
+    looked = Looked(host)
+    events = looked.look()
+    shown = [(e.facts["device"], e.facts["compute"], e.facts["exclusive"]) for e in events]
+    assert shown == [
+        (shares[1], "210-420", "true"), (shares[3], "630-840", "true"), (shares[0], "0-210", "true"),
+    ]  # fmt: skip
+    assert looked.value("gpu_claims", uuid(0)) == 3
+    assert looked.value("gpu_claimed_ratio", uuid(0)) == 630
+    looked.look()
+    assert host.asked[ALLOCATABLE] == 1, "how many there are is not asked at each look"
+
+
+def test_a_share_of_an_unknown_number_is_not_exclusive():
+    host = node(1)
+    host.calls[LISTED] = [pod("one", f"{uuid(0)}::1")]
+    host.calls[ALLOCATABLE] = OSError(errno.EOPNOTSUPP, "gRPC status 12")
+    looked = Looked(host)
+    (event,) = looked.look()
+    assert (event.facts["compute"], event.facts["exclusive"]) == ("0-840", "false")
+    assert any("GetAllocatableResources" in remedy for _, _, remedy in looked.said("Kubernetes"))
+
+
+def resource_claim(
+    name: str, device: str, *cdi: str, driver: str = "gpu.nvidia.com", share: str = ""
+) -> dict[str, Any]:
+    return {
+        "name": name, "namespace": "research", "cdi_names": list(cdi),
+        "devices": [{"driver": driver, "pool": NODE, "device": device, "share": share}],
+    }  # fmt: skip
+
+
+def test_resource_claims():
+    host = node(3)
+    cut(host, 2, [("1g.10gb", 0, 1), ("3g.40gb", 4, 4)])
+
+    host.calls[LISTED] = [
+        pod("whole", claims=[resource_claim("a", "gpu-1", "k8s.gpu.nvidia.com/device=gpu-1")]),
+        pod("named", claims=[resource_claim("b", "gpu-9", f"nvidia.com/gpu={uuid(0)}")]),
+        pod("part", claims=[resource_claim("c", "gpu-2-mig-9-4-4")]),
+        pod("dynamic", claims=[resource_claim("d", "gpu-2-mig-1g10gb-19-0")]),
+        pod(
+            "channel", claims=[resource_claim("e", "channel-0", driver="compute-domain.nvidia.com")]
+        ),
+        pod("odd", claims=[resource_claim("f", "gpu-77")]),
+        pod("both-1", claims=[resource_claim("g", "gpu-0", share="s1")]),
+    ]
+    looked = Looked(host)
+    devices = {e.facts["workload"]: e.facts["device"] for e in looked.look()}
+    assert devices == {
+        "research/whole": uuid(1),
+        "research/named": uuid(0),
+        "research/part": mig_uuid(2, 1),
+        "research/dynamic": mig_uuid(2, 0),
+        "research/both-1": f"{uuid(0)}::s1",
+    }
+    (odd,) = [said for said in looked.said("Kubernetes") if said[0] == "broken"]
+    assert "gpu-77 of claim research/f" in odd[1]
+
+
+def test_two_pods_of_one_resource_claim_do_not_have_it_to_themselves():
+    host = node(1)
+    both = resource_claim("a", "gpu-0")
+    host.calls[LISTED] = [pod("one", claims=[both]), pod("two", claims=[both])]
+    assert [event.facts["exclusive"] for event in Looked(host).look()] == ["false", "false"]
+
+
+def test_a_pod_that_has_ended_and_is_still_listed():
+    host = node()
+    keeps_pod(host, 1, "done")
+    keeps_pod(host, 2, "going")
+    host.calls[LISTED] = [pod("done", uuid(0)), pod("going", uuid(1)), pod("new", uuid(0))]
+    looked = Looked(host)
+    assert len(looked.look()) == 3
+    for path in [p for p in host.files if p.startswith("/sys/fs/cgroup") and "pod00000001" in p]:
+        del host.files[path]
+    assert told(looked.look()) == [(END, "kubernetes", "research/done", uuid(0))]
+
+
+def test_without_control_groups_all_that_are_listed_count():
+    host = node()
+    keeps_pod(host, 1, "done")
+    for path in [path for path in host.files if path.startswith("/sys/fs/cgroup")]:
+        del host.files[path]
+    host.calls[LISTED] = [pod("done", uuid(0))]
+    assert len(Looked(host).look()) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "no socket"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+        TimeoutError(errno.ETIMEDOUT, "late"),
+        OSError(errno.EPROTO, "no answer of gRPC"),
+        DENIED,
+    ],
+)
+def test_a_kubelet_that_cannot_be_asked_ends_nothing(error):
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    looked = Looked(host)
+    assert len(looked.look()) == 1
+    host.calls[LISTED] = error
+    for _ in range(3):
+        assert looked.look() == []
+    assert looked.value("gpu_claims", uuid(0)) in {"gone", "error", "timeout", "denied"}
+    assert looked.said("Kubernetes")[0][0] in {"broken", "denied"}
+    host.calls[LISTED] = []
+    (ended,) = looked.look()
+    assert ended.facts["uncertainty_ns"] == str(20 * 10**9), "since it was asked last"
+
+
+def test_a_node_without_kubelet():
+    host = node()
+    looked = Looked(host)
+    assert looked.look() == []
+    assert looked.value("gpu_claims", uuid(0)) == 0
+    (said,) = looked.said("Kubernetes")
+    assert said[0] == "absent"
+    assert "kubelet.sock does not exist" in said[1]
+
+
+def test_a_kubelet_that_is_away_when_the_agent_comes():
+    """Its pods are there: that nobody tells of them does not mean that nobody holds anything."""
+    host = node()
+    keeps_pod(host, 1, "train")
+    looked = Looked(host)
+    looked.look()
+    assert looked.value("gpu_claims", uuid(0)) == "gone"
+
+
+def test_a_gpu_that_is_lost_ends_nothing():
+    host = node()
+    host.calls[LISTED] = [pod("train", "1")]
+    looked = Looked(host)
+    assert told(looked.look()) == [(START, "kubernetes", "research/train", uuid(1))]
+    host.calls["nvml.nvmlDeviceGetCount()"] = 1
+    for _ in range(3):
+        assert looked.look() == []
+    assert looked.value("gpu_claims", uuid(1)) == 1
+
+
+def test_other_words_of_the_same_pod_make_another_claim():
+    """Sharing was set up anew: what the pod has is not what it had."""
+    host = node(1)
+    host.calls[LISTED] = [pod("one", f"{uuid(0)}::0")]
+    host.calls[ALLOCATABLE] = [
+        {"resource": "nvidia.com/gpu", "ids": [f"{uuid(0)}::0", f"{uuid(0)}::1"], "numa_nodes": []}
+    ]
+    looked = Looked(host)
+    (began,) = looked.look()
+    assert began.facts["compute"] == "0-420"
+    host.calls[ALLOCATABLE][0]["ids"] += [f"{uuid(0)}::2", f"{uuid(0)}::3"]
+    ended, again = looked.look(61.0)
+    assert (ended.entity, ended.facts["why"]) == (began.entity, "changed")
+    assert (again.facts["compute"], again.facts["start_ns"]) == ("0-210", ended.facts["end_ns"])

@@ -1,0 +1,146 @@
+"""A node whose GPUs somebody holds: processes, pods and jobs as the machine shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from support.gpus import add_gpus
+from support.machine import FakeHost
+
+from agent.config import TenancySettings
+from agent.source import Table
+from agent.sources.nvidia.inventory import Gpus
+from agent.sources.nvidia.sharing import ProcessLists, Sharing
+from agent.tenancy.source import Tenancy
+from railscope.frame import Event
+
+SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+LISTED = f"kubelet.List({SOCKET})"
+ALLOCATABLE = f"kubelet.GetAllocatableResources({SOCKET})"
+NODE = "gpu-1"
+
+
+def uuid(number: int) -> str:
+    """The UUID of a GPU, in the form that NVIDIA has."""
+    return f"GPU-00000000-0000-4000-8000-{number:012d}"
+
+
+def mig_uuid(gpu: int, number: int) -> str:
+    """The UUID of a MIG device of a GPU."""
+    return f"MIG-00000000-0000-4000-9000-{gpu:06d}{number:06d}"
+
+
+def node(gpus: int = 2) -> FakeHost:
+    """A host with GPUs that have proper UUIDs."""
+    host = FakeHost()
+    add_gpus(host, gpus)
+    for number in range(gpus):
+        host.calls[f"nvml.nvmlDeviceGetUUID({number})"] = uuid(number)
+    host.files["/proc/sys/kernel/hostname"] = NODE
+    return host
+
+
+def cut(host: FakeHost, gpu: int, instances: Sequence[tuple[str, int, int]]) -> None:
+    """Cut a GPU into MIG devices: profile, and first slice and number of slices of memory."""
+    host.calls[f"nvml.nvmlDeviceGetMigMode({gpu})"] = [1, 1]
+    host.calls[f"nvml.nvmlDeviceGetMigDevices({gpu})"] = [
+        {
+            "uuid": mig_uuid(gpu, place), "index": place, "gpu": place + 1, "compute": 0,
+            "start": start, "size": size, "most": 7,
+        }
+        for place, (_, start, size) in enumerate(instances)
+    ]  # fmt: skip
+    for place, (profile, _, _) in enumerate(instances):
+        name = f"NVIDIA H100 80GB HBM3 MIG {profile}"
+        host.calls[f"nvml.nvmlDeviceGetName({mig_uuid(gpu, place)})"] = name
+        key = f"nvml.nvmlDeviceGetComputeRunningProcesses({mig_uuid(gpu, place)})"
+        host.calls[key] = []
+
+
+def pod(name: str, *ids: str, namespace: str = "research", **more: Any) -> dict[str, Any]:
+    """A pod as the kubelet lists it, with devices in one container."""
+    resource = more.pop("resource", "nvidia.com/gpu")
+    devices = [{"resource": resource, "ids": list(ids), "numa_nodes": []}] if ids else []
+    container = {"name": "main", "devices": devices, "claims": [], **more}
+    return {"name": name, "namespace": namespace, "containers": [container]}
+
+
+def runs(host: FakeHost, gpu: int | str, pid: int, group: str, **more: Any) -> None:
+    """Put a process on a GPU or MIG device, in a control group."""
+    key = f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})"
+    process = {"pid": pid, "usedGpuMemory": 1 << 30, **more.pop("listed", {})}
+    host.calls[key] = [*host.calls.get(key, []), process]
+    ticks = more.pop("ticks", 90_000)
+    behind = " ".join(["S", *["1"] * 18, str(ticks), "0"])
+    host.files[f"/proc/{pid}/stat"] = f"{pid} (python3 (a b)) {behind}\n"
+    host.files[f"/proc/{pid}/cgroup"] = f"0::{group}\n"
+    host.files[f"/proc/{pid}/comm"] = more.pop("comm", "python3") + "\n"
+
+
+def ends(host: FakeHost, gpu: int | str, pid: int) -> None:
+    """Take a process away."""
+    key = f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})"
+    host.calls[key] = [process for process in host.calls[key] if process["pid"] != pid]
+    for path in [path for path in host.files if path.startswith(f"/proc/{pid}/")]:
+        del host.files[path]
+
+
+def pod_group(number: int) -> tuple[str, str]:
+    """The uid of a pod, and the control group of a container in it."""
+    uid = f"{number:08d}-0000-4000-8000-000000000000"
+    slice_ = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+    folder = f"/kubepods.slice/kubepods-burstable.slice/{slice_}"
+    return uid, f"{folder}/cri-containerd-{number:064x}.scope"
+
+
+def keeps_pod(host: FakeHost, number: int, name: str, namespace: str = "research") -> str:
+    """Give a pod the folders that the kubelet keeps of it; its control group."""
+    uid, group = pod_group(number)
+    host.files[f"/var/log/pods/{namespace}_{name}_{uid}/main/0.log"] = ""
+    host.files[f"/sys/fs/cgroup{group}/cgroup.procs"] = ""
+    return group
+
+
+class Looked:
+    """Tenancy as the agent has it: the driver's sources before it, five seconds from look to look."""
+
+    def __init__(self, host: FakeHost, settings: TenancySettings | None = None) -> None:
+        self.host = host
+        self.gpus, lists = Gpus(), ProcessLists()
+        self.sharing = Sharing(5.0, self.gpus, lists)
+        self.tenancy = Tenancy(settings or TenancySettings(), "", 5.0, self.gpus, lists)
+        self.columns: list[tuple[str, tuple[str, ...]]] = []
+        self.table = Table(0)
+
+    def look(self, seconds: float = 5.0) -> list[Event]:
+        """The next look, and what it has to tell."""
+        self.host.clock.advance(seconds)
+        width = len(self.sharing.probe(self.host).columns)
+        self.sharing.read(self.host, Table(width))
+        inventory = self.tenancy.probe(self.host)
+        self.columns = [(metric.name, entity.key) for metric, entity in inventory.columns]
+        self.findings = inventory.findings
+        self.table = Table(len(self.columns))
+        self.tenancy.read(self.host, self.table)
+        return self.table.events
+
+    def value(self, metric: str, gpu: str) -> int | str:
+        """A stored value of the last look, or the word of the reason why there is none."""
+        from railscope.reading import PRESENT, REASONS  # noqa: PLC0415 - only here
+
+        place = self.columns.index((f"railscope_{metric}", (gpu,)))
+        code = self.table.reasons[place]
+        return self.table.values[place] if code == PRESENT else REASONS[code].word
+
+    def said(self, what: str) -> list[tuple[str, str, str]]:
+        """Findings about something: verdict, detail, remedy."""
+        return [(f.verdict.value, f.detail, f.remedy) for f in self.findings if what in f.what]
+
+
+def told(events: Sequence[Event]) -> list[tuple[str, ...]]:
+    """Events in short: what, source, workload, device."""
+    return [
+        (event.event_class.name, event.facts["source"], event.facts.get("workload", ""), event.entity.key[0])
+        for event in events
+    ]  # fmt: skip
