@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gc
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -29,9 +30,11 @@ from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
 from collector.api import Api
 from collector.audit.custody_api import CustodyApi
+from collector.audit.drain import Drain
 from collector.audit.guard import Guard
 from collector.audit.keys import keep, load_or_generate
 from collector.audit.log import AuditLog
+from collector.audit.numbers import AuditNumbers
 from collector.audit.observed import Observed
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import Salts
@@ -100,6 +103,8 @@ class Collector:
             self._known_nodes, self.trail.wall_ns,
         )  # fmt: skip
         self.custody = CustodyApi(self.trail.log, self.guard, Witnesses(self.trail.log.folder))
+        self.drain = Drain(self._outbox, self.trail.log)
+        self._outbox_database: Database | None = None
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
@@ -146,11 +151,18 @@ class Collector:
         database = Database(self.ledger_url)
         return Door(Ledger(database), EvidenceStore(database))
 
+    def _outbox(self) -> Database:
+        """The database whose changes are to be recorded. Blocking; raises LedgerError."""
+        if self._outbox_database is None:
+            self._outbox_database = Database(self.ledger_url)
+        return self._outbox_database
+
     def _trail(self) -> Trail:
         audit = self.settings.audit
         key = load_or_generate(self._key_file, audit.origin)
         source = Source("collector", audit.origin, secrets.token_hex(8), 0)
-        return Trail(AuditLog(self.folder / "audit", key, source), __version__)
+        settings = hashlib.sha256(msgspec.json.encode(self.settings, order="sorted")).hexdigest()
+        return Trail(AuditLog(self.folder / "audit", key, source), __version__, settings=settings)
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""
@@ -166,12 +178,18 @@ class Collector:
             self.log.close()
             self.trail.log.close()
             self.books.close()
+            if self._outbox_database:
+                self._outbox_database.close()
             os.close(lock)
 
     def application(self) -> Application:
         """All that is served, behind the gate."""
         ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
-        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens)
+        audit = AuditNumbers(self.observed, self.drain, self.guard, self.custody.witnesses)
+        own = Own(
+            self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
+            audit.cells,
+        )  # fmt: skip
         api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
         gate = Gate(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,
@@ -211,6 +229,7 @@ class Collector:
                 group.create_task(self.observed.run())
                 group.create_task(self.guard.run())
                 group.create_task(self.custody.run())
+                group.create_task(self.drain.run())
                 group.create_task(self.files.watch())
                 group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
