@@ -41,6 +41,39 @@ class FrameLogSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 20 << 30
 
 
+class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The database that holds evidence, ledger and bills."""
+
+    url: Annotated[
+        str,
+        described(
+            "postgresql://USER@HOST/DATABASE, or sqlite:////PATH. "
+            "Empty: ledger.sqlite in the state directory."
+        ),
+    ] = ""
+    url_file: Annotated[
+        str, described("A file that holds the URL instead, for one with a password.")
+    ] = ""
+
+
+class MeteringSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Evidence and GPU-days."""
+
+    period_seconds: Annotated[
+        float, described("Seconds from one storing of evidence to the next.", ge=0.1)
+    ] = 30.0
+    quiet_seconds: Annotated[
+        float,
+        described("Evidence is stored when nothing was added to it for so many seconds.", ge=0),
+    ] = 120.0
+    settle_delay_seconds: Annotated[
+        float, described("A day goes to the ledger so many seconds after its end.", ge=0)
+    ] = 3600.0
+    revise_days: Annotated[
+        int, described("Late evidence changes days of the ledger that are at most this old.", ge=1)
+    ] = 62
+
+
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """The audit log."""
 
@@ -55,8 +88,29 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         described(
             "The log's name in a new key and all checkpoints; no spaces, no plus signs.",
             pattern=r"^[^\s+]+$",
+            max_length=200,
         ),
     ] = "railscope.audit"
+    ask_agents: Annotated[
+        int,
+        described(
+            "After a start nothing is signed until so many agents have shown what they hold.", ge=0
+        ),
+    ] = 3
+    ask_seconds: Annotated[
+        float, described("Longest wait for them; then it is recorded that fewer came.", ge=0)
+    ] = 180.0
+
+
+class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Bills."""
+
+    seller_file: Annotated[
+        str,
+        described(
+            "Who bills and which account pays for each tenant (TOML). Empty: each tenant pays."
+        ),
+    ] = ""
 
 
 class Influx(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +133,10 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
 
     certificate_file: Annotated[str, described("Certificate (PEM). Empty: plain HTTP.")] = ""
     key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
+    client_ca_file: Annotated[
+        str,
+        described("Certificates (PEM) whose clients may show one of theirs. Empty: tokens only."),
+    ] = ""
 
 
 class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +148,27 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         described("Where the frame log lies. systemd's STATE_DIRECTORY goes before the default."),
     ] = "/var/lib/railscope-collector"
     tokens_file: Annotated[
-        str, described("Tokens of nodes and readers (TOML); see `railscope collector token`.")
+        str,
+        described("Who may ask for what, by tokens and certificates (TOML); see docs/access.md."),
     ] = "/etc/railscope/tokens.toml"
     claims_file: Annotated[
         str, described("Who holds which GPU or node (CSV: tenant,holds,from,to). Empty: no one.")
     ] = ""
+    tenants_file: Annotated[
+        str,
+        described(
+            "Whose an owner is (CSV: tenant,source,owner,from,to). "
+            "Empty: each owner is a tenant of its own."
+        ),
+    ] = ""
+    quotas_file: Annotated[
+        str, described("What tenants may use (CSV: tenant,gpu_hours,period,gpus,from,to).")
+    ] = ""
+    calendar_file: Annotated[
+        str, described("Maintenance, outages and reservations (TOML). Empty: none.")
+    ] = ""
     open_reading: Annotated[
-        bool, described("Whether /metrics and the API may be read without a token.")
+        bool, described("Whether who shows no token may read what operators may.")
     ] = False
     stale_seconds: Annotated[
         float, described("A node whose newest frame is older counts as silent.", gt=0)
@@ -109,6 +181,9 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
     limits: Limits = Limits()
     frame_log: FrameLogSettings = FrameLogSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    metering: MeteringSettings = MeteringSettings()
     audit: Audit = Audit()
+    billing: BillingSettings = BillingSettings()
     influx: Influx = Influx()
     tls: Tls = Tls()

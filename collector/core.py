@@ -7,27 +7,24 @@ same arguments, so that a restart leaves the state as it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
-import numpy as np
 import structlog
 
 from collector import decode
+from collector.evidence.book import EvidenceBook, Pages
 from collector.fleet import Fleet, Update
-from collector.metering.coverage import GAP_NS, Coverage
 from collector.schemas import Gpu, Known, Schemas
 from collector.segments import Record
 from collector.sequences import Received
-from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope, WireEvent
 
 log = structlog.get_logger(__name__)
 
 MOST_EVENTS = 10_000
-MOST_CONFLICTS = 1000
 EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
 
 
@@ -48,9 +45,20 @@ class Checkpoint(msgspec.Struct):
 
     first_segment: int
     received: Received
-    coverages: dict[str, Coverage]
+    evidence: Pages
     nodes: dict[str, NodeMemory]
     events: list[tuple[str, str, WireEvent]]
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """The frame that carried an event, and where in it; and when it came."""
+
+    run: str
+    stream: str
+    sequence: int
+    index: int
+    """Among the events of its batch."""
+    received_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,7 @@ class SeenEvent:
     node: str
     boot_id: str
     event: WireEvent
+    position: Position | None = None
 
     @property
     def key(self) -> EventKey:
@@ -90,18 +99,22 @@ class Counts:
 
 @dataclass(slots=True)
 class Core:
-    """Fleet, received sequences, coverage and recent events."""
+    """Fleet, received sequences, evidence and recent events."""
 
     schemas: Schemas
     fleet: Fleet = field(default_factory=Fleet)
     received: Received = field(default_factory=Received)
-    coverages: dict[str, Coverage] = field(default_factory=dict)
+    evidence: EvidenceBook = field(default_factory=EvidenceBook)
     gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
     events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     _event_keys: dict[EventKey, None] = field(default_factory=dict)
-    _conflicts: set[tuple[str, str]] = field(default_factory=set)
     counts: Counts = field(default_factory=Counts)
+    listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
+    """Each is called with every event of a new frame, also if another frame has told it before, and
+    again where a restart reads the frame anew."""
+    on_envelope: list[Callable[[Record, Envelope], None]] = field(default_factory=list)
+    """Each is called with every envelope, before its events."""
 
     def fresh_frames(self, envelope: Envelope) -> int:
         """How many frames of an envelope have not been received before."""
@@ -138,6 +151,8 @@ class Core:
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
         self.counts.envelopes += 1
         self.counts.bytes += len(record.body)
+        for hear in self.on_envelope:
+            hear(record, envelope)
         for batch in envelope.batches:
             known = self.schemas.get(batch.schema)
             if known is None:
@@ -167,12 +182,14 @@ class Core:
                 decode.reasons_of(batch, batch.rows - 1, columns), newest_ns,
             )
         )  # fmt: skip
-        if known.gpus:
-            if applied:
-                self.gpus_of[envelope.node] = _by_lane(known.gpus)
-            self._observe(envelope, batch, known, newest_ns)
-        for event in batch.events:
-            self._see(SeenEvent(envelope.node, envelope.boot_id, event))
+        if known.gpus and applied:
+            self.gpus_of[envelope.node] = _by_lane(known.gpus)
+        self.evidence.accept(record, envelope, batch, known)
+        self.evidence.hear(envelope.node, batch, record.received_wall_ns)
+        for seen in _events_of(record, envelope, batch):
+            for listener in self.listeners:
+                listener(seen)
+            self._see(seen)
 
     def _see(self, seen: SeenEvent) -> None:
         """Keep an event once: an agent that starts anew reads the kernel log from its beginning."""
@@ -183,29 +200,6 @@ class Core:
             del self._event_keys[next(iter(self._event_keys))]
         self.events.append(seen)
 
-    def _observe(self, envelope: Envelope, batch: Batch, known: Known, newest_ns: int) -> None:
-        """Note when each GPU was seen. Within a batch only the boot clock counts."""
-        since_boot_ns = newest_ns - batch.boot_ns[-1]
-        codes = decode.reasons(batch, known.layout.columns) if batch.reasons else None
-        everywhere = list(_stretches(range(batch.rows), batch.boot_ns))
-        for gpu in known.gpus:
-            stretches = everywhere
-            if codes is not None:
-                rows = np.flatnonzero((codes[:, gpu.columns] == PRESENT).any(axis=1))
-                stretches = list(_stretches(rows.tolist(), batch.boot_ns))
-            for first, last in stretches:
-                coverage = self.coverages.setdefault(gpu.uuid, Coverage())
-                start_ns = since_boot_ns + batch.boot_ns[first]
-                end_ns = since_boot_ns + batch.boot_ns[last]
-                if not coverage.add(envelope.node, envelope.boot_id, start_ns, end_ns):
-                    self._conflict(gpu.uuid, envelope.node)
-
-    def _conflict(self, uuid: str, node: str) -> None:
-        if (uuid, node) not in self._conflicts and len(self._conflicts) < MOST_CONFLICTS:
-            self._conflicts.add((uuid, node))
-            log.error("gpu_seen_twice", gpu=uuid, node=node,
-                      advice="another node has this GPU at the same time: its evidence stands")  # fmt: skip
-
     def checkpoint(self, first_segment: int) -> Checkpoint:
         """What must survive the deletion of the segments before one."""
         nodes = {
@@ -215,11 +209,12 @@ class Core:
             for name, node in self.fleet.nodes.items()
         }
         events = [(seen.node, seen.boot_id, seen.event) for seen in self.events]
-        return Checkpoint(first_segment, self.received, self.coverages, nodes, events)
+        return Checkpoint(first_segment, self.received, self.evidence.pages(), nodes, events)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Start from a checkpoint."""
-        self.received, self.coverages = checkpoint.received, checkpoint.coverages
+        self.received = checkpoint.received
+        self.evidence.resume(checkpoint.evidence)
         for name, kept in checkpoint.nodes.items():
             node = self.fleet.node(name)
             node.agent_version, node.clock_offset_ns = kept.agent_version, kept.clock_offset_ns
@@ -233,6 +228,19 @@ class Core:
         return self.gpus_of.get(node, {})
 
 
+def events_of(record: Record, envelope: Envelope) -> Iterator[SeenEvent]:
+    """All events of an envelope, whatever has been received before."""
+    for batch in envelope.batches:
+        yield from _events_of(record, envelope, batch)
+
+
+def _events_of(record: Record, envelope: Envelope, batch: Batch) -> Iterator[SeenEvent]:
+    for index, event in enumerate(batch.events):
+        sequence, received_ns = batch.first_sequence + event.row, record.received_wall_ns
+        position = Position(envelope.run, batch.stream, sequence, index, received_ns)
+        yield SeenEvent(envelope.node, envelope.boot_id, event, position)
+
+
 def _by_lane(gpus: Sequence[Gpu]) -> dict[int, str]:
     """GPUs by rail; those without one, or with one that is taken, get a place of no rail."""
     found: dict[int, str] = {}
@@ -240,17 +248,3 @@ def _by_lane(gpus: Sequence[Gpu]) -> dict[int, str]:
         taken = gpu.lane < 0 or gpu.lane in found
         found[-1 - position if taken else gpu.lane] = gpu.uuid
     return found
-
-
-def _stretches(rows: Iterable[int], boot_ns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Runs of rows that lie at most a gap apart, as first and last row."""
-    first = last = None
-    for row in rows:
-        if first is None or last is None:
-            first = row
-        elif boot_ns[row] - boot_ns[last] > GAP_NS:
-            yield first, last
-            first = row
-        last = row
-    if first is not None and last is not None:
-        yield first, last

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from collector.account.cells import cluster_cells
 from collector.audit.trail import Trail
-from collector.claims import ClaimsFile
 from collector.core import Core
+from collector.evidence.settle import Settler
+from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
-from collector.metering.account import Account
 from collector.views.refresh import Views
 from collector.views.table import Cell
 from railscope.catalog import collector as c
@@ -26,15 +27,30 @@ class SinkCounts(Protocol):
     dropped: int
 
 
+class Validity(Protocol):
+    """What is read from a file that may be wrong."""
+
+    valid: bool
+
+
 @dataclass(slots=True)
 class Own:
-    """Where the collector's own numbers come from."""
+    """Where the collector's own numbers come from, and the GPU-time account of all."""
 
     core: Core
     log: FrameLog
-    claims: ClaimsFile
+    files: AdministratorsFiles
+    settler: Settler
     sink: SinkCounts
     trail: Trail
+    tokens: Validity
+
+    @property
+    def why_unknown(self) -> str:
+        """Why nothing can be said of who holds what; empty where it can."""
+        if self.files.unknown:
+            return f"{self.files.unknown} has never been valid"
+        return "" if self.settler.live.ready else "the ledger could not be read yet"
 
     def cells(self, views: Views) -> list[Cell]:
         """The collector's own state and the GPU-time account, in base units."""
@@ -50,8 +66,14 @@ class Own:
             (c.COMMIT_TIME, self.log.stats.commit_ns / NS),
             (c.LOG_SIZE, self.log.size),
             (c.VIEWS_TIME, views.duration_ns / NS),
-            (c.CLAIMS, self.claims.claims.in_force(views.instant_ns)),
-            (c.CLAIMS_VALID, int(self.claims.valid)),
+            (c.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
+            (c.CLAIMS_VALID, int(self.files.claims.valid)),
+            (c.CLAIMS_REFUSED, self.core.evidence.refused),
+            (c.EVIDENCE_WAITING, len(self.core.evidence.chunks)),
+            (c.EVIDENCE_STORED, self.settler.counts.parts),
+            (c.EVIDENCE_FAILURES, self.settler.counts.failures),
+            (c.SETTLED_DAYS, self.settler.counts.days),
+            (c.REVISED_DAYS, self.settler.counts.revisions),
             (c.AUDIT_RECORDS, self.trail.log.size),
             (c.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (c.AUDIT_LOST, self.trail.lost),
@@ -61,19 +83,11 @@ class Own:
         ]
         return [
             *(Cell(metric, (), value) for metric, value in plain),
-            *_gpu_time(views.account),
+            *(cluster_cells(views.account) if views.account else ()),
+            *(Cell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
+            Cell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]
-
-
-def _gpu_time(account: Account | None) -> list[Cell]:
-    if account is None:
-        return []
-    states = {"held": account.held_ns, "idle": account.idle_ns, "unknown": account.unknown_ns}
-    return [
-        Cell(c.GPU_CAPACITY, (), account.capacity_ns / NS),
-        *(Cell(c.GPU_TIME, (state,), ns / NS) for state, ns in states.items()),
-    ]
 
 
 def render(cells: Iterable[Cell], text_format: Format) -> str:

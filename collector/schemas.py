@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from collector.evidence.seen import Metered, metered
 from collector.layout import Layout, Positions, make_layout
 from collector.segments import PARTIAL, write_durably
 from railscope.wire import WireSchema, lanes, layout_hash, schema_hash
@@ -38,6 +39,7 @@ class Known:
     shape: bytes
     layout: Layout
     gpus: tuple[Gpu, ...]
+    metered: Metered
 
 
 class Schemas:
@@ -84,7 +86,7 @@ class Schemas:
     def _understand(self, wire: WireSchema) -> Known:
         shape = layout_hash(wire)
         layout = self._layouts.get(shape) or make_layout(wire)
-        return Known(schema_hash(wire), shape, layout, _gpus(wire))
+        return Known(schema_hash(wire), shape, layout, _gpus(wire), metered(wire))
 
     def _learn(self, known: Known) -> None:
         # Of two that were made at once, one layout stays and is shared.

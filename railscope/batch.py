@@ -141,4 +141,7 @@ def _least_certain(frames: Sequence[Frame]) -> int | None:
 
 def _encode_event(row: int, event: Event) -> WireEvent:
     entity = to_wire_entity(event.entity)
-    return WireEvent(event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts)
+    return WireEvent(
+        event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts,
+        event.number,
+    )  # fmt: skip

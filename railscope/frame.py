@@ -64,13 +64,17 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to an entity, at an instant of the node's clocks."""
+    """Something that happened to an entity, at an instant of the node's clocks.
+
+    Audited events of a run are numbered from 1, without a gap; others have number 0.
+    """
 
     event_class: EventClass
     entity: Entity
     wall_ns: int
     boot_ns: int
     facts: dict[str, str] = field(default_factory=dict)
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,10 @@ class WireSchema(msgspec.Struct, frozen=True):
 
 
 class WireEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An event as it travels; `row` is the frame of the batch that carries it."""
+    """An event as it travels; `row` is the frame of the batch that carries it.
+
+    `number` says the how-many-eth audited event of its run it is; 0 where it is none.
+    """
 
     name: str
     row: int
@@ -83,6 +86,7 @@ class WireEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     wall_ns: int
     boot_ns: int
     facts: dict[str, str] = {}
+    number: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,43 +1,98 @@
-"""Whether every source's records are all there: each counts its own without a gap."""
+"""Whether every source's records are all there: each counts its own without a gap.
+
+The records of an agent come in envelopes, and may be late; those of the log's own writer cannot be.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from collector.sequences import Ranges
 from railscope.audit.record import Record, Source
 
 MOST_FINDINGS = 1000
+MAY_BE_LATE = "agent"
+
+
+@dataclass(slots=True)
+class _Counter:
+    """What of a source has come."""
+
+    next: int = 0
+    late: Ranges | None = None
+    """Of what was missing when a higher number came, what has come since."""
+
+
+@dataclass(slots=True)
+class _Gap:
+    """Numbers that had not come before a record."""
+
+    before: int
+    source: Source
+    first: int
+    last: int
 
 
 @dataclass(slots=True)
 class Continuity:
     """Follows the counters of all sources, in the order of the log."""
 
-    _next: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    _findings: list[str] = field(default_factory=list)
+    _counters: dict[tuple[str, str, str], _Counter] = field(default_factory=dict)
+    _gaps: list[_Gap] = field(default_factory=list)
+    _again: list[tuple[int, str]] = field(default_factory=list)
     _more: int = 0
 
     def add(self, record: Record) -> None:
         """Take the next record of the log."""
         source = record.src
         key = (source.kind, source.id, source.boot)
-        expected = self._next.get(key, 0)
-        if source.n != expected:
-            self._report(record.seq, source, expected)
-        self._next[key] = max(expected, source.n + 1)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = _Counter()
+        if source.n > counter.next:
+            self._miss(_Gap(record.seq, source, counter.next, source.n - 1))
+        elif source.n < counter.next:
+            self._late(record, counter)
+        counter.next = max(counter.next, source.n + 1)
 
-    def _report(self, sequence: int, source: Source, expected: int) -> None:
-        if len(self._findings) >= MOST_FINDINGS:
-            self._more += 1
-            return
-        who = f"{source.kind} {source.id}, boot {source.boot}"
-        if source.n > expected:
-            what = f"its records {expected} to {source.n - 1} are missing"
+    def _miss(self, gap: _Gap) -> None:
+        if len(self._gaps) < MOST_FINDINGS:
+            self._gaps.append(gap)
         else:
-            what = f"its record {source.n} comes again or late"
-        self._findings.append(f"before record {sequence}: {who}: {what}")
+            self._more += 1
+
+    def _late(self, record: Record, counter: _Counter) -> None:
+        source, late = record.src, counter.late
+        awaited = source.kind == MAY_BE_LATE and any(
+            gap.first <= source.n <= gap.last and _of(gap.source) == _of(source)
+            for gap in self._gaps
+        )
+        if late is None:
+            late = counter.late = Ranges([], [])
+        if awaited and late.missing_in(source.n, source.n):
+            late.add(source.n, source.n)
+        elif len(self._again) < MOST_FINDINGS:
+            what = f"{_name(source)}: its record {source.n} comes again or late"
+            self._again.append((record.seq, what))
+        else:
+            self._more += 1
 
     def findings(self) -> tuple[str, ...]:
         """What somebody must explain, in the order of the log."""
+        found = list(self._again)
+        for gap in self._gaps:
+            late = self._counters[_of(gap.source)].late or Ranges([], [])
+            found += [
+                (gap.before, f"{_name(gap.source)}: its records {first} to {last} are missing")
+                for first, last in late.missing_in(gap.first, gap.last)
+            ]
         more = (f"and {self._more} more",) if self._more else ()
-        return (*self._findings, *more)
+        return (*(f"before record {before}: {what}" for before, what in sorted(found)), *more)
+
+
+def _of(source: Source) -> tuple[str, str, str]:
+    return source.kind, source.id, source.boot
+
+
+def _name(source: Source) -> str:
+    return f"{source.kind} {source.id}, boot {source.boot}"

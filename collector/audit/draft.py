@@ -21,6 +21,8 @@ class Draft:
     uncertainty_milliseconds: int = 0
     source: Source | None = None
     """Who tells it; without one it is the log's own writer."""
+    commitments: dict[str, str] = field(default_factory=dict)
+    """To personal data that is kept elsewhere, by what they say."""
 
 
 def record_of(draft: Draft, source: Source, sequence: int) -> Record:
@@ -38,6 +40,7 @@ def record_of(draft: Draft, source: Source, sequence: int) -> Record:
         out=draft.outcome,
         data=draft.data,
         ref=list(draft.references),
+        pii=draft.commitments,
     )
 
 

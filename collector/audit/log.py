@@ -9,20 +9,19 @@ beginning of this one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
 from collector.audit.draft import Draft, counted, record_of
-from collector.audit.journal import Journal, JournalError, journal_paths
+from collector.audit.journal import Journal, JournalError
 from collector.audit.ownership import EpochError, Ownership, TakenError
+from collector.audit.publisher import AuditError, Publisher
 from collector.audit.tiles import TileError, Tiles
-from collector.segments import write_durably
-from railscope.audit.checkpoint import Checkpoint, read_checkpoint
-from railscope.audit.merkle import EMPTY_ROOT, Tree, consistency_proof, consistent, root_of
-from railscope.audit.note import NoteError, SecretKey, read_note
+from railscope.audit.merkle import Tree
+from railscope.audit.note import NoteError, SecretKey
 from railscope.audit.record import RecordError, Source, encode
 
 MOST_IN_A_GROUP = 256
@@ -34,13 +33,9 @@ MOST_KEPT_UNSIGNED = 100_000
 SIGN_EVERY_SECONDS = 60.0
 SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "log.genesis"})
 
-EMPTY = Tree(0, EMPTY_ROOT)
+__all__ = ["AuditError", "AuditLog", "to_its_end"]
 
 log = structlog.get_logger(__name__)
-
-
-class AuditError(RuntimeError):
-    """The audit log cannot be written; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +53,11 @@ class AuditLog:
     source: Source
     """The writer as a source of records; its `n` is that of the next one."""
     sign_every_seconds: float = SIGN_EVERY_SECONDS
-    before_signing: Callable[[Tree], None] | None = None
-    """Called with the tree that is about to be signed; what it raises keeps it unsigned."""
-    signed: Tree = EMPTY
     unsigned_because: str = ""
     """Why the last attempt to sign failed; empty where it did not."""
     groups: int = 0
-    _last_attempt: Tree = EMPTY
-    """Signed, if its checkpoint lies there: what failed may have failed behind the rename."""
+    publisher: Publisher = field(init=False)
     _journal: Journal = field(init=False)
-    _ownership: Ownership = field(init=False)
     _unsigned: list[bytes] = field(default_factory=list)
     _waiting: list[_Entry] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +68,12 @@ class AuditLog:
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.folder / "journal")
-        self._ownership = Ownership(self.folder)
+        self.publisher = Publisher(self.folder, self.signer, Ownership(self.folder))
+
+    @property
+    def signed(self) -> Tree:
+        """What was signed last."""
+        return self.publisher.signed
 
     @property
     def size(self) -> int:
@@ -88,8 +83,8 @@ class AuditLog:
     def open(self) -> None:
         """Take the log over from whoever wrote it last. Raises AuditError, OSError."""
         try:
-            self._ownership.take()
-            self.signed = self._signed_on_disk()
+            self.publisher.ownership.take()
+            self.publisher.open()
             self._unsigned = self._journal.open(self.signed.size)
         except TakenError as error:
             raise AuditError(str(error)) from error
@@ -98,23 +93,11 @@ class AuditLog:
             message = f"the audit log is not as it was left: {error}; run `railscope audit verify`"
             raise AuditError(message) from error
 
-    def _signed_on_disk(self) -> Tree:
-        path = self.folder / "checkpoint"
-        if not path.exists():
-            if (self.folder / "tile").exists() and self._journal_begins():
-                message = f"{path} is missing, but there are signed records"
-                raise NoteError(message)
-            return EMPTY
-        tree = read_checkpoint(read_note(path), self.signer.public).tree
-        if root_of(Tiles(self.folder, tree.size).node, tree.size) != tree.root:
-            message = f"the tiles do not give the root that {path} signs"
-            raise TileError(message)
-        return tree
-
-    def _journal_begins(self) -> bool:
-        """Whether the journal begins behind the first record: what was before had been signed."""
-        paths = journal_paths(self._journal.folder)
-        return not paths or int(paths[0].stem.split("-")[1]) > 0
+    def records(self, first: int) -> Iterator[bytes]:
+        """Durable records from a sequence on, as many as there are now. Raises TileError."""
+        signed, unsigned = self.signed.size, list(self._unsigned)
+        yield from Tiles(self.folder, signed).records_from(first)
+        yield from unsigned[max(0, first - signed) :]
 
     def append_before_running(self, draft: Draft) -> int:
         """Record something after `open` and before `run`; blocking, its sequence number.
@@ -227,12 +210,17 @@ class AuditLog:
             self._sign_now.clear()
             await to_its_end(self._sign_or_say_why())
 
+    def sign_soon(self) -> None:
+        """Sign at once what can be signed, without waiting for it."""
+        self._sign_now.set()
+
     async def _sign_or_say_why(self) -> None:
         try:
             await self.sign()
         except (AuditError, JournalError, OSError) as error:
+            if self.unsigned_because != str(error):
+                log.error("audit_log_not_signed", folder=str(self.folder), problem=str(error))
             self.unsigned_because = str(error)
-            log.error("audit_log_not_signed", folder=str(self.folder), problem=str(error))
         else:
             self.unsigned_because = ""
 
@@ -249,34 +237,13 @@ class AuditLog:
             # What is recorded while tiles are written goes into a journal of its own.
             await asyncio.to_thread(self._journal.rotate, self.size)
             records = list(records)
-        before, signed = self.signed.size, await asyncio.to_thread(self._publish, records)
+        before, published = (
+            self.signed.size,
+            await asyncio.to_thread(self.publisher.publish, records),
+        )
         del self._unsigned[: len(records)]
-        self.signed = signed
+        self.publisher.signed, self.publisher.note = published
         await asyncio.to_thread(self._clean_up, before)
-
-    def _publish(self, records: list[bytes]) -> Tree:
-        """Write tiles and the checkpoint over them; runs off the loop."""
-        try:
-            old = self._signed_on_disk()
-            if old not in {self.signed, self._last_attempt} or not self._ownership.holds:
-                message = f"{self.folder}: someone else has written this audit log"
-                raise AuditError(message)
-            tiles = Tiles(self.folder, old.size)
-            tiles.grow(records[old.size - self.signed.size :])
-            new = Tree(tiles.size, root_of(tiles.node, tiles.size))
-            proof = consistency_proof(tiles.node, old.size, new.size)
-        except (NoteError, TileError, EpochError) as error:
-            message = f"{self.folder}: {error}; run `railscope audit verify`"
-            raise AuditError(message) from error
-        if not consistent(old, new, proof):
-            message = f"{self.folder}: what was signed at {old.size} records has changed"
-            raise AuditError(message)
-        if self.before_signing:
-            self.before_signing(new)
-        self._last_attempt = new
-        note = Checkpoint(self.signer.name, new).signed(self.signer)
-        write_durably(self.folder / "checkpoint", note.encode())
-        return new
 
     def _clean_up(self, before: int) -> None:
         """Delete what the checkpoint has made superfluous; runs off the loop."""
@@ -286,7 +253,7 @@ class AuditLog:
     def close(self) -> None:
         """Close the journal and let go of the log."""
         self._journal.close()
-        self._ownership.release()
+        self.publisher.ownership.release()
 
 
 async def to_its_end(work: Coroutine[None, None, None]) -> None:

@@ -113,6 +113,11 @@ class Tiles:
             raise TileError(message)
         return found[sequence % WIDTH]
 
+    def records_from(self, first: int) -> Iterator[bytes]:
+        """All records from a sequence on. Raises TileError."""
+        for index in range(first // WIDTH, -(-self.size // WIDTH)):
+            yield from self.records(index)[max(0, first - index * WIDTH) :]
+
     def _tile(self, level: int, index: int) -> bytes:
         kept = self._kept.get((level, index))
         if kept is None:

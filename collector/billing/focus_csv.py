@@ -5,21 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
+from typing import BinaryIO, TextIO
 
-from collector.billing.focus import DECIMALS, UNIT_OF_DECIMALS, Row, Value
+from collector.billing.focus_columns import (
+    COLUMNS,
+    DECIMALS,
+    NUMBERS,
+    TIMES,
+    UNIT_OF_DECIMALS,
+    Row,
+    Value,
+    complete,
+)
 
-NUMBERS = frozenset({
-    "BilledCost", "ConsumedQuantity", "ContractedCost", "ContractedUnitPrice", "EffectiveCost",
-    "ListCost", "ListUnitPrice", "PricingCurrencyContractedUnitPrice",
-    "PricingCurrencyEffectiveCost", "PricingCurrencyListUnitPrice", "PricingQuantity",
-    "x_CoverageRatio",
-})  # fmt: skip
-TIMES = frozenset({
-    "BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd",
-})  # fmt: skip
 _NUMBER = re.compile(rf"(-?)(\d+)\.(\d{{{DECIMALS}}})", re.ASCII)
 
 
@@ -27,23 +28,63 @@ class FocusCsvError(ValueError):
     """Text that is no export of ours; the message names the line and the column."""
 
 
+class CsvWriter:
+    """Writes rows to a file: a header, then what it is given."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._write([COLUMNS])
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write rows. Raises ValueError for other columns and for more than 12 decimals."""
+        self._write(
+            [_written(value) for value in map(complete(row).__getitem__, COLUMNS)] for row in rows
+        )
+
+    def close(self) -> None:
+        """Nothing is held back: the file is whole after each row."""
+
+    def _write(self, lines: Iterable[Iterable[str]]) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\r\n", strict=True).writerows(lines)
+        self._file.write(text.getvalue().encode())
+
+
 def write(rows: Iterable[Row]) -> str:
-    """The rows as CSV with a header. All rows have the same columns; columns of ours come last."""
-    found = list(rows)
-    names = sorted(found[0], key=lambda name: (name.startswith("x_"), name)) if found else []
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names, lineterminator="\r\n", strict=True)
-    writer.writeheader()
-    writer.writerows({name: _written(value) for name, value in row.items()} for row in found)
-    return text.getvalue()
+    """The rows as CSV with a header. Raises ValueError as CsvWriter does."""
+    file = io.BytesIO()
+    CsvWriter(file).add(rows)
+    return file.getvalue().decode()
 
 
 def parse(text: str) -> list[Row]:
     """The rows of a CSV as `write` makes it. Raises FocusCsvError."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    return list(_rows(io.StringIO(text, newline=""), COLUMNS))
+
+
+def read_from(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Row]:
+    """The rows of a file, one after the other, with these columns. Raises FocusCsvError."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        yield from _rows(text, columns)
+    except UnicodeDecodeError as error:
+        message = f"is no UTF-8: {error}"
+        raise FocusCsvError(message) from error
+    finally:
+        text.detach()
+
+
+def _rows(file: TextIO, columns: Collection[str]) -> Iterator[Row]:
+    reader = csv.reader(file, strict=True)
     try:
         names = next(reader, [])
-        return [_row(names, cells, f"line {reader.line_num}") for cells in reader]
+        wanted = [(at, name) for at, name in enumerate(names) if name in columns]
+        for cells in reader:
+            where = f"line {reader.line_num}"
+            if len(cells) != len(names):
+                message = f"{where}: {len(cells)} cells under {len(names)} columns"
+                raise FocusCsvError(message)
+            yield {name: _read(cells[at], name, where) for at, name in wanted}
     except csv.Error as error:
         message = f"line {reader.line_num}: {error}"
         raise FocusCsvError(message) from error
@@ -51,12 +92,12 @@ def parse(text: str) -> list[Row]:
 
 def spelled(value: Fraction) -> str:
     """A number with 12 decimals, exactly. Raises ValueError for one that needs more."""
-    counted = value * UNIT_OF_DECIMALS
-    if counted.denominator != 1:
+    counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
+    if rest:
         message = f"{value} has more than {DECIMALS} decimals"
         raise ValueError(message)
-    whole, decimals = divmod(abs(counted.numerator), UNIT_OF_DECIMALS)
-    return f"{'-' if value < 0 else ''}{whole}.{decimals:0{DECIMALS}}"
+    whole, decimals = divmod(abs(counted), UNIT_OF_DECIMALS)
+    return f"{'-' if counted < 0 else ''}{whole}.{decimals:0{DECIMALS}}"
 
 
 def _written(value: Value) -> str:
@@ -67,14 +108,6 @@ def _written(value: Value) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return value
-
-
-def _row(names: list[str], cells: list[str], where: str) -> Row:
-    if len(cells) != len(names):
-        message = f"{where}: {len(cells)} cells under {len(names)} columns"
-        raise FocusCsvError(message)
-    pairs = zip(names, cells, strict=True)
-    return {name: _read(cell, name, where) for name, cell in pairs}
 
 
 def _read(cell: str, name: str, where: str) -> Value:

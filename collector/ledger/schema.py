@@ -2,6 +2,9 @@
 
 A row is of one day, so each of its integers is within 64 bits: a whole GPU-day is 7.3e16
 cap-unit-nanoseconds. Sums over many days are not, and are made outside the database.
+
+Other parts keep tables in the same database: they declare them on `metadata` in modules of their
+own, which `collector.ledger.tables` names, and make them append-only.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from sqlalchemy import (
     event,
 )
 
-VERSION = 1
+VERSION = 2
 
 metadata = MetaData()
 
@@ -34,6 +37,7 @@ revisions = Table(
     Column("day", BigInteger, primary_key=True, autoincrement=False),
     Column("revision", BigInteger, primary_key=True, autoincrement=False),
     Column("supersedes", BigInteger),
+    Column("sku", Text, nullable=False),
     Column("content_root", Text, nullable=False),
     Column("evidence_root", Text, nullable=False),
     Column("engine_version", Text, nullable=False),
@@ -44,6 +48,12 @@ revisions = Table(
     ),
     Index("ledger_revision_day", "day"),
 )
+
+
+def _of_revision() -> ForeignKeyConstraint:
+    key = ("gpu_uuid", "day", "revision")
+    return ForeignKeyConstraint(key, [f"ledger_revision.{name}" for name in key])
+
 
 entries = Table(
     "ledger_entry",
@@ -66,20 +76,54 @@ entries = Table(
     Column("claim_id", Text, nullable=False),
     Column("layout_id", Text, nullable=False),
     Column("qty_capns", BigInteger, nullable=False),
-    ForeignKeyConstraint(
-        ["gpu_uuid", "day", "revision"],
-        ["ledger_revision.gpu_uuid", "ledger_revision.day", "ledger_revision.revision"],
-    ),
+    _of_revision(),
     CheckConstraint("tiling IN ('compute', 'memory')", name="tiling_known"),
     CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi AND slot_hi <= 840", name="slots_exist"),
     CheckConstraint("t0_ns < t1_ns", name="time_passes"),
     CheckConstraint("qty_capns = (slot_hi - slot_lo) * (t1_ns - t0_ns)", name="quantity_is_exact"),
 )
 
+shares = Table(
+    "ledger_share",
+    metadata,
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("day", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("share", BigInteger, primary_key=True, autoincrement=False),
+    Column("measure", Text, nullable=False),
+    Column("use", Text, nullable=False),
+    Column("slot_lo", BigInteger, nullable=False),
+    Column("slot_hi", BigInteger, nullable=False),
+    Column("t0_ns", BigInteger, nullable=False),
+    Column("t1_ns", BigInteger, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("workload_id", Text, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    _of_revision(),
+    CheckConstraint("amount > 0", name="amount_is_positive"),
+    CheckConstraint("t0_ns <= t1_ns", name="time_passes"),
+    CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi AND slot_hi <= 840", name="slots_exist"),
+)
+"""What counters counted, by holder; the unit is that of the measure."""
+
+claims = Table(
+    "ledger_claim",
+    metadata,
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("day", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("claim_id", Text, primary_key=True),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("mig_profile", Text, nullable=False),
+    _of_revision(),
+)
+"""Of each claim among a revision's entries, what the entries do not say."""
+
 _LEDGER = """
 CREATE VIEW ledger AS SELECT
     e.gpu_uuid || '/' || e.day || '/' || e.revision || '/' || e.entry AS entry_id,
-    e.revision, e.gpu_uuid, e.day, e.node, e.tiling,
+    e.revision, e.gpu_uuid, r.sku, e.day, e.node, e.tiling,
     CASE e.tiling WHEN 'compute' THEN e.slot_lo END AS slot_lo,
     CASE e.tiling WHEN 'compute' THEN e.slot_hi END AS slot_hi,
     CASE e.tiling WHEN 'memory' THEN e.slot_lo END AS mem_lo,
@@ -103,7 +147,7 @@ def _run(target: Table | MetaData, when: str, statement: str, dialect: str) -> N
     event.listen(target, when, ddl(statement).execute_if(dialect=dialect))
 
 
-def _make_append_only(table: Table) -> None:
+def make_append_only(table: Table) -> None:
     """No row of the table is changed or taken away, whoever asks."""
     for change in ("UPDATE", "DELETE"):
         trigger = f"CREATE TRIGGER {table.name}_no_{change.lower()} BEFORE {change} ON {table.name}"
@@ -115,7 +159,7 @@ def _make_append_only(table: Table) -> None:
 
 
 _run(metadata, "before_create", _REFUSE, "postgresql")
-for _table in (schema_version, revisions, entries):
-    _make_append_only(_table)
+for _table in (schema_version, revisions, entries, shares, claims):
+    make_append_only(_table)
 for _dialect in ("sqlite", "postgresql"):
     _run(metadata, "after_create", _LEDGER, _dialect)

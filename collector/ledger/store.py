@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Self
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, and_, case, false, func, select, true
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, select
 
+from collector.ledger import queries
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.schema import entries, revisions
-from collector.ledger.tiling import DAY_NS, DayTiling, check, content_root, in_order
-from collector.metering.evidence import Witness
+from collector.ledger.rows import (
+    GpuDay,
+    claim_rows,
+    entry_of,
+    entry_rows,
+    revision_row,
+    share_rows,
+    tiling_of,
+)
+from collector.ledger.schema import claims, entries, shares
+from collector.ledger.tiling import DAY_NS, DayTiling, check, content_root
+from collector.metering.measures import Measure, Use
 from collector.metering.tiling import Entry, State
 from collector.metering.units import Tiling
 
 
 class Revision(msgspec.Struct, frozen=True):
-    """A tiling as it lies in the ledger, and which revision it took the place of."""
+    """A tiling as it lies in the ledger, its hash, and which revision it took the place of."""
 
     tiling: DayTiling
     number: int
     supersedes: int | None
+    content_root: str
 
 
 class Written(NamedTuple):
@@ -41,7 +51,7 @@ class Total(NamedTuple):
     state: State
 
 
-class GpuDay(NamedTuple):
+class Tiled(NamedTuple):
     """What a quantity is of."""
 
     gpu: str
@@ -49,90 +59,108 @@ class GpuDay(NamedTuple):
     tiling: Tiling
 
 
+class Counted(NamedTuple):
+    """What an amount is of."""
+
+    measure: Measure
+    tenant: str
+    use: Use
+
+
 class Ledger:
     """A ledger in a database. All methods block, and raise LedgerError."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """The ledger in the database of a URL; made there if the database is empty."""
-        return cls(Database(url))
+    def open(cls, url: str, *, make: bool = True) -> Self:
+        """The ledger in the database of a URL; made there if the database is empty, or refused."""
+        return cls(Database(url, make=make))
 
     def close(self) -> None:
         """Close all connections."""
-        self._database.close()
+        self.database.close()
 
     def write(self, tiling: DayTiling) -> Written:
-        """Write a tiling as the newest revision of its day, unless it is the newest one already.
+        """Write one tiling; see `write_days`."""
+        return self.write_days([tiling])[0]
 
-        Several may write at once: each revision has one number and supersedes the one before.
-        Raises TilingError for what is not a complete tiling.
+    def write_days(self, tilings: Sequence[DayTiling]) -> list[Written]:
+        """Write each tiling as the newest revision of its day, unless it is that already.
+
+        All of them or none. Several may write at once: each revision has one number and supersedes
+        the one before. Raises TilingError for what is not a complete tiling.
         """
-        check(tiling)
-        root = content_root(tiling.entries)
-        with self._database.transaction(writes=True) as connection:
-            while True:
-                newest = connection.execute(_newest_of(tiling.gpu, tiling.day)).first()
-                if newest and newest.content_root == root:
-                    return Written(newest.revision, added=False)
-                before = newest.revision if newest else None
-                if _add_revision(connection, tiling, root, before):
-                    break
-            number = (before or 0) + 1
-            key = {"gpu_uuid": tiling.gpu, "day": tiling.day, "revision": number}
-            rows = [
-                {**key, "entry": position, **_columns(entry)}
-                for position, entry in enumerate(in_order(tiling.entries))
-            ]
-            if rows:
-                connection.execute(entries.insert(), rows)
-        return Written(number, added=True)
+        for tiling in tilings:
+            check(tiling)
+        rooted = [(tiling, content_root(tiling)) for tiling in tilings]
+        found: dict[int, Written] = {}
+        with self.database.transaction(writes=True) as connection:
+            while len(found) < len(rooted):
+                # Several of one GPU-day follow one another.
+                turn: dict[GpuDay, int] = {}
+                for at, (tiling, _) in enumerate(rooted):
+                    if at not in found:
+                        turn.setdefault(GpuDay(tiling.gpu, tiling.day), at)
+                found |= _write(connection, {at: rooted[at] for at in turn.values()})
+        return [found[at] for at in range(len(rooted))]
 
     def revision(self, gpu: str, day: int, number: int | None = None) -> Revision | None:
         """The newest revision of a day, or the one of a number; None if there is none.
 
-        Raises LedgerError also where its entries are not those that were written.
+        Raises LedgerError also where its content is not what was written.
         """
-        query = _newest_of(gpu, day)
-        if number is not None:
-            query = query.where(revisions.c.revision == number)
-        with self._database.transaction() as connection:
-            head = connection.execute(query).first()
-            if head is None:
-                return None
-            rows = connection.execute(
-                select(entries)
-                .where(entries.c.gpu_uuid == gpu, entries.c.day == day)
-                .where(entries.c.revision == head.revision)
-                .order_by(entries.c.entry)
-            ).all()
-        found = tuple(_entry(row) for row in rows)
-        if content_root(found) != head.content_root:
-            message = (
-                f"the ledger {self._database.name} was altered: revision {head.revision} of {gpu} "
-                f"on day {day} is not what was written. Restore it from a backup"
-            )
-            raise LedgerError(message)
-        tiling = DayTiling(
-            gpu, day, found, head.evidence_root, head.engine_version, head.computed_ns
-        )
-        return Revision(tiling, head.revision, head.supersedes)
+        key = GpuDay(gpu, day)
+        with self.database.transaction() as connection:
+            if number is None:
+                head = queries.newest_heads(connection, [key]).get(key)
+                if head is None:
+                    return None
+                number = head.revision
+            rows = list(queries.read(connection, day, [gpu], {key: number}))
+        return self._revision(rows[0]) if rows else None
+
+    def newest(
+        self, first_day: int, end_day: int, gpus: Iterable[str] | None = None
+    ) -> dict[GpuDay, int]:
+        """The number of the newest revision of each GPU-day of [first, end), of all GPUs or some."""
+        with self.database.transaction() as connection:
+            return queries.newest_numbers(connection, range(first_day, end_day), gpus)
+
+    def revisions(self, numbers: Mapping[GpuDay, int]) -> Iterator[Revision]:
+        """The revisions with these numbers, by day and GPU.
+
+        Raises LedgerError for one that is not there or not what was written.
+        """
+        for day, gpus in queries.by_day(numbers):
+            with self.database.transaction() as connection:
+                rows = {
+                    row.head.gpu_uuid: row for row in queries.read(connection, day, gpus, numbers)
+                }
+            for gpu in gpus:
+                if gpu not in rows:
+                    message = (
+                        f"the ledger {self.database.name} lacks revision "
+                        f"{numbers[GpuDay(gpu, day)]} of {gpu} on day {day}. "
+                        "Restore it from a backup"
+                    )
+                    raise LedgerError(message)
+                yield self._revision(rows[gpu])
 
     def entries(self, start_ns: int, end_ns: int, gpu: str | None = None) -> list[Entry]:
         """The newest revisions of a window, of all GPUs or of one; entries are cut off at its ends.
 
         By GPU and day, and within it in order.
         """
-        query = _within(select(entries), start_ns, end_ns)
+        query = queries.within(select(entries), start_ns, end_ns)
         if gpu is not None:
             query = query.where(entries.c.gpu_uuid == gpu)
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             rows = connection.execute(query).all()
         found = []
         for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.day, row.entry)):
-            entry = _entry(row)
+            entry = entry_of(row)
             t0, t1 = max(entry.t0_ns, start_ns), min(entry.t1_ns, end_ns)
             found.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
         return found
@@ -141,113 +169,62 @@ class Ledger:
         """Cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions."""
         found: Counter[Total] = Counter()
         keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
-        for row in self._sums(keys, start_ns, end_ns):
-            of = Total(Tiling(row.tiling), row.tenant_id, State(row.state))
-            found[of] += int(row.quantity)
+        with self.database.transaction() as connection:
+            for row in connection.execute(queries.sums(keys, start_ns, end_ns)):
+                of = Total(Tiling(row.tiling), row.tenant_id, State(row.state))
+                found[of] += int(row.quantity)
         return dict(found)
 
-    def gpu_days(self, first_day: int, end_day: int) -> dict[GpuDay, int]:
+    def counted(self, first_day: int, end_day: int) -> dict[Counted, int]:
+        """What counters counted on days of [first, end), from newest revisions."""
+        found: Counter[Counted] = Counter()
+        with self.database.transaction() as connection:
+            for row in connection.execute(queries.amounts(first_day, end_day)):
+                found[Counted(Measure(row.measure), row.tenant_id, Use(row.use))] += row.amount
+        return dict(found)
+
+    def tiled(self, first_day: int, end_day: int) -> dict[Tiled, int]:
         """Cap-unit-nanoseconds of each GPU on each day of [first, end), from newest revisions."""
-        sums = self._sums((entries.c.tiling,), first_day * DAY_NS, end_day * DAY_NS)
-        return {
-            GpuDay(row.gpu_uuid, row.day, Tiling(row.tiling)): int(row.quantity) for row in sums
-        }
+        query = queries.sums((entries.c.tiling,), first_day * DAY_NS, end_day * DAY_NS)
+        with self.database.transaction() as connection:
+            rows = connection.execute(query).all()
+        return {Tiled(row.gpu_uuid, row.day, Tiling(row.tiling)): int(row.quantity) for row in rows}
 
-    def _sums(self, keys: Iterable[Any], start_ns: int, end_ns: int) -> list[Row[Any]]:
-        """Sums by GPU-day and keys: each is within 64 bits, which SQLite's sums are limited to."""
-        groups = (entries.c.gpu_uuid, entries.c.day, *keys)
-        t0 = case((entries.c.t0_ns < start_ns, start_ns), else_=entries.c.t0_ns)
-        t1 = case((entries.c.t1_ns > end_ns, end_ns), else_=entries.c.t1_ns)
-        quantity = func.sum((entries.c.slot_hi - entries.c.slot_lo) * (t1 - t0)).label("quantity")
-        query = _within(select(*groups, quantity), start_ns, end_ns).group_by(*groups)
-        with self._database.transaction() as connection:
-            return list(connection.execute(query).all())
-
-
-def _newest_of(gpu: str, day: int) -> Select[Any]:
-    """The revisions of a day, the newest first."""
-    return (
-        select(revisions)
-        .where(revisions.c.gpu_uuid == gpu, revisions.c.day == day)
-        .order_by(revisions.c.revision.desc())
-        .limit(1)
-    )
+    def _revision(self, row: queries.Read) -> Revision:
+        head = row.head
+        found = tiling_of(head, row.parts)
+        if content_root(found) != head.content_root:
+            message = (
+                f"the ledger {self.database.name} was altered: revision {head.revision} of "
+                f"{head.gpu_uuid} on day {head.day} is not what was written. "
+                "Restore it from a backup"
+            )
+            raise LedgerError(message)
+        return Revision(found, head.revision, head.supersedes, head.content_root)
 
 
-def _within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
-    """Entries of newest revisions that have time in a window."""
-    newest = (
-        select(
-            revisions.c.gpu_uuid, revisions.c.day, func.max(revisions.c.revision).label("revision")
-        )
-        .where(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
-        .group_by(revisions.c.gpu_uuid, revisions.c.day)
-        .subquery()
-    )
-    same = and_(
-        entries.c.gpu_uuid == newest.c.gpu_uuid,
-        entries.c.day == newest.c.day,
-        entries.c.revision == newest.c.revision,
-    )
-    return query.join_from(entries, newest, same).where(
-        entries.c.t0_ns < end_ns,
-        entries.c.t1_ns > start_ns,
-        true() if start_ns < end_ns else false(),
-    )
-
-
-def _add_revision(connection: Connection, tiling: DayTiling, root: str, before: int | None) -> bool:
-    """Take the next number; false if another writer was quicker."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    values = {
-        "gpu_uuid": tiling.gpu,
-        "day": tiling.day,
-        "revision": (before or 0) + 1,
-        "supersedes": before,
-        "content_root": root,
-        "evidence_root": tiling.evidence_root,
-        "engine_version": tiling.engine_version,
-        "computed_ns": tiling.computed_ns,
-    }
-    key = [revisions.c.gpu_uuid, revisions.c.day, revisions.c.revision]
-    statement = dialect.insert(revisions).values(values).on_conflict_do_nothing(index_elements=key)
-    return connection.execute(statement.returning(revisions.c.revision)).first() is not None
-
-
-def _columns(entry: Entry) -> dict[str, object]:
-    """The columns of an entry; `_entry` is the way back."""
-    return {
-        "tiling": entry.tiling.value,
-        "slot_lo": entry.slot_lo,
-        "slot_hi": entry.slot_hi,
-        "t0_ns": entry.t0_ns,
-        "t1_ns": entry.t1_ns,
-        "node": entry.node,
-        "state": entry.state.value,
-        "witness": None if entry.witness is None else entry.witness.name.lower(),
-        "silence_ns": entry.silence_ns,
-        "tenant_id": entry.tenant,
-        "workload_id": entry.workload,
-        "claim_id": entry.claim,
-        "layout_id": entry.layout,
-        "qty_capns": entry.quantity,
-    }
-
-
-def _entry(row: Row[Any]) -> Entry:
-    return Entry(
-        gpu=row.gpu_uuid,
-        tiling=Tiling(row.tiling),
-        t0_ns=row.t0_ns,
-        slot_lo=row.slot_lo,
-        slot_hi=row.slot_hi,
-        t1_ns=row.t1_ns,
-        node=row.node,
-        state=State(row.state),
-        witness=None if row.witness is None else Witness[row.witness.upper()],
-        silence_ns=row.silence_ns,
-        tenant=row.tenant_id,
-        workload=row.workload_id,
-        claim=row.claim_id,
-        layout=row.layout_id,
-    )
+def _write(
+    connection: Connection, rooted: Mapping[int, tuple[DayTiling, str]]
+) -> dict[int, Written]:
+    """Write tilings of different GPU-days; without those that another writer was quicker with."""
+    keys = {at: GpuDay(tiling.gpu, tiling.day) for at, (tiling, _) in rooted.items()}
+    heads = queries.newest_heads(connection, keys.values())
+    found: dict[int, Written] = {}
+    fresh: dict[int, int | None] = {}
+    # In one order for all writers, or two could wait for each other.
+    for at in sorted(keys, key=keys.__getitem__):
+        head = heads.get(keys[at])
+        if head is not None and head.content_root == rooted[at][1]:
+            found[at] = Written(head.revision, added=False)
+        else:
+            fresh[at] = head.revision if head is not None else None
+    if not fresh:
+        return found
+    rows = [revision_row(*rooted[at], before) for at, before in fresh.items()]
+    added = queries.add_revisions(connection, rows)
+    mine = {at: (before or 0) + 1 for at, before in fresh.items() if keys[at] in added}
+    for table, rows_of in ((entries, entry_rows), (shares, share_rows), (claims, claim_rows)):
+        rows = [row for at, number in mine.items() for row in rows_of(rooted[at][0], number)]
+        if rows:
+            connection.execute(table.insert(), rows)
+    return found | {at: Written(number, added=True) for at, number in mine.items()}

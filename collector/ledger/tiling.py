@@ -9,21 +9,39 @@ from itertools import pairwise
 import msgspec
 
 from collector.metering.evidence import Evidence
+from collector.metering.measures import Measure, Share
 from collector.metering.tiling import Entry
 from collector.metering.units import GPU_CAPACITY, Tiling
 
 DAY_NS = 86_400 * 1_000_000_000
+_GREATEST = (1 << 63) - 1
 
 
 class TilingError(ValueError):
     """Entries are not all that is true of a GPU on a day, each thing once."""
 
 
+class MeasuredShare(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Whose a part of what a counter counted is."""
+
+    measure: Measure
+    share: Share
+
+
+class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):
+    """When a claim among the entries starts, and its MIG profile where that is known."""
+
+    id: str
+    start_ns: int
+    mig_profile: str = ""
+
+
 class DayTiling(msgspec.Struct, frozen=True):
-    """Both tilings of a GPU on a day, in whatever order.
+    """Both tilings of a GPU on a day, and what its counters counted on it, in whatever order.
 
     `day` counts UTC days from the epoch. `evidence_root` (see the function) and `engine_version`
-    say what it was computed from and by what, `computed_ns` when.
+    say what it was computed from and by what, `computed_ns` when. `sku` is the model of the GPU as
+    prices name it, empty if unknown.
     """
 
     gpu: str
@@ -32,6 +50,19 @@ class DayTiling(msgspec.Struct, frozen=True):
     evidence_root: str
     engine_version: str
     computed_ns: int
+    sku: str = ""
+    shares: tuple[MeasuredShare, ...] = ()
+    claims: tuple[HeldClaim, ...] = ()
+
+    @property
+    def start_ns(self) -> int:
+        """When the day starts."""
+        return self.day * DAY_NS
+
+    @property
+    def end_ns(self) -> int:
+        """When the day ends."""
+        return (self.day + 1) * DAY_NS
 
 
 def evidence_root(evidence: Evidence) -> str:
@@ -58,9 +89,10 @@ def _place(entry: Entry) -> tuple[str, int, int, int]:
     return entry.tiling, entry.t0_ns, entry.t1_ns, entry.slot_lo
 
 
-def content_root(entries: Iterable[Entry]) -> str:
-    """SHA-256 in hex over the entries as JSON, in order: equal for equal tilings only."""
-    return sha256(msgspec.json.encode(in_order(entries))).hexdigest()
+def content_root(found: DayTiling) -> str:
+    """SHA-256 in hex over what was found, as JSON in order: equal for equal contents only."""
+    content = (found.sku, in_order(found.entries), sorted(found.shares), sorted(found.claims))
+    return sha256(msgspec.json.encode(content)).hexdigest()
 
 
 def check(found: DayTiling) -> None:
@@ -68,7 +100,39 @@ def check(found: DayTiling) -> None:
 
     Raises TilingError.
     """
-    start, end = found.day * DAY_NS, (found.day + 1) * DAY_NS
+    _check_entries(found)
+    _check_rest(found)
+    compute, memory = (_covered(found, tiling) for tiling in Tiling)
+    if compute != memory:
+        message = f"compute of {found.gpu} covers {compute}, but memory {memory}"
+        raise TilingError(message)
+
+
+def _check_rest(found: DayTiling) -> None:
+    """What counters counted and claims, for what a database could not keep as it is."""
+    texts = [found.gpu, found.sku]
+    for one in found.shares:
+        share = one.share
+        # An increment that is no one's began with the reading before, perhaps on an earlier day.
+        if share.t0_ns > share.t1_ns or not found.start_ns < share.t1_ns <= found.end_ns:
+            message = f"{one.measure} counted in ({share.t0_ns}, {share.t1_ns}] is not of the day"
+            raise TilingError(message)
+        if not 0 < share.amount <= _GREATEST:
+            message = f"{one.measure} of {found.gpu}: nothing counts {share.amount} in a day"
+            raise TilingError(message)
+        texts += (share.tenant, share.workload, share.claim)
+    for claim in found.claims:
+        texts += (claim.id, claim.mig_profile)
+    if len({claim.id for claim in found.claims}) != len(found.claims):
+        message = f"a claim on {found.gpu} has two starts or profiles"
+        raise TilingError(message)
+    if any("\0" in text for text in texts):
+        message = f"a name with a NUL character has no place in a database: {texts}"
+        raise TilingError(message)
+
+
+def _check_entries(found: DayTiling) -> None:
+    start, end = found.start_ns, found.end_ns
     for entry in found.entries:
         if entry.gpu != found.gpu:
             message = f"an entry of {entry.gpu} is no part of a tiling of {found.gpu}"
@@ -80,10 +144,6 @@ def check(found: DayTiling) -> None:
         if any("\0" in text for text in texts):
             message = f"a name with a NUL character has no place in a database: {texts}"
             raise TilingError(message)
-    compute, memory = (_covered(found, tiling) for tiling in Tiling)
-    if compute != memory:
-        message = f"compute of {found.gpu} covers {compute}, but memory {memory}"
-        raise TilingError(message)
 
 
 def _covered(found: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from collector.claims import Claims
+from collector.account.amounts import Totals
+from collector.account.cells import tenant_cells
+from collector.account.live import LiveAccount
+from collector.account.quotas import Quotas
+from collector.account.tally import Account
 from collector.core import Core
-from collector.metering.account import Account, add_gpu
 from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
 from railscope.catalog import collector as catalog
@@ -39,13 +42,15 @@ class Refresher:
     """Keeps `views` up to date."""
 
     core: Core
-    claims: Callable[[], Claims]
+    live: LiveAccount
     stale_seconds: float
     period_seconds: float
     wall_ns: Callable[[], int] = time.time_ns
     views: Views = field(default_factory=Views)
-    claims_known: Callable[[], bool] = lambda: True
-    """Without claims nothing is said of tenants: held time would pass for idle time."""
+    known: Callable[[], bool] = lambda: True
+    """Whether it is known who holds what: else nothing is said of tenants, as held time would pass
+    for idle time."""
+    quotas: Callable[[], Quotas] = Quotas
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -57,12 +62,12 @@ class Refresher:
         """Compute all views, one block of the fleet at a time."""
         started = time.perf_counter_ns()
         now_ns = self.wall_ns()
-        known = self.claims_known()  # asked first: what is known by now is in the claims below
-        claims = self.claims()
+        known = self.known()  # asked first: what is known by now is in the files below
         fresh_from_ns = now_ns - round(self.stale_seconds * NS)
         names: list[str] = []
-        held = known and bool(claims.by_target)
-        rollups = Rollups(self._tenants_of(claims, now_ns, names) if held else None, names)
+        account = await self._account(now_ns) if known else None
+        held = self.live.held() if account else {}
+        rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
         turns = _Turns()
         for block in self.core.fleet.blocks():
             reduced = reduce_rows(block, self.core.fleet.fresh(block, fresh_from_ns, now_ns))
@@ -70,25 +75,30 @@ class Refresher:
                 rollups.add(reduced)
             await turns.offer()
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in SCOPES}
-        account = await self._account(claims, now_ns) if known else None
         nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
         self.views = Views(
             now_ns,
             View("cluster", now_ns, (*tables["cluster"], *self._cluster(fresh_from_ns))),
             View("rail", now_ns, tuple(tables["rail"])),
-            View("tenant", now_ns, (*tables["tenant"], *_tenant_time(account))),
+            View("tenant", now_ns, (*tables["tenant"], *self._tenants(account, held))),
             View("node", now_ns, tuple(nodes)),
             account,
             time.perf_counter_ns() - started,
         )
         return self.views
 
-    def _tenants_of(self, claims: Claims, now_ns: int, names: list[str]) -> TenantsOf:
-        numbers: dict[str, int] = {}
+    def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
+        """Who holds the GPU of each lane of a node, and last the whole node.
 
-        def number(tenant: str) -> int:
-            if not tenant:
+        What several tenants share is none's: no one can tell whose its readings are.
+        """
+        numbers: dict[str, int] = {}
+        claims = self.live.files().claims
+
+        def number(tenants: set[str]) -> int:
+            if len(tenants) != 1:
                 return NO_TENANT
+            (tenant,) = tenants
             if tenant not in numbers:
                 numbers[tenant] = len(names)
                 names.append(tenant)
@@ -97,20 +107,23 @@ class Refresher:
         @cache
         def tenants_of(node: str, lanes: int) -> list[int]:
             gpus = self.core.holders_of(node)
-            holders = [claims.holder(gpus.get(lane, ""), node, now_ns) for lane in range(lanes)]
-            return [number(tenant) for tenant in (*holders, claims.holder("", node, now_ns))]
+            holders = {lane: self.live.holders(gpu) for lane, gpu in gpus.items()}
+            by_lane = [holders.get(lane, set()) for lane in range(lanes)]
+            whole = {claims.holder(node, now_ns)} - {""}
+            if not whole and holders and all(holders.values()):
+                whole = set().union(*holders.values())
+            return [number(tenants) for tenants in (*by_lane, whole)]
 
         return tenants_of
 
-    async def _account(self, claims: Claims, now_ns: int) -> Account:
-        """The account. Others go first by the clock: GPUs differ in how much there is to add."""
-        account = Account(now_ns)
-        turns = _Turns()
-        for gpu, coverage in list(self.core.coverages.items()):
-            if coverage.since_ns < now_ns:
-                add_gpu(account, gpu, coverage, claims)
-            await turns.offer()
-        return account
+    async def _account(self, now_ns: int) -> Account | None:
+        """The account; None while the ledger cannot be read."""
+        return await self.live.refresh(now_ns, _Turns().offer) if self.live.ready else None
+
+    def _tenants(self, account: Account | None, held: Mapping[str, int]) -> Iterator[Cell]:
+        if account:
+            amounts: Totals = self.live.amounts.totals()
+            yield from tenant_cells(account, amounts, held, self.quotas())
 
     def _cluster(self, fresh_from_ns: int) -> tuple[Cell, ...]:
         nodes = self.core.fleet.nodes
@@ -157,13 +170,3 @@ async def _sliced(cells: Iterator[Cell | None]) -> list[Cell]:
             found.append(cell)
         await turns.offer()
     return found
-
-
-def _tenant_time(account: Account | None) -> tuple[Cell, ...]:
-    cells: list[Cell] = []
-    for tenant, time_ in sorted(account.tenants.items()) if account else ():
-        cells += [
-            Cell(catalog.TENANT_GPU_TIME, (tenant, "observed"), time_.observed_ns / NS),
-            Cell(catalog.TENANT_GPU_TIME, (tenant, "unknown"), time_.unknown_ns / NS),
-        ]
-    return tuple(cells)

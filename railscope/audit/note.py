@@ -49,6 +49,8 @@ class PublicKey:
 
     name: str
     key: Ed25519PublicKey = field(repr=False)
+    kind: bytes = ED25519
+    """The signature type of C2SP signed-note: what its signatures are over."""
 
     @property
     def raw(self) -> bytes:
@@ -58,17 +60,17 @@ class PublicKey:
     @property
     def key_id(self) -> bytes:
         """Four bytes that tell keys of one name apart."""
-        digest = hashlib.sha256(self.name.encode() + b"\n" + ED25519 + self.raw)
+        digest = hashlib.sha256(self.name.encode() + b"\n" + self.kind + self.raw)
         return digest.digest()[:KEY_ID_BYTES]
 
     def __str__(self) -> str:
-        return f"{self.name}+{self.key_id.hex()}+{_base64(ED25519 + self.raw)}"
+        return f"{self.name}+{self.key_id.hex()}+{_base64(self.kind + self.raw)}"
 
     @classmethod
-    def parse(cls, text: str) -> PublicKey:
-        """A key from its text. Raises NoteError."""
-        name, key_id, raw = _key_parts(text.strip(), "public key")
-        found = cls(name, Ed25519PublicKey.from_public_bytes(raw))
+    def parse(cls, text: str, kind: bytes = ED25519) -> PublicKey:
+        """A key of this kind from its text. Raises NoteError."""
+        name, key_id, raw = _key_parts(text.strip(), "public key", kind)
+        found = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
         if found.key_id != key_id:
             message = f"the key of {name} does not have the id {key_id.hex()} it is given with"
             raise NoteError(message)
@@ -118,8 +120,7 @@ class SecretKey:
 def sign(text: str, signer: SecretKey) -> str:
     """The text as a note with one signature. Raises NoteError where the text cannot be signed."""
     _check_text(text)
-    signature = _base64(signer.public.key_id + signer.key.sign(text.encode()))
-    return f"{text}\n{_DASH}{signer.name} {signature}\n"
+    return f"{text}\n{signature_line(signer.public, signer.key.sign(text.encode()))}"
 
 
 def verified(note: str, key: PublicKey) -> str:
@@ -127,18 +128,33 @@ def verified(note: str, key: PublicKey) -> str:
 
     Signatures of other keys are not looked at. Raises UnsignedError, ForgedError, NoteError.
     """
-    text, signatures = _parts(note)
-    ours = [s for name, s in signatures if name == key.name and s[:KEY_ID_BYTES] == key.key_id]
+    text, ours = signatures_of(note, key)
     if not ours:
-        message = f"not signed by {key}; signed by {', '.join(name for name, _ in signatures)}"
+        names = ", ".join(name for name, _ in _parts(note)[1])
+        message = f"not signed by {key}; signed by {names}"
         raise UnsignedError(message)
     for signature in ours:
         try:
-            key.key.verify(signature[KEY_ID_BYTES:], text.encode())
+            key.key.verify(signature, text.encode())
         except InvalidSignature as error:
             message = f"the signature of {key.name} is not over this text"
             raise ForgedError(message) from error
     return text
+
+
+def signatures_of(note: str, key: PublicKey) -> tuple[str, list[bytes]]:
+    """The text of a note, and what a key has put beneath it: unchecked, without the key's id.
+
+    Raises NoteError.
+    """
+    text, signatures = _parts(note)
+    ours = [s for name, s in signatures if name == key.name and s[:KEY_ID_BYTES] == key.key_id]
+    return text, [signature[KEY_ID_BYTES:] for signature in ours]
+
+
+def signature_line(key: PublicKey, signature: bytes) -> str:
+    """A signature as a line of a note."""
+    return f"{_DASH}{key.name} {_base64(key.key_id + signature)}\n"
 
 
 def read_note(path: Path) -> str:
@@ -179,15 +195,15 @@ def _check_text(text: str) -> None:
         raise NoteError(message)
 
 
-def _key_parts(text: str, what: str) -> tuple[str, bytes, bytes]:
+def _key_parts(text: str, what: str, kind: bytes = ED25519) -> tuple[str, bytes, bytes]:
     name, _, rest = text.partition("+")
     key_id, _, encoded = rest.partition("+")
     body = _decoded(encoded)
     if not _NAME.fullmatch(name) or not re.fullmatch("[0-9a-f]{8}", key_id):
         message = f"no {what}: it must look like name+1a2b3c4d+base64"
         raise NoteError(message)
-    if len(body) != 1 + KEY_BYTES or body[:1] != ED25519:
-        message = f"the {what} of {name} is no Ed25519 key"
+    if len(body) != 1 + KEY_BYTES or body[:1] != kind:
+        message = f"the {what} of {name} is no Ed25519 key of kind {kind[0]}"
         raise NoteError(message)
     return name, bytes.fromhex(key_id), body[1:]
 

@@ -1,16 +1,26 @@
 """What the collector tells about the fleet, the tenants and itself."""
 
+from fractions import Fraction
+
 from railscope.catalog.declare import Kind, Metric, Unit, per
 from railscope.catalog.entities import (
+    ADMINISTRATORS_FILE,
     CLUSTER,
     FLEET_NODE,
     GPU_TIME_STATE,
     REJECTION,
+    TENANT,
+    TENANT_PERIOD,
     TENANT_STATE,
 )
 
 START = "Counts from the start of the collector."
 LEDGER = "Counts from the first evidence; late evidence moves time from unknown to observed."
+STATES = (
+    "observed (held and seen), inferred (held, not seen), idle (free and seen), reserved, stranded (a "
+    "rest that MIG cannot use), system, maintenance, down, rogue (used without a claim), unknown"
+)
+COUNTED = "Counts from the first evidence; a few minutes behind, and late evidence corrects it."
 NANOSECOND = per(10**9)
 
 NODES = Metric(
@@ -67,8 +77,8 @@ GPU_TIME = Metric(
     unit=Unit.SECONDS,
     scale=NANOSECOND,
     resets=LEDGER,
-    help="GPU time by state so far: held by a tenant, idle (free and observed) or unknown (free and not observed).",
-    origin="claims and frames of the GPU source",
+    help=f"GPU time by state so far: {STATES}.",
+    origin="claims, administrators' files and frames of the GPU source",
 )
 GPU_CAPACITY = Metric(
     "railscope_cluster_gpu_capacity_seconds",
@@ -87,8 +97,89 @@ TENANT_GPU_TIME = Metric(
     unit=Unit.SECONDS,
     scale=NANOSECOND,
     resets=LEDGER,
-    help="GPU time a tenant held, by whether the GPU was observed or unknown meanwhile.",
+    help="GPU time of a tenant by state; the states are those of railscope_cluster_gpu_time_seconds.",
+    origin="claims, administrators' files and frames of the GPU source",
+)
+TENANT_ENERGY = Metric(
+    "railscope_tenant_energy_joules",
+    Kind.GAUGE,
+    TENANT,
+    unit=Unit.JOULES,
+    scale=per(1000),
+    resets=COUNTED,
+    help="Energy that GPUs used while the tenant held them.",
+    origin="railscope_gpu_energy_joules_total, by claims",
+)
+TENANT_BUSY = Metric(
+    "railscope_tenant_gpu_busy_time_seconds",
+    Kind.GAUGE,
+    TENANT,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    resets=COUNTED,
+    help="Time in which GPUs computed while the tenant held them.",
+    origin="railscope_gpu_busy_seconds_total, by claims",
+)
+TENANT_MEMORY = Metric(
+    "railscope_tenant_gpu_memory_used_byte_seconds",
+    Kind.GAUGE,
+    TENANT,
+    unit=Unit.BYTE_SECONDS,
+    scale=Fraction(1024),
+    resets=COUNTED,
+    help="GPU memory in use times time, while the tenant held the GPUs.",
+    origin="railscope_gpu_memory_used_byte_seconds_total, by claims",
+)
+TENANT_RECEIVED = Metric(
+    "railscope_tenant_network_received_bytes",
+    Kind.GAUGE,
+    TENANT,
+    unit=Unit.BYTES,
+    resets=COUNTED,
+    help="Bytes received by the ports on the rails of GPUs while the tenant held them.",
+    origin="railscope_rdma_receive_bytes_total, else railscope_nic_receive_bytes_total, by claims",
+)
+TENANT_TRANSMITTED = Metric(
+    "railscope_tenant_network_transmitted_bytes",
+    Kind.GAUGE,
+    TENANT,
+    unit=Unit.BYTES,
+    resets=COUNTED,
+    help="Bytes sent by the ports on the rails of GPUs while the tenant held them.",
+    origin="railscope_rdma_transmit_bytes_total, else railscope_nic_transmit_bytes_total, by claims",
+)
+TENANT_GPUS = Metric(
+    "railscope_tenant_held_gpus",
+    Kind.GAUGE,
+    TENANT,
+    scale=per(840),
+    help="GPUs that the tenant holds now; parts of a GPU count as parts.",
+    origin="claims",
+)
+QUOTA_TIME = Metric(
+    "railscope_tenant_quota_gpu_time_seconds",
+    Kind.GAUGE,
+    TENANT_PERIOD,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    help="GPU time that the tenant may hold in the present day or month (UTC).",
+    origin="quotas file",
+)
+QUOTA_TIME_USED = Metric(
+    "railscope_tenant_quota_used_gpu_time_seconds",
+    Kind.GAUGE,
+    TENANT_PERIOD,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    help="GPU time that the tenant has held in the present day or month (UTC).",
     origin="claims and frames of the GPU source",
+)
+QUOTA_GPUS = Metric(
+    "railscope_tenant_quota_gpus",
+    Kind.GAUGE,
+    TENANT,
+    help="GPUs that the tenant may hold at once.",
+    origin="quotas file",
 )
 ENVELOPES = Metric(
     "railscope_collector_received_envelopes_total",
@@ -197,6 +288,60 @@ CLAIMS_VALID = Metric(
     CLUSTER,
     help="Whether the claims file could be read the last time it changed (1) or not (0).",
     origin="claims file",
+)
+FILE_VALID = Metric(
+    "railscope_collector_file_valid",
+    Kind.GAUGE,
+    ADMINISTRATORS_FILE,
+    help="Whether a file that administrators write could be read the last time it changed (1) or not (0).",
+    origin="claims, tenants, calendar, quotas and tokens file",
+)
+EVIDENCE_WAITING = Metric(
+    "railscope_collector_evidence_waiting_parts",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Quarters of an hour of nodes whose evidence is in memory and not in the database.",
+    origin="collector",
+)
+EVIDENCE_STORED = Metric(
+    "railscope_collector_evidence_stored_parts_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Quarters of an hour of nodes whose evidence went to the database.",
+    origin="collector",
+)
+EVIDENCE_FAILURES = Metric(
+    "railscope_collector_ledger_failures_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Rounds of storing evidence and settling days that the database did not allow.",
+    origin="collector",
+)
+CLAIMS_REFUSED = Metric(
+    "railscope_collector_refused_claims_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Claims in events of agents that could not be understood.",
+    origin="collector",
+)
+SETTLED_DAYS = Metric(
+    "railscope_collector_settled_gpu_days_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Days of GPUs that were worked out for the ledger, those that were unchanged among them.",
+    origin="collector",
+)
+REVISED_DAYS = Metric(
+    "railscope_collector_revised_gpu_days_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Days of GPUs in the ledger whose GPU time late evidence has changed.",
+    origin="collector",
 )
 SINK_DROPPED = Metric(
     "railscope_collector_influx_dropped_lines_total",

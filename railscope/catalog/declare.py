@@ -28,6 +28,7 @@ class Unit(StrEnum):
     NONE = ""
     BYTES = "bytes"
     BYTES_PER_SECOND = "bytes_per_second"
+    BYTE_SECONDS = "byte_seconds"
     SECONDS = "seconds"
     RATIO = "ratio"
     WATTS = "watts"
@@ -167,7 +168,10 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventClass:
-    """A kind of happening that travels in frames beside the values."""
+    """A kind of happening that travels in frames beside the values.
+
+    One that is `audited` is numbered by the agent, and becomes a record of the audit log.
+    """
 
     name: str
     about: EntityKind
@@ -175,6 +179,7 @@ class EventClass:
     help: str
     origin: str
     facts: tuple[str, ...] = ()
+    audited: bool = False
 
 
 def per(divisor: int) -> Fraction:

@@ -17,6 +17,9 @@ from railscope.catalog.entities import (
 )
 
 DRIVER_LOAD = "Counts from driver load; falls back to zero at a driver reload or GPU reset."
+AGENT_START = "Counts from the start of the agent; falls back to zero with each."
+KIBIBYTE_SECONDS = Fraction(1024)
+"""The step of memory times time: 64 bits hold a tebibyte for 272 years."""
 
 # nvml.h, nvmlClocksEventReason*: what may hold the clocks down, by its bit.
 THROTTLE_BITS = {
@@ -51,6 +54,16 @@ GPU_UTILIZATION = Metric(
     origin="nvmlDeviceGetUtilizationRates.gpu (percent)",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_GPU_UTIL"},
 )
+GPU_BUSY = Metric(
+    "railscope_gpu_busy_seconds_total",
+    Kind.COUNTER,
+    GPU,
+    unit=Unit.SECONDS,
+    scale=per(10**9),
+    resets=AGENT_START,
+    help="Time in which at least one kernel ran on the GPU: its utilization, summed over time by the agent.",
+    origin="nvmlDeviceGetUtilizationRates.gpu (percent) x time since the sample before, if at most 30 s",
+)
 GPU_MEMORY_ACTIVITY = Metric(
     "railscope_gpu_memory_activity_ratio",
     Kind.GAUGE,
@@ -81,6 +94,16 @@ GPU_MEMORY_USED = Metric(
     help="GPU memory held by processes, without what the driver reserves.",
     origin="nvmlDeviceGetMemoryInfo v2 used (bytes)",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_USED, DCGM_FI_DEV_FB_USED_PERCENT"},
+)
+GPU_MEMORY_USED_TIME = Metric(
+    "railscope_gpu_memory_used_byte_seconds_total",
+    Kind.COUNTER,
+    GPU,
+    unit=Unit.BYTE_SECONDS,
+    scale=KIBIBYTE_SECONDS,
+    resets=AGENT_START,
+    help="GPU memory held by processes times how long they held it, summed by the agent.",
+    origin="nvmlDeviceGetMemoryInfo v2 used (bytes) x time since the sample before, if at most 30 s",
 )
 GPU_MEMORY_FREE = Metric(
     "railscope_gpu_memory_free_bytes",

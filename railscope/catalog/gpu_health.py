@@ -470,6 +470,7 @@ GPU_CHANGE_EVENT = EventClass(
     help="A GPU came, went, or changed its mode.",
     origin="nvmlDeviceGetCount, nvmlDeviceGetUUID, nvmlDeviceGetMigMode",
     facts=("change", "gpu", "before", "after"),
+    audited=True,
 )
 GPU_HEALTH_EVENT = EventClass(
     "gpu_health",

@@ -2,6 +2,7 @@
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import GPU, GPU_PROCESS, MIG, VGPU
+from railscope.catalog.gpu import AGENT_START, KIBIBYTE_SECONDS
 
 GPU_MIG_MODE = Metric(
     "railscope_gpu_mig_enabled",
@@ -62,6 +63,16 @@ MIG_MEMORY_USED = Metric(
     help="Memory of the GPU instance that processes hold.",
     origin="nvmlDeviceGetMemoryInfo v2 used of the MIG device (bytes)",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_USED, DCGM_FI_DEV_FB_USED_PERCENT"},
+)
+MIG_MEMORY_USED_TIME = Metric(
+    "railscope_mig_memory_used_byte_seconds_total",
+    Kind.COUNTER,
+    MIG,
+    unit=Unit.BYTE_SECONDS,
+    scale=KIBIBYTE_SECONDS,
+    resets=AGENT_START,
+    help="Memory of the GPU instance times how long processes held it, summed by the agent.",
+    origin="nvmlDeviceGetMemoryInfo v2 used of the MIG device (bytes) x time since the sample before, if at most 30 s",
 )
 MIG_MEMORY_FREE = Metric(
     "railscope_mig_memory_free_bytes",

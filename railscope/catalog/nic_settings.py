@@ -182,6 +182,7 @@ SETTING_EVENT = EventClass(
     help="A setting of a network card is another than at the last read.",
     origin="railscope_nic_settings_info and what it is made from",
     facts=("setting", "before", "after"),
+    audited=True,
 )
 UNTOLD_EVENT = EventClass(
     "nic_changes_untold",
@@ -190,4 +191,5 @@ UNTOLD_EVENT = EventClass(
     help="So much of network cards changed between two reads that not every change is told by itself.",
     origin="the agent",
     facts=("event", "changes"),
+    audited=True,
 )

@@ -65,6 +65,7 @@ CLAIM_START_EVENT = EventClass(
     help="Somebody was given a GPU, a MIG device or a share of a GPU.",
     origin="kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim",
     facts=_HELD,
+    audited=True,
 )
 CLAIM_END_EVENT = EventClass(
     "claim_end",
@@ -73,6 +74,7 @@ CLAIM_END_EVENT = EventClass(
     help="A GPU, a MIG device or a share of a GPU was given back.",
     origin="as of the start of the claim",
     facts=_ENDED,
+    audited=True,
 )
 UNCLAIMED_START_EVENT = EventClass(
     "unclaimed_use_start",
@@ -81,6 +83,7 @@ UNCLAIMED_START_EVENT = EventClass(
     help="Processes use a GPU that nobody whose they could be has been given.",
     origin="processes by NVML, /proc/PID/cgroup",
     facts=_HELD,
+    audited=True,
 )
 UNCLAIMED_END_EVENT = EventClass(
     "unclaimed_use_end",
@@ -89,4 +92,5 @@ UNCLAIMED_END_EVENT = EventClass(
     help="Use of a GPU without a claim has ended, or a claim covers it now.",
     origin="processes by NVML, /proc/PID/cgroup",
     facts=_ENDED,
+    audited=True,
 )

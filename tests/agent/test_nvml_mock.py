@@ -146,6 +146,8 @@ THEIRS_ALONE = {
 }
 # Ours that a profile answers as well, and what of.
 OURS_ALSO = {
+    "busy_seconds_total": "the agent sums it over time",
+    "memory_used_byte_seconds_total": "the agent sums it over time",
     "power_average_watts": "the mock's one draw",
     "power_instant_watts": "the mock's one draw",
     "temperature_threshold_celsius": "thresholds, which have their own test",

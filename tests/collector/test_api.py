@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,15 @@ from aiohttp import web
 from makers import Sender, gpu_schema
 from test_ingest import Running, running, settings_in
 
+from collector.access.credentials import Credentials
+from collector.access.enrolment import Told
+from collector.access.gate import Gate, application
+from collector.access.routes import ROUTES
+from collector.access.trail import AccessTrail
+from collector.account.live import LiveAccount
 from collector.api import Api
-from collector.claims import ClaimsFile
+from collector.evidence.assemble import Files
+from collector.evidence.book import EvidenceBook
 from collector.metrics import Own
 from collector.views.refresh import Refresher, Views
 from collector.views.rollup import Rollups, reduce_rows
@@ -79,9 +85,9 @@ async def test_a_reading_that_cannot_be_told_is_absent(tmp_path: Path):
 
 @contextlib.asynccontextmanager
 async def served(api: Api) -> AsyncIterator[str]:
-    application = web.Application(middlewares=[api.authorise])
-    api.add_to(application)
-    runner = web.AppRunner(application)
+    routes = [route for route in ROUTES if route.name in api.handlers()]
+    gate = Gate(Credentials, AccessTrail(api.own.trail, Told(Path())), open_reading=True)
+    runner = web.AppRunner(application(gate, api.handlers(), 1 << 20, routes))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -102,9 +108,10 @@ async def fetch(api: Api, path: str) -> tuple[int, str]:
 def api_of(one: Running, views: Callable[[], Views], **more: Any) -> Api:
     collector = one.collector
     own = Own(
-        collector.core, collector.log, collector.claims, collector.sink, collector.trail
+        collector.core, collector.log, collector.files, collector.settler, collector.sink,
+        collector.trail, collector.tokens,
     )  # fmt: skip
-    return Api(collector.core, own, views, lambda: collector.tokens, open_reading=True, **more)
+    return Api(collector.core, own, views, **more)
 
 
 async def test_a_silent_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: Path):
@@ -139,11 +146,9 @@ async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_
     path = tmp_path / "claims.csv"
     path.write_text("broken\n")
     async with filled(tmp_path, claims_file=str(path)) as one:
-        claims = ClaimsFile(path)
-        claims.refresh()
-        core = one.collector.core
+        collector = one.collector
         refresher = Refresher(
-            core, lambda: claims.claims, 30.0, 1.0, claims_known=lambda: claims.known
+            collector.core, collector.live, 30.0, 1.0, known=lambda: not collector.files.unknown
         )
         api = api_of(one, lambda: refresher.views)
         status, text = await fetch(api, "/api/v1/account")
@@ -160,7 +165,8 @@ async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_
         assert catalog.GPU_TIME.name not in text
 
         path.write_text(CLAIMS)
-        claims.refresh()
+        collector.files.refresh()
+        assert await collector.settler.attempt()
         await refresher.refresh()
         status, text = await fetch(api, "/api/v1/account")
         assert status == 200
@@ -171,7 +177,7 @@ async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_
         assert catalog.GPU_CAPACITY.name in text
 
         path.write_text("broken\n")
-        claims.refresh()
+        collector.files.refresh()
         assert (await refresher.refresh()).account, "the last good claims stay in force"
 
 
@@ -194,10 +200,10 @@ async def test_without_claims_no_lane_is_asked_for_its_tenant(tmp_path: Path):
 async def test_a_long_account_lets_others_go_first(tmp_path: Path):
     async with filled(tmp_path) as one:
         core = one.collector.core
-        coverage = next(iter(core.coverages.values()))
-        many = replace(core, coverages={f"GPU-{i}": coverage for i in range(20_000)})
-        claims = ClaimsFile(None)
-        refresher = Refresher(many, lambda: claims.claims, 30.0, 1.0)
+        memory = next(iter(core.evidence.gpus.values()))
+        many = EvidenceBook({f"GPU-{i}": memory for i in range(5_000)})
+        many.changed.update(many.gpus)
+        refresher = Refresher(core, LiveAccount(many, Files), 30.0, 1.0)
         turns = 0
 
         async def other() -> None:
@@ -210,5 +216,6 @@ async def test_a_long_account_lets_others_go_first(tmp_path: Path):
         views = await refresher.refresh()
         task.cancel()
         assert views.account
-        assert views.account.gpus == 20_000
+        assert views.account.gpus == 5_000
+        assert views.account.balances
         assert turns > 5

@@ -194,6 +194,8 @@ THEIRS_ALONE = {
 }
 
 OURS_ALONE = {
+    "busy_seconds_total": "the agent sums it over time",
+    "memory_used_byte_seconds_total": "the agent sums it over time",
     "fabric_status_code": "a word in the row, which the exporter leaves out",
     "fabric_health": "a word in the row, which the exporter leaves out",
     "encoder_latency_seconds": "theirs is in microseconds",

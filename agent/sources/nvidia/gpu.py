@@ -8,6 +8,7 @@ from agent.host import Host
 from agent.source import LONGEST_PERIOD_SECONDS, Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia import health, load, settings
 from agent.sources.nvidia.calls import Questions
+from agent.sources.nvidia.integrals import Integrals
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.plan import Plans
 
@@ -30,6 +31,7 @@ class Gpu(HoldsNothing):
         self._gpus = gpus or Gpus()
         self._questions = questions
         self._plans = Plans()
+        self._integrals = Integrals(load.INTEGRATED, period_seconds)
 
     @classmethod
     def load(cls, period_seconds: float = 1.0, gpus: Gpus | None = None) -> Gpu:
@@ -59,10 +61,12 @@ class Gpu(HoldsNothing):
             (gpu.index, gpu.entity, self._questions(host, gpu.index)) for gpu in gpus.values()
         ]
         self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._integrals.place(columns)
         return Inventory(tuple(columns.columns), (), self._gpus.findings)
 
     def read(self, host: Host, into: Table) -> None:
         """Make every call for every GPU; a failed call costs only its own columns."""
         self._plans.read(host, into)
+        self._integrals.read(host, into)
         into.events = self._gpus.take_events()
         into.grown |= self._gpus.generation != self._plans.generation

@@ -15,6 +15,7 @@ from agent.sources.nvidia.calls import (
     used,
     whole,
 )
+from agent.sources.nvidia.integrals import MOST_MEMORY_BYTES, Integrated
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_health as h
 from railscope.catalog import nvlink as n
@@ -108,6 +109,12 @@ _FIELDS: tuple[Field, ...] = (
     field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
     field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
     field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
+)
+
+_PERCENT = 100
+INTEGRATED = (
+    Integrated(c.GPU_UTILIZATION, c.GPU_BUSY, _PERCENT),
+    Integrated(c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME, MOST_MEMORY_BYTES),
 )
 
 

@@ -10,6 +10,7 @@ from agent.facts import counted
 from agent.host import Host, NvmlError
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, nvml_reason
 from agent.sources.nvidia.calls import Call, Questions, Target, count, key, used, whole
+from agent.sources.nvidia.integrals import MOST_MEMORY_BYTES, Integrals, Integrated
 from agent.sources.nvidia.inventory import GpuDevice, Gpus, mig_devices
 from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_sharing as s
@@ -48,6 +49,7 @@ QUESTIONS = Questions(
         Call(("nvmlDeviceGetComputeRunningProcesses",), (Target(s.MIG_PROCESSES, count),)),
     )
 )
+INTEGRATED = (Integrated(s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, MOST_MEMORY_BYTES),)
 
 
 class Mig(HoldsNothing):
@@ -55,12 +57,15 @@ class Mig(HoldsNothing):
 
     name = "mig"
     family = "nvml"
+    longest_period_seconds = 10.0
+    """Time between two samples counts up to 30 s: periods stay well below."""
 
     def __init__(self, period_seconds: float = 5.0, gpus: Gpus | None = None) -> None:
         self.period_seconds = period_seconds
         self._gpus = gpus or Gpus()
         self._counted: list[tuple[GpuDevice, int]] = []
         self._plans = Plans()
+        self._integrals = Integrals(INTEGRATED, period_seconds)
 
     def probe(self, host: Host) -> Inventory:
         """Plan what to ask each MIG device, and count those of each GPU that could have some."""
@@ -70,6 +75,7 @@ class Mig(HoldsNothing):
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
         wanted = [(m.uuid, m.entity, QUESTIONS) for gpu in capable for m in gpu.mig_devices]
         self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._integrals.place(columns)
         detail = f"{len(wanted)} on {counted(len(capable), 'GPU')} that can be cut"
         findings = (Finding("MIG devices", Verdict.SUPPORTED, detail),) if capable else ()
         return Inventory(tuple(columns.columns), (), findings)
@@ -79,6 +85,7 @@ class Mig(HoldsNothing):
         for gpu, column in self._counted:
             into.put(column, self._look(host, gpu))
         self._plans.read(host, into)
+        self._integrals.read(host, into)
         into.grown |= self._gpus.generation != self._plans.generation
 
     def _look(self, host: Host, gpu: GpuDevice) -> Reading:

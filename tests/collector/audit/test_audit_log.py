@@ -132,11 +132,11 @@ async def test_a_crash_between_tiles_and_checkpoint_loses_and_doubles_nothing(
         await record(log, range(250))
         await log.sign()
         await record(log, range(250, 600))
-        log.before_signing = crash
+        log.publisher.before_signing = crash
         with pytest.raises(AuditError):
             await log.sign()
         assert (log.signed.size, log.size) == (250, 600)
-        log.before_signing = None
+        log.publisher.before_signing = None
     assert verify(tmp_path / "log", KEY.public).checkpoint.tree.size == 600
     async with running(audit_log(tmp_path / "crashed", boot="b1")) as log:
         assert (log.signed.size, log.size) == (250, 600)
@@ -151,7 +151,7 @@ async def test_a_crash_between_checkpoint_and_tidying_up_doubles_nothing(tmp_pat
         shutil.copytree(tmp_path / "log" / "journal", tmp_path / "journal")
 
     async with running(audit_log(tmp_path / "log")) as log:
-        log.before_signing = keep_the_journal
+        log.publisher.before_signing = keep_the_journal
         await record(log, range(100))
         await log.sign()
     forgotten = {path.name for path in (tmp_path / "journal").iterdir()}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import strategies as st
 
-from collector.ledger.tiling import DAY_NS, DayTiling, evidence_root
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.tiling import DAY_NS, DayTiling
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Stretch, Witness
-from collector.metering.tiling import tile
+from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_slices, replica
 
 DAY = 20_000
@@ -15,17 +17,15 @@ HOUR = DAY_NS // 24
 ENGINE = "1"
 
 
-def metered(evidence: Evidence, day: int = DAY, engine: str = ENGINE) -> DayTiling:
+def metered(
+    evidence: Evidence,
+    day: int = DAY,
+    engine: str = ENGINE,
+    counted: dict[Measure, Increments] | None = None,
+) -> DayTiling:
     """What metering makes of a day."""
-    entries = tile(evidence, day * DAY_NS, (day + 1) * DAY_NS)
-    return DayTiling(
-        gpu=evidence.gpu,
-        day=day,
-        entries=tuple(entries),
-        evidence_root=evidence_root(evidence),
-        engine_version=engine,
-        computed_ns=(day + 1) * DAY_NS,
-    )
+    gpu = MeteredGpu.of(evidence, counted or {}, "h100-sxm")
+    return gpu.day(day, Computed(engine, (day + 1) * DAY_NS))
 
 
 def held(gpu: str, *tenants: str, stay: tuple[int, int] = (0, FOREVER_NS)) -> Evidence:
@@ -75,3 +75,23 @@ def histories(draw):
         stretches=(Stretch("boot", first, last),),
         sightings=(Sighting(draw(st.sampled_from(Witness)), begin, end),),
     )
+
+
+@st.composite
+def counts(draw):
+    """What the counters of a GPU counted about one day: one or several of them, which may fall."""
+    found = {}
+    for measure in draw(st.sets(st.sampled_from(Measure), max_size=3)):
+        steps = draw(
+            st.lists(st.tuples(st.integers(1, 5 * HOUR), st.integers(0, 10**15)), max_size=6)
+        )
+        elapsed, counters = zip((0, 0), *steps, strict=True)
+        at = draw(instants) + np.cumsum(np.array(elapsed, np.int64))
+        found[measure] = increments([Readings("boot", at, np.array(counters, np.int64))])
+    return found
+
+
+@st.composite
+def days(draw):
+    """One GPU on one day, with everything that may be known of it."""
+    return metered(draw(histories()), counted=draw(counts()))

@@ -61,11 +61,11 @@ def test_another_schema_version_is_refused_and_left_alone(url):
     Ledger.open(url).close()
     database = Database(url)
     with database.transaction(writes=True) as connection:
-        connection.execute(text("INSERT INTO ledger_schema VALUES (2)"))
+        connection.execute(text("INSERT INTO ledger_schema VALUES (9)"))
     database.close()
     for _ in range(2):
         with pytest.raises(
-            LedgerError, match="schema version 2, this program works with version 1"
+            LedgerError, match="schema version 9, this program works with version 2"
         ):
             Ledger.open(url)
 

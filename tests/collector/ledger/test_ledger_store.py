@@ -5,16 +5,19 @@ from __future__ import annotations
 from itertools import count
 
 import msgspec
+import numpy as np
 import pytest
-from days import DAY, START, held, histories, metered
+from days import DAY, HOUR, START, days, held, histories, metered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.store import Ledger, Total, Written
+from collector.ledger.rows import GpuDay
+from collector.ledger.store import Counted, Ledger, Total, Written
 from collector.ledger.tiling import DAY_NS, TilingError, evidence_root
+from collector.metering.measures import Measure, Readings, Use, increments
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 
@@ -26,28 +29,103 @@ on_one_database = settings(
 )
 
 
+def in_sequence(day):
+    """The same, in the order in which it is read back."""
+    ordered = {"shares": tuple(sorted(day.shares)), "claims": tuple(sorted(day.claims))}
+    return msgspec.structs.replace(day, **ordered)
+
+
 def renamed(tiling, gpu):
     entries = tuple(msgspec.structs.replace(entry, gpu=gpu) for entry in tiling.entries)
     return msgspec.structs.replace(tiling, gpu=gpu, entries=entries)
 
 
 @on_one_database
-@given(st.lists(histories(), min_size=1, max_size=4), st.randoms())
-def test_what_is_written_is_read_back_whatever_the_order(ledger, evidences, random):
-    days = [renamed(metered(e), f"GPU-{next(gpu_numbers)}") for e in evidences]
+@given(st.lists(days(), min_size=1, max_size=4), st.randoms())
+def test_what_is_written_is_read_back_whatever_the_order(ledger, drawn, random):
+    whole = [renamed(day, f"GPU-{next(gpu_numbers)}") for day in drawn]
     shuffled = []
-    for day in days:
-        entries = list(day.entries)
-        random.shuffle(entries)
-        shuffled.append(msgspec.structs.replace(day, entries=tuple(entries)))
+    for day in whole:
+        parts = {name: list(getattr(day, name)) for name in ("entries", "shares", "claims")}
+        for part in parts.values():
+            random.shuffle(part)
+        parts = {name: tuple(part) for name, part in parts.items()}
+        shuffled.append(msgspec.structs.replace(day, **parts))
     random.shuffle(shuffled)
-    for day in shuffled:
-        assert ledger.write(day) == Written(1, added=True)
-    for day in days:
+    assert ledger.write_days(shuffled) == [Written(1, added=True)] * len(whole)
+    assert ledger.write_days(whole) == [Written(1, added=False)] * len(whole)
+    for day in whole:
         found = ledger.revision(day.gpu, DAY)
-        assert (found.tiling, found.number, found.supersedes) == (day, 1, None)
+        assert (found.tiling, found.number, found.supersedes) == (in_sequence(day), 1, None)
         window = ledger.entries(START, START + DAY_NS, day.gpu)
         assert window == list(day.entries)
+    numbers = {GpuDay(day.gpu, DAY): 1 for day in whole}
+    assert numbers.items() <= ledger.newest(DAY, DAY + 1).items()
+    assert [one.tiling for one in ledger.revisions(numbers)] == [
+        in_sequence(day) for day in sorted(whole, key=lambda day: day.gpu)
+    ]
+
+
+def test_days_of_one_gpu_written_at_once_follow_one_another(ledger):
+    turns = [metered(held("GPU-0", name)) for name in ("red", "red", "green", "red")]
+    other = metered(held("GPU-1", "blue"))
+    found = ledger.write_days([turns[0], other, *turns[1:]])
+    assert found == [
+        Written(1, added=True), Written(1, added=True), Written(1, added=False),
+        Written(2, added=True), Written(3, added=True),
+    ]  # fmt: skip
+    assert [ledger.revision("GPU-0", DAY, n).tiling for n in (1, 2, 3)] == [
+        turns[0], turns[2], turns[3]
+    ]  # fmt: skip
+
+
+def test_of_days_written_at_once_all_are_there_or_none(ledger):
+    bad = msgspec.structs.replace(metered(held("GPU-1", "red")), entries=())
+    bad = msgspec.structs.replace(bad, gpu="GPU-\0")
+    with pytest.raises(TilingError):
+        ledger.write_days([metered(held("GPU-0", "red")), bad])
+    assert ledger.newest(DAY, DAY + 1) == {}
+
+
+@on_one_database
+@given(days())
+def test_another_amount_model_or_start_is_another_revision(ledger, drawn):
+    day = renamed(drawn, f"GPU-{next(gpu_numbers)}")
+    ledger.write(day)
+    variants = [msgspec.structs.replace(day, sku="h200-sxm")]
+    if day.shares:
+        first, *rest = day.shares
+        more = msgspec.structs.replace(first.share, amount=first.share.amount + 1)
+        altered = msgspec.structs.replace(first, share=more)
+        variants.append(msgspec.structs.replace(day, shares=(altered, *rest)))
+    if day.claims:
+        first, *rest = day.claims
+        earlier = msgspec.structs.replace(first, start_ns=first.start_ns - 1)
+        variants.append(msgspec.structs.replace(day, claims=(earlier, *rest)))
+    for number, variant in enumerate(variants, 2):
+        assert ledger.write(variant) == Written(number, added=True)
+
+
+def test_what_was_counted_adds_up_over_days_and_gpus(ledger):
+    counted = {
+        Measure.ENERGY: increments(
+            [
+                Readings(
+                    "b",
+                    np.array([START, START + HOUR // 2, START + DAY_NS]),
+                    np.array([5, 105, 805]),
+                )
+            ]
+        )
+    }
+    ledger.write_days([metered(held(f"GPU-{n}", "red"), counted=counted) for n in range(3)])
+    assert ledger.counted(DAY, DAY + 1) == {Counted(Measure.ENERGY, "red", Use.ATTRIBUTED): 3 * 800}
+    assert ledger.counted(DAY + 1, DAY + 2) == {}
+
+
+def test_a_revision_that_is_gone_is_an_error(ledger):
+    with pytest.raises(LedgerError, match="lacks revision 4 of GPU-0 on day 20000"):
+        list(ledger.revisions({GpuDay("GPU-0", DAY): 4}))
 
 
 @on_one_database
@@ -121,13 +199,22 @@ def test_a_window_without_time_has_nothing(ledger):
         assert ledger.totals(start, end) == {}
 
 
-@pytest.mark.parametrize("table", ["ledger_entry", "ledger_revision", "ledger_schema"])
+@pytest.mark.parametrize(
+    "table", ["ledger_entry", "ledger_revision", "ledger_share", "ledger_claim", "ledger_schema"]
+)
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = 7", "DELETE FROM {}"])
 def test_the_database_refuses_to_change_what_is_written(url, table, change):
     ledger = Ledger.open(url)
-    written = metered(held("GPU-0", "red"))
+    counted = increments([Readings("b", np.array([START, START + HOUR]), np.array([0, 9]))])
+    written = metered(held("GPU-0", "red"), counted={Measure.ENERGY: counted})
     ledger.write(written)
-    column = {"ledger_entry": "silence_ns", "ledger_revision": "computed_ns"}.get(table, "version")
+    columns = {
+        "ledger_entry": "silence_ns",
+        "ledger_revision": "computed_ns",
+        "ledger_share": "amount",
+        "ledger_claim": "start_ns",
+    }
+    column = columns.get(table, "version")
     database = Database(url)
     with (
         pytest.raises(DBAPIError, match="append-only"),

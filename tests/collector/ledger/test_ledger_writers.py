@@ -77,7 +77,7 @@ def test_a_reader_sees_revisions_whole_while_they_are_written(url):
         writing = pool.submit(lambda: [ledger.write(tiling) for tiling in (green, red) * 20])
         reads = 0
         while not writing.done() or not reads:
-            assert set(ledger.gpu_days(DAY, DAY + 1).values()) == {whole}
+            assert set(ledger.tiled(DAY, DAY + 1).values()) == {whole}
             assert ledger.revision("GPU-0", DAY).tiling in (red, green)
             reads += 1
         writing.result()

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from collector.metering.energy import Readings
 from collector.metering.evidence import (
     Claim,
     Evidence,
@@ -24,6 +23,7 @@ from collector.metering.evidence import (
     Stretch,
     Witness,
 )
+from collector.metering.measures import Readings
 from collector.metering.units import (
     FOREVER_NS,
     WHOLE,
@@ -140,8 +140,9 @@ def samples(draw, uncertainty_ns=0):
 
 @st.composite
 def readings(draw):
-    """Runs of the energy counter, which may fall at any time."""
+    """Runs of a counter, which may fall at any time: a small one, or one of 60 bits."""
     found = []
+    scale = draw(st.sampled_from([1, 1, 10**14]))
     for boot in draw(st.lists(st.sampled_from("abc"), max_size=3)):
         first, counter = draw(st.integers(0, LAST)), draw(st.integers(0, 5000))
         steps = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(-60, 900)), max_size=8))
@@ -149,7 +150,9 @@ def readings(draw):
         for length, more in steps:
             instants.append(instants[-1] + length * S)
             counters.append(max(0, counters[-1] + more) if more >= 0 else -more)
-        found.append(Readings(boot, np.array(instants, np.int64), np.array(counters, np.int64)))
+        found.append(
+            Readings(boot, np.array(instants, np.int64), scale * np.array(counters, np.int64))
+        )
     return tuple(found)
 
 

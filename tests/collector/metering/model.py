@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import msgspec
 
-from collector.metering.energy import Readings, Use
 from collector.metering.evidence import Claim, Evidence, Witness
+from collector.metering.measures import Readings, Use
 from collector.metering.observation import GAP_NS
 from collector.metering.tiling import Entry, State
 from collector.metering.units import FOREVER_NS, Tiling
@@ -157,7 +157,7 @@ def counted(runs: Iterable[Readings]) -> list[tuple[int, int, int, bool]]:
     """Start, end, energy and whether the counter went on, of every two readings in turn."""
     boots: dict[str, set[tuple[int, int]]] = {}
     for run in runs:
-        pairs = zip(run.instants_ns.tolist(), run.counters_mj.tolist(), strict=True)
+        pairs = zip(run.instants_ns.tolist(), run.counters.tolist(), strict=True)
         boots.setdefault(run.boot, set()).update(pairs)
     found = []
     last: tuple[str, int, int] | None = None

@@ -10,9 +10,9 @@ import properties
 from histories import S
 from properties import Metering
 
-from collector.metering.energy import Increments, Owners, Readings, increments, owners
 from collector.metering.evidence import Claim, Evidence, Witness
 from collector.metering.holders import Conflict, claims_in_force
+from collector.metering.measures import Increments, Owners, Readings, increments, owners
 from collector.metering.tiling import Entry, State, tile
 from collector.metering.units import FOREVER_NS
 
@@ -65,14 +65,14 @@ def silent_agent_loses_holder(evidence: Evidence, start: int, end: int) -> list[
 def clamped_reset(runs: Iterable[Readings]) -> Increments:
     """A counter that fell has counted nothing."""
     right = increments(runs)
-    return msgspec.structs.replace(right, millijoules=np.where(right.same, right.millijoules, 0))
+    return msgspec.structs.replace(right, amounts=np.where(right.same, right.amounts, 0))
 
 
 def negative_reset(runs: Iterable[Readings]) -> Increments:
-    """A counter that fell gives energy back."""
+    """A counter that fell gives back what it counted."""
     right = increments(runs)
     return msgspec.structs.replace(
-        right, millijoules=np.where(right.same, right.millijoules, -right.millijoules)
+        right, amounts=np.where(right.same, right.amounts, -right.amounts)
     )
 
 
@@ -166,19 +166,19 @@ MUTANTS = {
     ),
     "clamped energy reset": (
         Metering(increments=clamped_reset),
-        properties.p12_energy_adds_up_to_the_counter,
+        properties.p12_amounts_add_up_to_the_counter,
     ),
     "negative energy": (
         Metering(increments=negative_reset),
-        properties.p12_energy_adds_up_to_the_counter,
+        properties.p12_amounts_add_up_to_the_counter,
     ),
     "restart attributed": (
         Metering(increments=restart_attributed),
-        properties.p12_energy_adds_up_to_the_counter,
+        properties.p12_amounts_add_up_to_the_counter,
     ),
     "handover guessed": (
         Metering(owners=handover_guessed),
-        properties.p12_energy_adds_up_to_the_counter,
+        properties.p12_amounts_add_up_to_the_counter,
     ),
     "grace stretched over a gap": (
         Metering(tile=stretched_grace),

@@ -11,10 +11,10 @@ import model
 import msgspec
 from histories import Case, S
 
-from collector.metering import energy, holders, tiling
-from collector.metering.energy import Increments, Owners, Readings, Share
+from collector.metering import holders, measures, tiling
 from collector.metering.evidence import Evidence
 from collector.metering.holders import Conflict
+from collector.metering.measures import Increments, Owners, Readings, Share
 from collector.metering.observation import GAP_NS
 from collector.metering.tiling import Entry, State
 from collector.metering.units import GPU_CAPACITY, Tiling
@@ -26,12 +26,12 @@ class Metering:
 
     tile: Callable[[Evidence, int, int], list[Entry]] = tiling.tile
     conflicts: Callable[[Evidence], list[Conflict]] = holders.conflicts
-    increments: Callable[[Iterable[Readings]], Increments] = energy.increments
-    owners: Callable[[Evidence], list[Owners]] = energy.owners
+    increments: Callable[[Iterable[Readings]], Increments] = measures.increments
+    owners: Callable[[Evidence], list[Owners]] = measures.owners
 
     def shares(self, evidence: Evidence, counted: Increments, start: int, end: int) -> list[Share]:
-        """The energy of one window."""
-        return energy.shares(self.owners(evidence), counted, start, end)
+        """What was counted in one window."""
+        return measures.shares(self.owners(evidence), counted, start, end)
 
 
 KIND = {
@@ -163,7 +163,7 @@ def _windows(case: Case) -> tuple[tuple[int, int], ...]:
 def _by_use(found: Iterable[Share]) -> Counter:
     total: Counter = Counter()
     for share in found:
-        total[share.use, share.claim] += share.millijoules
+        total[share.use, share.claim] += share.amount
     return total
 
 
@@ -213,17 +213,17 @@ def p7_a_conflict_names_every_claim_that_had_to_end(metering: Metering, case: Ca
     assert {(c.earlier, c.later, c.start_ns, c.end_ns) for c in found} <= pairs
 
 
-def p12_energy_adds_up_to_the_counter(metering: Metering, case: Case) -> None:
+def p12_amounts_add_up_to_the_counter(metering: Metering, case: Case) -> None:
     evidence = model.anywhere(case.evidence)
     counted = metering.increments(case.readings)
     found = metering.shares(evidence, counted, case.start, case.end)
-    assert all(share.millijoules > 0 for share in found)
+    assert all(share.amount > 0 for share in found)
     increments = model.counted(case.readings)
-    assert int(counted.millijoules.sum()) == sum(amount for _, _, amount, _ in increments)
+    assert int(counted.amounts.sum()) == sum(amount for _, _, amount, _ in increments)
     assert {(r.last_ns, r.first_ns) for r in counted.resets()} == {
         (t0, t1) for t0, t1, _, same in increments if not same
     }
-    assert sum(share.millijoules for share in found) == sum(
+    assert sum(share.amount for share in found) == sum(
         amount for _, t1, amount, _ in increments if case.start < t1 <= case.end
     )
     assert _by_use(found) == model.shares(evidence, case.readings, case.start, case.end)
@@ -276,7 +276,7 @@ PROPERTIES = [
     p6_nothing_is_seen_within_a_gap,
     p7_slots_have_one_tenant,
     p7_a_conflict_names_every_claim_that_had_to_end,
-    p12_energy_adds_up_to_the_counter,
+    p12_amounts_add_up_to_the_counter,
     p13_handover_has_one_holder_at_every_instant,
     p14_both_tilings_are_complete_in_every_layout,
     p15_a_wrong_clock_moves_no_claim,

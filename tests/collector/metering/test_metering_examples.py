@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from collector.metering.energy import Readings, Reset, Share, Use, increments, owners, shares
 from collector.metering.evidence import (
     Claim,
     Evidence,
@@ -19,6 +18,7 @@ from collector.metering.evidence import (
     Witness,
 )
 from collector.metering.holders import Conflict, conflicts
+from collector.metering.measures import Readings, Reset, Share, Use, increments, owners, shares
 from collector.metering.observation import joined, stretches
 from collector.metering.tiling import State, tile
 from collector.metering.units import (
@@ -235,10 +235,10 @@ def test_energy_over_a_silence_is_the_holders_and_over_a_handover_no_ones():
 def test_a_counter_that_starts_over_counts_from_zero_and_says_what_is_lost():
     runs = [counters((0, 1000), (10, 1200), (20, 50), (30, 90)), counters((60, 400), boot="b")]
     counted = increments(runs)
-    assert counted.millijoules.tolist() == [200, 50, 40, 400]
+    assert counted.amounts.tolist() == [200, 50, 40, 400]
     assert counted.resets() == [Reset(10 * S, 20 * S), Reset(30 * S, 60 * S)]
     found = shares(owners(Evidence("g", HERE)), counted, 0, 100 * S)
-    assert [(share.use, share.millijoules) for share in found] == [
+    assert [(share.use, share.amount) for share in found] == [
         (Use.IDLE, 240), (Use.UNATTRIBUTED, 50), (Use.UNATTRIBUTED, 400)
     ]  # fmt: skip
 
@@ -249,14 +249,30 @@ def test_the_energy_of_a_shared_gpu_is_divided_to_the_last_millijoule():
     )
     counted = increments([counters((0, 0), (10, 100))])
     found = shares(owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
-    assert [(share.claim, share.millijoules) for share in found] == [
+    assert [(share.claim, share.amount) for share in found] == [
         ("c0", 33), ("c1", 33), ("c2", 34)
     ]  # fmt: skip
 
 
-def test_counters_that_are_no_energy_are_refused():
-    for wrong in (-1, 1 << 53):
-        with pytest.raises(ValueError, match="are no energy"):
-            counters((0, wrong))
+def test_the_bytes_of_a_fast_port_are_divided_exactly():
+    most = (1 << 63) - 1
+    counted = increments([counters((0, 0), (10, most), (20, 5), (30, most))])
+    found = shares(owners(Evidence("g", HERE, claims=(claim("a", 0, 100),))), counted, 0, 100 * S)
+    assert [(share.use, share.amount) for share in found] == [
+        (Use.ATTRIBUTED, 2 * most - 5), (Use.UNATTRIBUTED, 5)
+    ]  # fmt: skip
+    thirds = tuple(
+        claim(f"c{i}", 0, 100, compute=replica(i, 3), memory=replica(i, 3)) for i in range(3)
+    )
+    counted = increments([counters((0, 0), (10, most))])
+    found = shares(owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
+    assert [share.amount for share in found] == [
+        most * (i + 1) // 3 - most * i // 3 for i in range(3)
+    ]
+
+
+def test_counters_below_zero_are_refused():
+    with pytest.raises(ValueError, match="counts nothing"):
+        counters((0, -1))
     with pytest.raises(ValueError, match="instants"):
         Readings("a", np.zeros(2, np.int64), np.zeros(1, np.int64))

@@ -1,0 +1,137 @@
+"""One GPU's open days: worked out when its facts change, carried on by its samples in between.
+
+While samples only go on, and no claim or the like begins or ends, the time up to the last sample was
+observed and the time since was not: that is arithmetic, and needs no metering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collector.account.tally import HELD, Rate, Sums, spread, tally
+from collector.evidence.chunk import Span
+from collector.metering.evidence import Evidence, Outage, Reservation, Stay
+from collector.metering.holders import claims_in_force
+from collector.metering.tiling import GpuTimeline, State
+from collector.metering.units import FOREVER_NS, Tiling
+
+_WHEN_OBSERVED = {State.INFERRED: State.OBSERVED, State.UNKNOWN: State.IDLE}
+
+
+@dataclass(slots=True)
+class GpuAccount:
+    """The open time of a GPU, as of an instant and on from there."""
+
+    since_ns: int
+    """The first instant that counts: of its first evidence, or of its first open day."""
+    at_ns: int
+    tail: Span | None
+    last_ns: int
+    """The last sample, as it was then."""
+    tail_ns: int
+    """The same, within the time that counts."""
+    fixed: Sums
+    """Up to the last sample."""
+    silent_fixed: Sums
+    """From there to `at_ns`."""
+    silent: tuple[Rate, ...]
+    seen: tuple[Rate, ...]
+    calm: bool
+    """Whether nothing begins or ends between the last sample and `at_ns`."""
+    next_ns: int
+    """When something begins or ends next."""
+    uncertainty_ns: int
+
+    @classmethod
+    def of(
+        cls, evidence: Evidence, tail: Span | None, open_ns: int, now_ns: int
+    ) -> GpuAccount | None:
+        """The account of a GPU from its first open day; None where nothing is known of it by now."""
+        first_ns = min((stay.start_ns for stay in evidence.stays), default=FOREVER_NS)
+        since_ns = max(first_ns, open_ns)
+        if since_ns >= now_ns:
+            return None
+        last_ns = tail.last_ns if tail else since_ns
+        tail_ns = min(max(last_ns, since_ns), now_ns)
+        uncertainty_ns = max((s.uncertainty_ns for s in evidence.stretches), default=0)
+        edges = sorted(edge for edge in _edges(evidence) if edge > tail_ns - uncertainty_ns - 1)
+        timeline = GpuTimeline.of(evidence)
+        ahead = [edge for edge in edges if edge > now_ns]
+        return cls(
+            since_ns=since_ns,
+            at_ns=now_ns,
+            tail=tail,
+            last_ns=last_ns,
+            tail_ns=tail_ns,
+            fixed=tally(timeline.entries(since_ns, tail_ns)),
+            silent_fixed=tally(timeline.entries(tail_ns, now_ns)),
+            silent=_rates(timeline, now_ns),
+            seen=tuple(
+                rate._replace(state=_observed(rate.state)) for rate in _rates(timeline, tail_ns)
+            ),
+            calm=len(ahead) == len(edges) and tail is not None and last_ns == tail_ns,
+            next_ns=ahead[0] if ahead else FOREVER_NS,
+            uncertainty_ns=uncertainty_ns,
+        )
+
+    def holds(self, now_ns: int) -> bool:
+        """Whether the account can be carried on to an instant."""
+        if not self.at_ns <= now_ns < self.next_ns:
+            return False
+        if not self._grown:
+            return self.last_ns <= self.tail_ns
+        last_ns = self.tail.last_ns if self.tail else 0
+        return self.calm and last_ns <= now_ns and last_ns + self.uncertainty_ns < self.next_ns
+
+    def carry(self, sums: Sums, now_ns: int) -> None:
+        """Add the time after the last sample that was known when this was worked out."""
+        start_ns = self.at_ns
+        if self.tail and self._grown:
+            start_ns = self.tail.last_ns
+            for rate in self.seen:
+                spread(sums, rate, self.tail_ns, start_ns)
+        else:
+            for key, quantity in self.silent_fixed.items():
+                sums[key] = sums.get(key, 0) + quantity
+        for rate in self.silent:
+            spread(sums, rate, start_ns, now_ns)
+
+    @property
+    def _grown(self) -> bool:
+        """Whether samples have come since."""
+        return self.tail is not None and self.tail.last_ns != self.last_ns
+
+    @property
+    def holders(self) -> set[str]:
+        """Who holds any of it now."""
+        return {rate.tenant for rate in self.silent if rate.state in HELD}
+
+
+def _observed(state: State) -> State:
+    return _WHEN_OBSERVED.get(state, state)
+
+
+def _rates(timeline: GpuTimeline, instant_ns: int) -> tuple[Rate, ...]:
+    """What its slots are at an instant, if no sample comes after it."""
+    sums: dict[tuple[State, str], int] = {}
+    for entry in timeline.entries(instant_ns, instant_ns + 1):
+        if entry.tiling is Tiling.COMPUTE:
+            key = (entry.state, entry.tenant)
+            sums[key] = sums.get(key, 0) + entry.slot_hi - entry.slot_lo
+    return tuple(Rate(state, tenant, units) for (state, tenant), units in sorted(sums.items()))
+
+
+def _edges(evidence: Evidence) -> Iterator[int]:
+    """All instants at which anything but samples begins or ends."""
+    for claim in claims_in_force(evidence):
+        yield from (claim.start_ns, claim.end_ns)
+    lasting: tuple[Outage | Reservation | Stay, ...] = (
+        *evidence.outages,
+        *evidence.reservations,
+        *evidence.stays,
+    )
+    for each in lasting:
+        yield from (each.start_ns, each.end_ns)
+    for layout in evidence.layouts:
+        yield layout.start_ns

@@ -1,0 +1,153 @@
+"""The account of all GPUs, kept up to date in slices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from collector.account.amounts import Amounts
+from collector.account.gpu import GpuAccount
+from collector.account.tally import HELD, Account, Sums, add
+from collector.evidence.assemble import Files, evidence_of
+from collector.evidence.book import EvidenceBook, Trouble
+from collector.evidence.chunk import Span
+from collector.evidence.places import Places
+from collector.ledger.tiling import DAY_NS
+from collector.metering.evidence import Evidence, Level
+from collector.metering.holders import conflicts
+from collector.metering.observation import QUARANTINE_NS
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+
+Turns = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Settled:
+    """What the ledger holds of the GPUs known here: sums, and for each the last settled day."""
+
+    sums: Sums = field(default_factory=dict)
+    days: dict[str, int] = field(default_factory=dict)
+    capacity: int = 0
+
+    def open_ns(self, gpu: str) -> int:
+        """From when on a GPU's time is not in the ledger."""
+        return (self.days[gpu] + 1) * DAY_NS if gpu in self.days else -FOREVER_NS
+
+    def settle(self, gpu: str, day: int, new: Sums, old: Sums) -> None:
+        """A day of a GPU was written to the ledger, for the first time or anew."""
+        add(self.sums, new)
+        add(self.sums, old, -1)
+        self.capacity += sum(new.values()) - sum(old.values())
+        self.days[gpu] = max(day, self.days.get(gpu, day))
+
+
+@dataclass(slots=True)
+class LiveAccount:
+    """Settled sums, and the open days of every GPU in the book."""
+
+    book: EvidenceBook
+    files: Callable[[], Files]
+    settled: Settled = field(default_factory=Settled)
+    amounts: Amounts = field(default_factory=Amounts)
+    ready: bool = True
+    """Whether what the ledger has settled is known."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a refresh: what is settled changes between two of them, not within one."""
+    _gpus: dict[str, GpuAccount] = field(default_factory=dict)
+    _fixed: Sums = field(default_factory=dict)
+    _files: Files | None = None
+
+    async def refresh(self, now_ns: int, offer: Turns) -> Account:
+        """The account up to an instant. Others go first whenever `offer` says so."""
+        async with self.lock:
+            return await self._refresh(now_ns, offer)
+
+    async def _refresh(self, now_ns: int, offer: Turns) -> Account:
+        files = self.files()
+        if files is not self._files:
+            self._files = files
+            self.book.changed.update(self.book.gpus)
+        sums: Sums = {}
+        capacity = 0
+        gpus = 0
+        for gpu in list(self.book.gpus):
+            account = self._of(gpu, files, now_ns)
+            if account is not None:
+                account.carry(sums, now_ns)
+                capacity += GPU_CAPACITY * (now_ns - account.since_ns)
+            gpus += account is not None or gpu in self.settled.days
+            await offer()
+        # Nothing is awaited from here on, so that the parts are of one moment.
+        add(sums, self._fixed)
+        add(sums, self.settled.sums)
+        return Account(now_ns, gpus, capacity + self.settled.capacity, sums)
+
+    def holders(self, gpu: str) -> set[str]:
+        """The tenants that hold any of a GPU, as of the last refresh."""
+        account = self._gpus.get(gpu)
+        return account.holders if account else set()
+
+    def held(self) -> dict[str, int]:
+        """How many units of GPUs each tenant holds now, as of the last refresh."""
+        found: dict[str, int] = {}
+        for account in self._gpus.values():
+            for rate in account.silent:
+                if rate.state in HELD:
+                    found[rate.tenant] = found.get(rate.tenant, 0) + rate.units
+        return found
+
+    def _of(self, gpu: str, files: Files, now_ns: int) -> GpuAccount | None:
+        account = self._gpus.get(gpu)
+        if account and gpu not in self.book.changed and account.holds(now_ns):
+            return account
+        if account is None and gpu not in self.book.changed:
+            return None
+        return self._work_out(gpu, files, now_ns)
+
+    def _work_out(self, gpu: str, files: Files, now_ns: int) -> GpuAccount | None:
+        self.book.changed.discard(gpu)
+        if old := self._gpus.pop(gpu, None):
+            add(self._fixed, old.fixed, -1)
+        self.book.tails.pop(gpu, None)
+        evidence, where = evidence_of(self.book.facts(gpu), files)
+        tail = self._tail(gpu, where)
+        new = GpuAccount.of(evidence, tail, self.settled.open_ns(gpu), now_ns)
+        if tail:
+            self.book.tails[gpu] = tail
+        self._look_for_trouble(gpu, evidence, where)
+        if new is None:
+            if evidence.stays:
+                self.book.changed.add(gpu)  # what begins later is looked at again
+            return None
+        self._gpus[gpu] = new
+        add(self._fixed, new.fixed)
+        return new
+
+    def _tail(self, gpu: str, where: Places) -> Span | None:
+        """The newest samples that count, where the book lets them grow."""
+        believed = (s for s in where.stretches if s.skew_ns <= QUARANTINE_NS)
+        newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
+        if newest is None:
+            return None
+        for presence in self.book.gpus[gpu].presences.values():
+            for span in presence.spans:
+                same = span.skew_ns == newest.skew_ns and span.last_ns == newest.last_ns
+                if same and presence.boot == newest.boot:
+                    return span
+        return None
+
+    def _look_for_trouble(self, gpu: str, evidence: Evidence, where: Places) -> None:
+        """Tell of two claims on one slot, and of two nodes with one GPU."""
+        for stands, refused in where.refused:
+            facts = {"stands": stands, "refused": refused}
+            self.book.trouble(Trouble("seen_twice", gpu, refused, where.stays[0].start_ns, facts))
+        levels = {claim.id: claim.level for claim in evidence.claims}
+        if len(levels) > 1:
+            for conflict in conflicts(evidence):
+                if levels[conflict.earlier] is Level.ADMINISTRATOR:
+                    continue  # an exception to a claim on the node; the file's reader names others
+                facts = {"earlier": conflict.earlier, "later": conflict.later}
+                facts |= {"end_ns": str(conflict.end_ns)}
+                node = where.stays[-1].node if where.stays else ""
+                self.book.trouble(Trouble("conflict", gpu, node, conflict.start_ns, facts))

@@ -1,0 +1,96 @@
+"""What tenants may use: GPU-hours of a day or month, and GPUs at once.
+
+CSV with the columns tenant, gpu_hours, period, gpus, from, to. `period` is day or month, of UTC.
+`gpu_hours` and `gpus` may be fractions, and empty where there is no such bound; times as in the claims
+file. Of two rows of a tenant and period that are in force, the one that began later counts. Quotas
+are told beside what is used; they stop no one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+
+from collector.evidence.watched import FileError, Watched, rows, span
+
+HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")
+PERIODS = ("day", "month")
+_HOUR_NS = 3_600_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a tenant may use in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    tenant: str
+    period: str
+    gpu_hours: Fraction | None
+    gpus: Fraction | None
+
+    @property
+    def gpu_time_ns(self) -> Fraction | None:
+        """GPU time of a period."""
+        return None if self.gpu_hours is None else self.gpu_hours * _HOUR_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """All rows of the file, by when they begin."""
+
+    quotas: tuple[Quota, ...] = ()
+
+    def in_force(self, instant_ns: int) -> Iterator[Quota]:
+        """The quota of each tenant and period at an instant."""
+        found: dict[tuple[str, str], Quota] = {}
+        for quota in self.quotas:
+            if quota.start_ns <= instant_ns < quota.end_ns:
+                found[quota.tenant, quota.period] = quota
+        yield from found.values()
+
+
+def days_of(period: str, instant_ns: int) -> tuple[int, int]:
+    """The days [first, end) of the period that an instant is in, counted from the epoch."""
+    day = instant_ns // (24 * _HOUR_NS)
+    if period == "day":
+        return day, day + 1
+    first = (_EPOCH + timedelta(days=day)).replace(day=1)
+    after = (first + timedelta(days=31)).replace(day=1)
+    return (first - _EPOCH).days, (after - _EPOCH).days
+
+
+def parse(text: str) -> Quotas:
+    """Quotas from the text of a file. Raises FileError that names the line."""
+    found = []
+    for number, (tenant, gpu_hours, period, gpus, start, end) in rows(text, HEADER):
+        where = f"line {number}"
+        if not tenant or period not in PERIODS:
+            message = f"{where}: needs a tenant, and a period of {' or '.join(PERIODS)}"
+            raise FileError(message)
+        bounds = (_amount(gpu_hours, where), _amount(gpus, where))
+        found.append(Quota(*span(start, end, where), tenant, period, *bounds))
+    return Quotas(tuple(sorted(found, key=lambda quota: (quota.start_ns, quota.tenant))))
+
+
+def _amount(text: str, where: str) -> Fraction | None:
+    if not text:
+        return None
+    try:
+        amount = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        message = f"{where}: {text!r} is no number"
+        raise FileError(message) from error
+    if amount < 0:
+        message = f"{where}: {text} is less than nothing"
+        raise FileError(message)
+    return amount
+
+
+def quotas_file(path: Path | None) -> Watched[Quotas]:
+    """The file of a path, watched."""
+    return Watched("quotas", path, parse, Quotas())

@@ -1,0 +1,116 @@
+"""Sums of GPU time by day, state and tenant, in cap-unit-nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from collector.ledger.tiling import DAY_NS
+from collector.metering.tiling import Entry, State
+from collector.metering.units import GPU_CAPACITY, Tiling
+
+HELD = (State.OBSERVED, State.INFERRED)
+
+
+class Key(NamedTuple):
+    """What an amount of time is of."""
+
+    day: int
+    state: State
+    tenant: str
+
+
+class Rate(NamedTuple):
+    """So many units of a GPU are in a state."""
+
+    state: State
+    tenant: str
+    units: int
+
+
+Sums = dict[Key, int]
+
+
+def spread(sums: Sums, rate: Rate, start_ns: int, end_ns: int) -> None:
+    """Add a stretch of time, day by day."""
+    while start_ns < end_ns:
+        day = start_ns // DAY_NS
+        until_ns = min(end_ns, (day + 1) * DAY_NS)
+        key = Key(day, rate.state, rate.tenant)
+        sums[key] = sums.get(key, 0) + rate.units * (until_ns - start_ns)
+        start_ns = until_ns
+
+
+def tally(entries: Iterable[Entry]) -> Sums:
+    """The sums of entries: all compute slots of the GPU, each once."""
+    sums: Sums = {}
+    for entry in entries:
+        if entry.tiling is Tiling.COMPUTE:
+            rate = Rate(entry.state, entry.tenant, entry.slot_hi - entry.slot_lo)
+            spread(sums, rate, entry.t0_ns, entry.t1_ns)
+    return sums
+
+
+def add(sums: Sums, more: Mapping[Key, int], sign: int = 1) -> None:
+    """Add sums to others, or take them away again."""
+    for key, quantity in more.items():
+        total = sums.get(key, 0) + sign * quantity
+        if total:
+            sums[key] = total
+        else:
+            sums.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """GPU time of the cluster up to an instant. `capacity` is GPUs times time, counted by itself."""
+
+    until_ns: int
+    gpus: int
+    capacity: int
+    sums: Mapping[Key, int] = field(default_factory=dict)
+
+    @property
+    def balances(self) -> bool:
+        """Whether the states add up to the capacity, to the unit and nanosecond."""
+        return sum(self.sums.values()) == self.capacity
+
+    def states(self) -> dict[State, int]:
+        """Cap-unit-nanoseconds by state."""
+        found = dict.fromkeys(State, 0)
+        for key, quantity in self.sums.items():
+            found[key.state] += quantity
+        return found
+
+    def tenants(self) -> dict[str, dict[State, int]]:
+        """The same by tenant, for those that have any."""
+        found: dict[str, dict[State, int]] = {}
+        for key, quantity in sorted(self.sums.items()):
+            if key.tenant:
+                states = found.setdefault(key.tenant, {})
+                states[key.state] = states.get(key.state, 0) + quantity
+        return found
+
+    def held(self, first_day: int, end_day: int) -> dict[str, int]:
+        """What each tenant held on days of [first, end)."""
+        found: dict[str, int] = {}
+        for key, quantity in self.sums.items():
+            if key.state in HELD and first_day <= key.day < end_day:
+                found[key.tenant] = found.get(key.tenant, 0) + quantity
+        return found
+
+
+def nanoseconds(parts: Mapping[State, int]) -> dict[State, int]:
+    """GPU-nanoseconds of whole GPUs, rounded so that they add up to their rounded sum.
+
+    Parts of a GPU do not come to whole nanoseconds; the largest remainders are rounded up.
+    """
+    exact = {name: Fraction(units, GPU_CAPACITY) for name, units in parts.items()}
+    found = {name: value.numerator // value.denominator for name, value in exact.items()}
+    missing = sum(parts.values()) // GPU_CAPACITY - sum(found.values())
+    by_remainder = sorted(exact, key=lambda name: (found[name] - exact[name], name))
+    for name in by_remainder[:missing]:
+        found[name] += 1
+    return found

@@ -1,0 +1,137 @@
+"""The outbox, taken into the audit log: in order, each row once, whenever anything breaks.
+
+A batch is taken on (committed), recorded, signed if that is possible, and its places are noted
+(committed). Where the last was lost, the log itself tells: each record's first reference is its row.
+Batches follow each other, so what was recorded without being noted lies behind all that was noted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from collector.audit.draft import record_of
+from collector.audit.journal import JournalError
+from collector.audit.log import AuditError, AuditLog
+from collector.audit.outbox import (
+    REFERENCE,
+    Place,
+    Waiting,
+    last_placed,
+    place,
+    take,
+    unplaced,
+)
+from collector.audit.tiles import TileError
+from collector.ledger.database import Database, LedgerError
+from railscope.audit.merkle import leaf_hash
+from railscope.audit.record import RecordError, decode, encode
+
+MOST_IN_A_BATCH = 256
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Drain:
+    """Takes what waits in the outbox of a database into a log; `run` it while the log runs."""
+
+    database: Callable[[], Database]
+    """Raises LedgerError while it is away."""
+    audit: AuditLog
+    look_seconds: float = LOOK_SECONDS
+    retry_seconds: float = RETRY_SECONDS
+    waiting: int = 0
+    """Rows in no log yet, as last seen."""
+    problem: str = ""
+    """Why it does not go on; empty where it does."""
+    _log: str = ""
+    _found: dict[str, int] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Drain until cancelled. What is in the way is said once, and tried again."""
+        while True:
+            try:
+                full = await self.step()
+            except (LedgerError, AuditError, RecordError, TileError, OSError) as error:
+                if str(error) != self.problem:
+                    log.error("audit_outbox_waits", problem=str(error))
+                self.problem = str(error)
+                # What happened behind the last commit is looked up in the log.
+                self._log = ""
+                await asyncio.sleep(self.retry_seconds)
+                continue
+            self.problem = ""
+            if not full:
+                await asyncio.sleep(self.look_seconds)
+
+    async def step(self) -> bool:
+        """Drain a batch; whether there may be more at once.
+
+        Raises LedgerError, AuditError, RecordError, TileError, OSError.
+        """
+        database = await asyncio.to_thread(self.database)
+        if not self._log:
+            await asyncio.to_thread(self._look_back, database)
+        batch = await asyncio.to_thread(self._take, database)
+        places = await self._recorded(batch)
+        await asyncio.to_thread(self._place, database, places)
+        return len(batch) == MOST_IN_A_BATCH
+
+    def _look_back(self, database: Database) -> None:
+        """Find what was recorded and not noted."""
+        genesis = next(self.audit.records(0), None)
+        if genesis is None:
+            message = f"{self.audit.folder}: the log has not begun"
+            raise AuditError(message)
+        name = leaf_hash(genesis).hex()
+        with database.transaction() as connection:
+            first = last_placed(connection, name) + 1
+        self._found = {}
+        for raw in self.audit.records(first):
+            record = decode(raw)
+            if record.ref and record.ref[0].startswith(REFERENCE):
+                self._found[record.ref[0].removeprefix(REFERENCE)] = record.seq
+        self._log = name
+
+    def _take(self, database: Database) -> list[Waiting]:
+        with database.transaction() as connection:
+            self.waiting = unplaced(connection)
+        if not self.waiting:
+            return []
+        with database.transaction(writes=True) as connection:
+            return take(connection, self._log, MOST_IN_A_BATCH)
+
+    async def _recorded(self, batch: list[Waiting]) -> list[Place]:
+        """Record what the log does not have yet, in order; where each is."""
+        fresh = [one for one in batch if one.id not in self._found]
+        for one in fresh:
+            encode(record_of(one.draft, self.audit.source, self.audit.size))
+        appended = [self.audit.append(one.draft) for one in fresh]
+        leaves = await asyncio.gather(*appended)
+        self._found.update(zip((one.id for one in fresh), leaves, strict=True))
+        signed = await self._signed() if batch else 0
+        return [Place(one.id, leaf, signed if leaf < signed else None) for one in batch
+                for leaf in (self._found[one.id],)]  # fmt: skip
+
+    async def _signed(self) -> int:
+        """Sign, if that can be done now; how many records are signed."""
+        try:
+            await self.audit.sign()
+        except (AuditError, JournalError, OSError) as error:
+            log.warning("audit_outbox_not_signed", problem=str(error))
+        return self.audit.signed.size
+
+    def _place(self, database: Database, places: list[Place]) -> None:
+        if not places:
+            return
+        with database.transaction(writes=True) as connection:
+            place(connection, self._log, places)
+        self.waiting -= len(places)
+        for one in places:
+            self._found.pop(one.id)

@@ -1,0 +1,186 @@
+"""What an event of an agent is in the audit log."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from collector.audit.draft import Draft
+from collector.audit.holding import (
+    ASSIGN,
+    CONFLICT,
+    DONE,
+    RELEASE,
+    SEEN,
+    TRANSFER,
+    Holding,
+    Holdings,
+)
+from collector.core import SeenEvent
+from railscope.audit.record import Actor, Data, RecordError, Source, Subject
+from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
+from railscope.wire import WireEvent
+
+MOST_TEXT = 500
+NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
+"""Sources whose owners are namespaces; those of all others may be persons."""
+ROGUE, JOIN, GAP = "tenancy.rogue_process", "node.join", "evidence.gap"
+_NS_PER_MS = 1_000_000
+
+_FIRMWARE = ("vbios", "inforom", "gsp_firmware")
+_SETTINGS = {
+    "network.pfc": ("pfc", "pause"),
+    "network.dscp": ("trust", "dscp", "applications", "np_cnp", "rdma_cm_tos", "rdma_traffic"),
+    "network.ecn": ("ecn", "cc_", "np_", "rp_"),
+    "network.mtu": ("mtu",),
+    "network.buffer": (
+        "buffer", "ring", "rate_limits", "traffic_classes", "bandwidth", "scheduling",
+    ),
+    "network.nic_firmware": ("firmware",),
+}  # fmt: skip
+"""Type by how the name of a setting begins; what is none of these is of the link."""
+_GPU_CHANGES = {
+    "added": JOIN,
+    "removed": "device.retire",
+    "mig_mode": "device.mig",
+    "mig_devices": "device.mig",
+    "ecc_mode": "device.ecc",
+    "compute_mode": "device.compute_mode",
+    "power_limit": "device.power_limit",
+    "clocks": "device.clocks",
+}
+_CLAIMS = {
+    tenancy.CLAIM_START_EVENT.name: (ASSIGN, DONE),
+    tenancy.CLAIM_END_EVENT.name: (RELEASE, DONE),
+    tenancy.UNCLAIMED_START_EVENT.name: (ROGUE, SEEN),
+    tenancy.UNCLAIMED_END_EVENT.name: (ROGUE, DONE),
+}
+
+
+def is_audited(event: WireEvent) -> bool:
+    """Whether an event becomes a record."""
+    known = EVENTS.get(event.name)
+    return known is not None and known.audited
+
+
+def source_of(seen: SeenEvent) -> Source:
+    """The agent's run, at its record of this number."""
+    run = seen.position.run if seen.position else ""
+    return Source("agent", clean(seen.node), clean(run), seen.event.number - 1)
+
+
+def drafts_of(
+    seen: SeenEvent, holdings: Holdings, commitment: Callable[[str], str]
+) -> Iterator[Draft]:
+    """The record of an event, and before it what else it shows: a conflict of claims.
+
+    `commitment` gives the commitment to a person's name.
+    """
+    draft = _draft(seen, commitment)
+    if draft.type != ASSIGN:
+        yield draft
+        return
+    gpu, claim = draft.subject.gpu, str(draft.data["claim"])
+    wanted, present = Holding.of(draft.data, draft.commitments), holdings.of(gpu, claim)
+    if present is None:
+        for other in holdings.disputed(gpu, claim, wanted):
+            yield _conflict(draft, claim, other)
+        yield draft
+    elif present.holder == wanted.holder:
+        yield replace(draft, outcome=SEEN)
+    else:
+        yield replace(draft, type=TRANSFER)
+
+
+def _draft(seen: SeenEvent, commitment: Callable[[str], str]) -> Draft:
+    event = seen.event
+    facts = {clean(name): clean(text) for name, text in event.facts.items() if name.isascii()}
+    type_, outcome, about = _what(event, facts)
+    node = clean(seen.node)
+    position = seen.position
+    data: Data = {**facts, **about, "event": event.name}
+    references: tuple[str, ...] = ()
+    if position:
+        data["received_ns"] = str(position.received_ns)
+        frame = f"{node}/{clean(position.run)}/{position.stream}/{position.sequence}"
+        references = (f"frame/{frame}/{position.index}",)
+    commitments = {}
+    if data.get("owner") and data.get("source") not in NO_PERSONS:
+        commitments["owner"] = commitment(str(data.pop("owner")))
+    uncertainty_ns = facts.get("uncertainty_ns", "")
+    return Draft(
+        type_,
+        Actor(facts.get("level") or "agent", facts.get("source") or node),
+        event.wall_ns,
+        outcome,
+        Subject(node, _gpu(event, facts), facts.get("device", "")),
+        data,
+        references,
+        int(uncertainty_ns) // _NS_PER_MS if uncertainty_ns.isdecimal() else 0,
+        source_of(seen),
+        commitments,
+    )
+
+
+def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, Data]:
+    """Type and outcome of the record, and what its entity says."""
+    key = [clean(part) for part in event.entity.key]
+    if event.name in _CLAIMS:
+        return *_CLAIMS[event.name], {"claim": key[-1] if key else ""}
+    if event.name == gpu_health.GPU_CHANGE_EVENT.name:
+        return _gpu_change(facts), SEEN, {"address": "/".join(key)}
+    if event.name == nic_settings.SETTING_EVENT.name:
+        return _setting(facts.get("setting", "")), SEEN, {"interface": "/".join(key)}
+    if event.name == agent.CUSTODY_EVENT.name:
+        return "log.witness", "failed", {}
+    if event.name in {agent.GAP_EVENT.name, nic_settings.UNTOLD_EVENT.name}:
+        return GAP, SEEN, {"about": "/".join(key)}
+    return "evidence.quarantine", SEEN, {"about": "/".join(key)}
+
+
+def _gpu_change(facts: dict[str, str]) -> str:
+    change = facts.get("change", "")
+    if change != "facts":
+        return _GPU_CHANGES.get(change, "device.sharing")
+    after = facts.get("after", "")
+    return "device.firmware" if any(one in after for one in _FIRMWARE) else "device.driver"
+
+
+def _setting(name: str) -> str:
+    return next((kind for kind, begins in _SETTINGS.items() if name.startswith(begins)),
+                "network.link_admin")  # fmt: skip
+
+
+def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
+    if event.entity.kind in {"claim", "gpu"} and event.entity.key:
+        return clean(event.entity.key[0])
+    return facts.get("gpu", "")
+
+
+def _conflict(draft: Draft, claim: str, other: str) -> Draft:
+    """Two claims dispute the same slots: seen by the collector, of its own."""
+    data: Data = {"claim_before": other, "claim": claim, "level": draft.data.get("level", "")}
+    return replace(
+        draft, type=CONFLICT, outcome=SEEN, data=data, source=None, commitments={},
+        actor=Actor("collector", "collector"),
+    )  # fmt: skip
+
+
+def beyond_recording(seen: SeenEvent, problem: RecordError) -> Draft:
+    """What stands for an event that no record can hold, so that its number is not missing."""
+    data: Data = {
+        "event": clean(seen.event.name),
+        "problem": clean(str(problem)),
+        "sha256": hashlib.sha256(repr(seen.event).encode(errors="replace")).hexdigest(),
+    }
+    return Draft(
+        "evidence.quarantine", Actor("agent", clean(seen.node)), max(0, seen.event.wall_ns), SEEN,
+        Subject(clean(seen.node)), data, source=source_of(seen),
+    )  # fmt: skip
+
+
+def clean(text: str) -> str:
+    """A text as records hold it: in NFC, and no longer than anybody reads."""
+    return unicodedata.normalize("NFC", text)[:MOST_TEXT]

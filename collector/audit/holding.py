@@ -1,0 +1,97 @@
+"""Who holds what according to the log itself: what makes a claim an assignment, a transfer, a conflict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from railscope.audit.record import Data, Record
+
+ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
+CONFLICT = "tenancy.conflict"
+SEEN, DONE = "seen", "done"
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True):
+    """A claim in force: who has it, on which slots, by whose word."""
+
+    holder: tuple[str, ...]
+    """Tenant, owner and the commitment to the owner, as far as they are known."""
+    level: str
+    slots: tuple[int, int]
+    exclusive: bool
+
+    @classmethod
+    def of(cls, data: Data, commitments: dict[str, str]) -> Holding:
+        """What a record of an assignment says."""
+        owner = commitments.get("owner") or str(data.get("owner", ""))
+        return cls(
+            (str(data.get("tenant", "")), owner),
+            str(data.get("level", "")),
+            slots_of(str(data.get("compute", ""))),
+            data.get("exclusive") == "true",
+        )
+
+    def disputes(self, other: Holding) -> bool:
+        """Whether two claims of equal level want the same slots for themselves."""
+        both = self.exclusive and other.exclusive and self.level == other.level
+        return both and self.slots[0] < other.slots[1] and other.slots[0] < self.slots[1]
+
+
+def slots_of(text: str) -> tuple[int, int]:
+    """`low-high` as numbers; no slot at all where it is something else."""
+    low, _, high = text.partition("-")
+    return (int(low), int(high)) if low.isdecimal() and high.isdecimal() else (0, 0)
+
+
+class Holdings(msgspec.Struct):
+    """Claims in force, by GPU and claim."""
+
+    gpus: dict[str, dict[str, Holding]] = {}
+    conflicts: dict[str, set[tuple[str, str]]] = {}
+    """Disputes that were recorded, by GPU: the later claim and the earlier."""
+
+    def of(self, gpu: str, claim: str) -> Holding | None:
+        """The claim, where it is in force."""
+        return self.gpus.get(gpu, {}).get(claim)
+
+    def disputed(self, gpu: str, claim: str, wanted: Holding) -> list[str]:
+        """Other claims of a GPU that dispute what this one wants, unless that was recorded."""
+        there, told = self.gpus.get(gpu, {}).items(), self.conflicts.get(gpu, set())
+        return [
+            name
+            for name, held in there
+            if name != claim and (claim, name) not in told and held.disputes(wanted)
+        ]
+
+    def part(self, gpus: Iterable[str]) -> Holdings:
+        """A copy, of some GPUs only, to try on it what comes next."""
+        asked = set(gpus)
+        return Holdings(
+            {gpu: dict(self.gpus[gpu]) for gpu in asked & self.gpus.keys()},
+            {gpu: set(self.conflicts[gpu]) for gpu in asked & self.conflicts.keys()},
+        )
+
+    def add(self, record: Record) -> None:
+        """Follow the log, record by record."""
+        claim = record.data.get("claim")
+        if not isinstance(claim, str):
+            return
+        if record.type in {ASSIGN, TRANSFER} and record.out == DONE:
+            held = self.gpus.setdefault(record.obj.gpu, {})
+            held[claim] = Holding.of(record.data, record.pii)
+        elif record.type == CONFLICT:
+            other = str(record.data.get("claim_before", ""))
+            self.conflicts.setdefault(record.obj.gpu, set()).add((claim, other))
+        elif record.type == RELEASE:
+            self._release(record.obj.gpu, claim)
+
+    def _release(self, gpu: str, claim: str) -> None:
+        held = self.gpus.get(gpu, {})
+        held.pop(claim, None)
+        if not held:
+            self.gpus.pop(gpu, None)
+        left = {pair for pair in self.conflicts.pop(gpu, set()) if claim not in pair}
+        if left:
+            self.conflicts[gpu] = left

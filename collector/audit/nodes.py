@@ -1,0 +1,90 @@
+"""What envelopes show of nodes: one that is new, has booted, has another agent or another time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field
+
+from collector.audit.draft import Draft, record_of
+from collector.audit.events import JOIN, clean
+from collector.audit.recorded import BOOT, RECEIVED, STEP, UPGRADE, NodeState
+from collector.segments import Record
+from railscope.audit.record import Actor, Data, Source, Subject
+from railscope.wire import Envelope
+
+STEP_NS = 2_000_000_000
+"""From here on a step of a node's clock is evidence."""
+STEPS_EVERY_NS = 3_600_000_000_000
+"""A clock that steps all the time is recorded once in so much time."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    boot_id: str
+    wall_less_boot_ns: int
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Follows all nodes. Envelopes that the log already tells of are passed over."""
+
+    _nodes: dict[str, NodeState] = field(default_factory=dict)
+    _clocks: dict[str, _Clock] = field(default_factory=dict)
+
+    def start(self, nodes: dict[str, NodeState], drafts: Iterable[Draft]) -> None:
+        """Start from what the log tells, and from what is to be recorded still."""
+        self._nodes = {name: copy(state) for name, state in nodes.items()}
+        for draft in drafts:
+            self._take(draft)
+
+    def look(self, record: Record, envelope: Envelope) -> list[Draft]:
+        """What is new in an envelope."""
+        name = clean(envelope.node)
+        state = self._nodes.get(name)
+        found = []
+        if state is None or not state.boots:
+            found.append(_draft(JOIN, name, record, envelope))
+        elif record.received_wall_ns > state.received_ns:
+            boot_id, version = clean(envelope.boot_id), clean(envelope.agent_version)
+            # Two machines of one name take turns: a boot that was there before is no new one.
+            if boot_id not in state.boots:
+                found.append(_draft(BOOT, name, record, envelope, before=state.boots[-1]))
+            if version != state.version and boot_id not in state.boots[:-1]:
+                found.append(_draft(UPGRADE, name, record, envelope, before=state.version))
+        if step := self._step(name, state, record):
+            found.append(_draft(STEP, name, record, envelope, step_ns=str(step)))
+        for draft in found:
+            self._take(draft)
+        return found
+
+    def _take(self, draft: Draft) -> None:
+        record = record_of(draft, Source("collector", "", "", 0), 0)
+        self._nodes.setdefault(draft.subject.node, NodeState()).take(record)
+
+    def _step(self, name: str, state: NodeState | None, record: Record) -> int:
+        """By how much the clock of a node was set, in ns; 0 where that is no evidence."""
+        sent = record.sent
+        offset_ns, clock = sent.wall_ns - sent.boot_ns, self._clocks.get(name)
+        if clock is None or clock.boot_id != sent.boot_id or not sent.boot_id:
+            self._clocks[name] = _Clock(sent.boot_id, offset_ns)
+            return 0
+        step_ns = offset_ns - clock.wall_less_boot_ns
+        if abs(step_ns) <= STEP_NS:
+            return 0
+        clock.wall_less_boot_ns = offset_ns
+        stepped_ns = state.stepped_ns if state else 0
+        recent = stepped_ns and record.received_wall_ns < stepped_ns + STEPS_EVERY_NS
+        return 0 if recent else step_ns
+
+
+def _draft(kind: str, name: str, record: Record, envelope: Envelope, **more: str) -> Draft:
+    data: Data = {
+        "boot_id": clean(envelope.boot_id),
+        "version": clean(envelope.agent_version),
+        "run": clean(envelope.run),
+        RECEIVED: str(record.received_wall_ns),
+        **{key: clean(text) for key, text in more.items()},
+    }
+    actor = Actor("agent", name)
+    return Draft(kind, actor, record.received_wall_ns, "seen", Subject(name), data)

@@ -1,0 +1,218 @@
+"""What agents tell becomes records of the audit log, each thing once.
+
+An agent numbers its audited events, and the number is the record's `src.n`: what comes again is known
+by it, and what never came leaves a gap that `railscope audit verify` finds. Events come from the
+frame log, live and again at a restart; what was not recorded yet when a segment may go is kept in the
+copy of `recorded`. So nothing is recorded twice, and nothing is lost that was acknowledged.
+
+The queue is bounded. What does not fit is read again from the frame log once there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from collector.audit.draft import Draft, record_of
+from collector.audit.events import beyond_recording, clean, drafts_of, is_audited, source_of
+from collector.audit.log import AuditError, AuditLog
+from collector.audit.nodes import Nodes
+from collector.audit.personal import SaltError, Salts
+from collector.audit.recorded import Recorded, Snapshot, load
+from collector.core import SeenEvent
+from collector.segments import Record as FrameRecord
+from railscope.audit.record import RecordError, encode
+from railscope.wire import Envelope
+
+_ANY = (1 << 53) - 1
+"""The sequence of a record that has none yet: no other takes more bytes."""
+MOST_WAITING = 20_000
+MOST_IN_A_BATCH = 256
+RETRY_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Observed:
+    """Records what agents tell; `open` it after the log, `run` it beside it."""
+
+    audit: AuditLog
+    salts: Salts
+    file: Path
+    """Where the copy is kept."""
+    reread: Callable[[], Iterator[SeenEvent]] = lambda: iter(())
+    """Events of all frames that the frame log still has to tell at a restart."""
+    most_waiting: int = MOST_WAITING
+    retry_seconds: float = RETRY_SECONDS
+    recorded: Recorded = field(default_factory=Recorded)
+    nodes: Nodes = field(default_factory=Nodes)
+    overflowed: int = 0
+    """Events that did not fit and are read again."""
+    unnumbered: int = 0
+    """Events of agents too old to number them: they cannot be recorded."""
+    problem: str = ""
+    _waiting: deque[SeenEvent] = field(default_factory=deque)
+    _facts: deque[Draft] = field(default_factory=deque)
+    _behind: bool = False
+    _reading: bool = False
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def waiting(self) -> int:
+        """How much has come and is not in the log yet; without what is to be read again."""
+        return len(self._waiting) + len(self._facts)
+
+    def open(self) -> None:
+        """Learn what the log holds. Blocking; raises TileError, OSError."""
+        found = load(self.file, self.audit)
+        self.recorded = found.recorded
+        self.nodes.start(found.recorded.nodes, found.drafts)
+        self._waiting.extend(found.seen())
+        self._facts.extend(found.drafts)
+
+    def hear(self, record: FrameRecord, envelope: Envelope) -> None:
+        """Look at an envelope: a node that is new, has booted, has another agent or another time."""
+        facts = self.nodes.look(record, envelope)
+        if facts:
+            self._facts.extend(facts)
+            self._wake.set()
+
+    def listen(self, seen: SeenEvent) -> None:
+        """Take note of an event. Never waits."""
+        if not is_audited(seen.event):
+            return
+        if not seen.event.number:
+            if not self.unnumbered:
+                log.warning("event_not_audited", node=seen.node, event=seen.event.name,
+                            advice="update the agent: it does not number its events")  # fmt: skip
+            self.unnumbered += 1
+        elif self.recorded.has(source_of(seen)):
+            return
+        elif len(self._waiting) >= self.most_waiting:
+            self.overflowed += 1
+            self._behind = True
+        else:
+            self._waiting.append(seen)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Record what comes, until cancelled. What is left then is told again at the next start."""
+        self._wake.set()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self.waiting:
+                await self._record_some()
+            if self._behind:
+                await self._read_again()
+
+    async def _read_again(self) -> None:
+        """Take from the frame log what did not fit; what comes meanwhile and does not, once more."""
+        log.warning("audit_events_read_again", events=self.overflowed)
+        self._behind, self._reading = False, True
+        events = self.reread()
+        while found := await asyncio.to_thread(self._missing_from, events):
+            self._waiting.extend(found)
+            while self.waiting:
+                await self._record_some()
+        self._reading = False
+
+    def _missing_from(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
+        missing = (
+            seen for seen in events
+            if is_audited(seen.event) and seen.event.number
+            and not self.recorded.has(source_of(seen))
+        )  # fmt: skip
+        return list(islice(missing, self.most_waiting // 2 or 1))
+
+    async def _record_some(self) -> None:
+        """Record a batch, and let go of it when all of it is in the log."""
+        facts = list(islice(self._facts, MOST_IN_A_BATCH))
+        events = list(islice(self._waiting, MOST_IN_A_BATCH))
+        while True:
+            try:
+                drafts = await asyncio.to_thread(self._drafts, events)
+                break
+            except (OSError, SaltError) as error:
+                await self._pause(str(error))
+        await self._append([*facts, *drafts])
+        for queue, done in ((self._facts, facts), (self._waiting, events)):
+            for _ in done:
+                queue.popleft()
+
+    def _drafts(self, events: list[SeenEvent]) -> list[Draft]:
+        """The records of a batch, each as what those before it leave; runs off the loop."""
+        gpus = {clean(seen.event.entity.key[0]) for seen in events if seen.event.entity.key}
+        holdings = self.recorded.holdings.part(gpus)
+        found: list[Draft] = []
+        numbers: set[tuple[str, str, int]] = set()
+        for seen in events:
+            source = source_of(seen)
+            number = source.id, source.boot, source.n
+            if self.recorded.has(source) or number in numbers:
+                continue
+            numbers.add(number)
+            try:
+                drafts = list(drafts_of(seen, holdings, self.salts.commitment))
+                records = [record_of(draft, draft.source or source, _ANY) for draft in drafts]
+                for record in records:
+                    encode(record)
+            except RecordError as error:
+                log.error("audit_event_not_recorded", node=seen.node, problem=str(error))
+                found.append(beyond_recording(seen, error))
+                continue
+            for record in records:
+                holdings.add(record)
+            found += drafts
+        return found
+
+    async def _append(self, drafts: list[Draft]) -> None:
+        """Put all of it into the log, however long that takes."""
+        while drafts:
+            appended = (self.audit.append(draft) for draft in drafts)
+            answers = await asyncio.gather(*appended, return_exceptions=True)
+            left: list[Draft] = []
+            problem = ""
+            for draft, answer in zip(drafts, answers, strict=True):
+                if isinstance(answer, int):
+                    source = draft.source or self.audit.source
+                    self.recorded.add(record_of(draft, source, answer))
+                elif isinstance(answer, AuditError):
+                    left.append(draft)
+                    problem = str(answer)
+                else:
+                    raise answer
+            drafts = left
+            if problem:
+                await self._pause(problem)
+        self.problem = ""
+
+    async def _pause(self, problem: str) -> None:
+        if problem != self.problem:
+            log.error("audit_events_wait", waiting=self.waiting, problem=problem)
+        self.problem = problem
+        await asyncio.sleep(self.retry_seconds)
+
+    def snapshot(self, horizon_ns: int = 0) -> bytes | None:
+        """What to keep before segments of the frame log may go; nothing where they may not yet.
+
+        Runs that told something last before the horizon are forgotten.
+        """
+        if self._behind or self._reading:
+            return None
+        self.recorded.forget_before(horizon_ns)
+        events = [
+            (seen.node, seen.boot_id, seen.event, seen.position)
+            for seen in self._waiting
+            if seen.position
+        ]
+        content = Snapshot(self.recorded, events, list(self._facts))
+        return msgspec.msgpack.encode(content)

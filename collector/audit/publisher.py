@@ -1,0 +1,91 @@
+"""From durable to signed: tiles, and the checkpoint over them. Blocking; runs off the loop.
+
+Before it signs, it proves from what lies on disk that the log it signed last is the beginning of this
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collector.audit.journal import journal_paths
+from collector.audit.ownership import EpochError, Ownership
+from collector.audit.tiles import TileError, Tiles
+from collector.segments import write_durably
+from railscope.audit.checkpoint import Checkpoint, read_checkpoint
+from railscope.audit.merkle import EMPTY_ROOT, Tree, consistency_proof, consistent, root_of
+from railscope.audit.note import NoteError, SecretKey, read_note
+
+EMPTY = Tree(0, EMPTY_ROOT)
+
+
+class AuditError(RuntimeError):
+    """The audit log cannot be written; the message says why and what to do."""
+
+
+@dataclass(slots=True)
+class Publisher:
+    """Signs a log whose owner it is."""
+
+    folder: Path
+    signer: SecretKey
+    ownership: Ownership
+    before_signing: Callable[[Tree], None] | None = None
+    """Called with the tree that is about to be signed; what it raises keeps it unsigned."""
+    signed: Tree = EMPTY
+    note: str = ""
+    """The checkpoint over it; empty where nothing is signed."""
+    _last_attempt: tuple[Tree, str] = field(default=(EMPTY, ""))
+    """Signed, if its checkpoint lies there: what failed may have failed behind the rename."""
+
+    def open(self) -> None:
+        """Take up what was signed last. Raises NoteError, TileError, JournalError, OSError."""
+        self.signed, self.note = self._on_disk()
+
+    def _on_disk(self) -> tuple[Tree, str]:
+        path = self.folder / "checkpoint"
+        if not path.exists():
+            if (self.folder / "tile").exists() and self._journal_begins():
+                message = f"{path} is missing, but there are signed records"
+                raise NoteError(message)
+            return EMPTY, ""
+        note = read_note(path)
+        tree = read_checkpoint(note, self.signer.public).tree
+        if root_of(Tiles(self.folder, tree.size).node, tree.size) != tree.root:
+            message = f"the tiles do not give the root that {path} signs"
+            raise TileError(message)
+        return tree, note
+
+    def _journal_begins(self) -> bool:
+        """Whether the journal begins behind the first record: what was before had been signed."""
+        paths = journal_paths(self.folder / "journal")
+        return not paths or int(paths[0].stem.split("-")[1]) > 0
+
+    def publish(self, records: list[bytes]) -> tuple[Tree, str]:
+        """Write tiles and the checkpoint over `signed` and these. Raises AuditError, OSError.
+
+        What comes of it counts once the caller has put it into `signed` and `note`.
+        """
+        try:
+            old, _ = self._on_disk()
+            if old not in {self.signed, self._last_attempt[0]} or not self.ownership.holds:
+                message = f"{self.folder}: someone else has written this audit log"
+                raise AuditError(message)
+            tiles = Tiles(self.folder, old.size)
+            tiles.grow(records[old.size - self.signed.size :])
+            new = Tree(tiles.size, root_of(tiles.node, tiles.size))
+            proof = consistency_proof(tiles.node, old.size, new.size)
+        except (NoteError, TileError, EpochError) as error:
+            message = f"{self.folder}: {error}; run `railscope audit verify`"
+            raise AuditError(message) from error
+        if not consistent(old, new, proof):
+            message = f"{self.folder}: what was signed at {old.size} records has changed"
+            raise AuditError(message)
+        if self.before_signing:
+            self.before_signing(new)
+        note = Checkpoint(self.signer.name, new).signed(self.signer)
+        self._last_attempt = new, note
+        write_durably(self.folder / "checkpoint", note.encode())
+        return new, note

@@ -1,0 +1,141 @@
+"""What the log holds of what agents told: so that each thing is recorded once, whatever comes again.
+
+All of it follows from the log, record by record. A copy is kept beside the log for a start without
+reading it all; what the copy does not cover, or where it is of another log, the log is read again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from collector.audit.draft import Draft
+from collector.audit.events import JOIN
+from collector.audit.holding import CONFLICT, Holdings
+from collector.audit.log import AuditLog
+from collector.core import Position, SeenEvent
+from collector.segments import write_durably
+from collector.sequences import Ranges
+from railscope.audit.merkle import leaf_hash
+from railscope.audit.record import Record, Source, decode
+from railscope.wire import WireEvent
+
+BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
+OF_NODES = frozenset({JOIN, BOOT, UPGRADE, STEP})
+RECEIVED = "received_ns"
+MOST_BOOTS = 8
+
+log = structlog.get_logger(__name__)
+
+
+class NodeState(msgspec.Struct, array_like=True):
+    """A node as the log last told of it, and by which envelope."""
+
+    boots: list[str] = []
+    """Its last ones, the newest last."""
+    version: str = ""
+    received_ns: int = 0
+    stepped_ns: int = 0
+
+    def take(self, record: Record) -> None:
+        """Follow what the log tells of the node."""
+        received_ns = _received_ns(record)
+        if record.type == STEP:
+            self.stepped_ns = max(self.stepped_ns, received_ns)
+        else:
+            boot_id = str(record.data.get("boot_id", ""))
+            self.boots = [*(one for one in self.boots if one != boot_id), boot_id][-MOST_BOOTS:]
+            self.version = str(record.data.get("version", ""))
+            self.received_ns = max(self.received_ns, received_ns)
+
+
+class Told(msgspec.Struct, array_like=True):
+    """Which records of one run of an agent are in the log, and when the last of them came."""
+
+    numbers: Ranges = msgspec.field(default_factory=Ranges)
+    last_ns: int = 0
+
+
+class Recorded(msgspec.Struct):
+    """The log so far, as far as it matters for what may come again."""
+
+    genesis: str = ""
+    """Hash of the log's first record: which log it is."""
+    size: int = 0
+    runs: dict[str, dict[str, Told]] = {}
+    nodes: dict[str, NodeState] = {}
+    holdings: Holdings = msgspec.field(default_factory=Holdings)
+
+    def has(self, source: Source) -> bool:
+        """Whether the record of this number is in the log."""
+        told = self.runs.get(source.id, {}).get(source.boot)
+        return told is not None and not told.numbers.missing_in(source.n, source.n)
+
+    def add(self, record: Record) -> None:
+        """Follow the log."""
+        self.size = record.seq + 1
+        source = record.src
+        if source.kind == "agent":
+            told = self.runs.setdefault(source.id, {}).setdefault(source.boot, Told())
+            told.numbers.add(source.n, source.n)
+            told.last_ns = max(told.last_ns, _received_ns(record))
+            self.holdings.add(record)
+        elif record.type == CONFLICT:
+            self.holdings.add(record)
+        elif record.obj.node and record.type in OF_NODES:
+            self.nodes.setdefault(record.obj.node, NodeState()).take(record)
+
+    def forget_before(self, ns: int) -> None:
+        """Forget runs that told something last before an instant; no frame is that old any more."""
+        for node, runs in list(self.runs.items()):
+            for run in [run for run, told in runs.items() if told.last_ns < ns]:
+                del runs[run]
+            if not runs:
+                del self.runs[node]
+
+
+def _received_ns(record: Record) -> int:
+    received = record.data.get(RECEIVED)
+    return int(received) if isinstance(received, str) and received.isdecimal() else 0
+
+
+class Snapshot(msgspec.Struct):
+    """A copy of it, with what had come and was not in the log yet."""
+
+    recorded: Recorded
+    events: list[tuple[str, str, WireEvent, Position]] = []
+    drafts: list[Draft] = []
+
+    def seen(self) -> list[SeenEvent]:
+        """Events that are still to be recorded."""
+        return [SeenEvent(*parts) for parts in self.events]
+
+
+def load(path: Path, audit: AuditLog) -> Snapshot:
+    """The copy, brought up to the end of the log. Blocking; raises TileError, OSError."""
+    raw = next(audit.records(0), None)
+    genesis = leaf_hash(raw).hex() if raw is not None else ""
+    found = _read(path)
+    if found.recorded.genesis != genesis or found.recorded.size > audit.size:
+        found = Snapshot(Recorded(genesis), found.events, found.drafts)
+    for raw in audit.records(found.recorded.size):
+        found.recorded.add(decode(raw))
+    return found
+
+
+def _read(path: Path) -> Snapshot:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Snapshot)
+    except FileNotFoundError:
+        pass
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        log.error("audit_copy_damaged", file=str(path), problem=str(error),
+                  advice="the whole audit log is read instead")  # fmt: skip
+    return Snapshot(Recorded())
+
+
+def save(path: Path, content: bytes) -> None:
+    """Keep a copy, durable on return. Raises OSError."""
+    write_durably(path, content)

@@ -1,0 +1,116 @@
+"""FOCUS rows as Parquet, and back: decimal128(38, 12), times in microseconds of UTC, real nulls.
+
+PyArrow writes it; it comes with the extra `parquet`, and nothing else here needs it. The same rows
+make the same bytes with the same version of PyArrow: no time and no random number is in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from importlib import import_module
+from typing import Any, BinaryIO
+
+from collector.billing.focus_columns import (
+    COLUMNS,
+    DECIMALS,
+    NUMBERS,
+    PRECISION,
+    TIMES,
+    VERSION,
+    Row,
+    Value,
+    complete,
+)
+from collector.billing.focus_csv import spelled
+
+ROWS_IN_A_GROUP = 20_000  # what is in memory at once while it is written
+ROWS_IN_A_BATCH = 5_000  # and read
+
+
+class NoParquetError(RuntimeError):
+    """PyArrow is not installed; the message names the extra that brings it."""
+
+
+class FocusParquetError(ValueError):
+    """A file that is no export of ours; the message says why."""
+
+
+class ParquetWriter:
+    """Writes rows to a file, group by group. Raises NoParquetError."""
+
+    def __init__(self, file: BinaryIO, rows_in_a_group: int = ROWS_IN_A_GROUP) -> None:
+        self._arrow, parquet = _libraries()
+        self._schema = _schema(self._arrow)
+        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._most = rows_in_a_group
+        self._waiting: list[Row] = []
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take on rows. Raises ValueError for other columns and for more than 12 decimals."""
+        for row in rows:
+            self._waiting.append(complete(row))
+            if len(self._waiting) == self._most:
+                self._write()
+
+    def close(self) -> None:
+        """Write what is left, and the end of the file."""
+        try:
+            if self._waiting:
+                self._write()
+        finally:
+            # PyArrow's writer would close itself later, when the file is gone.
+            self._writer.close()
+
+    def _write(self) -> None:
+        columns = [
+            self._arrow.array([_stored(row[name]) for row in self._waiting], field.type)
+            for name, field in zip(COLUMNS, self._schema, strict=True)
+        ]
+        self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
+        self._waiting.clear()
+
+
+def read_from(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Row]:
+    """The rows of a file, with these columns. Raises NoParquetError, FocusParquetError."""
+    arrow, parquet = _libraries()
+    try:
+        source = parquet.ParquetFile(file)
+    except arrow.ArrowInvalid as error:
+        message = f"is no Parquet file: {error}"
+        raise FocusParquetError(message) from error
+    if not source.schema_arrow.equals(_schema(arrow), check_metadata=False):
+        message = "its columns are not those of an export"
+        raise FocusParquetError(message)
+    for batch in source.iter_batches(ROWS_IN_A_BATCH, columns=list(columns)):
+        for row in batch.to_pylist():
+            yield {name: _read(value) for name, value in row.items()}
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        message = "Parquet needs PyArrow: pip install 'railscope[parquet]'"
+        raise NoParquetError(message) from error
+
+
+def _schema(arrow: Any) -> Any:
+    number = arrow.decimal128(PRECISION, DECIMALS)
+    time = arrow.timestamp("us", tz="UTC")
+    types = {**dict.fromkeys(NUMBERS, number), **dict.fromkeys(TIMES, time)}
+    fields = [(name, types.get(name, arrow.string())) for name in COLUMNS]
+    return arrow.schema(fields, metadata={"focus_version": VERSION})
+
+
+def _stored(value: Value) -> str | Decimal | datetime | None:
+    # Through text: a Decimal made by arithmetic has the precision of the context, 28 digits.
+    return Decimal(spelled(value)) if isinstance(value, Fraction) else value
+
+
+def _read(value: str | Decimal | datetime | None) -> Value:
+    if isinstance(value, Decimal):
+        return Fraction(value)
+    return value.astimezone(UTC) if isinstance(value, datetime) else value

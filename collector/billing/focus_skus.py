@@ -1,0 +1,82 @@
+"""What is sold, as FOCUS names it: the SKU of a charge, its meter, its price and its resource.
+
+A SKU is one thing that is metered: the time of a model of GPU, the time of one MIG profile of it,
+the energy of that model. The prices of a SKU differ by tariff and by version of the price book;
+whose price it is does not show, for an id of a price is the same for all who pay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from collector.billing.charges import Charge, Kind, Unit
+
+_METERS = {
+    Unit.GPU_HOURS: "GPU Time",
+    Unit.INSTANCE_HOURS: "MIG Instance Time",
+    Unit.KILOWATT_HOURS: "Energy",
+}
+_MIG_UUID = "MIG-"  # how the driver's ids of MIG instances start
+
+
+def sku_id(charge: Charge) -> str | None:
+    """The SKU; None for what is no use of one (FOCUS asks for none on taxes)."""
+    if not charge.sku or charge.kind is Kind.TAX:
+        return None
+    if charge.unit is None or charge.unit is Unit.GPU_HOURS:
+        return charge.sku
+    if charge.unit is Unit.INSTANCE_HOURS:
+        return f"{charge.sku}/{charge.mig_profile}"
+    return f"{charge.sku}/{charge.kind.value}"
+
+
+def meter(charge: Charge) -> str | None:
+    """What is measured, in words: the same for all charges of a SKU."""
+    return _METERS.get(charge.unit, charge.unit.label) if charge.unit else None
+
+
+def price_id(charge: Charge) -> str | None:
+    """The price: SKU, tariff, and the version of the price book that brought it.
+
+    A minimum is billed at the price of the time that it completes.
+    """
+    if charge.unit is None:
+        return None
+    kind = Kind.USAGE if charge.kind is Kind.MINIMUM_TOPUP else charge.kind
+    parts = (charge.sku, charge.mig_profile, kind.value, f"v{charge.price_version}")
+    return "/".join(part for part in parts if part)
+
+
+def price_details(charge: Charge) -> str | None:
+    """Properties of one pricing unit: GPUs in a GPU-hour, the profile of an instance-hour."""
+    if charge.unit is Unit.GPU_HOURS:
+        return key_values({"GpuCount": 1})
+    if charge.unit is Unit.INSTANCE_HOURS:
+        return key_values({"x_MigProfile": charge.mig_profile})
+    return None
+
+
+def resource_id(charge: Charge) -> str | None:
+    """The UUID of the GPU or of the MIG instance; without one, the GPU's with the MIG profile.
+
+    So no id is that of a whole GPU in one row and of an instance in another.
+    """
+    if charge.mig_profile and not charge.resource.startswith(_MIG_UUID):
+        return f"{charge.resource}/{charge.mig_profile}" if charge.resource else None
+    return charge.resource or None
+
+
+def resource_type(charge: Charge) -> str | None:
+    """What the resource is."""
+    if not charge.resource:
+        return None
+    shared = charge.mig_profile or charge.resource.startswith(_MIG_UUID)
+    return "MIG instance" if shared else "GPU"
+
+
+def key_values(found: Mapping[str, str | int]) -> str | None:
+    """FOCUS KeyValueFormat: one flat JSON object, its keys in order; None for no pairs."""
+    if not found:
+        return None
+    return json.dumps(dict(found), ensure_ascii=False, separators=(",", ":"), sort_keys=True)

@@ -1,0 +1,276 @@
+"""Facts as metering takes them: everything that is known of one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import msgspec
+import numpy as np
+
+from collector.evidence.calendar_file import Calendar
+from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
+from collector.evidence.claims_file import FileClaims
+from collector.evidence.places import Places, Presence, places
+from collector.evidence.seen import OF_THE_AGENT, Counter, Part
+from collector.evidence.tenants_file import Tenants
+from collector.evidence.told import Ended, Told
+from collector.metering.evidence import (
+    Claim,
+    Evidence,
+    Instance,
+    Layout,
+    Level,
+    Sighting,
+    Stay,
+    Witness,
+)
+from collector.metering.measures import Increments, Measure, Readings, increments
+from collector.metering.units import FOREVER_NS, Slots
+from railscope.frame import NO_LANE
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What administrators say."""
+
+    claims: FileClaims = field(default_factory=FileClaims)
+    tenants: Tenants = field(default_factory=Tenants)
+    calendar: Calendar = field(default_factory=Calendar)
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What is known of one GPU from frames and events."""
+
+    gpu: str
+    presences: Sequence[Presence]
+    told: Sequence[Told] = ()
+    ended: Sequence[Ended] = ()
+    cuts: Sequence[Cut] = ()
+    reports: Mapping[str, Sequence[Span]] = {}
+    """When each node reported anything but GPUs."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """Evidence of a GPU, what its counters counted, and its model."""
+
+    evidence: Evidence
+    counted: dict[Measure, Increments]
+    sku: str
+    profiles: dict[str, str] = {}
+    """The MIG profiles of claims that have one."""
+    places: Places = Places((), ())
+
+
+def facts_of(
+    gpu: str, chunks: Iterable[Chunk], told: Iterable[Told], ended: Iterable[Ended]
+) -> Facts:
+    """What chunks and claims say of a GPU."""
+    presences: list[Presence] = []
+    cuts: list[Cut] = []
+    reports: dict[str, list[Span]] = {}
+    for chunk in chunks:
+        if sighted := chunk.gpus.get(gpu):
+            presences.append(Presence(chunk.node, chunk.boot, sighted.heard_ns, sighted.spans))
+        cuts += chunk.cuts.get(gpu, ())
+        reports.setdefault(chunk.node, []).extend(chunk.reports)
+    return Facts(gpu, presences, tuple(told), tuple(ended), cuts, reports)
+
+
+def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
+    """What metering is told."""
+    where = places(facts.presences)
+    claims = _claims(facts, files.tenants)
+    claims += files.claims.claims(facts.gpu, {stay.node for stay in where.stays})
+    stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in where.stays]
+    evidence = Evidence(
+        gpu=facts.gpu,
+        stays=where.stays,
+        claims=tuple(sorted(set(claims))),
+        stretches=tuple(sorted(where.stretches)),
+        layouts=tuple(_layouts(facts.cuts)),
+        outages=tuple(files.calendar.outages(facts.gpu, stays)),
+        reservations=tuple(files.calendar.reservations(facts.gpu, stays)),
+        sightings=tuple(sorted(set(_sightings(facts, where)))),
+    )
+    return evidence, where
+
+
+def known(facts: Facts, chunks: Sequence[Chunk], files: Files) -> Known:
+    """Everything of a GPU: evidence, counters, model."""
+    evidence, where = evidence_of(facts, files)
+    sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
+    sku = max((one.sku for one in sighted), default="")
+    profiles = {one.id: one.profile for one in sorted(facts.told) if one.profile}
+    return Known(evidence, counted(facts.gpu, chunks, where.stays), sku, profiles, where)
+
+
+# Claims -----------------------------------------------------------------------------------------
+
+
+def _claims(facts: Facts, tenants: Tenants) -> list[Claim]:
+    """Claims with their ends and tenants; one whose owner changes its tenant is cut there."""
+    ends: dict[tuple[str, str], int] = {}
+    for end in facts.ended:
+        key = (end.node, end.id)
+        ends[key] = min(end.instant_ns, ends.get(key, end.instant_ns))
+    first: dict[tuple[str, str], Told] = {}
+    for one in facts.told:
+        key = (one.node, one.id)
+        first[key] = min(one, first.get(key, one))
+    taken: set[str] = set()
+    found: list[Claim] = []
+    for one in sorted(first.values()):
+        name = f"{one.id}@{one.node}" if one.id in taken else one.id
+        taken.add(name)
+        found += _pieces(one, name, ends.get((one.node, one.id), FOREVER_NS), tenants)
+    return found
+
+
+def _pieces(one: Told, name: str, end_ns: int, tenants: Tenants) -> Iterator[Claim]:
+    if end_ns <= one.start_ns:
+        return
+    if one.tenant:
+        yield _claim(one, name, one.tenant, (one.start_ns, end_ns))
+        return
+    for start, end, tenant in tenants.pieces(one.source, one.owner, one.start_ns, end_ns):
+        piece = name if start == one.start_ns else f"{name}#{start}"
+        yield _claim(one, piece, tenant, (start, end))
+
+
+def _claim(one: Told, name: str, tenant: str, span: tuple[int, int]) -> Claim:
+    return Claim(
+        level=one.level,
+        start_ns=span[0],
+        id=name,
+        tenant=tenant,
+        end_ns=span[1],
+        workload=one.workload,
+        node=one.node,
+        compute=Slots(*one.compute),
+        memory=Slots(*one.memory),
+        exclusive=one.exclusive,
+        system=one.system,
+    )
+
+
+# Layouts, witnesses -----------------------------------------------------------------------------
+
+
+def _layouts(cuts: Iterable[Cut]) -> Iterator[Layout]:
+    """A layout from the first frame that shows it on."""
+    seen = sorted((span.first_ns, cut.parts) for cut in cuts for span in cut.spans)
+    last: tuple[Part, ...] | None = None
+    for start_ns, parts in seen:
+        if parts != last:
+            instances = tuple(Instance(Slots(*part.compute), Slots(*part.memory)) for part in parts)
+            yield Layout(start_ns, layout_id(parts), instances)
+        last = parts
+
+
+def layout_id(parts: Sequence[Part]) -> str:
+    """A short name for a way to cut a GPU; empty where it is whole."""
+    return sha256(msgspec.json.encode(parts)).hexdigest()[:12] if parts else ""
+
+
+def _sightings(facts: Facts, where: Places) -> Iterator[Sighting]:
+    """Who else says that the node was at work.
+
+    Other streams of the node; and the scheduler, whose claim stands for as long as it lasted, or,
+    where its end is not known, for as long as the node that tells of it was heard.
+    """
+    heard: dict[str, int] = {}
+    for node, spans in facts.reports.items():
+        joined: list[Span] = []
+        for span in spans:
+            add_span(joined, Span(span.first_ns, span.last_ns))
+        heard[node] = max((span.last_ns for span in joined), default=-FOREVER_NS)
+        for stay in where.stays:
+            if stay.node == node:
+                yield from _within(stay, joined)
+    for presence in facts.presences:
+        last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
+        heard[presence.node] = max(last, heard.get(presence.node, -FOREVER_NS))
+    ends = {(end.node, end.id): end.instant_ns for end in sorted(facts.ended, reverse=True)}
+    for one in facts.told:
+        if one.level is Level.SCHEDULER:
+            until = ends.get((one.node, one.id), heard.get(one.node, one.start_ns))
+            if one.start_ns < until:
+                yield Sighting(Witness.SCHEDULER, one.start_ns, until)
+
+
+def _within(stay: Stay, spans: Iterable[Span]) -> Iterator[Sighting]:
+    for span in spans:
+        start, end = max(stay.start_ns, span.first_ns), min(stay.end_ns, span.last_ns)
+        if start < end:
+            yield Sighting(Witness.NODE_READY, start, end)
+
+
+# Counters ---------------------------------------------------------------------------------------
+
+
+def counted(
+    gpu: str, chunks: Sequence[Chunk], stays: Sequence[Stay] = ()
+) -> dict[Measure, Increments]:
+    """What the counters of a GPU counted: its own, and those of the ports on its rail.
+
+    A node's readings count while the GPU is in that node.
+    """
+    moved = {stay.node for stay in stays} != {chunk.node for chunk in chunks}
+    moved |= len(stays) > 1
+    readings: dict[Counter, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
+    lanes = {
+        (chunk.node, chunk.boot): sighted.lane
+        for chunk in sorted(chunks, key=lambda chunk: (chunk.node, chunk.boot, chunk.number))
+        if (sighted := chunk.gpus.get(gpu)) and sighted.lane != NO_LANE
+    }
+    for chunk in chunks:
+        lane = lanes.get((chunk.node, chunk.boot), NO_LANE)
+        for series in chunk.series.values():
+            for at, counter in enumerate(series.counters):
+                if counter.gpu != gpu and (counter.gpu or counter.lane != lane):
+                    continue
+                run = series.run if counter.measure in OF_THE_AGENT else ""
+                cells = readings.setdefault(counter, {}).setdefault((chunk.boot, run), {})
+                for cell in series.cells.values():
+                    value = int.from_bytes(cell.values[8 * at : 8 * at + 8], "little", signed=True)
+                    here = not moved or _is_in(chunk.node, stays, cell.instant_ns)
+                    if value >= 0 and here:
+                        number = cell.boot_ns // GRID_NS
+                        new = (cell.boot_ns, cell.instant_ns, value)
+                        cells[number] = min(new, cells.get(number, new))
+    rdma = {counter.measure for counter in readings if counter.rdma}
+    found: dict[Measure, list[Increments]] = {}
+    for counter, runs in sorted(readings.items()):
+        if counter.gpu or counter.rdma or counter.measure not in rdma:
+            found.setdefault(counter.measure, []).append(increments(_readings(runs)))
+    return {measure: _together(parts) for measure, parts in found.items()}
+
+
+def _is_in(node: str, stays: Iterable[Stay], instant_ns: int) -> bool:
+    return any(s.node == node and s.start_ns <= instant_ns < s.end_ns for s in stays)
+
+
+def _readings(
+    runs: Mapping[tuple[str, str], Mapping[int, tuple[int, int, int]]],
+) -> Iterator[Readings]:
+    for (boot, run), cells in runs.items():
+        table = np.array(sorted(cells.values()), np.int64).reshape(-1, 3)
+        # The boot clock knows the order; what the journey took may make instants seem to go back.
+        instants = np.maximum.accumulate(table[:, 1])
+        yield Readings(boot, instants, table[:, 2].copy(), run)
+
+
+def _together(parts: Sequence[Increments]) -> Increments:
+    """Increments of several ports, as if they were of one."""
+    if len(parts) == 1:
+        return parts[0]
+    ends = np.concatenate([part.ends_ns for part in parts])
+    order = np.argsort(ends, kind="stable")
+    return Increments(
+        np.concatenate([part.starts_ns for part in parts])[order],
+        ends[order],
+        np.concatenate([part.amounts for part in parts])[order],
+        np.concatenate([part.same for part in parts])[order],
+    )

@@ -1,0 +1,71 @@
+"""Tables of the evidence, in the ledger's database. Rows are added and never changed."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
+
+from collector.ledger.schema import make_append_only, metadata
+
+parts = Table(
+    "evidence_part",
+    metadata,
+    Column("part", Text, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("end_ns", BigInteger, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Index("evidence_part_ends", "node", "end_ns"),
+    Index("evidence_part_starts", "node", "start_ns"),
+    Index("evidence_part_recorded", "recorded_ns"),
+)
+"""What a node's frames said in a quarter of an hour (`chunk`), named by its SHA-256."""
+
+homes = Table(
+    "evidence_gpu",
+    metadata,
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("node", Text, primary_key=True),
+    Column("since_ns", BigInteger, primary_key=True),
+)
+"""The nodes a GPU was seen in, and since when: the least counts."""
+
+claims = Table(
+    "evidence_claim",
+    metadata,
+    Column("fact", Text, primary_key=True),
+    Column("gpu_uuid", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Index("evidence_claim_gpu", "gpu_uuid", "start_ns"),
+    Index("evidence_claim_recorded", "recorded_ns"),
+)
+releases = Table(
+    "evidence_release",
+    metadata,
+    Column("fact", Text, primary_key=True),
+    Column("gpu_uuid", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    Column("instant_ns", BigInteger, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Index("evidence_release_gpu", "gpu_uuid", "instant_ns"),
+    Index("evidence_release_recorded", "recorded_ns"),
+)
+"""Claims and their ends as they were told, each named by the SHA-256 of its words."""
+
+files = Table(
+    "evidence_file",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("recorded_ns", BigInteger, primary_key=True),
+    Column("digest", Text, primary_key=True),
+    Column("content", Text, nullable=False),
+)
+"""What administrators' files said, version by version: the newest of each kind counts."""
+
+for _table in (parts, homes, claims, releases, files):
+    make_append_only(_table)

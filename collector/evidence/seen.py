@@ -1,0 +1,143 @@
+"""Which facts for metering the frames of a schema carry, found once a schema."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from collector.metering.measures import Measure
+from collector.metering.units import compute_slices, memory_slices
+from railscope.frame import NO_LANE
+from railscope.wire import WireEntity, WireSchema, lanes
+
+MIG_STREAM = "mig"
+_GPU, _MIG = "gpu", "mig"
+_RDMA_PORT, _NIC = "rdma_port", "nic"
+_MEASURES = {
+    ("railscope_gpu_energy_joules_total", _GPU): Measure.ENERGY,
+    ("railscope_gpu_busy_seconds_total", _GPU): Measure.USED,
+    ("railscope_gpu_memory_used_byte_seconds_total", _GPU): Measure.MEMORY,
+    ("railscope_rdma_receive_bytes_total", _RDMA_PORT): Measure.RECEIVED,
+    ("railscope_rdma_transmit_bytes_total", _RDMA_PORT): Measure.TRANSMITTED,
+    ("railscope_nic_receive_bytes_total", _NIC): Measure.RECEIVED,
+    ("railscope_nic_transmit_bytes_total", _NIC): Measure.TRANSMITTED,
+}
+OF_THE_AGENT = frozenset({Measure.USED, Measure.MEMORY})
+"""Counters that the agent keeps: they start over with each run of it."""
+_PROFILE = re.compile(r"(\d+)g\.(\d+)gb")
+_MODEL_MEMORY = re.compile(r"(\d+) ?GB", re.IGNORECASE)
+_USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+_COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
+
+
+class Counter(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """What a column counts: for a GPU by its UUID, or for whatever GPU is on a rail of the node."""
+
+    measure: Measure
+    gpu: str = ""
+    lane: int = NO_LANE
+    port: str = ""
+    rdma: bool = False
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A MIG instance: [low, high) of compute and of memory."""
+
+    compute: tuple[int, int]
+    memory: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metered:
+    """The columns of a schema that metering counts with, and how GPUs are cut."""
+
+    counters: tuple[Counter, ...]
+    columns: npt.NDArray[np.intp]
+    layouts: tuple[tuple[str, tuple[Part, ...]], ...]
+    skus: dict[str, str]
+
+
+def metered(wire: WireSchema) -> Metered:
+    """What a schema carries."""
+    counters: list[Counter] = []
+    columns: list[int] = []
+    entity_lanes = lanes(wire)
+    column = -1
+    for group in wire.groups:
+        for member in group.entities:
+            column += 1
+            entity = wire.entities[member]
+            measure = _MEASURES.get((group.metric, entity.kind))
+            if measure is None:
+                continue
+            if entity.kind == _GPU:
+                counters.append(Counter(measure, gpu=entity.key[0]))
+            elif entity_lanes[member] != NO_LANE:
+                port = "/".join(entity.key)
+                rdma = entity.kind == _RDMA_PORT
+                counters.append(Counter(measure, "", entity_lanes[member], port, rdma))
+            else:
+                continue
+            columns.append(column)
+    layouts = _layouts(wire) if wire.stream == MIG_STREAM else ()
+    skus = {e.key[0]: sku_of(e.facts.get("model", "")) for e in wire.entities if e.kind == _GPU}
+    return Metered(tuple(counters), np.array(columns, np.intp), layouts, skus)
+
+
+def sku_of(model: str) -> str:
+    """A GPU's model as a slug: `h100-80gb-hbm3` for `NVIDIA H100 80GB HBM3`."""
+    words = re.findall(r"[a-z0-9]+", model.lower())
+    return "-".join(word for word in words if word not in {"nvidia", "tesla", "geforce"})
+
+
+def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[Part, ...]], ...]:
+    """How each GPU of the stream is cut.
+
+    The driver's list of devices does not say where in a GPU an instance lies: places are given in the
+    order of their numbers. Instances that do not fit so are left out.
+    """
+    found: dict[str, dict[int, WireEntity]] = {}
+    models: dict[str, str] = {}
+    for entity in wire.entities:
+        if entity.kind == _GPU:
+            found.setdefault(entity.key[0], {})
+            models[entity.key[0]] = entity.facts.get("model", "")
+        elif entity.kind == _MIG and entity.facts.get("gpu_instance", "").isdecimal():
+            instances = found.setdefault(entity.key[0], {})
+            instances.setdefault(int(entity.facts["gpu_instance"]), entity)
+    return tuple(
+        (gpu, _placed([e for _, e in sorted(instances.items())], models.get(gpu, "")))
+        for gpu, instances in found.items()
+    )
+
+
+def _placed(instances: list[WireEntity], model: str) -> tuple[Part, ...]:
+    """Places as agents give them to claims: at the first multiple of their memory that is free."""
+    taken: list[range] = []
+    parts: list[Part] = []
+    for entity in instances:
+        match = _PROFILE.search(entity.facts.get("profile", ""))
+        if not match:
+            continue
+        slices = int(match[1])
+        size = _memory_of(slices, int(match[2]), model)
+        last = min(_MEMORY_SLICES - size, _COMPUTE_SLICES - slices)
+        for start in range(0, last + 1, size):
+            if all(start + size <= other.start or other.stop <= start for other in taken):
+                taken.append(range(start, start + max(size, slices)))
+                compute, memory = compute_slices(start, slices), memory_slices(start, size)
+                parts.append(Part((compute.low, compute.high), (memory.low, memory.high)))
+                break
+    return tuple(sorted(parts))
+
+
+def _memory_of(slices: int, gigabytes: int, model: str) -> int:
+    """Of eight memory slices, how many an instance has."""
+    whole = _MODEL_MEMORY.search(model)
+    if whole and int(whole[1]):
+        return min(_MEMORY_SLICES, max(1, round(gigabytes * _MEMORY_SLICES / int(whole[1]))))
+    return _USUAL_MEMORY_SLICES.get(slices, slices)

@@ -1,0 +1,292 @@
+"""Facts go to the database, days to the ledger: at a period, off the event loop.
+
+A part of the evidence leaves the memory once the database has it. A day is written once it is over and
+its delay has passed, and again as a new revision where later facts change it. While the database is
+away everything stays in memory and in the checkpoint, and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from collector.account.amounts import OpenAmounts, add
+from collector.account.live import LiveAccount
+from collector.config import MeteringSettings
+from collector.evidence.assemble import Files
+from collector.evidence.book import EvidenceBook, Kept
+from collector.evidence.chunk import encode
+from collector.evidence.days import (
+    Count,
+    Door,
+    Homes,
+    Job,
+    Settlement,
+    groups,
+    open_amounts,
+    settled_days,
+    write_days,
+)
+from collector.evidence.store import CONTEXT_NS, Change, Written, ready
+from collector.evidence.told import Ended, Told
+from collector.ledger.database import LedgerError
+from collector.ledger.rows import GpuDay
+from collector.ledger.tiling import DAY_NS
+from collector.segments import write_durably
+
+log = structlog.get_logger(__name__)
+
+NS = 1_000_000_000
+_MARGIN_NS = 300 * NS
+"""As far as what another collector recorded may come to be seen late."""
+_YIELD_EVERY = 16
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the settling has done since the start."""
+
+    parts: int = 0
+    days: int = 0
+    revisions: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class Settler:
+    """Keeps database and ledger up with the book. `open` blocks; it raises LedgerError."""
+
+    book: EvidenceBook
+    live: LiveAccount
+    open: Callable[[], Door]
+    texts: Callable[[], Mapping[str, str] | None]
+    """What administrators' files say; None while one of them could never be read."""
+    settings: MeteringSettings
+    state: Path
+    """A file that remembers up to when changes of the database have been looked at."""
+    wall_ns: Callable[[], int] = time.time_ns
+    counts: Counts = field(default_factory=Counts)
+    failing: bool = False
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _door: Door | None = None
+    _stale: set[str] = field(default_factory=set)
+    """GPUs whose open amounts are not those of all that is stored."""
+    _handled: set[Change] = field(default_factory=set)
+    _counted: dict[GpuDay, int] = field(default_factory=dict)
+    """The revisions that are in the settled sums, of the days that may still change."""
+    _asked: set[str] = field(default_factory=set)
+    """GPUs whose claims in the database are known here."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await self.attempt()
+            await asyncio.sleep(self.settings.period_seconds)
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._door is not None:
+            self._door.ledger.close()
+            self._door = None
+
+    async def attempt(self) -> bool:
+        """One round; false where the database could not be used, which is said once."""
+        try:
+            async with self._turn:
+                await self.round()
+        except (LedgerError, OSError) as error:
+            self.counts.failures += 1
+            if not self.failing:
+                log.error("evidence_not_stored", problem=str(error), parts=len(self.book.chunks),
+                          advice="it stays in memory and in the checkpoint, and is tried again")  # fmt: skip
+            self.failing = True
+            return False
+        if self.failing:
+            log.info("evidence_stored_again")
+        self.failing = False
+        return True
+
+    async def round(self, *, everything: bool = False) -> None:
+        """Store what is ready (or everything), count the open days on, settle days that are due."""
+        door = await self._opened()
+        texts = self.texts()
+        now_ns = self.wall_ns()
+        for kind, text in (texts or {}).items():
+            await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+        await self._store(door, now_ns, everything=everything)
+        if texts is None:
+            return
+        files = await asyncio.to_thread(door.store.files)
+        homes = await asyncio.to_thread(door.store.homes)
+        await self._settle(door, homes, now_ns)
+        await self._count_on(door, files, homes)
+
+    async def _opened(self) -> Door:
+        if self._door is None:
+            door = await asyncio.to_thread(self.open)
+            settled = await asyncio.to_thread(settled_days, door.ledger, set(self.book.gpus))
+            async with self.live.lock:
+                for day in settled:
+                    self._apply(day)
+                self.live.ready = True
+            self._stale.update(self.book.gpus)
+            self._door = door
+        return self._door
+
+    def _apply(self, day: Settlement) -> None:
+        self._counted[GpuDay(day.gpu, day.day)] = day.revision
+        self.live.settled.settle(day.gpu, day.day, day.new, day.old)
+        self.live.amounts.settle(day.gpu, day.day, day.new_amounts, day.old_amounts)
+        self.book.changed.add(day.gpu)
+        if day.gpu in self.book.gpus:
+            self.book.forget(day.gpu, self.live.settled.open_ns(day.gpu))
+
+    # Storing -----------------------------------------------------------------------------------
+
+    async def _store(self, door: Door, now_ns: int, *, everything: bool) -> None:
+        quiet_ns = now_ns - round(self.settings.quiet_seconds * NS)
+        kept = [
+            one
+            for one in self.book.chunks.values()
+            if not one.stored and (everything or one.touched_ns <= quiet_ns)
+        ]
+        told = list(self.book.unwritten)
+        if kept or told:
+            written = [ready(one.chunk, content) async for one, content in _encoded(kept)]
+            await self._write(door, kept, written, told, now_ns)
+        for key, one in list(self.book.chunks.items()):
+            if one.stored:
+                del self.book.chunks[key]
+
+    async def _write(
+        self,
+        door: Door,
+        kept: Sequence[Kept],
+        written: Sequence[Written],
+        told: Sequence[Told | Ended],
+        now_ns: int,
+    ) -> None:
+        try:
+            await asyncio.to_thread(door.store.write, written, told, now_ns)
+        except BaseException:
+            for one in kept:
+                one.stored = False
+            raise
+        for fact in told:
+            self.book.unwritten.pop(fact, None)
+        self.counts.parts += len(written)
+        for one in kept:
+            for gpu in one.chunk.gpus:
+                self._stale.add(gpu)
+                counted = self.live.amounts.open.get(gpu)
+                if counted and one.chunk.start_ns < counted.upto_ns - NS:
+                    self.book.late.add(gpu)
+        self._stale |= self.book.late
+
+    # Open days ---------------------------------------------------------------------------------
+
+    async def _count_on(self, door: Door, files: Files, homes: Homes) -> None:
+        """Count what the counters of the open days counted, as far as it is stored."""
+        wanted = sorted(self._stale & homes.keys() & self.book.gpus.keys())
+        late = self.book.late & set(wanted)
+        self.book.late -= late
+        anew = {gpu for gpu in wanted if gpu in late or gpu not in self.live.amounts.open}
+        jobs = [Count(gpu, self._counted_to(gpu, homes, anew)) for gpu in wanted]
+        for some in groups(jobs, homes):
+            try:
+                found = await asyncio.to_thread(open_amounts, door.store, homes, files, some)
+            except LedgerError:
+                self.book.late |= late
+                raise
+            for counted in found:
+                if counted.gpu in anew:
+                    self.live.amounts.open[counted.gpu] = OpenAmounts(counted.upto_ns)
+                amounts = self.live.amounts.open[counted.gpu]
+                for day, totals in counted.days.items():
+                    if day > self.live.settled.days.get(counted.gpu, -1):
+                        add(amounts.days.setdefault(day, {}), totals)
+                amounts.upto_ns = max(counted.upto_ns, amounts.upto_ns)
+                self._stale.discard(counted.gpu)
+
+    def _counted_to(self, gpu: str, homes: Homes, anew: set[str]) -> int:
+        """From when on the counters of a GPU are not added up yet."""
+        if gpu not in anew:
+            return self.live.amounts.open[gpu].upto_ns
+        return max(self.live.settled.open_ns(gpu), min(homes[gpu].values()) - 1)
+
+    # Settling ----------------------------------------------------------------------------------
+
+    async def _settle(self, door: Door, homes: Homes, now_ns: int) -> None:
+        delay_ns = round(self.settings.settle_delay_seconds * NS)
+        end_day = (now_ns - delay_ns) // DAY_NS
+        seen_ns = await asyncio.to_thread(self._seen_ns)
+        changes = set(await asyncio.to_thread(door.store.changes, seen_ns))
+        await self._learn(door, changes - self._handled)
+        due = self._due(homes, end_day, changes - self._handled)
+        for some in groups(due, homes):
+            days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
+            async with self.live.lock:
+                for day in days:
+                    self._apply(day)
+            self.counts.days += len(days)
+            self.counts.revisions += sum(day.revision > 1 and day.old != day.new for day in days)
+        self._handled = changes
+        if due:
+            oldest_day = end_day - self.settings.revise_days
+            for gpu_day in [known for known in self._counted if known.day < oldest_day]:
+                del self._counted[gpu_day]
+        await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
+
+    async def _learn(self, door: Door, changes: Iterable[Change]) -> None:
+        """Take claims that other collectors were told, of GPUs that are known here by now."""
+        wanted = {change.gpu for change in changes if change.gpu}
+        wanted |= self.book.gpus.keys() - self._asked
+        self._asked.update(self.book.gpus)
+        by_start: dict[int, list[str]] = {}
+        for gpu in sorted(wanted & self.book.gpus.keys()):
+            by_start.setdefault(max(0, self.live.settled.open_ns(gpu)), []).append(gpu)
+        for start_ns, gpus in by_start.items():
+            self.book.learn(await asyncio.to_thread(door.store.told, gpus, start_ns))
+
+    def _due(self, homes: Homes, end_day: int, changes: Iterable[Change]) -> list[Job]:
+        """The days of each GPU that are to be written, for the first time or anew."""
+        about: dict[tuple[str, str], list[Change]] = {}
+        for change in changes:
+            about.setdefault((change.node, change.gpu), []).append(change)
+        oldest_day = end_day - self.settings.revise_days
+        found = []
+        for gpu in sorted(self.book.gpus.keys() & homes.keys()):
+            since_day = min(homes[gpu].values()) // DAY_NS
+            next_day = self.live.settled.days.get(gpu, since_day - 1) + 1
+            days = set(range(max(next_day, since_day), end_day))
+            keys = [("", gpu), ("", ""), *((node, "") for node in homes[gpu])]
+            for change in (change for key in keys for change in about.get(key, ())):
+                first = max((change.start_ns - CONTEXT_NS) // DAY_NS, since_day, oldest_day)
+                last = min((change.end_ns + CONTEXT_NS) // DAY_NS, next_day - 1)
+                days.update(range(first, last + 1))
+            if days:
+                found.append(Job(gpu, tuple(sorted(days))))
+        return found
+
+    def _seen_ns(self) -> int:
+        try:
+            return int(self.state.read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def _remember(self, seen_ns: int) -> None:
+        write_durably(self.state, str(seen_ns).encode())
+
+
+async def _encoded(kept: Sequence[Kept]) -> AsyncIterator[tuple[Kept, bytes]]:
+    """Chunks with their bytes, letting others go first now and then."""
+    for number, one in enumerate(kept):
+        one.stored = True
+        yield one, encode(one.chunk)
+        if number % _YIELD_EVERY == 0:
+            await asyncio.sleep(0)

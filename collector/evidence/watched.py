@@ -1,0 +1,155 @@
+"""Files that administrators write and the collector reads again whenever they change."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import structlog
+
+from collector.metering.units import FOREVER_NS
+
+log = structlog.get_logger(__name__)
+
+MOST_QUOTED = 200
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WATCH_SECONDS = 1.0
+T = TypeVar("T")
+
+
+class FileError(ValueError):
+    """A file that cannot be used; the message names the line or the entry."""
+
+
+@dataclass(slots=True)
+class Watched(Generic[T]):
+    """A file of one kind: `content` is what the last good version says, `empty` without one."""
+
+    kind: str
+    path: Path | None
+    parse: Callable[[str], T]
+    empty: T
+    on_change: list[Callable[[str], None]] = field(default_factory=list)
+    """Each is called with the text of every new good version."""
+    content: T = field(init=False)
+    text: str = ""
+    valid: bool = True
+    _digest: bytes = b""
+    _ever_valid: bool = False
+
+    def __post_init__(self) -> None:
+        """Nothing is known yet."""
+        self.content = self.empty
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known: no file says that there is nothing to say.
+
+        A file that could never be read says nothing, and `empty` is not its meaning.
+        """
+        return self.path is None or self._ever_valid
+
+    async def watch(self) -> None:
+        """Read the file whenever it changes, until cancelled."""
+        while self.path:
+            await asyncio.to_thread(self.refresh)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def refresh(self) -> None:
+        """Read the file if it has changed since the last time."""
+        if self.path is None:
+            return
+        try:
+            content = self.path.read_bytes()
+            digest = hashlib.sha256(content).digest()
+            if digest == self._digest:
+                return
+            self._digest = digest
+            text = content.decode()
+            found = self.parse(text)
+        except (OSError, FileError, UnicodeDecodeError) as error:
+            if self.valid or not isinstance(error, OSError):
+                what = f"{self.kind}_refused"
+                log.error(what, file=str(self.path), problem=str(error),
+                          advice="what was last good stays in force")  # fmt: skip
+            self.valid = False
+            if isinstance(error, OSError):
+                self._digest = b""
+            return
+        self.valid = self._ever_valid = True
+        self.content, self.text = found, text
+        what = f"{self.kind}_read"
+        log.info(what, file=str(self.path))
+        for hear in self.on_change:
+            hear(text)
+
+
+def rows(text: str, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file below its header, with the number of the line each begins on.
+
+    Comments count as empty lines. Raises FileError that names the line.
+    """
+    if "\0" in text:
+        message = "the file has a NUL character"
+        raise FileError(message)
+    found = _rows(text)
+    number, first = next(found, (1, []))
+    if first != list(header):
+        message = f"line {number}: the header must be {','.join(header)}"
+        raise FileError(message)
+    for number, row in found:
+        if len(row) != len(header):
+            message = f"line {number}: needs {','.join(header)}, got {','.join(row)[:MOST_QUOTED]}"
+            raise FileError(message)
+        yield number, row
+
+
+def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    lines = text.replace("\r\n", "\n").split("\n")
+    reader = csv.reader(("" if line.startswith("#") else line for line in lines), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            message = f"line {number}: {error}"
+            raise FileError(message) from error
+        if row is None:
+            return
+        if row:
+            yield number, [cell.strip() for cell in row]
+
+
+def span(start: str, end: str, where: str) -> tuple[int, int]:
+    """Two instants; an empty end is for ever. Raises FileError."""
+    start_ns = instant_ns(start, where)
+    end_ns = instant_ns(end, where) if end else FOREVER_NS
+    if end_ns <= start_ns:
+        message = f"{where}: it ends before it begins"
+        raise FileError(message)
+    return start_ns, end_ns
+
+
+def instant_ns(text: str, where: str) -> int:
+    """An instant of RFC 3339 with an offset. Raises FileError."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        message = f"{where}: {text[:MOST_QUOTED]!r} is no time like 2026-01-31T08:00:00Z"
+        raise FileError(message) from error
+    return of_moment(moment, where)
+
+
+def of_moment(moment: datetime, where: str) -> int:
+    """A moment with an offset in nanoseconds. Raises FileError."""
+    if moment.tzinfo is None:
+        message = f"{where}: {moment.isoformat()!r} has no offset; write Z for UTC"
+        raise FileError(message)
+    elapsed = moment - _EPOCH
+    return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000

@@ -1,0 +1,145 @@
+"""What is asked of the ledger's tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Connection, Row, Select, Table, and_, case, false, func, select, true
+from sqlalchemy.dialects import postgresql, sqlite
+
+from collector.ledger.rows import GpuDay, Values
+from collector.ledger.schema import claims, entries, revisions, shares
+from collector.ledger.tiling import DAY_NS
+
+PARTS: dict[str, Table] = {"entries": entries, "shares": shares, "claims": claims}
+_ORDER = {"entries": entries.c.entry, "shares": shares.c.share, "claims": claims.c.claim_id}
+_MOST_AT_ONCE = 500
+
+T = TypeVar("T")
+
+
+class Read(NamedTuple):
+    """The rows of one revision."""
+
+    head: Row[Any]
+    parts: Mapping[str, Sequence[Row[Any]]]
+
+
+def chunks(items: Iterable[T], size: int = _MOST_AT_ONCE) -> Iterator[list[T]]:
+    """As many at once as a statement may name."""
+    rest = list(items)
+    while rest:
+        yield rest[:size]
+        rest = rest[size:]
+
+
+def by_day(keys: Iterable[GpuDay]) -> Iterator[tuple[int, list[str]]]:
+    """Days in order with some of their GPUs in order: what one statement asks for."""
+    days: dict[int, list[str]] = defaultdict(list)
+    for key in keys:
+        days[key.day].append(key.gpu)
+    for day in sorted(days):
+        for gpus in chunks(sorted(days[day])):
+            yield day, gpus
+
+
+def newest_heads(connection: Connection, keys: Iterable[GpuDay]) -> dict[GpuDay, Row[Any]]:
+    """The newest revision of each GPU-day that has one."""
+    found: dict[GpuDay, Row[Any]] = {}
+    for day, gpus in by_day(keys):
+        newest = _newest(revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus))
+        for row in connection.execute(
+            select(revisions).join_from(revisions, newest, _same(newest))
+        ):
+            found[GpuDay(row.gpu_uuid, row.day)] = row
+    return found
+
+
+def newest_numbers(
+    connection: Connection, days: range, gpus: Iterable[str] | None
+) -> dict[GpuDay, int]:
+    """The number of the newest revision of each GPU-day, of all GPUs or of some."""
+    which = [revisions.c.day >= days.start, revisions.c.day < days.stop]
+    if gpus is None:
+        newest = [_newest(*which)]
+    else:
+        newest = [_newest(*which, revisions.c.gpu_uuid.in_(some)) for some in chunks(sorted(gpus))]
+    rows = [row for each in newest for row in connection.execute(select(each))]
+    return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
+
+
+def add_revisions(connection: Connection, rows: Sequence[Values]) -> set[GpuDay]:
+    """Take the next numbers; those that another writer took first are not among what is returned."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    key = [revisions.c.gpu_uuid, revisions.c.day, revisions.c.revision]
+    statement = dialect.insert(revisions).on_conflict_do_nothing(index_elements=key)
+    returning = statement.returning(revisions.c.gpu_uuid, revisions.c.day)
+    return {GpuDay(*row) for row in connection.execute(returning, rows)}
+
+
+def read(
+    connection: Connection, day: int, gpus: Sequence[str], numbers: Mapping[GpuDay, int]
+) -> Iterator[Read]:
+    """The rows of the revisions with these numbers; those that are not there are left out."""
+
+    def wanted(table: Table, *order: Any) -> list[Row[Any]]:
+        query = select(table).where(table.c.day == day, table.c.gpu_uuid.in_(gpus))
+        rows = connection.execute(query.order_by(table.c.gpu_uuid, *order)).all()
+        return [row for row in rows if numbers[GpuDay(row.gpu_uuid, day)] == row.revision]
+
+    parts: dict[str, dict[str, list[Row[Any]]]] = {
+        gpu: {name: [] for name in PARTS} for gpu in gpus
+    }
+    for name, table in PARTS.items():
+        for row in wanted(table, _ORDER[name]):
+            parts[row.gpu_uuid][name].append(row)
+    for head in wanted(revisions):
+        yield Read(head, parts[head.gpu_uuid])
+
+
+def within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
+    """Entries of newest revisions that have time in a window."""
+    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
+    return query.join_from(entries, newest, _same(newest, entries)).where(
+        entries.c.t0_ns < end_ns,
+        entries.c.t1_ns > start_ns,
+        true() if start_ns < end_ns else false(),
+    )
+
+
+def sums(keys: Iterable[Any], start_ns: int, end_ns: int) -> Select[Any]:
+    """Sums by GPU-day and keys: each is within 64 bits, which SQLite's sums are limited to."""
+    groups = (entries.c.gpu_uuid, entries.c.day, *keys)
+    t0 = case((entries.c.t0_ns < start_ns, start_ns), else_=entries.c.t0_ns)
+    t1 = case((entries.c.t1_ns > end_ns, end_ns), else_=entries.c.t1_ns)
+    quantity = func.sum((entries.c.slot_hi - entries.c.slot_lo) * (t1 - t0)).label("quantity")
+    return within(select(*groups, quantity), start_ns, end_ns).group_by(*groups)
+
+
+def amounts(first_day: int, end_day: int) -> Select[Any]:
+    """What counters counted on days of [first, end), share by share, of newest revisions."""
+    newest = _newest(revisions.c.day >= first_day, revisions.c.day < end_day)
+    columns = (shares.c.measure, shares.c.use, shares.c.tenant_id, shares.c.amount)
+    return select(*columns).join_from(shares, newest, _same(newest, shares))
+
+
+def _newest(*which: Any) -> Any:
+    """The newest revision of each GPU-day of which something is true, as a subquery."""
+    return (
+        select(
+            revisions.c.gpu_uuid, revisions.c.day, func.max(revisions.c.revision).label("revision")
+        )
+        .where(*which)
+        .group_by(revisions.c.gpu_uuid, revisions.c.day)
+        .subquery()
+    )
+
+
+def _same(newest: Any, table: Table = revisions) -> Any:
+    return and_(
+        table.c.gpu_uuid == newest.c.gpu_uuid,
+        table.c.day == newest.c.day,
+        table.c.revision == newest.c.revision,
+    )

@@ -1,0 +1,269 @@
+"""Samples summed over time: what the agent counts itself because no driver does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from support.gpus import GIBIBYTE, add_gpus
+from support.machine import FakeHost
+from support.mig import cut
+from support.reading import ORIGIN, readings
+
+from agent.host import NvmlError
+from agent.reader import Reader
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.nvidia.integrals import (
+    LONGEST_SAMPLE_NS,
+    MOST_MEMORY_BYTES,
+    Integral,
+    Integrated,
+)
+from agent.sources.nvidia.load import INTEGRATED
+from agent.sources.nvidia.mig import Mig
+from railscope.reading import Absent, Reading
+
+NS = 1_000_000_000
+BUSY = "railscope_gpu_busy_seconds_total"
+MEMORY = "railscope_gpu_memory_used_byte_seconds_total"
+UTILIZATION = "nvml.nvmlDeviceGetUtilizationRates(0)"
+MEMORY_INFO = "nvml.nvmlDeviceGetMemoryInfo(0)"
+KIBIBYTES = 20 * GIBIBYTE // 1024
+"""What `add_gpus` has in use."""
+
+STEPS = st.integers(1, LONGEST_SAMPLE_NS)
+PERCENT = st.integers(0, 100)
+
+
+class Machine:
+    """One GPU, read when a test says so."""
+
+    def __init__(self, source: Gpu | Mig | None = None) -> None:
+        self.host = FakeHost()
+        add_gpus(self.host, 1)
+        self.use(40)
+        self.reader = Reader(source or Gpu.load(), self.host, ORIGIN)
+
+    def use(self, percent: int) -> None:
+        self.host.calls[UTILIZATION] = {"gpu": percent, "memory": 1}
+
+    def after(self, seconds: float) -> dict[str, Reading]:
+        """What GPU 0 tells when so much time has passed."""
+        self.host.clock.advance(seconds)
+        outcome = self.reader.run()
+        assert not outcome.problem
+        return {
+            name: value for (name, key), value in readings(outcome.frame).items() if "GPU-0" in key
+        }
+
+
+def test_a_counter_starts_with_the_agent() -> None:
+    first = Machine().after(1)
+    assert first[BUSY] == 0
+    assert first[MEMORY] == 0
+
+
+def test_a_sample_speaks_of_the_time_since_the_one_before() -> None:
+    machine = Machine()
+    machine.after(0)
+    machine.use(100)
+    assert machine.after(1)[BUSY] == NS
+    machine.use(25)
+    later = machine.after(30)
+    assert later[BUSY] == NS + 30 * NS // 4
+    assert later[MEMORY] == 31 * KIBIBYTES
+
+
+def test_time_beyond_thirty_seconds_is_not_counted() -> None:
+    machine = Machine()
+    machine.after(0)
+    counted = machine.after(1)
+    assert machine.after(30.5)[BUSY] == counted[BUSY]
+    assert machine.after(1)[BUSY] == 2 * NS * 40 // 100
+
+
+def test_time_of_another_boot_is_not_counted() -> None:
+    machine = Machine()
+    machine.after(0)
+    counted = machine.after(1)
+    machine.host.boot_id = "boot-2"
+    assert machine.after(1)[MEMORY] == counted[MEMORY]
+    assert machine.after(1)[MEMORY] == 2 * KIBIBYTES
+
+
+def test_what_cannot_be_read_is_neither_told_nor_counted() -> None:
+    machine = Machine()
+    machine.after(0)
+    machine.host.calls[UTILIZATION] = NvmlError(999, "Unknown Error")
+    failed = machine.after(1)
+    assert failed[BUSY] is Absent.ERROR
+    assert failed[MEMORY] == KIBIBYTES
+    machine.use(50)
+    # A sample speaks of all time since the last one there was.
+    assert machine.after(1)[BUSY] == NS
+
+
+@pytest.mark.parametrize("wrong", [-1, 101, 2**32 - 1])
+def test_what_no_utilization_can_be_does_not_stay_in_the_counter(wrong: int) -> None:
+    machine = Machine()
+    machine.after(0)
+    machine.use(wrong)
+    assert machine.after(1)[BUSY] is Absent.ERROR
+    machine.use(10)
+    assert machine.after(1)[BUSY] == NS // 5
+
+
+def test_memory_that_only_an_old_driver_tells_has_no_integral() -> None:
+    machine = Machine()
+    machine.host.calls[MEMORY_INFO] = {"total": 80 * GIBIBYTE, "used": GIBIBYTE, "free": 0}
+    assert machine.after(1)[MEMORY] is Absent.UNSUPPORTED
+
+
+def test_counters_go_on_when_all_is_looked_at_anew() -> None:
+    source = Gpu.load()
+    machine = Machine(source)
+    machine.after(0)
+    assert machine.after(1)[BUSY] == NS * 40 // 100
+    add_gpus(machine.host, 2)
+    machine.host.calls["nvml.nvmlDeviceGetVbiosVersion(0)"] = "96.00.A5.00.02"
+    machine.reader = Reader(source, machine.host, ORIGIN)
+    assert machine.after(1)[BUSY] == 2 * NS * 40 // 100
+
+
+def test_a_source_that_is_asked_too_rarely_has_no_integrals() -> None:
+    assert BUSY in Machine(Gpu.load(30.0)).after(1)
+    assert BUSY not in Machine(Gpu.load(30.1)).after(1)
+
+
+def test_memory_of_each_mig_device_is_counted() -> None:
+    machine = Machine(Mig())
+    small, large = cut(machine.host, 0, ["1g.10gb", "3g.40gb"])
+    machine.reader.run()
+    machine.host.clock.advance(5)
+    found = readings(machine.reader.run().frame)
+    for device in (small, large):
+        used = found["railscope_mig_memory_used_bytes", ("GPU-0", device)]
+        assert isinstance(used, int)
+        counted = found["railscope_mig_memory_used_byte_seconds_total", ("GPU-0", device)]
+        assert counted == 5 * used // 1024
+
+
+@given(st.lists(st.tuples(STEPS, PERCENT), max_size=30), st.sampled_from(INTEGRATED))
+def test_no_rounding_adds_up(steps: list[tuple[int, int]], integrated: Integrated) -> None:
+    integral = Integral.of(integrated)
+    now, told, exact = 7, integral.take(0, "boot", 7), Fraction()
+    weight = integrated.gauge.scale / integrated.counter.scale
+    for step, sample in steps:
+        now += step
+        before, told = told, integral.take(sample, "boot", now)
+        exact += weight * sample * step / NS
+        assert before <= told <= exact < told + 1
+
+
+@given(st.lists(STEPS, min_size=1, max_size=10), st.integers(0, MOST_MEMORY_BYTES), st.data())
+def test_any_split_of_the_same_time_gives_the_same(
+    steps: list[int], sample: int, data: st.DataObject
+) -> None:
+    _, memory = INTEGRATED
+    whole, split = Integral.of(memory), Integral.of(memory)
+    instants = [sum(steps[:count]) for count in range(len(steps) + 1)]
+    ends = [whole.take(sample, "boot", at) for at in instants]
+    between = data.draw(st.lists(st.integers(0, instants[-1])))
+    told = {at: split.take(sample, "boot", at) for at in sorted({*instants, *between})}
+    assert [told[at] for at in instants] == ends
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * LONGEST_SAMPLE_NS), PERCENT), max_size=30))
+def test_no_time_is_counted_that_no_sample_speaks_of(steps: list[tuple[int, int]]) -> None:
+    integral = Integral.of(INTEGRATED[0])
+    now = spoken = told = 0
+    integral.take(0, "boot", 0)
+    for step, sample in steps:
+        now += step
+        before, told = told, integral.take(sample, "boot", now)
+        spoken += step if step <= LONGEST_SAMPLE_NS else 0
+        assert before <= told <= spoken
+        if step > LONGEST_SAMPLE_NS:
+            assert told == before
+
+
+def test_a_clock_that_runs_backwards_takes_nothing_away() -> None:
+    integral = Integral.of(INTEGRATED[0])
+    assert [integral.take(100, "boot", at * NS) for at in (5, 6, 4, 5)] == [0, NS, NS, 2 * NS]
+
+
+# Wrong integrals, each of which must be noticed -----------------------------------------------------
+
+
+class Bridged(Integral):
+    """A sample vouches for all the time since the one before, however long."""
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
+        if self._last_ns is not None and boot_ns - self._last_ns > LONGEST_SAMPLE_NS:
+            self._last_ns = boot_ns - LONGEST_SAMPLE_NS
+        return super().take(sample, boot_id, boot_ns)
+
+
+class AcrossBoots(Integral):
+    """A restart of the machine goes unnoticed."""
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:  # noqa: ARG002 - as the mistake is
+        return super().take(sample, "", boot_ns)
+
+
+class RoundedEachTime(Integral):
+    """What makes no whole step is forgotten with each sample."""
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
+        told = super().take(sample, boot_id, boot_ns)
+        self._sum = told * self._denominator // self._numerator
+        return told
+
+
+class SampleBefore(Integral):
+    """A sample speaks of the time that follows it."""
+
+    _before = 0
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
+        told = super().take(self._before, boot_id, boot_ns)
+        self._before = sample
+        return told
+
+
+SAMPLES = st.lists(
+    st.tuples(st.integers(1, 2 * LONGEST_SAMPLE_NS), PERCENT, st.integers(0, 9).map(bool)),
+    max_size=20,
+)
+
+
+def holds(kind: type[Integral]) -> Callable[[], None]:
+    """What an integral owes: samples times the time they speak of, rounded down once."""
+
+    @given(SAMPLES, st.sampled_from(INTEGRATED))
+    def attempt(samples: list[tuple[int, int, bool]], integrated: Integrated) -> None:
+        integral = kind.of(integrated)
+        weight = integrated.gauge.scale / integrated.counter.scale
+        now, boot, exact = 7, 0, Fraction()
+        integral.take(0, "0", now)
+        for step, sample, same_boot in samples:
+            now, boot = now + step, boot + (not same_boot)
+            if same_boot and step <= LONGEST_SAMPLE_NS:
+                exact += weight * sample * step / NS
+            assert integral.take(sample, str(boot), now) == exact // 1
+
+    return attempt
+
+
+def test_an_integral_is_samples_times_time() -> None:
+    holds(Integral)()
+
+
+@pytest.mark.parametrize("wrong", [Bridged, AcrossBoots, RoundedEachTime, SampleBefore])
+def test_a_wrong_integral_is_noticed(wrong: type[Integral]) -> None:
+    search = settings(max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        search(holds(wrong))()

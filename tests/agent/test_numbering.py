@@ -1,0 +1,39 @@
+"""Audited events are numbered without a gap before anything can be lost."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.numbering import Numbering
+from railscope.batch import encode_batches
+from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
+from railscope.catalog.entities import DROP, SOURCE
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Instant, Origin, Schema
+
+ORIGIN = Origin("n1", "run", "boot")
+SCHEMA = Schema("agent", ())
+
+
+def frame(sequence: int, audited: list[bool]) -> Frame:
+    events = tuple(
+        Event(GAP_EVENT, Entity(DROP, ("disk",)), 1, 1)
+        if one
+        else Event(SOURCE_EVENT, Entity(SOURCE, ("nic",)), 1, 1)
+        for one in audited
+    )
+    return Frame(ORIGIN, SCHEMA, sequence, Instant(1, sequence), array("q"), b"", events)
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=20))
+def test_audited_events_and_only_they_count_on(wanted: list[list[bool]]) -> None:
+    numbering = Numbering()
+    frames = [numbering.numbered(frame(n, one)) for n, one in enumerate(wanted, 1)]
+    sent = [event for batch in encode_batches(frames) for event in batch.events]
+    assert [bool(event.number) for event in sent] == [one for each in wanted for one in each]
+    numbers = [event.number for event in sent if event.number]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert [len(one.events) for one in frames] == [len(one) for one in wanted]

@@ -1,0 +1,321 @@
+"""What agents tell is recorded once, whatever comes again, is late, or is too much at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.agent_events import Teller
+from support.audit import KEY, audit_log, draft, running
+
+from collector.audit.events import MOST_TEXT
+from collector.audit.observed import Observed
+from collector.audit.personal import Salts
+from collector.audit.verify import verify
+from collector.core import SeenEvent
+from railscope.audit.record import Record, decode
+from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
+from railscope.catalog.nic_settings import UNTOLD_EVENT
+from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
+
+
+@contextlib.asynccontextmanager
+async def observing(
+    folder: Path, boot: str = "b0", again: Iterable[SeenEvent] = (), most_waiting: int = 20_000
+) -> AsyncIterator[Observed]:
+    """A running log and what observes agents for it."""
+    async with running(audit_log(folder / "log", boot=boot)) as log:
+        if log.size == 0:
+            await log.append(draft(0, kind="log.genesis"))
+        observed = Observed(
+            log, Salts(folder / "personal"), folder / "observed", lambda: iter(tuple(again)),
+            most_waiting,
+        )  # fmt: skip
+        observed.open()
+        task = asyncio.create_task(observed.run())
+        try:
+            yield observed
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def recorded(observed: Observed, events: Iterable[SeenEvent]) -> list[Record]:
+    """All that was recorded of agents and nodes, once these events are in the log."""
+    for seen in events:
+        observed.listen(seen)
+    return await settled(observed)
+
+
+async def settled(observed: Observed) -> list[Record]:
+    while observed.waiting or observed.snapshot() is None:  # noqa: ASYNC110 - no event for tests
+        await asyncio.sleep(0.001)
+    return [decode(raw) for raw in observed.audit.records(1)]
+
+
+async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
+    teller = Teller()
+    async with observing(tmp_path) as observed:
+        assign, release = await recorded(observed, [teller.claimed("a"), teller.released("a")])
+    assert (assign.type, assign.out, release.type) == ("tenancy.assign", "done", "tenancy.release")
+    assert (assign.actor.kind, assign.actor.id) == ("scheduler", "slurm")
+    assert (assign.obj.node, assign.obj.gpu, assign.data["claim"]) == ("n1", "GPU-1", "a")
+    assert (assign.src.kind, assign.src.id, assign.src.boot, assign.src.n) == (
+        "agent", "n1", "run-1", 0,
+    )  # fmt: skip
+    assert assign.ref == ["frame/n1/run-1/tenancy/1/0"]
+    assert assign.data["workload"] == "job 7"
+    found = verify(tmp_path / "log", KEY.public)
+    assert found.findings == ()
+
+
+async def test_a_restarted_agent_says_again_what_is_in_force(tmp_path: Path) -> None:
+    one, other = Teller(), Teller(run="run-2")
+    async with observing(tmp_path) as observed:
+        found = await recorded(
+            observed, [one.claimed("a"), other.claimed("a"), other.released("a")]
+        )
+    assert [(record.type, record.out) for record in found] == [
+        ("tenancy.assign", "done"), ("tenancy.assign", "seen"), ("tenancy.release", "done"),
+    ]  # fmt: skip
+
+
+async def test_another_holder_is_a_transfer_and_a_dispute_a_conflict(tmp_path: Path) -> None:
+    teller = Teller()
+    told = [
+        teller.claimed("a"), teller.claimed("a", tenant="blue"),
+        teller.claimed("b", compute="400-840"), teller.claimed("c", compute="0-100", level="admin"),
+        teller.claimed("d", exclusive="false"),
+    ]  # fmt: skip
+    async with observing(tmp_path) as observed:
+        found = await recorded(observed, told)
+    kinds = ["assign", "transfer", "conflict", "assign", "assign", "assign"]
+    assert [record.type for record in found] == [f"tenancy.{kind}" for kind in kinds]
+    assert (found[2].data["claim_before"], found[2].data["claim"]) == ("a", "b")
+    assert (found[2].src.kind, found[3].src.n) == ("collector", 2)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"change": "mig_mode", "before": "0", "after": "1"}, "device.mig"),
+        ({"change": "mig_devices"}, "device.mig"),
+        ({"change": "removed"}, "device.retire"),
+        ({"change": "added"}, "node.join"),
+        ({"change": "facts", "after": "driver: 550 -> 570"}, "device.driver"),
+        ({"change": "facts", "after": "vbios: 1 -> 2"}, "device.firmware"),
+    ],
+)
+async def test_changes_of_gpus_have_their_types(
+    tmp_path: Path, facts: dict[str, str], kind: str
+) -> None:
+    async with observing(tmp_path) as observed:
+        (record,) = await recorded(observed, [Teller().changed(**facts)])
+    assert (record.type, record.obj.gpu, record.data["change"]) == (kind, "GPU-1", facts["change"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [
+        ("pfc", "pfc"), ("pfc_delay_bits", "pfc"), ("pause", "pfc"), ("trust", "dscp"),
+        ("dscp_map", "dscp"), ("ecn_reaction", "ecn"), ("rp_clamp_tgt_rate", "ecn"),
+        ("np_cnp_dscp", "dscp"), ("mtu", "mtu"), ("buffer_size", "buffer"), ("firmware", "nic_firmware"),
+        ("fec", "link_admin"), ("autonegotiation", "link_admin"),
+    ],
+)  # fmt: skip
+async def test_settings_of_cards_have_their_types(tmp_path: Path, setting: str, kind: str) -> None:
+    async with observing(tmp_path) as observed:
+        (record,) = await recorded(observed, [Teller().set(setting)])
+    assert (record.type, record.data["interface"]) == (f"network.{kind}", "eth0")
+
+
+async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None:
+    teller = Teller()
+    told = [
+        teller.tell(GAP_EVENT, "spool_full", frames="7", envelopes="1"),
+        teller.tell(UNTOLD_EVENT, changes="90"),
+        teller.tell(UNCLAIMED_START_EVENT, "GPU-1", "u", source="process", level="process"),
+        teller.tell(UNCLAIMED_END_EVENT, "GPU-1", "u", source="process", level="process"),
+    ]
+    async with observing(tmp_path) as observed:
+        found = await recorded(observed, told)
+    kinds = ["evidence.gap", "evidence.gap", *["tenancy.rogue_process"] * 2]
+    assert [record.type for record in found] == kinds
+    assert found[0].data["frames"] == "7"
+
+
+async def test_what_is_not_audited_takes_no_number(tmp_path: Path) -> None:
+    teller = Teller()
+    other = teller.tell(SOURCE_EVENT, "nic", before="ok", after="failed")
+    async with observing(tmp_path) as observed:
+        assert await recorded(observed, [other]) == []
+
+
+async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
+    one, booted = Teller(), Teller(boot_id="boot-2", run="run-2")
+    came = [
+        one.envelope(1), one.envelope(2), booted.envelope(3), booted.envelope(4, "2.0"),
+        one.envelope(5), booted.envelope(6, "2.0"),
+    ]  # fmt: skip
+    for boot in ("b0", "b1"):
+        async with observing(tmp_path, boot) as observed:
+            for record, envelope in came:
+                observed.hear(record, envelope)
+            found = await settled(observed)
+    assert [record.type for record in found] == ["node.join", "node.boot", "admin.upgrade"]
+    assert [record.data["boot_id"] for record in found] == ["boot-1", "boot-2", "boot-2"]
+    assert (found[2].data["before"], found[2].data["version"]) == ("1.0", "2.0")
+
+
+async def test_a_clock_that_is_set_is_evidence_once_an_hour(tmp_path: Path) -> None:
+    teller = Teller()
+    async with observing(tmp_path) as observed:
+        for at, step_ns in ((1, 0), (2, 10**9), (3, 10**10), (4, 10**11), (7200, 0)):
+            record, envelope = teller.envelope(at)
+            sent = type(record.sent)(record.sent.wall_ns + step_ns, *_rest(record.sent))
+            observed.hear(type(record)(record.node, record.received_wall_ns, sent, b""), envelope)
+        found = await settled(observed)
+    steps = [record.data["step_ns"] for record in found if record.type == "evidence.clock_step"]
+    assert steps == [str(10**10), str(-(10**11))]
+
+
+def _rest(sent: object) -> tuple[int, str]:
+    return sent.boot_ns, sent.boot_id  # type: ignore[attr-defined]
+
+
+async def test_a_dropped_event_shows_as_a_gap_of_its_agent(tmp_path: Path) -> None:
+    """T8."""
+    teller = Teller()
+    told = [teller.claimed(str(number), f"GPU-{number}") for number in range(6)]
+    async with observing(tmp_path) as observed:
+        await recorded(observed, [told[0], *told[3:]])
+    (finding,) = verify(tmp_path / "log", KEY.public).findings
+    assert "agent n1, boot run-1: its records 1 to 2 are missing" in finding
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("observed")
+    tellers = [Teller("n1"), Teller("n1", "run-2"), Teller("n2")]
+    told = [
+        teller.claimed(f"{teller.node}/{teller.run}/{number}", f"GPU-{number}")
+        for teller in tellers
+        for number in range(4)
+    ]
+
+    async def live(boot: str, events: list[SeenEvent], kept: int) -> None:
+        async with observing(folder, boot) as observed:
+            for at, seen in enumerate(events):
+                if at == kept:
+                    # A segment goes: what it held must be in the copy, or in the log.
+                    content = observed.snapshot()
+                    assert content is not None
+                    observed.file.write_bytes(content)
+                    forgotten.update((one.node, one.position) for one in told_so_far)
+                observed.listen(seen)
+                told_so_far.append(seen)
+                if data.draw(st.booleans()):
+                    await asyncio.sleep(0)
+            if data.draw(st.booleans()):
+                await settled(observed)
+
+    told_so_far: list[SeenEvent] = []
+    forgotten: set[object] = set()
+    order = data.draw(st.permutations(told))
+    cut = data.draw(st.integers(0, len(told)))
+    for part, boot in ((order[:cut], "b0"), (order[cut:], "b1")):
+        replayed = [seen for seen in told_so_far if (seen.node, seen.position) not in forgotten]
+        events = [*replayed, *part]
+        # A segment is closed only behind what was replayed.
+        kept = data.draw(st.integers(len(replayed), len(events)))
+        asyncio.run(live(boot, events, kept))
+
+    async def last() -> list[Record]:
+        async with observing(folder, "b2") as observed:
+            left = [seen for seen in told_so_far if (seen.node, seen.position) not in forgotten]
+            return await recorded(observed, left)
+
+    found = asyncio.run(last())
+    of_agents = [record.src for record in found if record.src.kind == "agent"]
+    numbers = sorted((source.id, source.boot, source.n) for source in of_agents)
+    assert numbers == sorted((t.node, t.run, n) for t in tellers for n in range(4))
+    conflicts = [str(record.data) for record in found if record.type == "tenancy.conflict"]
+    assert len(conflicts) == len(set(conflicts)) == len(told)
+    assert verify(folder / "log", KEY.public).findings == ()
+
+
+async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> None:
+    teller = Teller()
+    told = [teller.claimed(str(number), f"GPU-{number}") for number in range(3000)]
+    async with observing(tmp_path, again=told, most_waiting=100) as observed:
+        for seen in told:
+            observed.listen(seen)
+        assert (observed.waiting, observed.overflowed) == (100, 2900)
+        assert observed.snapshot() is None
+        found = await settled(observed)
+    assert [record.src.n for record in found] == list(range(3000))
+
+
+async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Path) -> None:
+    teller = Teller()
+    told = [teller.claimed(str(number), f"GPU-{number}") for number in range(10_000)]
+    async with observing(tmp_path) as observed:
+        loop = asyncio.get_running_loop()
+        longest, before = 0.0, loop.time()
+        for seen in told:
+            observed.listen(seen)
+        while observed.waiting:
+            await asyncio.sleep(0)
+            longest, before = max(longest, loop.time() - before), loop.time()
+        assert len(await settled(observed)) == 10_000
+    assert longest < 0.5
+
+
+async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path) -> None:
+    teller = Teller()
+    large = teller.claimed("a", **{f"fact{n}": "x" * MOST_TEXT for n in range(100)})
+    odd = teller.claimed("e\N{COMBINING ACUTE ACCENT}", workload="x" * 10_000)
+    async with observing(tmp_path) as observed:
+        found = await recorded(observed, [large, odd])
+    assert [(record.type, record.src.n) for record in found] == [
+        ("evidence.quarantine", 0), ("tenancy.assign", 1),
+    ]  # fmt: skip
+    assert found[1].data["claim"] == "\N{LATIN SMALL LETTER E WITH ACUTE}"
+    assert len(str(found[1].data["workload"])) == MOST_TEXT
+
+
+async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
+    teller = Teller()
+    told = [
+        teller.claimed("a", owner="zoe"),
+        teller.claimed("b", owner="team-ns", source="kubernetes", compute="0-0"),
+        teller.claimed("c", gpu="GPU-2", owner="zoe"),
+    ]
+    async with observing(tmp_path) as observed:
+        user, namespace, again = await recorded(observed, told)
+        raws = b"".join(observed.audit.records(0))
+    assert b"zoe" not in raws
+    assert "owner" not in user.data
+    assert user.pii["owner"] == again.pii["owner"] == Salts(tmp_path / "personal").known("zoe")
+    assert (namespace.data["owner"], namespace.pii) == ("team-ns", {})
+
+
+async def test_a_copy_that_is_damaged_or_of_another_log_is_not_believed(tmp_path: Path) -> None:
+    teller = Teller()
+    told = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
+    async with observing(tmp_path) as observed:
+        await recorded(observed, told)
+        content = observed.snapshot()
+        assert content is not None
+    for wrong in (b"nonsense", content.replace(observed.recorded.genesis.encode(), b"0" * 64)):
+        (tmp_path / "observed").write_bytes(wrong)
+        async with observing(tmp_path, "b1") as observed:
+            assert len(await recorded(observed, told)) == 5

@@ -1,0 +1,262 @@
+"""The outbox: in order, each row once, wherever the collector dies or the database is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from support.audit import KEY, audit_log, draft, running
+
+from collector.audit.drain import Drain
+from collector.audit.log import AuditError, AuditLog
+from collector.audit.outbox import OutboxError, placed, put, take, unplaced
+from collector.audit.verify import verify
+from collector.ledger.database import Database, LedgerError
+from railscope.audit.record import MOST_RECORD_BYTES, Actor, Record, decode
+
+
+class PowerCutError(BaseException):
+    """The process is gone: nothing of ours catches it."""
+
+
+def put_all(database: Database, numbers: range) -> None:
+    for number in numbers:
+        with database.transaction(writes=True) as connection:
+            put(connection, f"fact/{number}", draft(number))
+
+
+def facts(log: AuditLog) -> list[Record]:
+    """Records that came through the outbox, in the order of the log."""
+    found = [decode(raw) for raw in log.records(0)]
+    return [record for record in found if record.ref and record.ref[0].startswith("outbox/")]
+
+
+def numbers(log: AuditLog) -> list[object]:
+    return [record.data["number"] for record in facts(log)]
+
+
+@contextlib.asynccontextmanager
+async def begun(folder: Path, boot: str = "b0") -> AsyncIterator[AuditLog]:
+    """A running log that has begun."""
+    async with running(audit_log(folder, boot=boot)) as log:
+        if log.size == 0:
+            await log.append(draft(0, kind="log.genesis"))
+        yield log
+
+
+async def drained(drain: Drain) -> None:
+    while await drain.step():
+        pass
+
+
+async def test_rows_are_recorded_in_order_and_their_places_are_told(
+    tmp_path: Path, database: Database
+) -> None:
+    put_all(database, range(600))
+    async with begun(tmp_path / "log") as log:
+        drain = Drain(lambda: database, log)
+        await drained(drain)
+        assert drain.waiting == 0
+        assert numbers(log) == list(range(600))
+        with database.transaction() as connection:
+            leaves = [placed(connection, f"fact/{number}") for number in range(600)]
+            sizes = connection.execute(text("SELECT checkpoint_size FROM audit_placed")).scalars()
+            assert all(size > 0 for size in sizes)
+        assert leaves == [record.seq for record in facts(log)]
+        assert facts(log)[7].ref == ["outbox/fact/7", "frame/7"]
+    found = verify(tmp_path / "log", KEY.public)
+    assert (found.unsigned, found.findings) == (0, ())
+
+
+async def test_what_is_not_committed_is_never_recorded(tmp_path: Path, database: Database) -> None:
+    with database.transaction(writes=True) as connection:
+        put(connection, "fact", draft(1))
+        connection.rollback()
+    async with begun(tmp_path / "log") as log:
+        await drained(Drain(lambda: database, log))
+        assert facts(log) == []
+
+
+@pytest.mark.parametrize("step", ["_look_back", "_take", "_recorded", "_signed", "_place"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_kill_at_any_step_loses_and_doubles_nothing(
+    tmp_path: Path, database: Database, step: str, moment: str
+) -> None:
+    put_all(database, range(300))
+    async with begun(tmp_path / "log") as log:
+        with pytest.raises(PowerCutError):
+            await drained(_dying(step, moment)(lambda: database, log))
+    put_all(database, range(300, 310))
+    async with begun(tmp_path / "log", boot="b1") as log:
+        await drained(Drain(lambda: database, log))
+        assert numbers(log) == list(range(310))
+        with database.transaction() as connection:
+            assert unplaced(connection) == 0
+    assert not verify(tmp_path / "log", KEY.public).findings
+
+
+def _dying(step: str, moment: str) -> type[Drain]:
+    """A drain whose process ends at a step, before it or when its work is done."""
+    whole: Callable[..., object] = getattr(Drain, step)
+
+    async def die_async(self: Drain, *arguments: object) -> object:
+        if moment == "after":
+            await whole(self, *arguments)
+        raise PowerCutError
+
+    def die(self: Drain, *arguments: object) -> object:
+        if moment == "after":
+            whole(self, *arguments)
+        raise PowerCutError
+
+    return type(Drain)("Dying", (Drain,), {
+        "__slots__": (), step: die_async if asyncio.iscoroutinefunction(whole) else die,
+    })  # fmt: skip
+
+
+async def test_two_collectors_at_one_database_record_each_row_in_one_log(
+    tmp_path: Path, database: Database
+) -> None:
+    put_all(database, range(600))
+    async with begun(tmp_path / "a") as one, begun(tmp_path / "b", boot="b1") as other:
+        drains = [Drain(lambda: database, log) for log in (one, other)]
+        await asyncio.gather(*(drained(drain) for drain in drains))
+        for drain in drains:
+            await drained(drain)
+        both = [*numbers(one), *numbers(other)]
+        assert sorted(both) == list(range(600))
+        assert numbers(one) == sorted(numbers(one))
+        assert numbers(other) == sorted(numbers(other))
+
+
+async def test_a_database_that_is_away_is_said_and_tried_again(
+    tmp_path: Path, database: Database
+) -> None:
+    put_all(database, range(3))
+    answers: list[LedgerError | Database] = [LedgerError("not there"), LedgerError("not there")]
+    problems = []
+
+    def opened() -> Database:
+        problems.append(drain.problem)
+        answer = answers.pop(0) if answers else database
+        if isinstance(answer, LedgerError):
+            raise answer
+        return answer
+
+    async with begun(tmp_path / "log") as log:
+        drain = Drain(opened, log, look_seconds=0.01, retry_seconds=0.01)
+        task = asyncio.create_task(drain.run())
+        while drain.problem or len(facts(log)) < 3:  # noqa: ASYNC110 - no event for tests
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert numbers(log) == [0, 1, 2]
+        assert problems[:3] == ["", "not there", "not there"]
+
+
+async def test_where_nothing_can_be_signed_rows_are_placed_without_a_checkpoint(
+    tmp_path: Path, database: Database
+) -> None:
+    not_now = AuditError("not now")
+
+    def refuse(_: object) -> None:
+        raise not_now
+
+    put_all(database, range(2))
+    async with begun(tmp_path / "log") as log:
+        log.publisher.before_signing = refuse
+        await drained(Drain(lambda: database, log))
+        with database.transaction() as connection:
+            assert placed(connection, "fact/1") == 2
+            sizes = connection.execute(text("SELECT checkpoint_size FROM audit_placed")).scalars()
+            assert set(sizes) == {None}
+        log.publisher.before_signing = None
+
+
+def test_the_same_again_changes_nothing_and_another_is_refused(database: Database) -> None:
+    for _ in range(2):
+        put_all(database, range(1))
+    with database.transaction() as connection:
+        assert unplaced(connection) == 1
+    with (
+        pytest.raises(OutboxError, match="something else is in the outbox"),
+        database.transaction(writes=True) as connection,
+    ):
+        put(connection, "fact/0", draft(1))
+
+
+def test_what_the_log_would_refuse_does_not_get_in(database: Database) -> None:
+    much = "x" * (MOST_RECORD_BYTES - 100)
+    wrong = {
+        "type": draft(1, kind="tenancy.unheard_of"),
+        "size": draft(1),
+        "float": draft(1),
+        "text": draft(1),
+    }
+    wrong["size"].data["much"] = much
+    wrong["float"].data["half"] = 0.5
+    wrong["text"].data["name"] = "e\N{COMBINING ACUTE ACCENT}"
+    for one in wrong.values():
+        with (
+            pytest.raises(OutboxError),
+            database.transaction(writes=True) as connection,
+        ):
+            put(connection, "fact", one)
+    for id_ in ("", "two words", "x" * 201, "ä"):
+        with (
+            pytest.raises(OutboxError, match="is no id"),
+            database.transaction(writes=True) as connection,
+        ):
+            put(connection, id_, draft(1))
+    with database.transaction() as connection:
+        assert unplaced(connection) == 0
+
+
+async def test_the_largest_that_gets_in_is_recorded(tmp_path: Path, database: Database) -> None:
+    large = draft(1)
+    for size in range(MOST_RECORD_BYTES, 0, -1):
+        large.data["much"] = "x" * size
+        with contextlib.suppress(OutboxError), database.transaction(writes=True) as connection:
+            put(connection, "fact", large)
+            break
+    log = audit_log(tmp_path / "log", boot="b" * 16)
+    log.source = type(log.source)("collector", "o" * 200, "b" * 16, 0)
+    async with running(log):
+        await log.append(draft(0, kind="log.genesis"))
+        await drained(Drain(lambda: database, log))
+        assert len(facts(log)) == 1
+
+
+@pytest.mark.parametrize("table", ["audit_outbox", "audit_taken", "audit_placed"])
+def test_rows_are_never_changed_or_taken_away(database: Database, table: str) -> None:
+    put_all(database, range(1))
+    with database.transaction(writes=True) as connection:
+        take(connection, "log", 1)
+        connection.execute(text("INSERT INTO audit_placed VALUES ('fact/0', 'log', 1, 2)"))
+    for change in (f"UPDATE {table} SET id = 'x'", f"DELETE FROM {table}"):  # noqa: S608 - our own names
+        with (
+            pytest.raises((LedgerError, DBAPIError), match="append-only"),
+            database.transaction(writes=True) as connection,
+        ):
+            connection.execute(text(change))
+
+
+def test_who_did_it_survives_the_way_through_the_database(database: Database) -> None:
+    one = draft(1)
+    one = type(one)(
+        one.type, Actor("person", "Zoë", "token", "10.0.0.1"), one.time_ns, "failed", one.subject,
+        {"list": [1, "a", None], "map": {"b": True}, "large": 2**53 - 1}, ("x", "y"), 17,
+        commitments={"user": "0" * 64},
+    )  # fmt: skip
+    with database.transaction(writes=True) as connection:
+        put(connection, "fact", one)
+        (waiting,) = take(connection, "log", 5)
+    assert waiting.draft == type(one)(
+        one.type, one.actor, one.time_ns, one.outcome, one.subject, one.data,
+        ("outbox/fact", "x", "y"), 17, commitments={"user": "0" * 64},
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""Stories of a few nodes, with everything that may happen, for properties to look at."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from support.story import DAY, Envelopes, Reporter, cut, ended, gpus_of, host, ports_of, started
+
+from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence.assemble import Files
+
+LAST = 3600
+LEVELS = ["scheduler", "scheduler", "node_plugin", "process", "administrator"]
+SLOTS = ["0-840", "0-840", "0-420", "420-840", "120-360"]
+
+
+class Story:
+    """Frames of each node's runs, as they are made; and what administrators say."""
+
+    def __init__(self, runs: list[tuple[Reporter, list]], files: Files) -> None:
+        self.runs, self.files = runs, files
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{r.node} {r.boot_id} skew {r.skew} uncertainty {r.uncertainty_ns}: "
+            + " ".join(_shown(frame) for frame in frames)
+            for r, frames in self.runs
+        ]
+        return "\n".join([*lines, repr(self.files)])[:20_000]
+
+    def envelopes(self, sizes: list[int]) -> Envelopes:
+        """The frames in envelopes of these sizes, in turn."""
+        found: Envelopes = []
+        for reporter, frames in self.runs:
+            at = turn = 0
+            while at < len(frames):
+                size = sizes[turn % len(sizes)]
+                found.append(reporter.record(frames[at : at + size]))
+                at += size
+                turn += 1
+        return found
+
+
+def _shown(frame) -> str:
+    second = (frame.instant.boot_ns - 5000 * 10**9) // 10**9
+    told = [(e.event_class.name, *e.entity.key, e.facts) for e in frame.events]
+    return f"{frame.schema.stream}@{second}{told or ''}"
+
+
+seconds = st.integers(0, LAST)
+
+
+@st.composite
+def claim_events(draw, gpus):
+    """Claims that begin and perhaps end, told somewhat later."""
+    found: dict[int, list] = {}
+    for number in range(draw(st.integers(0, 4))):
+        gpu, name = draw(st.sampled_from(gpus)), f"claim-{draw(st.integers(0, 3))}-{number}"
+        begin = draw(seconds)
+        slots = draw(st.sampled_from(SLOTS))
+        facts = {
+            "level": draw(st.sampled_from(LEVELS)),
+            "owner": draw(st.sampled_from(["ns1", "ns2"])),
+            "tenant": draw(st.sampled_from(["", "", "red"])),
+            "compute": slots,
+            "memory": slots,
+            "exclusive": draw(st.sampled_from(["true", "false"])),
+            "system": draw(st.sampled_from(["false", "false", "true"])),
+        }
+        told = started(gpu, name, begin, **facts)
+        found.setdefault(draw(seconds), []).append(told)
+        if draw(st.booleans()):
+            end = ended(gpu, name, begin + draw(st.integers(-10, 900)))
+            found.setdefault(draw(seconds), []).append(end)
+    return found
+
+
+@st.composite
+def visits(draw):
+    """Seconds at which a stream reports: stretches with gaps between."""
+    found: list[int] = []
+    at = draw(st.integers(0, 300))
+    for _ in range(draw(st.integers(1, 3))):
+        step, count = draw(st.sampled_from([5, 10, 30, 40])), draw(st.integers(1, 25))
+        found += range(at, at + step * count, step)
+        at = found[-1] + draw(st.sampled_from([20, 60, 400]))
+    return found
+
+
+@st.composite
+def runs_of(draw, node, gpus, boots):
+    """What one node reports over its boots."""
+    found = []
+    for number in range(boots):
+        reporter = Reporter(
+            node, f"{node}-boot-{number}", f"run-{number}", booted_at=-5000 + 3000 * number,
+            skew=draw(st.sampled_from([0, 0, 0, 10, 100])),
+            uncertainty_ns=draw(st.sampled_from([None, 0, 1_000_000_000])),
+        )  # fmt: skip
+        shift = number * (LAST + 300)
+        events = {s + shift: e for s, e in draw(claim_events(gpus)).items()}
+        frames = []
+        for schema in draw(st.sampled_from([(gpus_of(*gpus),), (gpus_of(*gpus), ports_of(2))])):
+            times = sorted({s + shift for s in draw(visits())} | events.keys())
+            frames += reporter.frames(schema, times, events=events)
+            events = {}
+        frames += reporter.frames(host(), [s + shift for s in draw(visits())])
+        if draw(st.booleans()):
+            for profiles in draw(
+                st.lists(st.sampled_from([(), ("3g.40gb", "4g.40gb")]), max_size=2)
+            ):
+                frames += reporter.frames(cut(gpus[0], *profiles), [draw(seconds) + shift])
+        found.append((reporter, sorted(frames, key=lambda f: f.instant.boot_ns)))
+    return found
+
+
+def _stamp(second: int) -> str:
+    assert DAY == 20_700
+    return f"2026-09-04T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z"
+
+
+@st.composite
+def files(draw):
+    """What administrators say."""
+    spans = st.tuples(seconds, seconds).map(sorted).filter(lambda s: s[0] < s[1])
+    spelled = spans.map(lambda s: (_stamp(s[0]), _stamp(s[1])))
+    claims = ["tenant,holds,from,to"]
+    tenants = ["tenant,source,owner,from,to"]
+    calendar = []
+    for _ in range(draw(st.integers(0, 2))):
+        begin, end = draw(spelled)
+        holds = draw(st.sampled_from(["GPU-0", "n1", "n2"]))
+        claims.append(f"{draw(st.sampled_from(['blue', 'green']))},{holds},{begin},{end}")
+        begin, end = draw(spelled)
+        tenants.append(f"violet,{draw(st.sampled_from(['*', 'slurm']))},ns1,{begin},{end}")
+        begin, end = draw(spelled)
+        kind = draw(st.sampled_from(["maintenance", "outage"]))
+        calendar.append(f"[[{kind}]]\nholds = '{holds}'\nfrom = {begin}\nto = {end}\n")
+        calendar.append(
+            f"[[reservation]]\nname = 'r'\ntenant = 'grey'\nholds = '{holds}'\nfrom = {begin}\n"
+        )
+    return Files(
+        claims_file.parse("\n".join(claims) + "\n"),
+        tenants_file.parse("\n".join(tenants) + "\n"),
+        calendar_file.parse("".join(calendar)),
+    )
+
+
+@st.composite
+def stories(draw):
+    """One or two nodes, each with a boot or two; a GPU may be in both."""
+    runs = draw(runs_of("n1", ["GPU-0", "GPU-1"], draw(st.integers(1, 2))))
+    if draw(st.booleans()):
+        runs += draw(runs_of("n2", draw(st.sampled_from([["GPU-2"], ["GPU-0", "GPU-2"]])), 1))
+    return Story(runs, draw(files()))

@@ -1,0 +1,132 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from collector.evidence.claims_file import FileClaim, FileClaims, claims_file, parse
+from collector.evidence.watched import FileError
+from collector.metering.units import FOREVER_NS
+
+GOOD = "tenant,holds,from,to\nvision,gpu-node-1,2026-01-01T00:00:00Z,2026-01-01T01:00:00+00:00\n"
+
+
+def test_a_file_of_claims():
+    claims = parse("# who holds what\n" + GOOD + "speech,GPU-1,2026-01-01T02:00:00.000001+02:00,\n")
+    start = 1_767_225_600 * 1_000_000_000
+    hour = 3600 * 1_000_000_000
+    assert claims.by_target["gpu-node-1"] == (
+        FileClaim(start, start + hour, "vision", "gpu-node-1"),
+    )
+    assert claims.by_target["GPU-1"] == (FileClaim(start + 1000, FOREVER_NS, "speech", "GPU-1"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "header must be tenant,holds,from,to"),
+        ("who,what\n", "header must be"),
+        ("tenant,holds,from,to\na,b,2026-01-01T00:00:00Z\n", "line 2: needs"),
+        ("tenant,holds,from,to\n,b,2026-01-01T00:00:00Z,\n", "line 2: needs"),
+        ("tenant,holds,from,to\na,b,yesterday,\n", "line 2: 'yesterday' is no time"),
+        ("tenant,holds,from,to\na,b,2026-01-01T00:00:00,\n", "has no offset; write Z"),
+        ("tenant,holds,from,to\na\0,b,2026-01-01T00:00:00Z,\n", "NUL"),
+        ("tenant,holds,from,to\na,b,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z\n", "ends before"),
+        ("# one\ntenant,holds,from,to\n\n# two\na,b,yesterday,\n", "line 5: 'yesterday'"),
+        ("# one\r\ntenant,holds,from,to\r\na,b,yesterday,\r\n", "line 3: 'yesterday'"),
+        ("# one\nwho,what\n", "line 2: the header"),
+        ('tenant,holds,from,to\na,"b,2026-01-01T00:00:00Z,\n', "line 2: unexpected end"),
+        ('tenant,holds,from,to\n#\na,"' + "b" * 140_000 + "\n", "line 3: field larger than"),
+    ],
+)
+def test_a_wrong_line_is_named(text: str, problem: str):
+    with pytest.raises(FileError, match=problem):
+        parse(text)
+
+
+def test_a_broken_file_leaves_the_last_good_claims_in_force(tmp_path: Path):
+    path = tmp_path / "claims.csv"
+    path.write_text(GOOD)
+    watched = claims_file(path)
+    watched.refresh()
+    assert watched.valid
+    path.write_text(GOOD + "broken\n")
+    with capture_logs() as logs:
+        watched.refresh()
+        watched.refresh()
+    assert not watched.valid
+    assert "gpu-node-1" in watched.content.by_target
+    assert [line["event"] for line in logs] == ["claims_refused"], "said once"
+    assert "line 3" in logs[0]["problem"]
+    path.write_text(GOOD.replace("vision", "speech"))
+    watched.refresh()
+    assert watched.valid
+    assert watched.content.by_target["gpu-node-1"][0].tenant == "speech"
+    path.unlink()
+    watched.refresh()
+    assert not watched.valid
+    path.write_text(GOOD.replace("vision", "speech"))
+    watched.refresh()
+    assert watched.valid, "the same words as before it went away"
+
+
+def test_a_file_that_was_never_valid_tells_nothing(tmp_path: Path):
+    assert claims_file(None).known, "no file: no one holds anything"
+    path = tmp_path / "claims.csv"
+    watched = claims_file(path)
+    watched.refresh()
+    assert not watched.known
+    path.write_text("broken\n")
+    watched.refresh()
+    assert not watched.known
+    path.write_text("tenant,holds,from,to\n")
+    watched.refresh()
+    assert watched.known, "no claims, and that for sure"
+    path.write_text("broken\n")
+    watched.refresh()
+    assert (watched.known, watched.valid) == (True, False)
+
+
+instant = st.integers(0, 20)
+claim = st.builds(
+    lambda start, length, tenant, holds: FileClaim(start, start + length, tenant, holds),
+    instant, st.integers(1, 9), st.sampled_from("abc"), st.sampled_from(["GPU-1", "n1", "n2"]),
+)  # fmt: skip
+
+
+@given(st.lists(claim, max_size=8), instant)
+def test_a_node_is_whose_claim_on_it_began_last(found: list[FileClaim], now: int):
+    claims = FileClaims.of(found)
+    begun = [c for c in found if c.holds == "n1" and c.start_ns <= now]
+    latest = max(begun, default=None)
+    expected = latest.tenant if latest and now < latest.end_ns else ""
+    assert claims.holder("n1", now) == expected
+
+
+@given(st.lists(claim, max_size=8))
+def test_tenants_that_overlap_are_found(found: list[FileClaim]):
+    pairs = {
+        (one.holds, *sorted((one.tenant, other.tenant)))
+        for one in found
+        for other in found
+        if one.holds == other.holds
+        and one.tenant != other.tenant
+        and max(one.start_ns, other.start_ns) < min(one.end_ns, other.end_ns)
+    }
+    named = {(b.holds, *sorted((a.tenant, b.tenant))) for a, b in FileClaims.of(found).overlaps()}
+    assert named == pairs
+
+
+def test_tenants_that_overlap_are_named_when_a_file_is_read(tmp_path: Path):
+    path = tmp_path / "claims.csv"
+    rows = [f"{tenant},n{i},2026-01-01T00:00:00Z,\n" for i in range(20) for tenant in ("a", "b")]
+    path.write_text("tenant,holds,from,to\n" + "".join(rows))
+    watched = claims_file(path)
+    with capture_logs() as logs:
+        watched.refresh()
+        watched.refresh()
+    said = [line for line in logs if line["event"] == "claims_overlap"]
+    assert [(line["holds"], line["earlier"], line["later"]) for line in said] == [
+        (f"n{i}", "a", "b") for i in range(10)
+    ]

@@ -1,0 +1,101 @@
+"""Properties of the evidence: it knows neither order nor batches, and the account is the engine's."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stories import stories
+from support.story import accept, at, core_in, known_of, no_turns
+
+from collector.account.live import LiveAccount
+from collector.account.tally import tally
+from collector.core import Checkpoint, Core
+from collector.evidence.assemble import evidence_of
+from collector.ledger.tiling import evidence_root
+from collector.metering.tiling import tile
+
+few = settings(max_examples=settings().max_examples // 2)
+sizes = st.lists(st.integers(1, 30), min_size=1, max_size=4)
+
+
+def empty() -> Core:
+    return core_in(Path(tempfile.mkdtemp()))
+
+
+def same(one: Core, other: Core, files) -> None:
+    """Whether two cores know the same of every GPU."""
+    assert one.evidence.gpus.keys() == other.evidence.gpus.keys()
+    for gpu in one.evidence.gpus:
+        first, second = known_of(one, gpu, files), known_of(other, gpu, files)
+        assert first.evidence == second.evidence
+        assert first.counted.keys() == second.counted.keys()
+        for measure, counted in first.counted.items():
+            again = second.counted[measure]
+            assert np.array_equal(counted.ends_ns, again.ends_ns)
+            assert np.array_equal(counted.amounts, again.amounts)
+
+
+@few
+@given(stories(), sizes, sizes, st.randoms(use_true_random=False))
+def test_neither_order_nor_repetition_nor_batches_mean_anything(story, these, those, random):
+    core, other = empty(), empty()
+    accept(core, story.envelopes(these))
+    # Delivery as it was sent; who was heard of first is a matter of when that was.
+    shuffled = [*story.envelopes(those), *story.envelopes(these)]
+    random.shuffle(shuffled)
+    accept(other, shuffled)
+    one, two = (c.evidence for c in (core, other))
+    if not any(len({p.node for p in m.presences.values()}) > 1 for m in one.gpus.values()):
+        same(core, other, story.files)
+    for gpu in one.gpus:
+        assert sorted(one.gpus[gpu].told) == sorted(two.gpus[gpu].told)
+
+
+@few
+@given(stories(), sizes, st.lists(st.integers(0, 8000), min_size=1, max_size=6), st.data())
+async def test_the_live_account_is_what_the_engine_makes_of_the_same_evidence(
+    story, these, instants, data
+):
+    core = empty()
+    live = LiveAccount(core.evidence, lambda: story.files)
+    envelopes = story.envelopes(these)
+    cuts = sorted(data.draw(st.integers(0, len(envelopes))) for _ in instants)
+    begin = 0
+    for second, end in zip(sorted(instants), cuts, strict=True):
+        accept(core, envelopes[begin:end])
+        begin = end
+        account = await live.refresh(at(second), no_turns)
+        assert account.balances
+        expected: dict = {}
+        for gpu in core.evidence.gpus:
+            evidence, _ = evidence_of(core.evidence.facts(gpu), story.files)
+            since = min((stay.start_ns for stay in evidence.stays), default=at(second))
+            if since < at(second):
+                for key, quantity in tally(tile(evidence, since, at(second))).items():
+                    expected[key] = expected.get(key, 0) + quantity
+        assert dict(account.sums) == expected
+
+
+@few
+@given(stories(), sizes, st.data())
+def test_a_restart_at_any_point_changes_nothing(story, these, data):
+    envelopes = story.envelopes(these)
+    cut = data.draw(st.integers(0, len(envelopes)))
+    whole, first, second = empty(), empty(), empty()
+    accept(whole, envelopes)
+    accept(first, envelopes[:cut])
+    content = msgspec.msgpack.encode(first.checkpoint(1))
+    second.resume(msgspec.msgpack.decode(content, type=Checkpoint))
+    accept(second, envelopes[data.draw(st.integers(0, cut)) :])
+    same(whole, second, story.files)
+    for gpu in whole.evidence.gpus:
+        roots = [
+            evidence_root(evidence_of(core.evidence.facts(gpu), story.files)[0])
+            for core in (whole, second)
+        ]
+        assert roots[0] == roots[1]

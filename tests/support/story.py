@@ -1,0 +1,187 @@
+"""Nodes that report to a collector: frames and claim events at given seconds, as records."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collector.account.live import LiveAccount
+from collector.account.tally import Account
+from collector.core import Core
+from collector.evidence.assemble import Files, Known, facts_of, known
+from collector.schemas import Schemas
+from collector.segments import Record
+from railscope.batch import encode_batches
+from railscope.catalog import METRICS, gpu, tenancy
+from railscope.catalog.entities import CLAIM, GPU, MIG, NODE, RDMA_PORT
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
+
+SECOND = 1_000_000_000
+DAY = 20_700
+DAY_SECONDS = 86_400
+START_NS = DAY * DAY_SECONDS * SECOND
+"""Second 0 of every story is a midnight."""
+Envelopes = list[tuple[Record, Envelope]]
+
+
+def gpus_of(*names: str, model: str = "NVIDIA H100 80GB HBM3") -> Schema:
+    """Energy, busy time and utilisation of GPUs; the first is on rail 0."""
+    entities = [Entity(GPU, (n,), {"rail": str(i), "model": model}) for i, n in enumerate(names)]
+    metrics = (gpu.GPU_UTILIZATION, gpu.GPU_ENERGY, gpu.GPU_BUSY)
+    columns = [(metric, entity) for metric in metrics for entity in entities]
+    return Schema("gpu", tuple(columns[i] for i in Schema.ordered(columns)))
+
+
+def ports_of(count: int) -> Schema:
+    """Bytes in and out of RDMA ports; port i is on rail i."""
+    entities = [Entity(RDMA_PORT, (f"mlx5_{i}", "1"), {"rail": str(i)}) for i in range(count)]
+    names = ("railscope_rdma_receive_bytes_total", "railscope_rdma_transmit_bytes_total")
+    columns = [(METRICS[name], entity) for name in names for entity in entities]
+    return Schema("rdma", tuple(columns[i] for i in Schema.ordered(columns)))
+
+
+def host() -> Schema:
+    """Something of the node that is no GPU."""
+    return Schema("host", ((METRICS["railscope_boot_time_seconds"], Entity(NODE)),))
+
+
+def cut(name: str, *profiles: str) -> Schema:
+    """The MIG devices of a GPU, each in an instance of its own."""
+    whole = Entity(GPU, (name,), {"model": "NVIDIA H100 80GB HBM3"})
+    columns = [(METRICS["railscope_gpu_mig_devices"], whole)]
+    for number, profile in enumerate(profiles):
+        facts = {"profile": profile, "gpu_instance": str(number), "compute_instance": "0"}
+        device = Entity(MIG, (name, f"MIG-{number}"), facts)
+        columns.append((METRICS["railscope_mig_processes"], device))
+    return Schema("mig", tuple(columns[i] for i in Schema.ordered(columns)))
+
+
+def started(
+    gpu_name: str, claim: str, second: float, *, unclaimed: bool = False, **facts: str
+) -> Event:
+    """A claim begins."""
+    event = tenancy.UNCLAIMED_START_EVENT if unclaimed else tenancy.CLAIM_START_EVENT
+    told = {"level": "scheduler", "source": "slurm", "start_ns": str(at(second))} | facts
+    return Event(event, Entity(CLAIM, (gpu_name, claim)), at(second), round(second * SECOND), told)
+
+
+def ended(gpu_name: str, claim: str, second: float) -> Event:
+    """A claim ends."""
+    told = {"level": "scheduler", "source": "slurm", "end_ns": str(at(second))}
+    entity = Entity(CLAIM, (gpu_name, claim))
+    return Event(tenancy.CLAIM_END_EVENT, entity, at(second), round(second * SECOND), told)
+
+
+def at(second: float) -> int:
+    """A second of the story as an instant."""
+    return START_NS + round(second * SECOND)
+
+
+def counting(second: int, columns: int) -> list[int]:
+    """Counters that rise with time: 500 a second, each column a little more."""
+    return [500 * (second + 10_000) + 7 * column for column in range(columns)]
+
+
+@dataclass
+class Reporter:
+    """A node's agent. Its boot clock is at `booted_at` zero; its wall clock is wrong by `skew`."""
+
+    node: str = "n1"
+    boot_id: str = "boot-1"
+    run: str = "run-1"
+    booted_at: int = -5000
+    skew: float = 0
+    uncertainty_ns: int | None = None
+    sequences: dict[str, int] = field(default_factory=dict)
+
+    def _instant(self, second: float) -> Instant:
+        wall_ns = at(second + self.skew)
+        boot_ns = round((second - self.booted_at) * SECOND)
+        return Instant(wall_ns, boot_ns, self.uncertainty_ns)
+
+    def frames(
+        self,
+        schema: Schema,
+        seconds: Iterable[int],
+        *,
+        values: Callable[[int, int], list[int]] = counting,
+        events: Mapping[int, Sequence[Event]] | None = None,
+    ) -> list[Frame]:
+        """A frame at each of these seconds."""
+        origin = Origin(self.node, self.run, self.boot_id)
+        made = []
+        for second in seconds:
+            number = self.sequences[schema.stream] = self.sequences.get(schema.stream, 0) + 1
+            row = array("q", values(second, len(schema.columns)))
+            happened = tuple((events or {}).get(second, ()))
+            frame = Frame(origin, schema, number, self._instant(second), row, b"", happened)
+            made.append(frame)
+        return made
+
+    def record(self, frames: Sequence[Frame], sent: float | None = None) -> tuple[Record, Envelope]:
+        """Frames in one envelope, and the record of its arrival, at once when it was sent."""
+        if sent is None:
+            newest = max(frame.instant.boot_ns for frame in frames)
+            sent = newest / SECOND + self.booted_at
+        origin = Origin(self.node, self.run, self.boot_id)
+        wire = [to_wire_schema(schema) for schema in dict.fromkeys(f.schema for f in frames)]
+        found = envelope(origin, encode_batches(frames), wire, agent_version="test")
+        instant = self._instant(sent)
+        clocks = SentAt(instant.wall_ns, instant.boot_ns, self.boot_id)
+        return Record(self.node, at(sent), clocks, pack(found)), found
+
+    def told(
+        self, schema: Schema, seconds: Iterable[int], *, each: int = 10, **more: object
+    ) -> Envelopes:
+        """Frames at these seconds, so many in an envelope."""
+        frames = self.frames(schema, seconds, **more)  # type: ignore[arg-type]
+        return [self.record(frames[i : i + each]) for i in range(0, len(frames), each)]
+
+
+def core_in(folder: Path) -> Core:
+    """An empty core."""
+    schemas = Schemas(folder)
+    schemas.open()
+    return Core(schemas)
+
+
+def accept(core: Core, envelopes: Iterable[tuple[Record, Envelope]]) -> None:
+    """Take envelopes in, as ingest does once they are durable."""
+    for record, found in envelopes:
+        for schema in found.schemas:
+            core.schemas.put(schema)
+        core.accept(record, found)
+    assert not core.counts.rejected
+
+
+def known_of(core: Core, name: str, files: Files | None = None) -> Known:
+    """What the chunks and claims in memory say of a GPU."""
+    book = core.evidence
+    chunks = [kept.chunk for kept in book.chunks.values()]
+    memory = book.gpus[name]
+    facts = facts_of(name, chunks, memory.told, memory.ended)
+    return known(facts, chunks, files or Files())
+
+
+async def no_turns() -> None:
+    """Let no one go first."""
+
+
+async def account_at(core: Core, second: float, files: Files | None = None) -> Account:
+    """The account of a core at a second, worked out from nothing."""
+    core.evidence.changed.update(core.evidence.gpus)
+    live = LiveAccount(core.evidence, lambda: files or Files())
+    return await live.refresh(at(second), no_turns)
+
+
+def seconds_of(account: Account) -> dict[tuple[str, str], float]:
+    """GPU-seconds by state and tenant."""
+    found: dict[tuple[str, str], float] = {}
+    for key, quantity in account.sums.items():
+        of = (key.state.value, key.tenant)
+        found[of] = found.get(of, 0) + quantity / (840 * SECOND)
+    return found

@@ -1,0 +1,79 @@
+"""Cosignatures: what a witness says, and that nobody can say it in its name."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railscope.audit.checkpoint import Checkpoint, read_checkpoint
+from railscope.audit.cosignature import cosigned, parse_witness_key, witness_key, witnessed
+from railscope.audit.merkle import EMPTY_ROOT, Tree
+from railscope.audit.note import ForgedError, NoteError, PublicKey, SecretKey, UnsignedError
+
+LOG, NODE, OTHER = (SecretKey.generate(name) for name in ("log.example", "node-1", "node-2"))
+CHECKPOINT = Checkpoint("log.example", Tree(17, EMPTY_ROOT))
+NOTE = CHECKPOINT.signed(LOG)
+SEEN = 1_790_000_000
+
+
+def test_who_cosigned_and_when_is_told() -> None:
+    both = cosigned(cosigned(NOTE, NODE, SEEN), OTHER, SEEN + 5)
+    assert witnessed(both, witness_key(NODE)) == SEEN
+    assert witnessed(both, witness_key(OTHER)) == SEEN + 5
+    assert read_checkpoint(both, LOG.public) == CHECKPOINT
+    again = cosigned(both, NODE, SEEN + 9)
+    assert witnessed(again, witness_key(NODE)) == SEEN + 9
+
+
+def test_a_cosignature_is_laid_out_as_the_specification_says() -> None:
+    line = cosigned(NOTE, NODE, SEEN).splitlines()[-1]
+    name, encoded = line.removeprefix("\N{EM DASH} ").split(" ")
+    raw = base64.b64decode(encoded)
+    assert (name, len(raw)) == ("node-1", 4 + 8 + 64)
+    assert raw[:4] == witness_key(NODE).key_id != NODE.public.key_id
+    assert int.from_bytes(raw[4:12], "big") == SEEN
+    message = f"cosignature/v1\ntime {SEEN}\n{CHECKPOINT.text}"
+    NODE.public.key.verify(raw[12:], message.encode())
+
+
+def test_a_key_of_a_witness_survives_its_text_and_is_none_of_a_log() -> None:
+    key = witness_key(NODE)
+    assert str(parse_witness_key(str(key))) == str(key)
+    with pytest.raises(NoteError, match="no Ed25519 key of kind 1"):
+        PublicKey.parse(str(key))
+    with pytest.raises(NoteError, match="kind 4"):
+        parse_witness_key(str(NODE.public))
+
+
+def test_the_logs_own_signature_is_no_cosignature() -> None:
+    with pytest.raises(UnsignedError):
+        witnessed(NOTE, witness_key(LOG))
+    with pytest.raises(UnsignedError):
+        witnessed(cosigned(NOTE, NODE, SEEN), witness_key(OTHER))
+
+
+@given(at=st.integers(0, 75), bit=st.integers(0, 7))
+def test_no_bit_of_a_cosignature_can_change(at: int, bit: int) -> None:
+    head, _, encoded = cosigned(NOTE, NODE, SEEN).rstrip("\n").rpartition(" ")
+    raw = bytearray(base64.b64decode(encoded))
+    raw[at] ^= 1 << bit
+    changed = f"{head} {base64.b64encode(raw).decode()}\n"
+    with pytest.raises((ForgedError, UnsignedError)):
+        witnessed(changed, witness_key(NODE))
+
+
+@given(st.integers(0, 10**6).filter(lambda size: size != 17))
+def test_a_cosignature_is_over_one_checkpoint(size: int) -> None:
+    line = cosigned(NOTE, NODE, SEEN).splitlines(keepends=True)[-1]
+    other = Checkpoint("log.example", Tree(size, EMPTY_ROOT)).signed(LOG)
+    with pytest.raises(ForgedError):
+        witnessed(other + line, witness_key(NODE))
+
+
+@pytest.mark.parametrize("seconds", [-1, 1 << 63])
+def test_there_is_no_such_time(seconds: int) -> None:
+    with pytest.raises(NoteError, match="no time"):
+        cosigned(NOTE, NODE, seconds)
