@@ -15,6 +15,7 @@ from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.sharing import ProcessLists
+from agent.sources.nvidia.slices import covered
 from agent.tenancy import unclaimed
 from agent.tenancy.book import Book, Look, Open, claims_on
 from agent.tenancy.claims_file import ClaimsFile
@@ -24,7 +25,6 @@ from agent.tenancy.kubernetes import Kubernetes
 from agent.tenancy.libvirt import Libvirt
 from agent.tenancy.memory import Memory
 from agent.tenancy.processes import Processes, Use, Uses, on
-from agent.tenancy.slices import covered
 from agent.tenancy.slurm import Places, Slurm
 from agent.tenancy.told import ToldClaims
 from railscope.catalog import tenancy as c
