@@ -60,6 +60,8 @@ class Trail:
     log: AuditLog
     version: str
     wall_ns: Callable[[], int] = time.time_ns
+    settings: str = ""
+    """Hash of the settings: another one says that they were changed."""
     lost: int = 0
     """Records that could not be written; their content is in the journal of the system."""
     denied: int = 0
@@ -93,7 +95,8 @@ class Trail:
         self.log.append_before_running(self._draft("admin.config", self._life("started")))
 
     def _life(self, what: str) -> Data:
-        return {"collector": self.version, "what": what}
+        known: Data = {"settings": self.settings} if self.settings else {}
+        return {"collector": self.version, "what": what, **known}
 
     async def run(self) -> None:
         """Record what comes, until cancelled; then what is left, and the end."""
