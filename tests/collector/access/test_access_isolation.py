@@ -244,7 +244,7 @@ def told(texts: list[str]) -> set[int]:
             spelled += " " + base64.b64decode(word, validate=True).decode(errors="replace")
         except binascii.Error:
             continue
-    return {int(number[:9]) for number in re.findall(r"3\d{8,}", spelled)}
+    return {int(number[:9]) for number in re.findall(r"(?<!\d)3\d{8,}", spelled)}
 
 
 def strings(value: Any) -> Iterator[str]:
