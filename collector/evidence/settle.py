@@ -19,10 +19,11 @@ from collector.account.amounts import OpenAmounts, add
 from collector.account.live import LiveAccount
 from collector.config import MeteringSettings
 from collector.evidence.assemble import Files
-from collector.evidence.book import EvidenceBook, Kept
+from collector.evidence.book import EvidenceBook, Kept, Trouble
 from collector.evidence.chunk import encode
 from collector.evidence.days import (
     Count,
+    Counted,
     Door,
     Homes,
     Job,
@@ -32,7 +33,8 @@ from collector.evidence.days import (
     settled_days,
     write_days,
 )
-from collector.evidence.store import CONTEXT_NS, Change, Written, ready
+from collector.evidence.queries import CONTEXT_NS
+from collector.evidence.store import Change, Written, ready
 from collector.evidence.told import Ended, Told
 from collector.ledger.database import LedgerError
 from collector.ledger.rows import GpuDay
@@ -212,6 +214,13 @@ class Settler:
                         add(amounts.days.setdefault(day, {}), totals)
                 amounts.upto_ns = max(counted.upto_ns, amounts.upto_ns)
                 self._stale.discard(counted.gpu)
+                self._tell_resets(counted)
+
+    def _tell_resets(self, counted: Counted) -> None:
+        for measure, reset in counted.resets:
+            facts = {"measure": measure.value, "last_ns": str(reset.last_ns)}
+            trouble = Trouble("counter_reset", counted.gpu, "", reset.first_ns, facts)
+            self.book.trouble(trouble)
 
     def _counted_to(self, gpu: str, homes: Homes, anew: set[str]) -> int:
         """From when on the counters of a GPU are not added up yet."""
