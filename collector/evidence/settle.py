@@ -99,8 +99,7 @@ class Settler:
     async def attempt(self) -> bool:
         """One round; false where the database could not be used, which is said once."""
         try:
-            async with self._turn:
-                await self.round()
+            await self.round()
         except (LedgerError, OSError) as error:
             self.counts.failures += 1
             if not self.failing:
@@ -115,6 +114,10 @@ class Settler:
 
     async def round(self, *, everything: bool = False) -> None:
         """Store what is ready (or everything), count the open days on, settle days that are due."""
+        async with self._turn:
+            await self._round(everything=everything)
+
+    async def _round(self, *, everything: bool) -> None:
         door = await self._opened()
         texts = self.texts()
         now_ns = self.wall_ns()
