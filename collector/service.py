@@ -26,7 +26,8 @@ from collector.audit.personal import Salts
 from collector.audit.trail import Trail
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core, SeenEvent, events_of
-from collector.evidence.settle import Door, Settler
+from collector.evidence.days import Door
+from collector.evidence.settle import Settler
 from collector.evidence.store import EvidenceStore
 from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog

@@ -11,14 +11,15 @@ from sqlalchemy import select
 from collector.account.amounts import OpenTotals, Totals, Whose, counted_in, of_shares
 from collector.account.tally import Key, Sums, tally
 from collector.evidence.assemble import Files
+from collector.evidence.seen import OF_THE_AGENT
 from collector.evidence.store import EvidenceStore
 from collector.ledger import queries
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
 from collector.ledger.schema import entries, shares
-from collector.ledger.store import Ledger
+from collector.ledger.store import Ledger, Written
 from collector.ledger.tiling import DAY_NS, DayTiling, TilingError
-from collector.metering.measures import Measure, Use
+from collector.metering.measures import Measure, Reset, Use
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, Tiling
 
@@ -30,6 +31,13 @@ Homes = Mapping[str, Mapping[str, int]]
 """For every GPU, the nodes it was in and since when."""
 
 
+class Door(NamedTuple):
+    """The open database: its ledger and its evidence."""
+
+    ledger: Ledger
+    store: EvidenceStore
+
+
 class Job(NamedTuple):
     """Days of a GPU that are to be written."""
 
@@ -38,10 +46,11 @@ class Job(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """A day of a GPU as it was written, and as it was before."""
+    """A day of a GPU as the ledger has it, and as it was when this collector last looked."""
 
     gpu: str
     day: int
+    revision: int
     new: Sums
     old: Sums
     new_amounts: Totals
@@ -61,6 +70,8 @@ class Counted(NamedTuple):
     gpu: str
     upto_ns: int
     days: OpenTotals
+    resets: list[tuple[Measure, Reset]]
+    """Where a counter that the device keeps started over."""
 
 
 def groups(jobs: Sequence[Any], homes: Homes) -> Iterator[list[Any]]:
@@ -98,16 +109,17 @@ def settled_days(ledger: Ledger, gpus: Collection[str]) -> list[Settlement]:
                 found = totals.setdefault(day, {})
                 found[whose] = found.get(whose, 0) + row.amount
     return [
-        Settlement(gpu, day, sums.get((gpu, day), {}), {}, totals.get((gpu, day), {}), {})
-        for gpu, day in sorted(newest)
+        Settlement(gpu, day, number, sums.get((gpu, day), {}), {}, totals.get((gpu, day), {}), {})
+        for (gpu, day), number in sorted(newest.items())
         if gpu in gpus
     ]
 
 
 def write_days(
-    ledger: Ledger, store: EvidenceStore, homes: Homes, jobs: Sequence[Job], now_ns: int
+    door: Door, homes: Homes, jobs: Sequence[Job], counted: Mapping[GpuDay, int], now_ns: int
 ) -> list[Settlement]:
-    """Meter days of GPUs and write them."""
+    """Meter days of GPUs and write them; `counted` are the revisions that were looked at last."""
+    ledger, store = door
     files = store.files()
     start_ns = min(job.days[0] for job in jobs) * DAY_NS
     end_ns = (max(job.days[-1] for job in jobs) + 1) * DAY_NS
@@ -119,40 +131,32 @@ def write_days(
         known = loaded.known(job.gpu, files)
         metered = MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
         tilings += [metered.day(day, computed) for day in job.days]
-    before = _before(ledger, tilings)
-    _write(ledger, tilings)
+    known_days = {GpuDay(tiling.gpu, tiling.day) for tiling in tilings} & counted.keys()
+    numbers = {day: counted[day] for day in known_days}
+    before = {(r.tiling.gpu, r.tiling.day): r.tiling for r in ledger.revisions(numbers)}
     return [
         Settlement(
             tiling.gpu,
             tiling.day,
+            written.revision,
             tally(tiling.entries),
             tally(old.entries) if old else {},
             of_shares(tiling.shares),
             of_shares(old.shares) if old else {},
         )
-        for tiling in tilings
+        for tiling, written in _written(ledger, tilings)
         for old in [before.get((tiling.gpu, tiling.day))]
     ]
 
 
-def _before(ledger: Ledger, tilings: Sequence[DayTiling]) -> dict[tuple[str, int], DayTiling]:
-    """What the ledger has of these days by now."""
-    wanted = {GpuDay(tiling.gpu, tiling.day) for tiling in tilings}
-    with ledger.database.transaction() as connection:
-        heads = queries.newest_heads(connection, sorted(wanted))
-    numbers = {key: head.revision for key, head in heads.items()}
-    found = (revision.tiling for revision in ledger.revisions(numbers))
-    return {(tiling.gpu, tiling.day): tiling for tiling in found}
-
-
-def _write(ledger: Ledger, tilings: Sequence[DayTiling]) -> None:
+def _written(ledger: Ledger, tilings: Sequence[DayTiling]) -> Iterator[tuple[DayTiling, Written]]:
     """Write all, or where one is refused each for itself: one GPU must not hold up the others."""
     try:
-        ledger.write_days(tilings)
+        yield from zip(tilings, ledger.write_days(tilings), strict=True)
     except TilingError:
         for tiling in tilings:
             try:
-                ledger.write(tiling)
+                yield tiling, ledger.write(tiling)
             except TilingError as error:
                 log.error("day_not_written", gpu=tiling.gpu, day=tiling.day, problem=str(error))
 
@@ -172,5 +176,13 @@ def open_amounts(
         known = loaded.known(job.gpu, files)
         instants = [int(i.ends_ns[-1]) for i in known.counted.values() if len(i.ends_ns)]
         upto_ns = max(instants, default=job.after_ns)
-        found.append(Counted(job.gpu, upto_ns, counted_in(known, job.after_ns, upto_ns)))
+        resets = [
+            (measure, reset)
+            for measure, increments in known.counted.items()
+            if measure not in OF_THE_AGENT
+            for reset in increments.resets()
+            if reset.first_ns > job.after_ns
+        ]
+        days = counted_in(known, job.after_ns, upto_ns)
+        found.append(Counted(job.gpu, upto_ns, days, resets))
     return found

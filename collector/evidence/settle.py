@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
@@ -20,10 +19,12 @@ from collector.account.amounts import OpenAmounts, add
 from collector.account.live import LiveAccount
 from collector.config import MeteringSettings
 from collector.evidence.assemble import Files
-from collector.evidence.book import EvidenceBook, Kept
+from collector.evidence.book import EvidenceBook, Kept, Trouble
 from collector.evidence.chunk import encode
 from collector.evidence.days import (
     Count,
+    Counted,
+    Door,
     Homes,
     Job,
     Settlement,
@@ -32,10 +33,11 @@ from collector.evidence.days import (
     settled_days,
     write_days,
 )
-from collector.evidence.store import CONTEXT_NS, Change, EvidenceStore, Written, ready
+from collector.evidence.queries import CONTEXT_NS
+from collector.evidence.store import Change, Written, ready
 from collector.evidence.told import Ended, Told
 from collector.ledger.database import LedgerError
-from collector.ledger.store import Ledger
+from collector.ledger.rows import GpuDay
 from collector.ledger.tiling import DAY_NS
 from collector.segments import write_durably
 
@@ -45,13 +47,6 @@ NS = 1_000_000_000
 _MARGIN_NS = 300 * NS
 """As far as what another collector recorded may come to be seen late."""
 _YIELD_EVERY = 16
-
-
-class Door(NamedTuple):
-    """The open database: its ledger and its evidence."""
-
-    ledger: Ledger
-    store: EvidenceStore
 
 
 @dataclass(slots=True)
@@ -84,6 +79,10 @@ class Settler:
     _stale: set[str] = field(default_factory=set)
     """GPUs whose open amounts are not those of all that is stored."""
     _handled: set[Change] = field(default_factory=set)
+    _counted: dict[GpuDay, int] = field(default_factory=dict)
+    """The revisions that are in the settled sums, of the days that may still change."""
+    _asked: set[str] = field(default_factory=set)
+    """GPUs whose claims in the database are known here."""
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -100,8 +99,7 @@ class Settler:
     async def attempt(self) -> bool:
         """One round; false where the database could not be used, which is said once."""
         try:
-            async with self._turn:
-                await self.round()
+            await self.round()
         except (LedgerError, OSError) as error:
             self.counts.failures += 1
             if not self.failing:
@@ -116,6 +114,10 @@ class Settler:
 
     async def round(self, *, everything: bool = False) -> None:
         """Store what is ready (or everything), count the open days on, settle days that are due."""
+        async with self._turn:
+            await self._round(everything=everything)
+
+    async def _round(self, *, everything: bool) -> None:
         door = await self._opened()
         texts = self.texts()
         now_ns = self.wall_ns()
@@ -142,6 +144,7 @@ class Settler:
         return self._door
 
     def _apply(self, day: Settlement) -> None:
+        self._counted[GpuDay(day.gpu, day.day)] = day.revision
         self.live.settled.settle(day.gpu, day.day, day.new, day.old)
         self.live.amounts.settle(day.gpu, day.day, day.new_amounts, day.old_amounts)
         self.book.changed.add(day.gpu)
@@ -214,6 +217,13 @@ class Settler:
                         add(amounts.days.setdefault(day, {}), totals)
                 amounts.upto_ns = max(counted.upto_ns, amounts.upto_ns)
                 self._stale.discard(counted.gpu)
+                self._tell_resets(counted)
+
+    def _tell_resets(self, counted: Counted) -> None:
+        for measure, reset in counted.resets:
+            facts = {"measure": measure.value, "last_ns": str(reset.last_ns)}
+            trouble = Trouble("counter_reset", counted.gpu, "", reset.first_ns, facts)
+            self.book.trouble(trouble)
 
     def _counted_to(self, gpu: str, homes: Homes, anew: set[str]) -> int:
         """From when on the counters of a GPU are not added up yet."""
@@ -228,15 +238,32 @@ class Settler:
         end_day = (now_ns - delay_ns) // DAY_NS
         seen_ns = await asyncio.to_thread(self._seen_ns)
         changes = set(await asyncio.to_thread(door.store.changes, seen_ns))
-        for some in groups(self._due(homes, end_day, changes - self._handled), homes):
-            days = await asyncio.to_thread(write_days, door.ledger, door.store, homes, some, now_ns)
+        await self._learn(door, changes - self._handled)
+        due = self._due(homes, end_day, changes - self._handled)
+        for some in groups(due, homes):
+            days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
             async with self.live.lock:
                 for day in days:
                     self._apply(day)
             self.counts.days += len(days)
-            self.counts.revisions += sum(bool(day.old) and day.old != day.new for day in days)
+            self.counts.revisions += sum(day.revision > 1 and day.old != day.new for day in days)
         self._handled = changes
+        if due:
+            oldest_day = end_day - self.settings.revise_days
+            for gpu_day in [known for known in self._counted if known.day < oldest_day]:
+                del self._counted[gpu_day]
         await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
+
+    async def _learn(self, door: Door, changes: Iterable[Change]) -> None:
+        """Take claims that other collectors were told, of GPUs that are known here by now."""
+        wanted = {change.gpu for change in changes if change.gpu}
+        wanted |= self.book.gpus.keys() - self._asked
+        self._asked.update(self.book.gpus)
+        by_start: dict[int, list[str]] = {}
+        for gpu in sorted(wanted & self.book.gpus.keys()):
+            by_start.setdefault(max(0, self.live.settled.open_ns(gpu)), []).append(gpu)
+        for start_ns, gpus in by_start.items():
+            self.book.learn(await asyncio.to_thread(door.store.told, gpus, start_ns))
 
     def _due(self, homes: Homes, end_day: int, changes: Iterable[Change]) -> list[Job]:
         """The days of each GPU that are to be written, for the first time or anew."""

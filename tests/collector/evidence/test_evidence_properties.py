@@ -48,7 +48,7 @@ def test_neither_order_nor_repetition_nor_batches_mean_anything(story, these, th
     accept(core, story.envelopes(these))
     # Delivery as it was sent; who was heard of first is a matter of when that was.
     shuffled = [*story.envelopes(those), *story.envelopes(these)]
-    Random(seed).shuffle(shuffled)
+    Random(seed).shuffle(shuffled)  # noqa: S311 - an order, no secret
     accept(other, shuffled)
     one, two = (c.evidence for c in (core, other))
     if not any(len({p.node for p in m.presences.values()}) > 1 for m in one.gpus.values()):

@@ -1,0 +1,337 @@
+"""From frames to the ledger, on SQLite and PostgreSQL: stored once, settled, revised, never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.exc import DBAPIError
+from structlog.testing import capture_logs
+from support.settling import Site, content
+from support.story import (
+    DAY,
+    DAY_SECONDS,
+    Reporter,
+    accept,
+    at,
+    ended,
+    gpus_of,
+    host,
+    seconds_of,
+    started,
+)
+
+from collector.account.amounts import Whose
+from collector.audit.outbox import outbox
+from collector.evidence.schema import claims, homes, parts
+from collector.ledger.reconcile import gpu_days
+from collector.ledger.tiling import DAY_NS
+from collector.metering.measures import Measure, Use
+from collector.metering.tiling import State, tile
+from collector.metering.units import GPU_CAPACITY, Tiling
+
+HOURS = 3600
+LATER = DAY_SECONDS + 2 * HOURS
+ALICE = {"tenant": "alice"}
+MAP = "tenant,source,owner,from,to\n"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
+    """Collectors by name and database."""
+    made: list[Site] = []
+
+    def one(name: str, url: str) -> Site:
+        made.append(Site(tmp_path / name, url))
+        return made[-1]
+
+    yield one
+    for site in made:
+        site.settler.close()
+
+
+@pytest.fixture
+def site(make, url: str) -> Site:
+    return make("one", url)
+
+
+def a_day(node: Reporter, *, until: int = DAY_SECONDS + HOURS, step: int = 30):
+    """A GPU's day and an hour; alice holds it from 6:00 to 18:00, somebody's namespace after."""
+    events = {
+        6 * HOURS: [started("GPU-0", "a", 6 * HOURS, **ALICE)],
+        18 * HOURS: [
+            ended("GPU-0", "a", 18 * HOURS),
+            started("GPU-0", "b", 18 * HOURS, source="kubernetes", owner="ns"),
+        ],
+    }
+    return node.told(gpus_of("GPU-0"), range(0, until, step), each=40, events=events)
+
+
+def hours(site: Site, day: int = DAY) -> dict[tuple[str, str], float]:
+    """What the ledger has of a day, in GPU-hours of compute by state and tenant."""
+    totals = site.door.ledger.totals(day * DAY_NS, (day + 1) * DAY_NS)
+    return {
+        (of.state.value, of.tenant): quantity / (GPU_CAPACITY * HOURS * 10**9)
+        for of, quantity in totals.items()
+        if of.tiling is Tiling.COMPUTE
+    }
+
+
+def amount(site: Site, tenant: str, measure: Measure = Measure.ENERGY) -> int:
+    return site.live.amounts.totals().get(Whose(measure, Use.ATTRIBUTED, tenant), 0)
+
+
+async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(site: Site):
+    accept(site.core, a_day(Reporter()))
+    before = await site.account(LATER)
+    await site.round(DAY_SECONDS + 1800)
+    assert hours(site) == {}, "not before its delay has passed"
+    await site.round(LATER)
+    assert hours(site) == {
+        ("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6,
+    }  # fmt: skip
+    after = await site.account(LATER)
+    assert after.balances
+    assert seconds_of(after) == seconds_of(before)
+    assert after.gpus == 1
+    found = site.door.ledger.revision("GPU-0", DAY).tiling
+    assert found.sku == "h100-80gb-hbm3"
+    assert not gpu_days(site.door.ledger, {"GPU-0": [(at(0), at(LATER))]}, DAY, DAY + 1)
+    evidence = site.door.store.evidence("GPU-0", at(0), at(DAY_SECONDS)).evidence
+    assert tuple(tile(evidence, at(0), at(DAY_SECONDS))) == found.entries
+    assert site.door.store.gpus() == ["GPU-0"]
+
+
+async def test_amounts_are_those_of_the_counters_before_and_after_a_day_is_settled(site: Site):
+    accept(site.core, a_day(Reporter(booted_at=-6000)))
+    await site.round(DAY_SECONDS + HOURS - 1, everything=True)
+    expected = {"alice": 500 * 12 * HOURS, "kubernetes:ns": 500 * (7 * HOURS - 30)}
+    assert {tenant: amount(site, tenant) for tenant in expected} == expected, "open days"
+    await site.round(LATER)
+    assert {tenant: amount(site, tenant) for tenant in expected} == expected, "settled and open"
+    site.restart(site.checkpoint())
+    await site.round(LATER + 60)
+    assert {tenant: amount(site, tenant) for tenant in expected} == expected, "after a restart"
+
+
+async def test_what_is_stored_leaves_the_memory(site: Site):
+    accept(site.core, a_day(Reporter()))
+    assert len(site.core.evidence.chunks) > 90
+    await site.round(DAY_SECONDS + HOURS - 30)
+    assert len(site.core.evidence.chunks) <= 2, "but what is still growing"
+    await site.round(LATER)
+    assert not site.core.evidence.chunks
+    assert not site.core.evidence.unwritten
+    assert len(site.checkpoint()) < 5000
+
+
+async def test_late_evidence_makes_a_revision(site: Site):
+    node = Reporter()
+    envelopes = a_day(node)
+    late = envelopes[20:30]
+    accept(site.core, [*envelopes[:20], *envelopes[30:]])
+    await site.round(LATER)
+    assert hours(site)["inferred", "alice"] > 1
+    accept(site.core, late)
+    await site.round(LATER + 600)
+    assert hours(site) == {
+        ("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6,
+    }  # fmt: skip
+    revision = site.door.ledger.revision("GPU-0", DAY)
+    assert (revision.number, revision.supersedes) == (2, 1)
+    account = await site.account(LATER + 600)
+    assert account.balances
+    assert ("inferred", "alice") not in seconds_of(account)
+    await site.round(LATER + 1200)
+    assert site.door.ledger.revision("GPU-0", DAY).number == 2, "nothing new, no revision"
+
+
+async def test_a_claim_told_late_moves_settled_time_to_its_tenant(site: Site):
+    node = Reporter()
+    accept(site.core, node.told(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40))
+    await site.round(LATER)
+    told = started("GPU-0", "x", 20 * HOURS, **ALICE)
+    accept(site.core, node.told(host(), [LATER], events={LATER: [told]}))
+    await site.round(LATER + 600)
+    assert hours(site) == {("idle", ""): 20, ("observed", "alice"): 4}
+    assert amount(site, "alice") > 0
+
+
+async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: Site):
+    accept(site.core, a_day(Reporter()))
+    await site.round(LATER)
+    assert hours(site)["observed", "kubernetes:ns"] == 6
+    site.texts["tenants"] = MAP + "bob,kubernetes,ns,2026-09-04T00:00:00Z,\n"
+    await site.round(LATER + 600)
+    assert hours(site)["observed", "bob"] == 6
+    site.restart(site.checkpoint())
+    await site.round(LATER + 700)
+    assert site.door.ledger.revision("GPU-0", DAY).number == 2
+    with site.door.ledger.database.transaction() as connection:
+        rows = connection.execute(select(outbox.c.type, outbox.c.data)).all()
+    assert [row.type for row in rows] == ["billing.tenant_map"], "an auditor learns of it, once"
+    assert '"rows":1' in rows[0].data
+
+
+async def test_a_node_that_never_comes_back_is_settled_day_by_day(site: Site):
+    accept(site.core, a_day(Reporter(), until=20 * HOURS))
+    await site.round(3 * DAY_SECONDS + 2 * HOURS)
+    assert hours(site, DAY + 1) == {("inferred", "kubernetes:ns"): 24}
+    entries = site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
+    assert {(e.state, e.witness.name) for e in entries} == {(State.INFERRED, "NONE")}
+    account = await site.account(3 * DAY_SECONDS + 2 * HOURS)
+    assert account.balances
+    assert account.capacity == GPU_CAPACITY * (at(3 * DAY_SECONDS + 2 * HOURS) - at(0))
+
+
+async def test_a_node_that_comes_back_after_days_ends_the_silence_of_all_of_them(site: Site):
+    node = Reporter()
+    accept(site.core, a_day(node, until=20 * HOURS))
+    await site.round(2 * DAY_SECONDS + 2 * HOURS)
+    back = 2 * DAY_SECONDS + 2 * HOURS
+    accept(site.core, node.told(gpus_of("GPU-0"), range(back, back + 600, 30)))
+    await site.round(back + 1200)
+    silences = {
+        entry.silence_ns
+        for entry in site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
+    }
+    assert silences == {at(back) - at(20 * HOURS - 30)}, "its length is known now"
+
+
+async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: Site):
+    node = Reporter()
+    accept(site.core, a_day(node, until=20 * HOURS))
+    back = DAY_SECONDS + HOURS
+    accept(site.core, node.told(gpus_of("GPU-0"), range(back, LATER, 30)))
+    before = await site.account(LATER)
+    await site.round(LATER)
+    after = await site.account(LATER)
+    assert after.balances
+    assert seconds_of(after) == seconds_of(before)
+    assert seconds_of(after)["inferred", "kubernetes:ns"] == 5 * HOURS + 60
+
+
+async def test_a_counter_that_starts_over_is_told(site: Site):
+    heard: list = []
+    site.core.evidence.listeners.append(heard.append)
+    accept(site.core, a_day(Reporter(), until=HOURS))
+    after = Reporter(boot_id="boot-2", run="run-2", booted_at=HOURS)
+    accept(site.core, after.told(gpus_of("GPU-0"), range(HOURS, 2 * HOURS, 30)))
+    await site.round(3 * HOURS)
+    await site.round(3 * HOURS + 60)
+    assert [(t.kind, t.gpu, t.facts["measure"], t.instant_ns) for t in heard] == [
+        ("counter_reset", "GPU-0", "energy", at(HOURS))
+    ]
+
+
+async def test_two_collectors_with_overlapping_frames_write_what_one_would(
+    make, tmp_path: Path, url: str
+):
+    sides = [make(name, url) for name in ("one", "two")]
+    alone = make("alone", f"sqlite:///{tmp_path / 'alone.db'}")
+    envelopes = a_day(Reporter())
+    accept(alone.core, envelopes)
+    accept(sides[0].core, [e for at_, e in enumerate(envelopes) if at_ % 3 != 0])
+    accept(sides[1].core, [e for at_, e in enumerate(envelopes) if at_ % 3 != 1])
+    for turn in range(2):
+        for one in (*sides, alone):
+            await one.round(LATER + 400 * turn)
+    assert content(sides[0].door.ledger, range(DAY, DAY + 1)) == content(
+        alone.door.ledger, range(DAY, DAY + 1)
+    )
+    for one in sides:
+        account = await one.account(LATER + 400)
+        assert account.balances
+        assert seconds_of(account)["observed", "kubernetes:ns"] > 6 * HOURS + 1800, (
+            "each knows the claims that the other was told"
+        )
+
+
+async def test_the_same_facts_of_two_collectors_are_there_once(make, url: str):
+    sides = [make(name, url) for name in ("one", "two")]
+    counts = []
+    for one in sides:
+        accept(one.core, a_day(Reporter()))
+        await one.round(LATER)
+        with one.door.ledger.database.transaction() as connection:
+            counts.append(connection.execute(select(func.count()).select_from(parts)).scalar())
+    assert counts[0] == counts[1] > 0
+    assert sides[0].door.ledger.revision("GPU-0", DAY).number == 1
+
+
+@pytest.mark.parametrize("cut", [0, 7, 40, 73])
+async def test_a_restart_at_any_point_leaves_the_ledger_as_it_would_be(
+    make, tmp_path: Path, url: str, cut: int
+):
+    envelopes = a_day(Reporter())
+    whole = make("whole", f"sqlite:///{tmp_path / 'whole.db'}")
+    accept(whole.core, envelopes)
+    await whole.round(LATER)
+    site = make("one", url)
+    accept(site.core, envelopes[:cut])
+    checkpoint = site.checkpoint()
+    accept(site.core, envelopes[cut : cut + 5])
+    await site.round(20 * HOURS)
+    site.restart(checkpoint)
+    accept(site.core, envelopes[max(0, cut - 3) :])
+    await site.round(LATER)
+    days = range(DAY, DAY + 1)
+    assert content(site.door.ledger, days) == content(whole.door.ledger, days)
+    assert seconds_of(await site.account(LATER)) == seconds_of(await whole.account(LATER))
+    assert site.live.amounts.totals() == whole.live.amounts.totals()
+
+
+async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(make, tmp_path: Path):
+    gone = tmp_path / "gone"
+    site = make("one", f"sqlite:///{gone / 'ledger.db'}")
+    accept(site.core, a_day(Reporter()))
+    site.now = LATER
+    with capture_logs() as logs:
+        assert not await site.settler.attempt()
+        assert not await site.settler.attempt()
+        assert not site.live.ready
+        waiting = len(site.core.evidence.chunks)
+        assert waiting > 90
+        assert site.core.evidence.unwritten
+        checkpoint = site.checkpoint()
+        gone.mkdir()
+        site.restart(checkpoint)
+        site.now = LATER
+        assert await site.settler.attempt()
+    said = [line["event"] for line in logs if line["log_level"] == "error"]
+    assert said == ["evidence_not_stored"]
+    assert hours(site)["observed", "alice"] == 12
+
+
+async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Site):
+    accept(site.core, a_day(Reporter(), until=12 * HOURS))
+    await site.round(12 * HOURS)
+    stored = len(site.core.evidence.chunks)
+    site.door.store.write = _fail  # type: ignore[method-assign]
+    accept(site.core, a_day(Reporter(run="run-2")))
+    site.now = LATER
+    assert not await site.settler.attempt()
+    assert len(site.core.evidence.chunks) > stored
+    assert not any(kept.stored for kept in site.core.evidence.chunks.values())
+    del site.door.store.write
+    assert await site.settler.attempt()
+    assert hours(site)["observed", "alice"] == 12
+    assert site.settler.counts.failures == 1
+
+
+def _fail(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+async def test_stored_evidence_cannot_be_changed(site: Site):
+    accept(site.core, a_day(Reporter(), until=8 * HOURS))
+    await site.round(9 * HOURS)
+    engine = site.door.ledger.database.engine
+    for table in (parts, claims, homes):
+        for change in (table.update().values({table.c.node: "x"}), table.delete()):
+            with engine.connect() as connection:
+                with pytest.raises(DBAPIError, match="append-only"):
+                    connection.execute(change)
+                connection.rollback()

@@ -1,0 +1,98 @@
+"""A collector's core with its settler on a database, driven round by round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from support.story import at, core_in, no_turns
+
+from collector.account.live import LiveAccount
+from collector.account.tally import Account
+from collector.config import MeteringSettings
+from collector.core import Checkpoint, Core
+from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence.assemble import Files
+from collector.evidence.days import Door
+from collector.evidence.settle import Settler
+from collector.evidence.store import EvidenceStore
+from collector.ledger.database import Database
+from collector.ledger.store import Ledger
+from collector.ledger.tiling import DAY_NS
+
+SETTINGS = MeteringSettings(quiet_seconds=60, settle_delay_seconds=3600)
+
+
+class Site:
+    """One collector. `now` is a second of the story."""
+
+    def __init__(self, folder: Path, url: str, settings: MeteringSettings = SETTINGS) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.url, self.settings = folder, url, settings
+        self.texts: dict[str, str] = {}
+        self.now = 0.0
+        self._begin(core_in(folder / "schemas"))
+
+    def _begin(self, core: Core) -> None:
+        self.core = core
+        self._said: tuple[dict[str, str], Files] = ({}, Files())
+        self.live = LiveAccount(core.evidence, self.files, ready=False)
+        self.settler = Settler(
+            core.evidence, self.live, self._open, lambda: dict(self.texts), self.settings,
+            self.folder / "seen", wall_ns=lambda: at(self.now),
+        )  # fmt: skip
+
+    def _open(self) -> Door:
+        database = Database(self.url)
+        return Door(Ledger(database), EvidenceStore(database))
+
+    def files(self) -> Files:
+        """What the administrators of this collector say."""
+        if self._said[0] != self.texts:
+            found = Files(
+                claims_file.parse(self.texts.get("claims", "tenant,holds,from,to\n")),
+                tenants_file.parse(self.texts.get("tenants", "tenant,source,owner,from,to\n")),
+                calendar_file.parse(self.texts.get("calendar", "")),
+            )
+            self._said = dict(self.texts), found
+        return self._said[1]
+
+    @property
+    def door(self) -> Door:
+        """The open database."""
+        assert self.settler._door  # noqa: SLF001 - a look at what it holds
+        return self.settler._door  # noqa: SLF001
+
+    async def round(self, now: float, *, everything: bool = False) -> None:
+        """One round of the settler at a second."""
+        self.now = now
+        await self.settler.round(everything=everything)
+
+    async def account(self, now: float) -> Account:
+        """The account at a second."""
+        self.now = now
+        return await self.live.refresh(at(now), no_turns)
+
+    def restart(self, checkpoint: bytes | None = None) -> None:
+        """End, and begin anew from a checkpoint, or from nothing."""
+        self.settler.close()
+        core = core_in(self.folder / "schemas")
+        if checkpoint is not None:
+            core.resume(msgspec.msgpack.decode(checkpoint, type=Checkpoint))
+        self._begin(core)
+
+    def checkpoint(self) -> bytes:
+        """The core's checkpoint."""
+        return msgspec.msgpack.encode(self.core.checkpoint(1))
+
+
+def content(ledger: Ledger, days: range) -> dict[tuple[str, int], tuple]:
+    """What the newest revisions of days say."""
+    found = {}
+    for (gpu, day), number in ledger.newest(days.start, days.stop).items():
+        tiling = ledger.revision(gpu, day, number).tiling
+        found[gpu, day] = (tiling.entries, tiling.shares, tiling.claims, tiling.sku)
+    return found
+
+
+__all__ = ["DAY_NS", "SETTINGS", "Site", "content"]
