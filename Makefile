@@ -19,10 +19,11 @@ UNITS ?= /etc/systemd/system
 
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
+VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check bench boards docs cases install clean servers
+.PHONY: help demo test thorough check bench boards docs cases install clean servers validator
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -30,7 +31,7 @@ help:
 demo: $(VENV)/.ready-to-run
 	$(PY) -m railscope.demo --seconds $(SECONDS)
 
-test: check servers
+test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 thorough: $(VENV)/.ready-to-test
@@ -64,11 +65,15 @@ cases: $(VENV)/.ready-to-test
 servers:
 	@tests/setup_servers.sh
 
+# The official validator of FOCUS exports, which tests run; says why where it cannot be had.
+validator:
+	@tests/setup_validator.sh "$(PYTHON)" "$(VALIDATOR)"
+
 install:
 	deploy/install.sh "$(PYTHON)" "$(PREFIX)" "$(CONFIGURATION)" "$(UNITS)"
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(VALIDATOR) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache .grimp_cache .demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

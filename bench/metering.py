@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.report import Aim, Report
+from collector.billing.charges import Charge
 from collector.billing.instants import DAY_NS, SECOND_NS, Period
 from collector.billing.invoice import close
 from collector.billing.metered import usages
 from collector.billing.prices import Price, PriceBook, Tariff
 from collector.billing.rating import rate
 from collector.billing.usage import Usage
+from collector.ledger.metered import Computed, MeteredGpu
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
-from collector.metering.measures import Increments, Readings, increments
+from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.observation import GAP_NS, stretches
 
 SKU = "h100-sxm"
 DAYS = 30
-MONTH = Period(20_000 * DAY_NS, (20_000 + DAYS) * DAY_NS)
+FIRST_DAY = 20_000
+MONTH = Period(FIRST_DAY * DAY_NS, (FIRST_DAY + DAYS) * DAY_NS)
+COMPUTED = Computed("bench", MONTH.end_ns)
 SAMPLE_NS = 10 * SECOND_NS
+COUNTED_NS = 30 * SECOND_NS
+"""Of counters one reading in each cell of this grid is kept."""
 CLAIMS = 60
+SILENCES = 10
 TENANTS = 50
 GPU_DAYS = 8_000
+CORES = 2
+MORE = (1, 2, 4, 8)
 RATED = Aim("<=", 60, " s")
 LINEAR = Aim("<=", 2.2)
+AN_EVENT = Aim("<=", 1.3)
+HALVED = Aim("<=", 0.65)
 BOOK = PriceBook(
     1, 0, "EUR",
     (Price(SKU, Tariff.ALLOCATED, 2_490_000_000, 0), ),
@@ -42,19 +57,21 @@ class Month:
 
     evidence: Evidence
     counted: Increments
-    instants_ns: Sequence[int]
+    instants_ns: NDArray[np.int64]
 
 
-def month(index: int) -> Month:
-    """A month of a GPU; the same for the same index."""
+def month(index: int, times: int = 1) -> Month:
+    """A month of a GPU with so many times the usual claims and silences; the same for the same."""
     chance = random.Random(index)  # noqa: S311 - load, no secret
     instants = np.arange(MONTH.start_ns, MONTH.end_ns + 1, SAMPLE_NS, dtype=np.int64)
     seen = np.ones(len(instants), np.bool_)
-    for _ in range(10):
+    for _ in range(SILENCES * times):
         start = chance.randrange(len(instants))
         seen[start : start + chance.randrange(3, 180)] = False
     instants = instants[seen]
-    edges = sorted(chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS))
+    edges = sorted(
+        chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS * times)
+    )
     claims = tuple(
         Claim(Level.SCHEDULER, start, f"job-{index}-{at}", f"tenant-{chance.randrange(TENANTS)}",
               end_ns=end)
@@ -67,8 +84,10 @@ def month(index: int) -> Month:
         stretches=tuple(stretches("boot", instants)),
         sightings=(Sighting(Witness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),),
     )
-    counters = (instants - MONTH.start_ns) // 1_000_000 * 500
-    return Month(evidence, increments([Readings("boot", instants, counters)]), instants.tolist())
+    _, firsts = np.unique(instants // COUNTED_NS, return_index=True)
+    read = instants[firsts]
+    counters = (read - MONTH.start_ns) // 1_000_000 * 500
+    return Month(evidence, increments([Readings("boot", read, counters)]), instants)
 
 
 @click.command()
@@ -83,8 +102,11 @@ def main(*, quick: bool) -> None:
     days = gpus * DAYS
     report.ratio(f"{GPU_DAYS:,} GPU-days metered, rated and closed", whole * GPU_DAYS / days, RATED)
     report.ratio("time of twice as many GPUs / time", whole / half, LINEAR)
+    _on_cores(report, 4 if quick else -(-GPU_DAYS // DAYS))
+    _by_events(report, 2 if quick else 16)
+    sampled = [(one.evidence.claims, one.instants_ns.tolist()) for one in months[:4]]
     started = time.process_time()
-    held = sum(_by_sample(one) for one in months[:4])
+    held = sum(_by_sample(*one) for one in sampled)
     naive = (time.process_time() - started) * gpus / 4
     report.ratio("CPU of a loop over samples, held time only / metering", naive / metering)
     report.figure("measured", f"{days:,} GPU-days, {gpus * CLAIMS:,} claims, {charges:,} charges")
@@ -100,19 +122,84 @@ def _bill(months: Sequence[Month]) -> tuple[float, float, int]:
     started = time.process_time()
     used: list[Usage] = []
     for one in months:
-        used += usages(one.evidence, SKU, MONTH.end_ns, one.counted)
+        used += _used(one)
     metered = time.process_time()
     charges = rate(used, BOOK, MONTH).charges
     close(charges, MONTH, BOOK.currency)
     return time.process_time() - started, metered - started, len(charges)
 
 
-def _by_sample(one: Month) -> int:
+def _used(one: Month) -> list[Usage]:
+    """A GPU's month, by the days that would be in the ledger."""
+    gpu = MeteredGpu.of(one.evidence, {Measure.ENERGY: one.counted}, SKU)
+    return usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
+
+
+def _on_cores(report: Report, gpus: int) -> None:
+    """All of it in one process, and with metering and rating in several."""
+    _Shared.months = [month(index) for index in range(gpus)]
+    gc.freeze()  # or collecting garbage copies what forked processes share
+    days = gpus * DAYS
+    alone, own = _closed(gpus, 1)
+    wall, busiest = _closed(gpus, CORES)
+    gc.unfreeze()
+    what = f"{GPU_DAYS:,} GPU-days likewise, {CORES} processes, by the wall clock"
+    report.ratio(what, wall * GPU_DAYS / days, RATED)
+    report.ratio(f"CPU of the busier of {CORES} processes / of one alone", busiest / own, HALVED)
+    report.figure("by the wall clock", f"{days:,} GPU-days: {alone:.2f} s, shared {wall:.2f} s")
+
+
+class _Shared:
+    """What forked processes find in memory."""
+
+    months: Sequence[Month] = ()
+
+
+def _closed(gpus: int, processes: int) -> tuple[float, float]:
+    """Seconds until all is closed, and processor seconds of the process that rated longest."""
+    parts = [range(first, gpus, processes) for first in range(processes)]
+    started = time.perf_counter()
+    if processes == 1:
+        rated = [_rated(parts[0])]
+    else:
+        with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+            rated = list(pool.map(_rated, parts))
+    close([charge for _, charges in rated for charge in charges], MONTH, BOOK.currency)
+    return time.perf_counter() - started, max(seconds for seconds, _ in rated)
+
+
+def _rated(part: range) -> tuple[float, list[Charge]]:
+    """Processor seconds and charges of some of the GPUs."""
+    started = time.process_time()
+    used: list[Usage] = []
+    for index in part:
+        used += _used(_Shared.months[index])
+    charges = list(rate(used, BOOK, MONTH).charges)
+    return time.process_time() - started, charges
+
+
+def _by_events(report: Report, gpus: int) -> None:
+    """What metering an event costs where there are more: starts and ends of claims, and silences."""
+    costs = []
+    for times in MORE:
+        months = [month(index, times) for index in range(gpus)]
+        events = sum(2 * len(m.evidence.claims) + len(m.evidence.stretches) for m in months)
+        started = time.process_time()
+        for one in months:
+            _used(one)
+        costs.append((time.process_time() - started) / events)
+    what = f"CPU an event, {MORE[-1]} times as many / where it is least"
+    report.ratio(what, costs[-1] / min(costs), AN_EVENT)
+    shown = ", ".join(f"{1e6 * cost:.1f}" for cost in costs)
+    report.figure("CPU an event", f"{shown} us with {', '.join(map(str, MORE))} times as many")
+
+
+def _by_sample(held_by: Sequence[Claim], instants_ns: Sequence[int]) -> int:
     """What is often done instead: whoever holds the GPU at a sample held it since the last one."""
-    claims = sorted((claim.start_ns, claim.end_ns) for claim in one.evidence.claims)
+    claims = sorted((claim.start_ns, claim.end_ns) for claim in held_by)
     held = at = 0
-    before = one.instants_ns[0]
-    for instant in one.instants_ns[1:]:
+    before = instants_ns[0]
+    for instant in instants_ns[1:]:
         while at < len(claims) and claims[at][1] <= instant:
             at += 1
         if at < len(claims) and claims[at][0] <= instant and instant - before <= GAP_NS:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import click
 
-from collector.billing.command import demo, prices
+from collector.billing.command import demo
+from collector.billing.decide_command import adjust_command, credit_command, void_command
+from collector.billing.export_command import export_command
+from collector.billing.period_command import (
+    close_command,
+    preview_command,
+    reconcile_command,
+    statement_command,
+)
+from collector.billing.price_command import prices
 from collector.jobs.command import import_jobs
 
 
@@ -13,5 +22,8 @@ def bill() -> None:
     """Work out what tenants had of the GPUs, and what it costs."""
 
 
-for command in (demo, import_jobs, prices):
+for command in (
+    adjust_command, close_command, credit_command, demo, export_command, import_jobs, prices,
+    preview_command, reconcile_command, statement_command, void_command,
+):  # fmt: skip
     bill.add_command(command)

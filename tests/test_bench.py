@@ -87,6 +87,30 @@ def test_metering_bench_finishes_and_prints_its_ratios():
     for line in (
         "8,000 GPU-days metered, rated and closed",
         "time of twice as many GPUs / time",
+        "8,000 GPU-days likewise, 2 processes, by the wall clock",
+        "CPU of the busier of 2 processes / of one alone",
+        "CPU an event, 8 times as many / where it is least",
         "CPU of a loop over samples, held time only / metering",
+    ):
+        assert line in printed
+
+
+@pytest.mark.timeout(110)
+def test_tenants_bench_finishes_and_is_exact():
+    printed = run("bench.tenants")
+    exact = [line for line in printed.splitlines() if "<= 0" in line]
+    assert exact
+    assert [line.split()[-1] for line in exact] == ["met"] * len(exact), "needs no long run"
+    assert "CPU a GPU, all / a tenth of them" in printed
+
+
+@pytest.mark.timeout(110)
+def test_export_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.export")
+    for line in (
+        "CPU of 100,000 rows in both forms",
+        "memory that grew meanwhile",
+        "CPU, CSV / reading and writing its text again",
+        "CPU, Parquet / CSV",
     ):
         assert line in printed

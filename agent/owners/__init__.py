@@ -5,14 +5,13 @@ is remembered. What is not in the format that a parser knows is a `FormatError`,
 
     cgroup                      /proc/PID/cgroup: which pod, container, job, machine or unit it is of
     sluid, slurmstepd           the names of Slurm's job folders, and which job such a name is
-    slurm, sacct                jobs as scontrol, squeue and sacct print them
-    hostlist, gres, gres_conf   Slurm's lists of nodes, what jobs hold, which device an index is
+    gres_conf                   which device an index of Slurm's is; jobs are parsed in railscope.slurm
     device_ids                  the names that Kubernetes' device plugins give to GPUs
     pod_resources, protobuf     what the kubelet answers about the devices it gave to pods
 """
 
 from __future__ import annotations
 
+from railscope.slurm import FormatError
 
-class FormatError(ValueError):
-    """Something that is not in the format its parser knows; the message says what and where."""
+__all__ = ["FormatError"]

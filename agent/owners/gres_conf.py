@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent.owners import FormatError
-from agent.owners.hostlist import expand
+from railscope.slurm.hostlist import expand
 
 _DEVICE = re.compile(r"/dev/nvidia([0-9]{1,4})")
 _PAIR = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|(\S*))')

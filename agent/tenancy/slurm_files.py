@@ -15,13 +15,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from agent.facts import text
 from agent.host import Host
-from agent.owners import FormatError, slurm
+from agent.owners import FormatError
 from agent.owners.gres_conf import Device as GresDevice
 from agent.owners.gres_conf import GresConf, parse_gres_conf
-from agent.owners.slurm_job import Job
 from agent.source import Finding, Verdict
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level
+from railscope.slurm import scontrol
+from railscope.slurm.job import Job
 
 GPU_FILES, JOB_FILES, GRES_CONF = "jobs by GPU", "jobs by scontrol", "gres.conf"
 _GPU_FILE = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?")
@@ -103,9 +104,9 @@ class JobFiles:
 
 def _parse(content: bytes, host: Host) -> tuple[Job, ...]:
     if content.lstrip()[:1] == b"{":
-        return slurm.parse_json(content)
+        return scontrol.parse_json(content)
     try:
-        return slurm.parse_text(content.decode(), _zone(host))
+        return scontrol.parse_text(content.decode(), _zone(host))
     except UnicodeDecodeError as error:
         message = f"no UTF-8: {error}"
         raise FormatError(message) from error

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent.config import TenancySettings
-from agent.facts import counted, text
+from agent.facts import text
 from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.sharing import ProcessLists
+from agent.tenancy import unclaimed
 from agent.tenancy.book import Book, Look, Open, claims_on
 from agent.tenancy.claims_file import ClaimsFile
 from agent.tenancy.devices import Devices, Known
@@ -26,7 +27,6 @@ from agent.tenancy.processes import Processes, Use, Uses, on
 from agent.tenancy.slices import covered
 from agent.tenancy.slurm import Places, Slurm
 from agent.tenancy.told import ToldClaims
-from agent.tenancy.unclaimed import Unclaimed
 from railscope.catalog import tenancy as c
 from railscope.catalog.entities import GPU
 from railscope.entity import Entity
@@ -72,7 +72,7 @@ class Tenancy(HoldsNothing):
             self._slurm, Libvirt(), ClaimsFile(settings.file, lambda: self._node), self.told,
         )  # fmt: skip
         self._adapters = adapters
-        self._unclaimed = Unclaimed()
+        self._unclaimed = unclaimed.Unclaimed()
         self._memory: Memory | None = None
         self._book: Book | None = None
         self._before: dict[str, Known] = {}
@@ -155,11 +155,12 @@ class Tenancy(HoldsNothing):
         book.settle(looks, host.clock.now())
         silent = {look.adapter for look in looks if look.told.unread is not None}
         claims = [one.held for one in book.open if one.is_claim]
-        self._free, used = self._unclaimed.look(
-            self._uses, claims, silent, self._slurm.jobs, self._system
+        known = unclaimed.Known(
+            claims, silent, self._slurm.jobs, self._system, book.in_force(UNCLAIMED)
         )
-        if (unclaimed := self._of_processes(UNCLAIMED, used)) is not None:
-            book.settle([unclaimed], host.clock.now())
+        self._free, used = self._unclaimed.look(self._uses, known)
+        if (look := self._of_processes(UNCLAIMED, used)) is not None:
+            book.settle([look], host.clock.now())
         self._trouble = next((look.told.unread for look in looks if look.told.unread), None)
         self._findings = tuple(f for look in looks for f in look.told.findings)
         self._findings += tuple(self._told_of_processes())
@@ -225,6 +226,6 @@ class Tenancy(HoldsNothing):
             use.whose.source == "process" and use.whose.is_anyones for use in self._uses.uses
         )
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
-        detail = f"{counted(count, 'process')} on GPUs, {free} of them without a claim"
+        detail = f"{count} on GPUs, {free} of them without a claim"
         remedy = "run the agent with the PID and cgroup namespaces of the host" if hidden else ""
         yield Finding(what, Verdict.SUPPORTED, detail, remedy)

@@ -1,81 +1,70 @@
-"""`railscope bill prices` and `railscope bill demo`."""
+"""`railscope bill demo`: two simulated months, billed as real ones are."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import tempfile
 from pathlib import Path
 
 import click
 
 from collector.billing import demo as simulated
-from collector.billing import focus, focus_csv
-from collector.billing.demo import SELLER
-from collector.billing.instants import spelled
-from collector.billing.price_file import parse
-from collector.billing.prices import PriceBook, PriceBookError, check_appended
-from collector.billing.reconcile import Check
-from collector.billing.statement import statement, undecided
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-@click.command()
-@click.argument("file", type=_FILE)
-@click.option("--before", type=_FILE, help="The book published before: its past must stay.")
-def prices(file: Path, before: Path | None) -> None:
-    """Check a price book (TOML) and print it. Exit status 1: it cannot be used."""
-    book = _book(file)
-    if before is not None:
-        try:
-            check_appended(_book(before), book)
-        except PriceBookError as error:
-            message = f"{file}: {error}"
-            raise click.ClickException(message) from error
-    click.echo(f"version {book.version}, published {spelled(book.published_ns)}, {book.currency}")
-    for price in book.prices:
-        until = f", to {spelled(price.to_ns)}"
-        click.echo(f"  {price}{until}: {price.nano:,} nano-{book.currency} per {price.unit.label}")
+from collector.billing.books_export import with_origins
+from collector.billing.closing import Books
+from collector.billing.demo_months import CLOSED_AGAIN_NS
+from collector.billing.export import Form, Order
+from collector.billing.export_command import forms_option, write_export
+from collector.billing.period_command import check_lines, closed_lines
+from collector.billing.periods import name_of
+from collector.billing.statement_text import text
+from collector.billing.statements import of_invoice
+from collector.ledger.database import LedgerError
+from collector.ledger.store import Ledger
 
 
 @click.command()
+@click.option("--ledger", "url", metavar="URL", help="Keep it all in this database, to look at.")
 @click.option(
-    "--focus", "focus_file", type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the closed month as FOCUS 1.2 (CSV) to this file.",
+    "--focus", "folder", type=click.Path(file_okay=False, path_type=Path),
+    help="Write the invoices as FOCUS 1.2 to this folder.",
 )  # fmt: skip
-def demo(focus_file: Path | None) -> None:
-    """A simulated month of two tenants with faults and silence: metered, closed and reconciled.
+@forms_option
+def demo(url: str | None, folder: Path | None, forms: tuple[Form, ...]) -> None:
+    """Two simulated months of two tenants with faults, silence and news that come late.
 
-    Exit status 1 if anything differs from what it must be.
+    Metered into a ledger, closed, corrected and reconciled by what real months are. Exit status 1
+    if anything differs from what it must be.
     """
-    found = simulated.run()
-    for invoice in (*found.invoices, *found.later):
-        click.echo(statement(invoice, found.reviews) + "\n")
-    nobodys = [review for review in found.reviews if not review.usage.tenant]
-    if nobodys:
-        click.echo("\n".join(["USE WITHOUT A TENANT", *undecided(nobodys)]) + "\n")
-    click.echo("RECONCILIATION")
-    for line in _checks(found.checks):
+    with tempfile.TemporaryDirectory(prefix="railscope-") as temporary:
+        try:
+            ledger = Ledger.open(url or f"sqlite:///{temporary}/ledger.sqlite")
+            try:
+                passed = _run(ledger, folder, forms)
+            finally:
+                ledger.close()
+        except LedgerError as error:
+            raise click.ClickException(str(error)) from error
+    sys.exit(0 if passed else 1)
+
+
+def _run(ledger: Ledger, folder: Path | None, forms: tuple[Form, ...]) -> bool:
+    found = simulated.run(ledger)
+    books = Books.of(ledger)
+    for closed in (found.closed, found.later):
+        click.echo(f"CLOSING {name_of(closed.closing.period)}")
+        for line in closed_lines(closed):
+            click.echo(f"  {line}")
+        for invoice in closed.invoices:
+            issued = of_invoice(books, invoice.invoice_id, simulated.SELLER.invoice_issuer)
+            click.echo(f"\n{text(issued)}")
+        for one in books.store.reviews(closed.closing.number):
+            if not one.tenant:
+                click.echo(f"\nnot billed until somebody decides, no tenant: {one}")
+        click.echo()
+    click.echo("RECONCILIATION of both")
+    for line in check_lines(found.checks):
         click.echo(line)
-    click.echo(f"\nroot of the month  {found.root}")
-    if focus_file is not None:
-        rows = [row for invoice in found.invoices for row in focus.rows(invoice, SELLER)]
-        focus_file.write_text(focus_csv.write(rows), encoding="utf-8")
-        click.echo(f"written {focus_file}: {len(rows)} rows")
-    sys.exit(0 if found.balances else 1)
-
-
-def _book(file: Path) -> PriceBook:
-    try:
-        return parse(file.read_text(encoding="utf-8"), str(file))
-    except (PriceBookError, UnicodeDecodeError) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _checks(checks: Sequence[Check]) -> list[str]:
-    width = max(len(check.what) for check in checks)
-    return [
-        f"{check.rule}  {check.what.ljust(width)}  compared {check.parts:>5,}"
-        f"  difference {check.difference}"
-        for check in checks
-    ]
+    if folder is not None:
+        order = Order(simulated.SELLER, CLOSED_AGAIN_NS, forms)
+        write_export(books.store, with_origins(order, books), folder, replace=True)
+    return found.balances

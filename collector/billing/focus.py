@@ -8,26 +8,35 @@ is to be paid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from collector.billing.charges import NANO, Charge, Kind
-from collector.billing.focus_columns import DECIMALS, PRECISION, UNIT_OF_DECIMALS, Row
+from collector.billing.charges import NANO, Charge, Kind, priced
+from collector.billing.focus_columns import PRECISION, UNIT_OF_DECIMALS, Row
 from collector.billing.focus_skus import (
     key_values,
     meter,
     price_details,
     price_id,
+    resource_id,
     resource_type,
     sku_id,
 )
 from collector.billing.instants import to_datetime
 from collector.billing.invoice import Invoice, InvoiceError, Status
-from collector.billing.rounding import to_minor
 
 GREATEST = 10**PRECISION  # counted in the last decimal
 
+_COSTS = (
+    "BilledCost", "ContractedCost", "EffectiveCost", "ListCost", "PricingCurrencyEffectiveCost",
+)  # fmt: skip
+_ALWAYS_APPLICABLE = (
+    "BILLING_BASED_ON_PROVISIONED_RESOURCES_SUPPORTED", "CAPACITY_RESERVATION_SUPPORTED",
+    "MULTIPLE_SUB_ACCOUNT_TYPES_SUPPORTED", "NEGOTIATED_PRICING_SUPPORTED",
+    "PUBLIC_PRICE_LIST_SUPPORTED", "RESOURCE_TYPE_ASSIGNMENT_SUPPORTED", "SUB_ACCOUNT_SUPPORTED",
+    "UNIT_PRICING_SUPPORTED", "USAGE_MEASUREMENT_SUPPORTED",
+)  # fmt: skip
 _CATEGORIES = {
     Kind.CREDIT: "Credit",
     Kind.ADJUSTMENT: "Adjustment",
@@ -76,22 +85,22 @@ class Seller:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a charge comes from, for the columns of ours; None where it is not known."""
+    """Where a charge comes from, for the columns of ours; None where it is not known.
+
+    `coverage_ratio`: how much of its GPU's time somebody saw, on the days of the service. The
+    evidence of these days has a hash, and the ledger has it in one or more revisions.
+    """
 
     coverage_ratio: Fraction | None = None
     evidence_hash: str | None = None
-    ledger_revision: int | None = None
+    ledger_revisions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """What is known beside the charges.
-
-    Provenance by charge id, display names by resource, and the checkpoint of the audit log.
-    """
+    """What is known beside the charges: provenance by charge id, and the audit log's checkpoint."""
 
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
     audit_checkpoint: str | None = None
 
 
@@ -101,6 +110,13 @@ def rows(invoice: Invoice, seller: Seller, background: Background | None = None)
     Raises InvoiceError for a draft or void invoice and for a tenant without an account, and
     OverflowError for a number beyond 38 digits.
     """
+    return list(iterate(invoice, seller, background))
+
+
+def iterate(
+    invoice: Invoice, seller: Seller, background: Background | None = None
+) -> Iterator[Row]:
+    """The same, one row after the other."""
     if invoice.status is not Status.ISSUED:
         message = f"{invoice.invoice_id}: is {invoice.status}; only what is issued is exported"
         raise InvoiceError(message)
@@ -108,13 +124,25 @@ def rows(invoice: Invoice, seller: Seller, background: Background | None = None)
         message = f"{invoice.invoice_id}: no account pays for tenant {invoice.tenant}"
         raise InvoiceError(message)
     known = background or Background()
-    found = [_row(line.charge, invoice, seller, known) for line in invoice.lines]
-    difference = invoice.payable - billed(found)
+    common = _common(invoice, seller, known)
+    difference = invoice.payable
+    for line in invoice.lines:
+        difference -= decimal(line.charge.amount)
+        yield common | _row(line.charge, known)
     if difference:
-        rounding = _row(invoice.rounding, invoice, seller, known)
-        costs = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
-        found.append(rounding | dict.fromkeys(costs, decimal(difference)))
-    return found
+        costs: Row = dict.fromkeys(_COSTS, decimal(difference))
+        yield common | _row(invoice.rounding, known) | costs
+
+
+def applicable(seller: Seller) -> tuple[str, ...]:
+    """What FOCUS may expect of this seller's rows: ids of its applicability criteria, in order."""
+    accounts = seller.accounts.values()
+    depends = {
+        "ACCOUNT_NAMING_SUPPORTED": all(account.group_name for account in accounts),
+        "REGION_SUPPORTED": seller.region is not None,
+        "TAGGING_SUPPORTED": any(account.tags for account in accounts),
+    }
+    return tuple(sorted([*_ALWAYS_APPLICABLE, *(name for name, is_so in depends.items() if is_so)]))
 
 
 def billed(found: Iterable[Row]) -> Fraction:
@@ -124,23 +152,48 @@ def billed(found: Iterable[Row]) -> Fraction:
 
 
 def decimal(value: Fraction) -> Fraction:
-    """The nearest number with 12 decimals. Raises OverflowError beyond 38 digits."""
-    counted = to_minor(value, DECIMALS)
+    """The nearest number with 12 decimals, the even one of two. Raises OverflowError beyond 38 digits."""
+    # As integers: there are several for each row, and fractions look for a common divisor each time.
+    counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
+    if 2 * rest > value.denominator or (2 * rest == value.denominator and counted % 2):
+        counted += 1
     if abs(counted) >= GREATEST:
         message = f"{value} has more than 38 digits"
         raise OverflowError(message)
     return Fraction(counted, UNIT_OF_DECIMALS)
 
 
-def _row(charge: Charge, invoice: Invoice, seller: Seller, known: Background) -> Row:
+def _common(invoice: Invoice, seller: Seller, known: Background) -> Row:
+    """What all rows of an invoice share."""
     account = seller.accounts[invoice.tenant]
-    row: Row = {
-        "BilledCost": decimal(charge.amount),
+    return {
         "BillingAccountId": account.group,
         "BillingAccountName": account.group_name,
         "BillingCurrency": invoice.currency,
         "BillingPeriodStart": to_datetime(invoice.period.start_ns),
         "BillingPeriodEnd": to_datetime(invoice.period.end_ns),
+        "CommitmentDiscountStatus": None,
+        "InvoiceId": invoice.invoice_id,
+        "InvoiceIssuerName": seller.invoice_issuer,
+        "PricingCurrency": invoice.currency,
+        "ProviderName": seller.provider,
+        "PublisherName": seller.publisher or seller.provider,
+        "RegionId": seller.region.id if seller.region else None,
+        "RegionName": seller.region.name if seller.region else None,
+        "ServiceCategory": "AI and Machine Learning",
+        "ServiceName": seller.service,
+        "ServiceSubcategory": "AI Platforms",
+        "SubAccountId": invoice.tenant,
+        "SubAccountName": account.tenant_name or invoice.tenant,
+        "SubAccountType": account.tenant_type,
+        "Tags": key_values(account.tags),
+        "x_AuditCheckpoint": known.audit_checkpoint,
+        "x_AuditRecord": None if invoice.audit_seq is None else str(invoice.audit_seq),
+    }
+
+
+def _row(charge: Charge, known: Background) -> Row:
+    row: Row = {
         "CapacityReservationId": _reservation(charge),
         "CapacityReservationStatus": "Unused" if charge.kind is Kind.RESERVATION else None,
         "ChargeCategory": _CATEGORIES.get(charge.kind, "Usage"),
@@ -149,49 +202,34 @@ def _row(charge: Charge, invoice: Invoice, seller: Seller, known: Background) ->
         "ChargeFrequency": "Usage-Based" if charge.unit else "One-Time",
         "ChargePeriodStart": to_datetime(charge.service_t0_ns),
         "ChargePeriodEnd": to_datetime(charge.service_t1_ns),
-        "CommitmentDiscountStatus": None,
-        "EffectiveCost": decimal(charge.amount),
-        "InvoiceId": invoice.invoice_id,
-        "InvoiceIssuerName": seller.invoice_issuer,
-        "ProviderName": seller.provider,
-        "PublisherName": seller.publisher or seller.provider,
-        "ResourceId": charge.resource or None,
-        "RegionId": seller.region.id if seller.region else None,
-        "RegionName": seller.region.name if seller.region else None,
-        "ResourceName": known.names.get(charge.resource),
+        "ResourceId": resource_id(charge),
+        "ResourceName": None,  # GPUs have no names but those that the driver makes
         "ResourceType": resource_type(charge),
-        "ServiceCategory": "AI and Machine Learning",
-        "ServiceName": seller.service,
-        "ServiceSubcategory": "AI Platforms",
-        "SubAccountId": invoice.tenant,
-        "SubAccountName": account.tenant_name or invoice.tenant,
-        "SubAccountType": account.tenant_type,
-        "Tags": key_values(account.tags),
     }
-    return row | _priced(charge, invoice.currency) | _ours(charge, known)
+    return row | _priced(charge) | _ours(charge, known)
 
 
-def _priced(charge: Charge, currency: str) -> Row:
-    """Quantities and unit prices; without a price all costs are the amount."""
+def _priced(charge: Charge) -> Row:
+    """Costs, quantities and unit prices; without a price all costs are the amount."""
     unit = charge.unit
-    quantity = Fraction(charge.quantity, unit.size) if unit else None
-    list_cost = quantity * charge.list_nano / NANO if quantity is not None else charge.amount
-    list_price = Fraction(charge.list_nano, NANO) if unit else None
+    quantity = decimal(charge.quantity / unit.size) if unit else None
     price = Fraction(charge.price_nano, NANO) if unit else None
-    shown = None if quantity is None else decimal(quantity)
+    list_price, cost = price, decimal(charge.amount)
+    list_cost = cost
+    if unit and charge.list_nano != charge.price_nano:
+        list_price = Fraction(charge.list_nano, NANO)
+        list_cost = decimal(priced(charge.quantity, unit, charge.list_nano))
     return {
-        "ConsumedQuantity": shown,
+        **dict.fromkeys(_COSTS, cost),
+        "ConsumedQuantity": quantity,
         "ConsumedUnit": unit.label if unit else None,
-        "ContractedCost": decimal(charge.amount),
         "ContractedUnitPrice": price,
-        "ListCost": decimal(list_cost),
+        "ListCost": list_cost,
         "ListUnitPrice": list_price,
         "PricingCategory": "Standard" if unit else None,
-        "PricingCurrency": currency,
         "PricingCurrencyContractedUnitPrice": price,
-        "PricingCurrencyEffectiveCost": decimal(charge.amount),
         "PricingCurrencyListUnitPrice": list_price,
-        "PricingQuantity": shown,
+        "PricingQuantity": quantity,
         "PricingUnit": unit.label if unit else None,
         "SkuId": sku_id(charge),
         "SkuMeter": meter(charge),
@@ -202,18 +240,22 @@ def _priced(charge: Charge, currency: str) -> Row:
 
 def _ours(charge: Charge, known: Background) -> Row:
     origin = known.provenance.get(charge.charge_id, Provenance())
-    ratio, revision = origin.coverage_ratio, origin.ledger_revision
+    ratio = origin.coverage_ratio
     return {
         "x_AllocationState": charge.state or None,
         "x_CoverageRatio": None if ratio is None else decimal(ratio),
         "x_EvidenceHash": origin.evidence_hash,
-        "x_LedgerRevision": None if revision is None else str(revision),
-        "x_AuditCheckpoint": known.audit_checkpoint,
+        "x_LedgerRevision": ",".join(map(str, origin.ledger_revisions)) or None,
         "x_ChargeId": charge.charge_id,
         "x_ChargeKind": charge.kind.value,
         "x_ClaimId": charge.claim or None,
-        "x_CorrectsInvoiceId": charge.corrects or None,
+        "x_CorrectsInvoiceId": _corrected(charge),
     }
+
+
+def _corrected(charge: Charge) -> str | None:
+    """The invoice; None where the tenant had none in that period, and the period stands for it."""
+    return None if charge.corrects.startswith("period:") else charge.corrects or None
 
 
 def _reservation(charge: Charge) -> str | None:

@@ -35,18 +35,19 @@ _TEXTS = frozenset({
     "PublisherName", "RegionId", "RegionName", "ResourceId", "ResourceName", "ResourceType",
     "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuMeter",
     "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName", "SubAccountType", "Tags",
-    "x_AllocationState", "x_AuditCheckpoint", "x_ChargeId", "x_ChargeKind", "x_ClaimId",
+    "x_AllocationState", "x_AuditCheckpoint", "x_AuditRecord", "x_ChargeId", "x_ChargeKind", "x_ClaimId",
     "x_CorrectsInvoiceId", "x_EvidenceHash", "x_LedgerRevision",
 })  # fmt: skip
 COLUMNS = tuple(
     sorted(NUMBERS | TIMES | _TEXTS, key=lambda name: (name.startswith("x_"), name))
 )  # fmt: skip
+_ALL = frozenset(COLUMNS)
 
 
 def complete(row: Row) -> Row:
     """The row as it is. Raises ValueError if its columns are not those of an export."""
-    if row.keys() != set(COLUMNS):
-        wrong = sorted(row.keys() ^ set(COLUMNS))
+    if row.keys() != _ALL:
+        wrong = sorted(row.keys() ^ _ALL)
         message = f"columns of an export that are missing or too many: {', '.join(wrong)}"
         raise ValueError(message)
     return row

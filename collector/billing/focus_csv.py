@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from collector.billing.focus_columns import (
     COLUMNS,
@@ -28,35 +28,63 @@ class FocusCsvError(ValueError):
     """Text that is no export of ours; the message names the line and the column."""
 
 
+class CsvWriter:
+    """Writes rows to a file: a header, then what it is given."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._write([COLUMNS])
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write rows. Raises ValueError for other columns and for more than 12 decimals."""
+        self._write(
+            [_written(value) for value in map(complete(row).__getitem__, COLUMNS)] for row in rows
+        )
+
+    def close(self) -> None:
+        """Nothing is held back: the file is whole after each row."""
+
+    def _write(self, lines: Iterable[Iterable[str]]) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\r\n", strict=True).writerows(lines)
+        self._file.write(text.getvalue().encode())
+
+
 def write(rows: Iterable[Row]) -> str:
-    """The rows as CSV with a header. Raises ValueError as `write_to` does."""
-    text = io.StringIO(newline="")
-    write_to(rows, text)
-    return text.getvalue()
-
-
-def write_to(rows: Iterable[Row], file: TextIO) -> None:
-    """Write a header, then row after row, to a file that was opened with newline="".
-
-    Raises ValueError for a row with other columns and for a number of more than 12 decimals.
-    """
-    writer = csv.writer(file, lineterminator="\r\n", strict=True)
-    writer.writerow(COLUMNS)
-    writer.writerows([_written(complete(row)[name]) for name in COLUMNS] for row in rows)
+    """The rows as CSV with a header. Raises ValueError as CsvWriter does."""
+    file = io.BytesIO()
+    CsvWriter(file).add(rows)
+    return file.getvalue().decode()
 
 
 def parse(text: str) -> list[Row]:
     """The rows of a CSV as `write` makes it. Raises FocusCsvError."""
-    return list(read_from(io.StringIO(text, newline="")))
+    return list(_rows(io.StringIO(text, newline=""), COLUMNS))
 
 
-def read_from(file: TextIO) -> Iterator[Row]:
-    """The rows of a file opened with newline="", one after the other. Raises FocusCsvError."""
+def read_from(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Row]:
+    """The rows of a file, one after the other, with these columns. Raises FocusCsvError."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        yield from _rows(text, columns)
+    except UnicodeDecodeError as error:
+        message = f"is no UTF-8: {error}"
+        raise FocusCsvError(message) from error
+    finally:
+        text.detach()
+
+
+def _rows(file: TextIO, columns: Collection[str]) -> Iterator[Row]:
     reader = csv.reader(file, strict=True)
     try:
         names = next(reader, [])
+        wanted = [(at, name) for at, name in enumerate(names) if name in columns]
         for cells in reader:
-            yield _row(names, cells, f"line {reader.line_num}")
+            where = f"line {reader.line_num}"
+            if len(cells) != len(names):
+                message = f"{where}: {len(cells)} cells under {len(names)} columns"
+                raise FocusCsvError(message)
+            yield {name: _read(cells[at], name, where) for at, name in wanted}
     except csv.Error as error:
         message = f"line {reader.line_num}: {error}"
         raise FocusCsvError(message) from error
@@ -64,12 +92,12 @@ def read_from(file: TextIO) -> Iterator[Row]:
 
 def spelled(value: Fraction) -> str:
     """A number with 12 decimals, exactly. Raises ValueError for one that needs more."""
-    counted = value * UNIT_OF_DECIMALS
-    if counted.denominator != 1:
+    counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
+    if rest:
         message = f"{value} has more than {DECIMALS} decimals"
         raise ValueError(message)
-    whole, decimals = divmod(abs(counted.numerator), UNIT_OF_DECIMALS)
-    return f"{'-' if value < 0 else ''}{whole}.{decimals:0{DECIMALS}}"
+    whole, decimals = divmod(abs(counted), UNIT_OF_DECIMALS)
+    return f"{'-' if counted < 0 else ''}{whole}.{decimals:0{DECIMALS}}"
 
 
 def _written(value: Value) -> str:
@@ -80,14 +108,6 @@ def _written(value: Value) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return value
-
-
-def _row(names: list[str], cells: list[str], where: str) -> Row:
-    if len(cells) != len(names):
-        message = f"{where}: {len(cells)} cells under {len(names)} columns"
-        raise FocusCsvError(message)
-    pairs = zip(names, cells, strict=True)
-    return {name: _read(cell, name, where) for name, cell in pairs}
 
 
 def _read(cell: str, name: str, where: str) -> Value:

@@ -6,12 +6,11 @@ make the same bytes with the same version of PyArrow: no time and no random numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from importlib import import_module
-from itertools import islice
 from typing import Any, BinaryIO
 
 from collector.billing.focus_columns import (
@@ -27,7 +26,8 @@ from collector.billing.focus_columns import (
 )
 from collector.billing.focus_csv import spelled
 
-ROWS_IN_A_GROUP = 50_000  # what is in memory at once
+ROWS_IN_A_GROUP = 20_000  # what is in memory at once while it is written
+ROWS_IN_A_BATCH = 5_000  # and read
 
 
 class NoParquetError(RuntimeError):
@@ -38,24 +38,43 @@ class FocusParquetError(ValueError):
     """A file that is no export of ours; the message says why."""
 
 
-def write_to(rows: Iterable[Row], file: BinaryIO) -> None:
-    """Write the rows in groups of at most ROWS_IN_A_GROUP; no rows make a file without a group.
+class ParquetWriter:
+    """Writes rows to a file, group by group. Raises NoParquetError."""
 
-    Raises NoParquetError, and ValueError as CSV does.
-    """
-    arrow, parquet = _libraries()
-    schema = _schema(arrow)
-    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for group in _groups(rows):
-            columns = [
-                arrow.array([_stored(complete(row)[name]) for row in group], field.type)
-                for name, field in zip(COLUMNS, schema, strict=True)
-            ]
-            writer.write_table(arrow.Table.from_arrays(columns, schema=schema))
+    def __init__(self, file: BinaryIO, rows_in_a_group: int = ROWS_IN_A_GROUP) -> None:
+        self._arrow, parquet = _libraries()
+        self._schema = _schema(self._arrow)
+        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._most = rows_in_a_group
+        self._waiting: list[Row] = []
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take on rows. Raises ValueError for other columns and for more than 12 decimals."""
+        for row in rows:
+            self._waiting.append(complete(row))
+            if len(self._waiting) == self._most:
+                self._write()
+
+    def close(self) -> None:
+        """Write what is left, and the end of the file."""
+        try:
+            if self._waiting:
+                self._write()
+        finally:
+            # PyArrow's writer would close itself later, when the file is gone.
+            self._writer.close()
+
+    def _write(self) -> None:
+        columns = [
+            self._arrow.array([_stored(row[name]) for row in self._waiting], field.type)
+            for name, field in zip(COLUMNS, self._schema, strict=True)
+        ]
+        self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
+        self._waiting.clear()
 
 
-def read_from(file: BinaryIO) -> Iterator[Row]:
-    """The rows of a file, group after group. Raises NoParquetError, FocusParquetError."""
+def read_from(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Row]:
+    """The rows of a file, with these columns. Raises NoParquetError, FocusParquetError."""
     arrow, parquet = _libraries()
     try:
         source = parquet.ParquetFile(file)
@@ -65,15 +84,9 @@ def read_from(file: BinaryIO) -> Iterator[Row]:
     if not source.schema_arrow.equals(_schema(arrow), check_metadata=False):
         message = "its columns are not those of an export"
         raise FocusParquetError(message)
-    for batch in source.iter_batches(batch_size=ROWS_IN_A_GROUP):
+    for batch in source.iter_batches(ROWS_IN_A_BATCH, columns=list(columns)):
         for row in batch.to_pylist():
             yield {name: _read(value) for name, value in row.items()}
-
-
-def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    remaining = iter(rows)
-    while group := list(islice(remaining, ROWS_IN_A_GROUP)):
-        yield group
 
 
 def _libraries() -> tuple[Any, Any]:

@@ -1,20 +1,22 @@
-"""From the metering of a GPU to what is rated: usage, claim by claim.
+"""From the ledger to what is rated: usage, claim by claim and day by day.
 
 Slots that one claim holds together are one usage with their capacity added. What no one saw is
 kept, too: rating asks how long a silence lasted. Nothing else of a GPU's time is anyone's to pay.
+A usage lies within one UTC day, so that each charge leads back to one revision of the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from collector.billing.usage import HELD, UNSEEN, WITH_TENANT, Usage
-from collector.metering.evidence import Evidence, Witness
-from collector.metering.holders import claims_in_force
-from collector.metering.measures import Increments, Owners, Use, owners, shares
-from collector.metering.tiling import Entry, GpuTimeline, State
+from collector.ledger.tiling import DayTiling, HeldClaim
+from collector.metering.evidence import Witness
+from collector.metering.measures import Measure, Share, Use
+from collector.metering.tiling import Entry, State
 from collector.metering.units import Tiling
 from railscope.reading import Absent, Reading
 
@@ -30,52 +32,72 @@ class _Holding(NamedTuple):
     claim: str
 
 
-def usages(
-    evidence: Evidence, sku: str, until_ns: int, counted: Increments | None = None
-) -> list[Usage]:
-    """All usage of a GPU since the first evidence of it, in order of start.
+class _Stretch(NamedTuple):
+    """A time in which a holding has so many units of capacity."""
 
-    `counted` is what its energy counter counted; without it the energy is not known.
-    """
-    since_ns = min((stay.start_ns for stay in evidence.stays), default=until_ns)
-    entries = [
-        entry
-        for entry in GpuTimeline.of(evidence).entries(since_ns, until_ns)
-        if entry.tiling is Tiling.COMPUTE and entry.state in _RATED
+    start_ns: int
+    end_ns: int
+    units: int
+    held: _Holding
+
+
+def usages(days: Iterable[DayTiling]) -> list[Usage]:
+    """All usage of GPU-days, in order of start."""
+    found = list(days)
+    began = _began(found)
+    used = [usage for day in found for usage in _of_day(day, began)]
+    return sorted(used, key=lambda usage: (usage.start_ns, usage.end_ns, usage.claim))
+
+
+def _began(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
+    """Since when each claim on a GPU is in force: as the ledger says, or else as its days show."""
+    found: dict[tuple[str, str], int] = {}
+    for day in days:
+        starts = [(claim.id, claim.start_ns) for claim in day.claims]
+        starts += [(entry.claim, entry.t0_ns) for entry in day.entries if entry.claim]
+        for claim, start_ns in starts:
+            key = (day.gpu, claim)
+            found[key] = min(start_ns, found.get(key, start_ns))
+    return found
+
+
+def _of_day(day: DayTiling, began: Mapping[tuple[str, str], int]) -> Iterator[Usage]:
+    stretches = [
+        stretch
+        for held, entries in _by_holding(day.entries).items()
+        for stretch in _summed(held, entries)
     ]
-    began: dict[str, int] = {}
-    for claim in claims_in_force(evidence):
-        began[claim.id] = min(claim.start_ns, began.get(claim.id, claim.start_ns))
-    owned = owners(evidence) if counted else []
-    found = [
-        Usage(
+    energy = _energies(day, stretches)
+    known: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
+    for stretch in stretches:
+        held = stretch.held
+        profile = known[held.claim].mig_profile if held.claim in known else ""
+        yield Usage(
             tenant=held.tenant,
-            resource=evidence.gpu,
-            sku=sku,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            capacity_units=units,
+            resource=day.gpu,
+            sku=day.sku,
+            start_ns=stretch.start_ns,
+            end_ns=stretch.end_ns,
+            capacity_units=stretch.units,
             state=held.state,
             witness=held.witness or Witness.NONE,
             claim=held.claim,
-            claim_start_ns=began.get(held.claim, start_ns),
-            energy_millijoules=_energy(held, owned, counted, (start_ns, end_ns)),
+            claim_start_ns=began.get((day.gpu, held.claim), stretch.start_ns),
+            energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
+            mig_profile=profile,
         )
-        for held, own in _by_holding(entries).items()
-        for start_ns, end_ns, units in _summed(own)
-    ]
-    return sorted(found, key=lambda usage: (usage.start_ns, usage.end_ns, usage.claim))
 
 
 def _by_holding(entries: Iterable[Entry]) -> Mapping[_Holding, list[Entry]]:
     found: dict[_Holding, list[Entry]] = {}
     for entry in entries:
-        held = _Holding(entry.state, entry.witness, entry.tenant, entry.claim)
-        found.setdefault(held, []).append(entry)
+        if entry.tiling is Tiling.COMPUTE and entry.state in _RATED:
+            held = _Holding(entry.state, entry.witness, entry.tenant, entry.claim)
+            found.setdefault(held, []).append(entry)
     return found
 
 
-def _summed(entries: Iterable[Entry]) -> Iterator[tuple[int, int, int]]:
+def _summed(held: _Holding, entries: Iterable[Entry]) -> Iterator[_Stretch]:
     """Stretches with the capacity that all entries hold in them; equal neighbours are one."""
     steps: dict[int, int] = {}
     for entry in entries:
@@ -87,17 +109,48 @@ def _summed(entries: Iterable[Entry]) -> Iterator[tuple[int, int, int]]:
     for start_ns, end_ns in pairwise(changes):
         units += steps[start_ns]
         if units:
-            yield start_ns, end_ns, units
+            yield _Stretch(start_ns, end_ns, units, held)
 
 
-def _energy(
-    held: _Holding, owned: Iterable[Owners], counted: Increments | None, span: tuple[int, int]
-) -> Reading:
-    """What the counter says of a claim in a stretch, in millijoules."""
-    if counted is None or held.state not in HELD:
-        return Absent.UNSUPPORTED
-    return sum(
-        share.amount
-        for share in shares(owned, counted, *span)
-        if share.use is Use.ATTRIBUTED and share.claim == held.claim
-    )
+# Energy ------------------------------------------------------------------------------------------
+
+
+def _energies(day: DayTiling, stretches: Iterable[_Stretch]) -> dict[_Stretch, Reading]:
+    """What the counter says of each stretch that is held; nothing where no counter was read.
+
+    The ledger has it by tenure of a claim. It is spread evenly over the time that the claim is held
+    in, to the last millijoule.
+    """
+    counted = [one.share for one in day.shares if one.measure is Measure.ENERGY]
+    if not counted:
+        return {}
+    held: dict[str, list[_Stretch]] = defaultdict(list)
+    for stretch in stretches:
+        if stretch.held.state in HELD:
+            held[stretch.held.claim].append(stretch)
+    found = {stretch: 0 for own in held.values() for stretch in own}
+    for share in counted:
+        if share.use is Use.ATTRIBUTED and share.claim in held:
+            for stretch, amount in _spread(share, sorted(held[share.claim])):
+                found[stretch] += amount
+    return dict(found)
+
+
+def _spread(share: Share, held: Sequence[_Stretch]) -> Iterator[tuple[_Stretch, int]]:
+    """An amount over the stretches that its time lies in; over the last one before, if in none."""
+    parts = [
+        (stretch, length)
+        for stretch in held
+        if (length := min(stretch.end_ns, share.t1_ns) - max(stretch.start_ns, share.t0_ns)) > 0
+    ]
+    if not parts:
+        before = [stretch for stretch in held if stretch.start_ns <= share.t1_ns]
+        yield (before or held)[-1 if before else 0], share.amount
+        return
+    whole = sum(length for _, length in parts)
+    passed = given = 0
+    for stretch, length in parts:
+        passed += length
+        until = share.amount * passed // whole
+        yield stretch, until - given
+        given = until

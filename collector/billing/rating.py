@@ -30,6 +30,7 @@ from railscope.reading import Absent
 
 SILENCE_LIMIT_NS = HOUR_NS
 _TENANTS_TIMES_SKUS = 1 << 16
+_NOT_SEEN = "not seen in use, under a tariff of use"
 
 
 class MissingPriceError(ValueError):
@@ -38,20 +39,22 @@ class MissingPriceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A stretch of usage that is not billed until someone has decided."""
+    """A stretch of usage that is not billed until someone has decided; `group` of what prices."""
 
     usage: Usage
     start_ns: int
     end_ns: int
     reason: str
+    group: Group = Group.TIME
 
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """The charges of a period, and what needs a decision."""
+    """The charges of a period, what needs a decision, and what a tariff of use does not bill."""
 
     charges: tuple[Charge, ...]
     reviews: tuple[Review, ...]
+    free: tuple[Review, ...] = ()
 
 
 def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
@@ -61,7 +64,8 @@ def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
     and every silence likewise: how long a silence lasted and how long a claim was billed is judged
     on the whole of it, then clipped to the period. Order does not matter.
 
-    Raises MissingPriceError, and DoubleUsageError for time that would be billed twice.
+    Raises MissingPriceError for time in the period, and DoubleUsageError for time that would be
+    billed twice.
     """
     ordered = sorted(usages, key=_place)
     refuse_doubles(ordered)
@@ -74,7 +78,12 @@ def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
     charges = [one for one in found if isinstance(one, Charge)]
     charges.extend(rater.claims.topups())
     charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
-    return Rating(tuple(charges), tuple(one for one in found if isinstance(one, Review)))
+    reviews = [one for one in found if isinstance(one, Review)]
+    return Rating(
+        tuple(charges),
+        tuple(one for one in reviews if one.reason != _NOT_SEEN),
+        tuple(one for one in reviews if one.reason == _NOT_SEEN),
+    )
 
 
 def _place(usage: Usage) -> tuple[str, int, int, str, str, str]:
@@ -110,6 +119,7 @@ class _Rater:
         reason = _doubt(usage, silence_ns)
         for stretch, price in self._stretches(usage, Group.TIME):
             if usage.state is State.INFERRED and price.tariff is Tariff.USED:
+                yield from self._inside(Review(usage, stretch.start_ns, stretch.end_ns, _NOT_SEEN))
                 continue
             if reason:
                 yield from self._inside(Review(usage, stretch.start_ns, stretch.end_ns, reason))
@@ -125,7 +135,8 @@ class _Rater:
                 yield from self._inside(_charge(usage, stretch, price))
             elif price.nano:
                 reason = f"its energy is not known: {energy.word}"
-                yield from self._inside(Review(usage, stretch.start_ns, stretch.end_ns, reason))
+                span = (stretch.start_ns, stretch.end_ns)
+                yield from self._inside(Review(usage, *span, reason, Group.ENERGY))
 
     def _stretches(self, usage: Usage, group: Group) -> Iterator[tuple[Stretch, Price]]:
         """The usage split at every price boundary and at the start of the period.
@@ -138,6 +149,8 @@ class _Rater:
             for stretch in _split(usage, timeline, start_ns, end_ns):
                 if stretch.price is not None:
                     yield stretch, stretch.price
+                elif start_ns < self.period.start_ns:
+                    continue  # it was for another period to refuse
                 elif group is not Group.ENERGY or stretch.start_ns >= timeline.begins_ns:
                     span = f"{spelled(stretch.start_ns)} to {spelled(stretch.end_ns)}"
                     message = f"no price of {group.value} from {span} for {usage}"

@@ -1,121 +1,104 @@
 """Reconciliation: what must be equal is compared, to the last unit. A difference is never excused.
 
-R1  per GPU and day the states add up to capacity times time, in both tilings
+R1  per GPU, day and tiling the states in the ledger add up to capacity times time
 R2  the cluster's sum is its inventory times time
-R4  energy attributed, idle and unattributed is all that the counters counted
-R5  charges, invoices, FOCUS rows and their CSV are one amount
-R7  computing a closed period again gives the same root
+R3  the scheduler's own records, see `collector.jobs`
+R4  what the ledger shares out is all that the counters counted, per GPU and day
+R5  ledger, charges, invoices, FOCUS rows, and their files read again, are one amount
+R6  how much of the time nobody saw, against what is thought bearable
+R7  a closed period computed again gives the same root, and evidence the same ledger
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from collector.billing import focus, focus_csv
+from collector.billing.amounts import amounts
 from collector.billing.charges import Charge
+from collector.billing.checks import Check, worst
+from collector.billing.closed import Closing
+from collector.billing.closing import Books
 from collector.billing.focus import Seller
-from collector.billing.instants import DAY_NS, Period
-from collector.billing.invoice import Invoice, root
-from collector.metering.evidence import Evidence
-from collector.metering.measures import Increments, owners, shares
-from collector.metering.tiling import GpuTimeline
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.billing.instants import Period
+from collector.billing.invoice import Invoice
+from collector.billing.known import evidence_checks
+from collector.billing.periods import name_of
+from collector.billing.rated import Rated
+from collector.billing.recompute import Recomputed, recompute
+from collector.ledger.store import Ledger
+from collector.metering.tiling import State
+from collector.metering.units import Tiling
+
+MOST_INFERRED = Fraction(1, 100)
+MOST_UNKNOWN = Fraction(1, 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One comparison: what was added up, what it should be, and how many parts were compared."""
+def reconcile(books: Books, period: Period, seller: Seller) -> list[Check]:
+    """All that can be compared about a period; R1, R2 and R4 need evidence.
 
-    rule: str
-    what: str
-    found: Fraction
-    expected: Fraction
-    parts: int = 1
-
-    @property
-    def difference(self) -> Fraction:
-        """Zero, or something is wrong."""
-        return self.found - self.expected
-
-
-def days(period: Period) -> Iterator[Period]:
-    """The UTC days of a period, the first and the last cut where it is."""
-    start_ns = period.start_ns
-    while start_ns < period.end_ns:
-        end_ns = min((start_ns // DAY_NS + 1) * DAY_NS, period.end_ns)
-        yield Period(start_ns, end_ns)
-        start_ns = end_ns
+    Raises LedgerError, ClosingError, MissingPriceError.
+    """
+    found: list[Check] = []
+    if books.evidence is not None:
+        found += evidence_checks(books.ledger, books.evidence, period)
+    closings = [one for one in books.store.closings() if one.period.overlaps(period)]
+    for closing in closings:
+        found += closing_checks(books, closing, seller)
+    if not closings:
+        bill = books.bill(period)
+        found += [held(bill.rated), charged(bill.rated.charges, bill.drafts)]
+    return sorted([*found, *unseen(books.ledger, period)], key=lambda check: check.rule)
 
 
-def capacity(gpus: Iterable[Evidence], period: Period) -> list[Check]:
-    """R1 as the largest difference of any GPU, day and tiling, and R2 over all of them."""
-    worst = Check(
-        "R1", "states = capacity x time, per GPU, day and tiling", Fraction(0), Fraction(0)
+def closing_checks(books: Books, closing: Closing, seller: Seller) -> Iterator[Check]:
+    """R5 and R7 of a closing."""
+    issued = books.store.of_closing(closing.number)
+    again = recompute(books, closing, issued)
+    own = [one for one in again.rated.charges if closing.tenant in ("", one.tenant)]
+    yield held(again.rated)
+    yield charged(own, issued)
+    yield from amounts(issued, seller)
+    yield from recomputed(closing, issued, again)
+
+
+def held(rated: Rated) -> Check:
+    """R5: the time in the ledger that may be billed is charged, free by tariff, or undecided."""
+    pairs = (
+        (f"{of.tenant}, {of.sku}, {of.state}", rated.taken.get(of, 0), rated.held.get(of, 0))
+        for of in sorted({*rated.held, *rated.taken})
     )
-    found = expected = parts = 0
-    for evidence in gpus:
-        timeline = GpuTimeline.of(evidence)
-        for day in days(period):
-            entries = timeline.entries(day.start_ns, day.end_ns)
-            present_ns = _present_ns(evidence, day)
-            for tiling in Tiling:
-                parts += 1
-                held = sum(entry.quantity for entry in entries if entry.tiling is tiling)
-                check = _whole(worst, held, GPU_CAPACITY * present_ns)
-                worst = max(worst, check, key=lambda one: abs(one.difference))
-                found += held
-                expected += GPU_CAPACITY * present_ns
-    worst = Check(worst.rule, worst.what, worst.found, worst.expected, parts)
-    return [worst, Check("R2", "cluster = inventory x time", Fraction(found), Fraction(expected))]
+    return worst("R5", "charges + undecided + free by tariff = ledger, by tenant and state", pairs)
 
 
-def _whole(like: Check, found: int, expected: int) -> Check:
-    return Check(like.rule, like.what, Fraction(found), Fraction(expected))
-
-
-def _present_ns(evidence: Evidence, period: Period) -> int:
-    """How long the GPU was in some node, counted from its stays alone."""
-    spans = sorted(
-        (max(stay.start_ns, period.start_ns), min(stay.end_ns, period.end_ns))
-        for stay in evidence.stays
-    )
-    total, reached = 0, period.start_ns
-    for start_ns, end_ns in spans:
-        total += max(0, end_ns - max(start_ns, reached))
-        reached = max(reached, end_ns)
-    return total
-
-
-def energy(counted: Iterable[tuple[Evidence, Increments]], period: Period) -> Check:
-    """R4, in millijoules."""
-    found = expected = parts = 0
-    for evidence, increments in counted:
-        parts += 1
-        within = (increments.ends_ns > period.start_ns) & (increments.ends_ns <= period.end_ns)
-        expected += int(increments.amounts[within].sum())
-        own = shares(owners(evidence), increments, period.start_ns, period.end_ns)
-        found += sum(share.amount for share in own)
-    what = "attributed + idle + unattributed = counted, in mJ"
-    return Check("R4", what, Fraction(found), Fraction(expected), parts)
-
-
-def amounts(charges: Sequence[Charge], invoices: Sequence[Invoice], seller: Seller) -> list[Check]:
-    """R5: the exact amount through every step, and the payable one as others will read it."""
+def charged(charges: Sequence[Charge], invoices: Sequence[Invoice]) -> Check:
+    """R5: the exact amount of what was used in the period, as rated and as invoiced."""
     exact = sum((charge.amount for charge in charges), Fraction(0))
-    invoiced = sum((invoice.exact for invoice in invoices), Fraction(0))
-    payable = sum((invoice.payable for invoice in invoices), Fraction(0))
-    rows = [row for invoice in invoices for row in focus.rows(invoice, seller)]
-    again = focus_csv.parse(focus_csv.write(rows))
-    return [
-        Check("R5", "invoices, exact = charges", invoiced, exact, len(charges)),
-        Check("R5", "FOCUS rows = payable", focus.billed(rows), payable, len(rows)),
-        Check("R5", "CSV, read again = payable", focus.billed(again), payable, len(again)),
-    ]
+    billed = [line.charge for one in invoices for line in one.lines]
+    used = [charge.amount for charge in billed if charge.unit and not charge.corrects]
+    what = "invoices, exact = charges"
+    return Check("R5", what, sum(used, Fraction(0)), exact, len(charges))
 
 
-def recomputed(closed: Sequence[Invoice], again: Sequence[Invoice]) -> Check:
-    """R7, as the number of periods' roots that are the same."""
-    same = Fraction(root(closed) == root(again))
-    return Check("R7", "root of the period, computed again", same, Fraction(1), len(closed))
+def unseen(ledger: Ledger, period: Period) -> Iterator[Check]:
+    """R6: the share of all GPU time that is inferred, and that nobody knows anything about."""
+    time: dict[State, int] = dict.fromkeys(State, 0)
+    for total, quantity in ledger.totals(period.start_ns, period.end_ns).items():
+        if total.tiling is Tiling.COMPUTE:
+            time[total.state] += quantity
+    whole = sum(time.values())
+    for state, bound in ((State.INFERRED, MOST_INFERRED), (State.UNKNOWN, MOST_UNKNOWN)):
+        share = Fraction(time[state], whole) if whole else Fraction(0)
+        yield Check("R6", f"share of {state} time", share, Fraction(0), bound=bound)
+
+
+def recomputed(closing: Closing, issued: Sequence[Invoice], again: Recomputed) -> Iterator[Check]:
+    """R7: the roots that are the same, of the closing and of each of its invoices."""
+    name = name_of(closing.period)
+    root = int(again.manifest_root == closing.manifest_root)
+    yield Check("R7", f"root of {name}, computed again", Fraction(root), Fraction(1))
+    found = {one.content_hash for one in again.drafts}
+    expected = {one.content_hash for one in issued}
+    what = f"invoices of {name}, computed again"
+    yield Check("R7", what, Fraction(len(found & expected)), Fraction(len(found | expected)),
+                len(expected))  # fmt: skip

@@ -1,106 +1,201 @@
-"""A statement for a person: an invoice's lines drawn together, its total, and what is undecided."""
+"""A statement: an invoice or a preview, and all that a person needs to judge it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from collector.billing.charges import NANO, Charge, Unit
-from collector.billing.instants import Period, spelled
-from collector.billing.invoice import Invoice
-from collector.billing.rating import Review
-from collector.billing.rounding import exponent_of, to_minor
+from collector.billing.charges import NANO, Charge, Kind, Unit
+from collector.billing.instants import DAY_NS, spelled
+from collector.billing.invoice import Invoice, Status
+from collector.billing.periods import name_of
+from collector.billing.rounding import exponent_of, spread, to_minor
+from collector.billing.store import AuditPlace
+from collector.billing.undecided import Undecided
+from collector.ledger.rows import GpuDay
+from collector.metering.tiling import State
 
 _QUANTITY_PLACES = 6
-_HEAD = ("what", "of", "state", "from", "to", "GPUs", "quantity", "", "unit price", "amount")
-_RIGHT = {5, 6, 8, 9}
+_PERCENT_PLACES = 3
+_UNSEEN = "part of the time was not observed: it is billed by the scheduler's word"
+
+
+class Drawn(NamedTuple):
+    """Lines that are drawn together, as texts."""
+
+    what: str
+    of: str
+    state: str
+    start: str
+    end: str
+    gpus: str
+    quantity: str
+    unit: str
+    price: str
+    amount: str
+
+
+class OfClaim(NamedTuple):
+    """What one claim comes to, as texts."""
+
+    claim: str
+    gpus: str
+    start: str
+    end: str
+    gpu_hours: str
+    energy: str
+    amount: str
 
 
 class _Matter(NamedTuple):
     """What lines share that are drawn together."""
 
+    corrects: str
     kind: str
     sku: str
+    unit: str
+    price: str
     state: str
-    unit: Unit | None
-    price_nano: int
+    profile: str
     note: str
-    corrects: str
 
 
-def statement(invoice: Invoice, reviews: Iterable[Review] = ()) -> str:
-    """An invoice as text: lines of one kind and price as one, exact to the decimals shown.
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """An invoice, what it rests on, and what is not on it.
 
-    The amounts shown are those of the rounded lines, so that they add up to the total as printed.
+    `revisions` are those of the ledger that its lines rest on, `roots` hashes over more of it by
+    name. `marks` say what keeps it from being final.
     """
-    places = exponent_of(invoice.currency)
-    drawn: dict[_Matter, list[tuple[Charge, int]]] = {}
-    for line in invoice.lines:
-        drawn.setdefault(_matter(line.charge), []).append((line.charge, line.minor))
-    rows = [_row(matter, drawn[matter], places) for matter in sorted(drawn, key=_place)]
-    span = f"{spelled(invoice.period.start_ns)} to {spelled(invoice.period.end_ns)}"
-    total = _decimal(invoice.payable, places)
-    own = [
-        review
-        for review in reviews
-        if review.usage.tenant == invoice.tenant
-        and Period(review.start_ns, review.end_ns).overlaps(invoice.period)
-    ]
-    return "\n".join(
-        [
-            f"STATEMENT  {invoice.tenant}  {span}",
-            f"{invoice.invoice_id}  {invoice.status}  content {invoice.content_hash}",
-            "",
-            *_table([_HEAD, *rows]),
-            "",
-            f"To pay: {total} {invoice.currency}",
-            *(["Not billed until somebody decides:", *undecided(own)] if own else []),
+
+    invoice: Invoice
+    seller: str = ""
+    undecided: Sequence[Undecided] = ()
+    revisions: Mapping[GpuDay, int] = field(default_factory=dict)
+    roots: Mapping[str, str] = field(default_factory=dict)
+    audit: AuditPlace | None = None
+    marks: Sequence[str] = ()
+
+    @property
+    def title(self) -> str:
+        """What it is, of whom and when."""
+        kind = {
+            Status.DRAFT: "PREVIEW, not an invoice",
+            Status.ISSUED: "STATEMENT",
+            Status.VOID: "VOID STATEMENT",
+        }[self.invoice.status]
+        return f"{kind}  {self.invoice.tenant}  {name_of(self.invoice.period)}"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What it is about and rests on, by name."""
+        invoice, period = self.invoice, self.invoice.period
+        found = [
+            ("Billed by", self.seller),
+            ("Tenant", invoice.tenant),
+            ("Service", f"{spelled(period.start_ns)} to {spelled(period.end_ns)}"),
         ]
-    )
+        if invoice.status is not Status.DRAFT:
+            found += [
+                ("Invoice", invoice.invoice_id),
+                ("Issued", spelled(invoice.issued_ns or 0)),
+                ("Replaces", invoice.replaces),
+                ("Content hash", f"sha256 {invoice.content_hash}"),
+                ("Audit log", self._audit),
+            ]
+        found += [("Observed", self.coverage), ("Ledger", self._ledger), *self.roots.items()]
+        return [(name, text) for name, text in found if text]
+
+    @property
+    def _audit(self) -> str:
+        if self.audit is None:
+            return "not recorded yet"
+        size = self.audit.checkpoint_size
+        checkpoint = f", under the checkpoint of size {size:,}" if size is not None else ""
+        return f"record {self.audit.leaf:,}{checkpoint}"
+
+    @property
+    def _ledger(self) -> str:
+        days = {key for line in self.invoice.lines if (key := source_of(line.charge))}
+        return f"{len(days):,} GPU-days, revisions in the CSV and JSON forms" if days else ""
+
+    @property
+    def coverage(self) -> str:
+        """The share of the billed time that was observed; empty if none is billed."""
+        ratio = coverage(self.invoice)
+        if ratio is None:
+            return ""
+        shown = decimal(100 * ratio, _PERCENT_PLACES)
+        return f"{shown} % of the time billed" + (f"; {_UNSEEN}" if ratio < 1 else "")
+
+    @property
+    def summary(self) -> list[Drawn]:
+        """Lines of one kind and price as one, in a fixed order; rounded as what they are here.
+
+        The amounts add up to the total, and each is within one minor unit of what is exact.
+        """
+        drawn: dict[_Matter, list[Charge]] = {}
+        for line in self.invoice.lines:
+            drawn.setdefault(_matter(line.charge), []).append(line.charge)
+        amounts = self._amounts({"\0".join(matter): own for matter, own in drawn.items()})
+        return [_drawn(drawn[matter], amounts["\0".join(matter)]) for matter in sorted(drawn)]
+
+    @property
+    def claims(self) -> list[OfClaim]:
+        """What each claim comes to, corrections left out; the dearest first."""
+        own: dict[str, list[Charge]] = {}
+        for line in self.invoice.lines:
+            named = line.charge.claim and not line.charge.corrects
+            own.setdefault(line.charge.claim if named else "", []).append(line.charge)
+        amounts = self._amounts(own)
+        ordered = sorted(own.keys() - {""}, key=lambda claim: (-_exact(own[claim]), claim))
+        return [_of_claim(claim, own[claim], amounts[claim]) for claim in ordered]
+
+    def _amounts(self, parts: Mapping[str, Sequence[Charge]]) -> dict[str, str]:
+        """The rounded total, spread over parts of the invoice."""
+        places = exponent_of(self.invoice.currency)
+        minor = spread({name: _exact(own) for name, own in parts.items()}, places)
+        return {name: decimal(Fraction(own, 10**places), places) for name, own in minor.items()}
+
+    @property
+    def total(self) -> str:
+        """What is to be paid, or given back."""
+        payable = self.invoice.payable
+        shown = abs(payable) if self.invoice.status is Status.ISSUED else payable
+        return decimal(shown, exponent_of(self.invoice.currency))
+
+    @property
+    def due(self) -> str:
+        """What comes before the total."""
+        if self.invoice.status is Status.DRAFT:
+            return "Would be"
+        if self.invoice.status is Status.VOID:
+            return "Void, was"
+        return "To pay" if self.invoice.total_minor >= 0 else "To be credited"
 
 
-def _matter(charge: Charge) -> _Matter:
-    note = charge.note or charge.mig_profile
-    return _Matter(
-        charge.kind, charge.sku, charge.state, charge.unit, charge.price_nano, note, charge.corrects
-    )
+def coverage(invoice: Invoice) -> Fraction | None:
+    """The share of the time on an invoice, corrections left out, that was observed."""
+    seen = whole = Fraction(0)
+    for line in invoice.lines:
+        charge = line.charge
+        if charge.kind is Kind.USAGE and not charge.corrects and charge.unit:
+            hours = charge.quantity / charge.unit.size
+            whole += hours
+            seen += hours if charge.state == State.OBSERVED else 0
+    return seen / whole if whole else None
 
 
-def _place(matter: _Matter) -> tuple[str, ...]:
-    unit = matter.unit.label if matter.unit else ""
-    price = f"{matter.price_nano:020d}"
-    return (matter.corrects, matter.kind, matter.sku, unit, price, matter.state, matter.note)
+def source_of(charge: Charge) -> GpuDay | None:
+    """The GPU-day of the ledger that a charge rests on; None where people decided it."""
+    if not charge.unit or not charge.resource:
+        return None
+    return GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
 
 
-def _row(matter: _Matter, lines: Sequence[tuple[Charge, int]], places: int) -> tuple[str, ...]:
-    charges = [charge for charge, _ in lines]
-    quantity = sum((charge.quantity for charge in charges), Fraction(0))
-    unit = matter.unit
-    return (
-        f"{matter.kind}, correction" if matter.corrects else matter.kind,
-        " ".join(part for part in (matter.sku, matter.note) if part),
-        matter.state,
-        spelled(min(charge.service_t0_ns for charge in charges)),
-        spelled(max(charge.service_t1_ns for charge in charges)),
-        str(len({charge.resource for charge in charges if charge.resource})),
-        _decimal(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
-        unit.label if unit else "",
-        _decimal(Fraction(matter.price_nano, NANO), 9).rstrip("0").rstrip(".") if unit else "",
-        _decimal(Fraction(sum(minor for _, minor in lines), 10**places), places),
-    )
-
-
-def undecided(reviews: Iterable[Review]) -> list[str]:
-    """What is not billed, a line each, in order of resource and time."""
-    ordered = sorted(reviews, key=lambda review: (review.usage.resource, review.start_ns))
-    return [
-        f"  {one.usage.resource}, {spelled(one.start_ns)} to {spelled(one.end_ns)}: {one.reason}"
-        for one in ordered
-    ]
-
-
-def _decimal(value: Fraction, places: int) -> str:
+def decimal(value: Fraction, places: int) -> str:
     """A fraction with so many decimals, half to even."""
     scaled = to_minor(value, places)
     sign, digits = "-" if scaled < 0 else "", str(abs(scaled)).rjust(places + 1, "0")
@@ -108,12 +203,61 @@ def _decimal(value: Fraction, places: int) -> str:
     return f"{sign}{whole}.{digits[-places:]}" if places else f"{sign}{whole}"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(size) if at in _RIGHT else cell.ljust(size)
-            for at, (cell, size) in enumerate(zip(row, sizes, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+def unit_price(price_nano: int) -> str:
+    """A price with as many decimals as it has, and two at least."""
+    text = decimal(Fraction(price_nano, NANO), 9).rstrip("0")
+    whole, _, decimals = text.partition(".")
+    return f"{whole}.{decimals.ljust(2, '0')}"
+
+
+def _matter(charge: Charge) -> _Matter:
+    return _Matter(
+        charge.corrects,
+        charge.kind,
+        charge.sku,
+        charge.unit.label if charge.unit else "",
+        f"{charge.price_nano:020d}",
+        charge.state,
+        charge.mig_profile,
+        charge.note,
+    )
+
+
+def _exact(charges: Iterable[Charge]) -> Fraction:
+    return sum((charge.amount for charge in charges), Fraction(0))
+
+
+def _drawn(charges: Sequence[Charge], amount: str) -> Drawn:
+    one, unit = charges[0], charges[0].unit
+    quantity = sum((charge.quantity for charge in charges), Fraction(0))
+    return Drawn(
+        what=f"{one.kind}, correction" if one.corrects else one.kind.replace("_", " "),
+        of=" ".join(part for part in (one.sku, one.mig_profile, one.note) if part),
+        state=one.state,
+        start=spelled(min(charge.service_t0_ns for charge in charges)),
+        end=spelled(max(charge.service_t1_ns for charge in charges)),
+        gpus=str(len({charge.resource for charge in charges if charge.resource}) or ""),
+        quantity=decimal(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
+        unit=unit.label if unit else "",
+        price=unit_price(one.price_nano) if unit else "",
+        amount=amount,
+    )
+
+
+def _of_claim(claim: str, charges: Sequence[Charge], amount: str) -> OfClaim:
+    hours = _hours(charges, Unit.GPU_HOURS) + _hours(charges, Unit.INSTANCE_HOURS)
+    energy = _hours(charges, Unit.KILOWATT_HOURS)
+    return OfClaim(
+        claim,
+        str(len({charge.resource for charge in charges})),
+        spelled(min(charge.service_t0_ns for charge in charges)),
+        spelled(max(charge.service_t1_ns for charge in charges)),
+        decimal(hours, _PERCENT_PLACES),
+        decimal(energy, _PERCENT_PLACES) if energy else "",
+        amount,
+    )
+
+
+def _hours(charges: Sequence[Charge], unit: Unit) -> Fraction:
+    own = (charge.quantity / unit.size for charge in charges if charge.unit is unit)
+    return sum(own, Fraction(0))

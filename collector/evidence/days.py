@@ -100,7 +100,7 @@ def settled_days(ledger: Ledger, gpus: Collection[str]) -> list[Settlement]:
             if row.gpu_uuid in gpus and row.tiling == Tiling.COMPUTE:
                 key = Key(row.day, State(row.state), row.tenant_id)
                 sums.setdefault((row.gpu_uuid, row.day), {})[key] = int(row.quantity)
-        newest = queries.newest_numbers(connection, 0, FOREVER_NS // DAY_NS)
+        newest = queries.newest_numbers(connection, range(FOREVER_NS // DAY_NS), gpus)
         amounts = select(*columns, shares.c.revision, shares.c.tenant_id, shares.c.amount)
         for row in connection.execute(amounts):
             day = (row.gpu_uuid, row.day)

@@ -68,7 +68,7 @@ def _evidence(gpu: Gpu, jobs: Sequence[Job]) -> Evidence:
         stays=(Stay(first_ns, gpu.node, last_ns),),
         claims=tuple(
             Claim(
-                Level.SCHEDULER, job.start_ns, job.claim, job.tenant, job.end_ns, job.workload,
+                Level.SCHEDULER, job.start_ns, job.claim, job.tenant, job.end_ns, job.id,
                 gpu.node,
             )
             for job in jobs

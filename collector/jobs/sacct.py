@@ -1,15 +1,14 @@
-"""Job lists of Slurm: `sacct -P` with a header. It counts the GPUs of a job and names none.
+"""Job lists of Slurm: `sacct -P` with a header, or `sacct --json`. They count GPUs and name none.
 
-Fields and times: sacct(1); TRES: slurm.conf(5), AccountingStorageTRES. sacct prints local times
-without a zone; with SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which leave no doubt.
+TRES: slurm.conf(5), AccountingStorageTRES. sacct prints local times without a zone; with
+SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which leave no doubt, as does its JSON.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta, tzinfo
-from typing import NoReturn
+from collections.abc import Iterable
+from datetime import tzinfo
 
 from collector.jobs.job import (
     LATEST_SECONDS,
@@ -18,159 +17,84 @@ from collector.jobs.job import (
     JobList,
     JobListError,
     Unplaced,
+    job_list,
     without_repetitions,
 )
+from collector.metering.units import FOREVER_NS
+from railscope.slurm.sacct import AccountingError, Record, parse_sacct, parse_sacct_json
 
-FIELDS = ("JobIDRaw", "Account", "User", "Start", "End", "AllocTRES", "NodeList")
 NOT_NAMED = "sacct does not tell which GPUs"
 
-_NEVER = frozenset({"", "Unknown", "None", "NONE", "N/A", "(null)"})
-_JOB = re.compile(r"[0-9]+")
-_STEP = re.compile(r"[0-9]+\..+")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_GPU = "gres/gpu"
-_MIG = re.compile(r"gres/gpu:.*[0-9]g\.[0-9]+gb")
-_SHARES = ("gres/shard", "gres/mps")
+_GPU = "gpu"
+_MIG = re.compile(r"gpu:.*[0-9]g\.[0-9]+gb")
+_SHARES = ("shard", "mps")
 
 
-class _Row:
-    """One line by the names of its fields, with its number for what is wrong in it."""
-
-    def __init__(self, number: int, values: Mapping[str, str], zone: tzinfo | None) -> None:
-        self.number = number
-        self.values = values
-        self.zone = zone
-        for field in FIELDS:
-            if not values[field].isprintable():
-                self.refuse(field, f"{values[field]!r} cannot be printed")
-
-    def refuse(self, field: str, reason: str) -> NoReturn:
-        """Raises JobListError about a field."""
-        raise JobListError(self.number, field, reason)
-
-    def name(self, field: str) -> str:
-        """A field that is not empty."""
-        value = self.values[field]
-        if not value:
-            self.refuse(field, "is empty")
-        return value
-
-    def instant_ns(self, field: str) -> int:
-        """A time: seconds since the epoch, or a date and time with a zone or in `zone`."""
-        text = self.values[field]
-        if _JOB.fullmatch(text):
-            found_ns = int(text) * NS_PER_SECOND
-        else:
-            try:
-                moment = datetime.fromisoformat(text)
-            except ValueError:
-                self.refuse(field, f"{text!r} is no time")
-            found_ns = (self._zoned(field, moment) - _EPOCH) // timedelta(microseconds=1) * 1000
-        if not 0 <= found_ns < LATEST_SECONDS * NS_PER_SECOND:
-            self.refuse(field, f"{text!r} is not from 1970 to 2105")
-        return found_ns
-
-    def _zoned(self, field: str, moment: datetime) -> datetime:
-        if moment.tzinfo:
-            return moment
-        if not self.zone:
-            self.refuse(field, f"{moment.isoformat()} has no time zone, and none is given")
-        first, second = (moment.replace(tzinfo=self.zone, fold=fold) for fold in (0, 1))
-        if first.utcoffset() != second.utcoffset():
-            self.refuse(field, f"{moment.isoformat()} is not one instant: clocks were changed")
-        return first
-
-
-def read_sacct(lines: Iterable[str], zone: tzinfo | None = None) -> JobList:
+def read_sacct(text: str, zone: tzinfo | None = None) -> JobList:
     """The jobs of a list; steps are left out, for what they have is their job's.
 
     `zone` is that of the machine on which sacct ran, for times that name none. Raises JobListError.
     """
+    is_json = text.lstrip().startswith("{")
+    try:
+        return _read(parse_sacct_json(text) if is_json else parse_sacct(text, zone))
+    except AccountingError as error:
+        what = "job" if is_json else "line"
+        raise JobListError(error.place, error.field, error.reason, what) from error
+
+
+def _read(records: Iterable[Record]) -> JobList:
     told: list[tuple[int, Job]] = []
     without_gpus = never_started = 0
-    running: list[str] = []
-    header: list[str] = []
-    for number, line in enumerate(lines, 1):
-        values = line.rstrip("\r\n").split("|")
-        if not header:
-            header = _header(number, values)
-            continue
-        if values == [""]:
-            continue
-        if len(values) != len(header):
-            raise JobListError(
-                number, "", f"has {len(values)} fields, but the header has {len(header)}"
-            )
-        row = _Row(number, dict(zip(header, values, strict=True)), zone)
-        if _STEP.fullmatch(row.values["JobIDRaw"]):
-            continue
-        if not _JOB.fullmatch(row.values["JobIDRaw"]):
-            row.refuse("JobIDRaw", f"{row.values['JobIDRaw']!r} is no job")
-        unplaced = _unplaced(row)
-        if row.values["Start"] in _NEVER:
+    for record in records:
+        unplaced = _unplaced(record)
+        if record.job.start_seconds is None:
             never_started += 1
         elif not unplaced:
             without_gpus += 1
-        elif row.values["End"] in _NEVER:
-            running.append(row.values["JobIDRaw"])
         else:
-            told.append((number, _job(row, unplaced)))
-    return JobList(without_repetitions(told), without_gpus, never_started, tuple(running))
+            told.append((record.place, _job(record, unplaced)))
+    return job_list(without_repetitions(told), without_gpus, never_started)
 
 
-def _header(number: int, names: list[str]) -> list[str]:
-    for field in FIELDS:
-        if field not in names:
-            raise JobListError(number, field, "is not in the header")
-        if names.count(field) > 1:
-            raise JobListError(number, field, "is twice in the header")
-    return names
-
-
-def _job(row: _Row, unplaced: tuple[Unplaced, ...]) -> Job:
-    start_ns, end_ns = row.instant_ns("Start"), row.instant_ns("End")
+def _job(record: Record, unplaced: tuple[Unplaced, ...]) -> Job:
+    place, job = record.place, record.job
+    start_ns = _instant_ns(place, "Start", job.start_seconds)
+    end_ns = FOREVER_NS
+    if job.end_seconds is not None:
+        end_ns = _instant_ns(place, "End", job.end_seconds)
     if end_ns < start_ns:
-        row.refuse("End", f"{row.values['End']} is before Start, {row.values['Start']}")
-    return Job(
-        start_ns,
-        row.values["JobIDRaw"],
-        row.name("Account"),
-        row.name("User"),
-        end_ns,
-        unplaced=unplaced,
-    )
+        raise AccountingError(
+            place, "End", f"{job.end_seconds} is before Start, {job.start_seconds}"
+        )
+    for field, value in (("Account", job.account), ("User", job.user)):
+        if not value or not value.isprintable():
+            raise JobListError(
+                place, field, f"{value!r} cannot be printed" if value else "is empty"
+            )
+    return Job(start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced)
 
 
-def _unplaced(row: _Row) -> tuple[Unplaced, ...]:
+def _instant_ns(place: int, field: str, seconds: int | None) -> int:
+    if seconds is None or not 0 <= seconds < LATEST_SECONDS:
+        raise AccountingError(place, field, f"{seconds} is not from 1970 to 2105")
+    return seconds * NS_PER_SECOND
+
+
+def _unplaced(record: Record) -> tuple[Unplaced, ...]:
     """How many GPUs a job had, on which nodes. Parts of GPUs are told and not counted as GPUs."""
-    tres = _tres(row)
-    where = row.values["NodeList"]
+    tres = record.job.gres_counts
     typed = {name: count for name, count in tres.items() if name.startswith(f"{_GPU}:")}
     instances = {name: count for name, count in typed.items() if _MIG.fullmatch(name)}
     gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
     if gpus < 0:
-        row.refuse("AllocTRES", f"has more MIG instances than {_GPU}={tres[_GPU]}")
-    parts = instances | {name: count for name, count in tres.items() if name.startswith(_SHARES)}
-    found = [Unplaced(where, gpus, NOT_NAMED)] if gpus else []
+        reason = f"has more MIG instances than gres/{_GPU}={tres[_GPU]}"
+        raise AccountingError(record.place, "AllocTRES", reason)
+    shares = {name: count for name, count in tres.items() if name.partition(":")[0] in _SHARES}
+    found = [Unplaced(record.node_list, gpus, NOT_NAMED)] if gpus else []
     found += [
-        Unplaced(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
-        for name, count in sorted(parts.items())
+        Unplaced(record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size")
+        for name, count in sorted((instances | shares).items())
         if count
     ]
     return tuple(found)
-
-
-def _tres(row: _Row) -> dict[str, int]:
-    """The GPU resources of a job; others come in units of their own and are left out."""
-    found: dict[str, int] = {}
-    for part in filter(None, row.values["AllocTRES"].split(",")):
-        name, equals, count = part.partition("=")
-        if not equals:
-            row.refuse("AllocTRES", f"{part!r} is no resource and its count")
-        if name == _GPU or name.startswith((f"{_GPU}:", *_SHARES)):
-            if not _JOB.fullmatch(count):
-                row.refuse("AllocTRES", f"{part!r} is no count of GPUs")
-            if name in found:
-                row.refuse("AllocTRES", f"{name} is there twice")
-            found[name] = int(count)
-    return found

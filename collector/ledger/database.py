@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select
@@ -22,11 +23,18 @@ class LedgerError(Exception):
 
 
 class Database:
-    """A database with the tables of the ledger. Raises LedgerError from every method."""
+    """A database with the tables of the ledger. Raises LedgerError from every method.
 
-    def __init__(self, url: str) -> None:
+    An empty database gets its tables, unless one that is there is to be opened (`make`).
+    """
+
+    def __init__(self, url: str, *, make: bool = True) -> None:
         self._url = _parsed(url)
         self.name = _without_secrets(self._url)
+        self._make = make
+        file = self._url.database if self._url.get_backend_name() == "sqlite" else None
+        if file and not make and not Path(file).exists():
+            raise LedgerError(self._nothing())
         self.engine = self._engine()
         try:
             with self.transaction(writes=True) as connection:
@@ -83,6 +91,8 @@ class Database:
                     "ledger: give the ledger a database of its own"
                 )
                 raise LedgerError(message)
+            if not self._make:
+                raise LedgerError(self._nothing())
             metadata.create_all(connection, checkfirst=False)
             connection.execute(schema_version.insert().values(version=VERSION))
             return
@@ -93,6 +103,9 @@ class Database:
                 f"version {VERSION}: run the Railscope that wrote it, or give it another database"
             )
             raise LedgerError(message)
+
+    def _nothing(self) -> str:
+        return f"there is no ledger in {self.name}; a collector makes it when it starts"
 
     def _advice(self) -> str:
         if self._url.get_backend_name() == "sqlite":

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from collector.ledger.tiling import DAY_NS, DayTiling, HeldClaim, MeasuredShare, evidence_root
 from collector.metering.evidence import Evidence
-from collector.metering.holders import claims_in_force
 from collector.metering.measures import Increments, Measure, Owners, owners, shares
 from collector.metering.tiling import GpuTimeline
 
@@ -42,7 +41,7 @@ class MeteredGpu:
     ) -> MeteredGpu:
         """What evidence and counters say of a GPU; `profiles` are the MIG profiles of claims."""
         began: dict[str, int] = {}
-        for claim in claims_in_force(evidence):
+        for claim in evidence.claims:
             began[claim.id] = min(claim.start_ns, began.get(claim.id, claim.start_ns))
         known = {
             claim: HeldClaim(claim, start_ns, (profiles or {}).get(claim, ""))

@@ -57,10 +57,16 @@ def newest_heads(connection: Connection, keys: Iterable[GpuDay]) -> dict[GpuDay,
     return found
 
 
-def newest_numbers(connection: Connection, first_day: int, end_day: int) -> dict[GpuDay, int]:
-    """The number of the newest revision of each GPU-day of [first, end)."""
-    newest = _newest(revisions.c.day >= first_day, revisions.c.day < end_day)
-    rows = connection.execute(select(newest)).all()
+def newest_numbers(
+    connection: Connection, days: range, gpus: Iterable[str] | None
+) -> dict[GpuDay, int]:
+    """The number of the newest revision of each GPU-day, of all GPUs or of some."""
+    which = [revisions.c.day >= days.start, revisions.c.day < days.stop]
+    if gpus is None:
+        newest = [_newest(*which)]
+    else:
+        newest = [_newest(*which, revisions.c.gpu_uuid.in_(some)) for some in chunks(sorted(gpus))]
+    rows = [row for each in newest for row in connection.execute(select(each))]
     return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import msgspec
@@ -74,9 +74,9 @@ class Ledger:
         self.database = database
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """The ledger in the database of a URL; made there if the database is empty."""
-        return cls(Database(url))
+    def open(cls, url: str, *, make: bool = True) -> Self:
+        """The ledger in the database of a URL; made there if the database is empty, or refused."""
+        return cls(Database(url, make=make))
 
     def close(self) -> None:
         """Close all connections."""
@@ -121,10 +121,12 @@ class Ledger:
             rows = list(queries.read(connection, day, [gpu], {key: number}))
         return self._revision(rows[0]) if rows else None
 
-    def newest(self, first_day: int, end_day: int) -> dict[GpuDay, int]:
-        """The number of the newest revision of each GPU-day of [first, end)."""
+    def newest(
+        self, first_day: int, end_day: int, gpus: Iterable[str] | None = None
+    ) -> dict[GpuDay, int]:
+        """The number of the newest revision of each GPU-day of [first, end), of all GPUs or some."""
         with self.database.transaction() as connection:
-            return queries.newest_numbers(connection, first_day, end_day)
+            return queries.newest_numbers(connection, range(first_day, end_day), gpus)
 
     def revisions(self, numbers: Mapping[GpuDay, int]) -> Iterator[Revision]:
         """The revisions with these numbers, by day and GPU.

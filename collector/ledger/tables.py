@@ -6,7 +6,8 @@ Each part declares its own. Triggers keep every one append-only.
 from __future__ import annotations
 
 from collector.audit import outbox
+from collector.billing import tables as billing
 from collector.evidence import schema as evidence
 from collector.ledger.schema import VERSION, metadata, schema_version
 
-__all__ = ["VERSION", "evidence", "metadata", "outbox", "schema_version"]
+__all__ = ["VERSION", "billing", "evidence", "metadata", "outbox", "schema_version"]

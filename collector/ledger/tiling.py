@@ -29,7 +29,7 @@ class MeasuredShare(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Since when a claim among the entries was in force, and its MIG profile where that is known."""
+    """When a claim among the entries starts, and its MIG profile where that is known."""
 
     id: str
     start_ns: int

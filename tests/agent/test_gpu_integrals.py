@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.gpus import GIBIBYTE, add_gpus
 from support.machine import FakeHost
@@ -192,3 +193,77 @@ def test_no_time_is_counted_that_no_sample_speaks_of(steps: list[tuple[int, int]
 def test_a_clock_that_runs_backwards_takes_nothing_away() -> None:
     integral = Integral.of(INTEGRATED[0])
     assert [integral.take(100, "boot", at * NS) for at in (5, 6, 4, 5)] == [0, NS, NS, 2 * NS]
+
+
+# Wrong integrals, each of which must be noticed -----------------------------------------------------
+
+
+class Bridged(Integral):
+    """A sample vouches for all the time since the one before, however long."""
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
+        if self._last_ns is not None and boot_ns - self._last_ns > LONGEST_SAMPLE_NS:
+            self._last_ns = boot_ns - LONGEST_SAMPLE_NS
+        return super().take(sample, boot_id, boot_ns)
+
+
+class AcrossBoots(Integral):
+    """A restart of the machine goes unnoticed."""
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:  # noqa: ARG002 - as the mistake is
+        return super().take(sample, "", boot_ns)
+
+
+class RoundedEachTime(Integral):
+    """What makes no whole step is forgotten with each sample."""
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
+        told = super().take(sample, boot_id, boot_ns)
+        self._sum = told * self._denominator // self._numerator
+        return told
+
+
+class SampleBefore(Integral):
+    """A sample speaks of the time that follows it."""
+
+    _before = 0
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
+        told = super().take(self._before, boot_id, boot_ns)
+        self._before = sample
+        return told
+
+
+SAMPLES = st.lists(
+    st.tuples(st.integers(1, 2 * LONGEST_SAMPLE_NS), PERCENT, st.integers(0, 9).map(bool)),
+    max_size=20,
+)
+
+
+def holds(kind: type[Integral]) -> Callable[[], None]:
+    """What an integral owes: samples times the time they speak of, rounded down once."""
+
+    @given(SAMPLES, st.sampled_from(INTEGRATED))
+    def attempt(samples: list[tuple[int, int, bool]], integrated: Integrated) -> None:
+        integral = kind.of(integrated)
+        weight = integrated.gauge.scale / integrated.counter.scale
+        now, boot, exact = 7, 0, Fraction()
+        integral.take(0, "0", now)
+        for step, sample, same_boot in samples:
+            now, boot = now + step, boot + (not same_boot)
+            if same_boot and step <= LONGEST_SAMPLE_NS:
+                exact += weight * sample * step / NS
+            assert integral.take(sample, str(boot), now) == exact // 1
+
+    return attempt
+
+
+def test_an_integral_is_samples_times_time() -> None:
+    holds(Integral)()
+
+
+@pytest.mark.parametrize("wrong", [Bridged, AcrossBoots, RoundedEachTime, SampleBefore])
+def test_a_wrong_integral_is_noticed(wrong: type[Integral]) -> None:
+    search = settings(max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        search(holds(wrong))()

@@ -1,33 +1,47 @@
-"""The simulated month, from evidence to the bill, checked by hand."""
+"""The simulated months, from evidence to the bill, checked by hand; and the commands on them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import html.parser
+import json
+import re
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
-from collector.billing import demo, focus_csv
-from collector.billing.command import demo as demo_command
-from collector.billing.command import prices
-from collector.billing.demo import CLOSED_NS, GPUS, MONTH, SELLER, SKU
+from collector.bill_command import bill
+from collector.billing import demo, focus_csv, statement_data
+from collector.billing.closing import Books
+from collector.billing.demo_months import GPUS, MONTH, NEXT_MONTH, PRICES
 from collector.billing.focus import billed
-from collector.billing.instants import HOUR_NS, Period
-from collector.billing.invoice import close, issue
-from collector.billing.metered import usages
-from collector.billing.reconcile import amounts, capacity, energy, recomputed
-from collector.billing.statement import statement
-from collector.metering.evidence import Evidence, Stay
-from collector.metering.tiling import State
-from railscope.reading import Absent
-
-FOUND = demo.run()
+from collector.billing.focus_parquet import read_from
+from collector.billing.instants import HOUR_NS
+from collector.billing.statements import periods, statement
+from collector.ledger.store import Ledger
 
 
-def test_the_month_is_what_one_works_out_by_hand() -> None:
-    language, vision = FOUND.invoices
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A ledger with both months in it."""
+    return f"sqlite:///{tmp_path_factory.mktemp('demo') / 'ledger.sqlite'}"
+
+
+@pytest.fixture(scope="module")
+def found(url: str) -> Iterator[tuple[demo.Demo, Books]]:
+    ledger = Ledger.open(url)
+    yield demo.run(ledger), Books.of(ledger)
+    ledger.close()
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(bill, list(words))
+
+
+def test_the_month_is_what_one_works_out_by_hand(found: tuple[demo.Demo, Books]) -> None:
+    language, vision = found[0].closed.invoices
     hours = {
         (one.tenant, state): sum(
             (
@@ -37,7 +51,7 @@ def test_the_month_is_what_one_works_out_by_hand() -> None:
             ),
             Fraction(0),
         )
-        for one in FOUND.invoices
+        for one in found[0].closed.invoices
         for state in ("observed", "inferred")
     }
     silent, too_long, down = Fraction(2, 3), 3, 2
@@ -52,103 +66,210 @@ def test_the_month_is_what_one_works_out_by_hand() -> None:
     assert vision.total_minor == 273_168
 
 
-def test_what_comes_late_is_taken_back_in_the_next_month() -> None:
-    (correction,) = FOUND.later
-    time = [line for line in correction.lines if line.charge.kind == "usage"]
-    hours = sum((line.charge.quantity for line in time), Fraction(0)) / (840 * HOUR_NS)
-    assert hours == -36  # from the 29th at noon to the end
-    assert sum(line.minor for line in time) == -36 * 259
-    assert correction.tenant == "vision"
+def test_what_comes_late_is_taken_back_in_the_next_month(
+    found: tuple[demo.Demo, Books],
+) -> None:
+    language, vision = found[0].later.invoices
+    time = [line.charge for line in vision.lines if line.charge.kind == "usage"]
+    assert sum((charge.quantity for charge in time), Fraction(0)) / (840 * HOUR_NS) == -36
+    assert sum((charge.amount for charge in time), Fraction(0)) == -36 * Fraction("2.59")
+    energy = -36 * Fraction("0.62") * Fraction("0.31")
+    assert vision.exact == -36 * Fraction("2.59") + energy - 50
+    # 66 hours; the counter's last increment began before the handover to nobody, or ended with it.
+    assert abs(language.exact - 66 * (Fraction("2.29") + Fraction("0.62") * Fraction("0.31"))) < 1
 
 
-def test_what_must_be_equal_is() -> None:
-    assert FOUND.balances
-    assert [check.rule for check in FOUND.checks] == ["R1", "R2", "R4", "R5", "R5", "R5", "R7"]
-    assert next(check for check in FOUND.checks if check.rule == "R1").parts == GPUS * 30 * 2
+def test_what_must_be_equal_is(found: tuple[demo.Demo, Books]) -> None:
+    assert found[0].balances
+    rules = ["R1", "R2", "R4", *["R5"] * 5, "R6", "R6", *["R7"] * 3]
+    assert [check.rule for check in found[0].checks] == rules * 2
+    assert [check.parts for check in found[0].checks if check.rule == "R1"] == [
+        GPUS * 30 * 2, GPUS * 31 * 2
+    ]  # fmt: skip
 
 
-def test_a_statement_adds_up_as_printed() -> None:
-    for invoice in (*FOUND.invoices, *FOUND.later):
-        lines = statement(invoice, FOUND.reviews).split("\n")
-        body = lines[4 : lines.index("", 4)]
-        printed = sum(Fraction(line.split()[-1].replace(",", "")) for line in body)
-        assert printed == invoice.payable
-        assert f"To pay: {float(invoice.payable):,.2f} EUR" in lines
-    assert "GPU-4, 2026-09-14T12:00:00Z" in statement(FOUND.invoices[1], FOUND.reviews)
-    assert "GPU-4" not in statement(FOUND.later[0], FOUND.reviews)
+# Statements --------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
-    result = CliRunner().invoke(demo_command, ["--focus", str(tmp_path / "focus.csv")])
+@pytest.mark.parametrize("tenant", ["language", "vision"])
+@pytest.mark.parametrize("period", ["2026-09", "2026-10"])
+@pytest.mark.usefixtures("found")
+def test_a_statement_adds_up_as_printed(url: str, tenant: str, period: str) -> None:
+    result = run("statement", tenant, period, "--ledger", url)
     assert result.exit_code == 0
-    assert f"root of the month  {FOUND.root}" in result.output.splitlines()
-    assert result.output.count("difference 0\n") == len(FOUND.checks)
-    assert "GPU-7, 2026-09-08T14:00:00Z to 2026-09-08T16:00:00Z" in result.output
-    rows = focus_csv.parse((tmp_path / "focus.csv").read_text())
-    assert billed(rows) == Fraction(643_741 + 273_168, 100)
+    lines = result.output.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("what"))
+    rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
+    printed = sum(Fraction(row[-1].replace(",", "")) for row in rows)
+    (due,) = [line for line in lines if line.startswith("To ")]
+    label, _, amount = due.partition(": ")
+    payable = Fraction(amount.removesuffix(" EUR").replace(",", ""))
+    assert printed == (payable if label == "To pay" else -payable)
+    for row in rows:
+        if row[-3] in ("kWh", "GPU-Hours"):
+            exact = Fraction(row[-4].replace(",", "")) * Fraction(row[-2])
+            assert abs(exact - Fraction(row[-1].replace(",", ""))) < Fraction(1, 100)
 
 
-# Reconciliation finds what is wrong --------------------------------------------------------------
+@pytest.mark.usefixtures("found")
+def test_claims_that_used_the_same_come_to_the_same(url: str) -> None:
+    output = run("statement", "language", "2026-09", "--ledger", url).output
+    rows = [line.split() for line in output.splitlines() if re.match(r"language-[012] ", line)]
+    assert [row[-1] for row in rows] == ["1,393.09"] * 3
 
 
-def test_capacity_that_is_in_two_nodes_at_once_counts_once() -> None:
-    gpu = Evidence("g", (Stay(0, "a", 30), Stay(20, "b", 50), Stay(70, "c", 90)))
-    per_day, cluster = capacity([gpu], Period(10, 80))
-    assert cluster.expected == 2 * 840 * (40 + 10)
-    assert (per_day.difference, cluster.difference, per_day.parts) == (0, 0, 2)
+def test_all_forms_of_a_statement_come_to_the_same(found: tuple[demo.Demo, Books]) -> None:
+    books = found[1]
+    for tenant in ("language", "vision"):
+        for period in periods(books, tenant):
+            made = statement(books, tenant, period)
+            payable = made.invoice.payable
+            rows = statement_data.from_csv(statement_data.as_csv(made))
+            document = statement_data.from_json(statement_data.as_json(made))
+            assert statement_data.total(rows) == payable == Fraction(document.total)
+            assert sum(Fraction(line.amount) for line in document.lines) == payable
+            exact = sum((Fraction(line.exact) for line in document.lines), Fraction(0))
+            assert exact == sum(Fraction(row["exact"]) for row in rows) == made.invoice.exact
+            assert {row["charge"] for row in rows} == {
+                line.charge.charge_id for line in made.invoice.lines
+            }
+            assert all(row["ledger_revision"] or not row["unit"] for row in rows)
 
 
-def test_a_lost_charge_and_a_lost_invoice_are_differences() -> None:
-    charges = [line.charge for one in FOUND.invoices for line in one.lines]
-    lost_charge = amounts(charges[1:], FOUND.invoices, SELLER)
-    assert [check.difference != 0 for check in lost_charge] == [True, False, False]
-    lost_invoice = amounts(charges, FOUND.invoices[1:], SELLER)
-    assert lost_invoice[0].difference == -FOUND.invoices[0].exact
-    assert not replace(FOUND, checks=tuple(lost_charge)).balances
+class _Page(html.parser.HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
 
 
-def test_another_closing_is_a_difference() -> None:
-    charges = [line.charge for line in FOUND.invoices[0].lines]
-    other = tuple(issue(one, CLOSED_NS) for one in close(charges[1:], MONTH, "EUR"))
-    assert recomputed(FOUND.invoices[:1], FOUND.invoices[:1]).difference == 0
-    assert recomputed(FOUND.invoices[:1], other).difference == -1
+@pytest.mark.usefixtures("found")
+def test_the_page_of_a_statement_is_whole_and_alone(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "statement.html"
+    words = ("statement", "vision", "2026-09", "--format", "html", "--output", str(file))
+    assert run(*words, "--ledger", url).exit_code == 0
+    page = _Page()
+    page.feed(file.read_text(encoding="utf-8"))
+    assert page.open == []
+    names = [tag for tag, _ in page.tags]
+    assert {"script", "link", "img", "iframe"}.isdisjoint(names)
+    assert ("html", {"lang": "en"}) in page.tags
+    assert names.count("caption") == names.count("table") == 2
+    assert all("scope" in attributes for tag, attributes in page.tags if tag == "th")
+    assert "2,731.68 EUR" in page.texts
+    assert "http" not in file.read_text(encoding="utf-8")
 
 
-def test_energy_is_compared_with_the_counters() -> None:
-    gpu, counted = demo._evidence(3), demo._counted(demo._evidence(3))  # noqa: SLF001 - the demo's
-    check = energy([(gpu, counted)], MONTH)
-    assert check.difference == 0
-    assert check.expected == int(counted.amounts[counted.ends_ns <= MONTH.end_ns].sum())
+@pytest.mark.usefixtures("found")
+def test_statements_that_are_not_there(url: str) -> None:
+    for words, said in (
+        (("statement", "nobody", "2026-09"), "'nobody' has no invoice of 2026-09; those who have"),
+        (("statement", "vision", "2026-11"), "2026-11 is not closed; closed are: 2026-09, 2026-10"),
+        (("statement", "vision", "2026-13"), "'2026-13' is no period: month must be in 1..12"),
+        (("statement", "vision", "October"), "'October' is no period: write 2026-10, or"),
+        (("preview", "vision", "2026-11", "x"), "write one tenant at most, and one period"),
+        (("close", "2026-09-15..2026-10-31"), "overlaps 2026-09, which is closed"),
+        (("void", "inv-1", "--reason", "x"), "there is no invoice inv-1"),
+        (("credit", "vision", "2026-10", "-5", "--reason", "x"), "a credit is above zero"),
+        (("adjust", "vision", "2026-10", "1e5", "--reason", "x"), "'1e5' is no amount"),
+        (("credit", "visoin", "2026-10", "5", "--reason", "x"), "tenant 'visoin' is not known"),
+    ):
+        result = run(*words, "--ledger", url)
+        assert result.exit_code != 0, words
+        assert said in result.output.splitlines()[-1]
 
 
-def test_energy_that_nobody_counted_is_not_known() -> None:
-    held = [one for one in usages(demo._evidence(0), SKU, CLOSED_NS) if one.claim]  # noqa: SLF001
-    assert held
-    assert {one.energy_millijoules for one in held} == {Absent.UNSUPPORTED}
-    assert {one.state for one in held} == {State.OBSERVED, State.INFERRED}
+# Commands ----------------------------------------------------------------------------------------
 
 
-# Price books on the command line -----------------------------------------------------------------
+def test_the_demo_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
+    result = run("demo", "--focus", str(tmp_path))
+    assert result.exit_code == 0
+    assert "GPU-7, claim pid-4711, 2026-09-08T14:00:00Z to 2026-09-08T16:00:00Z" in result.output
+    rows = focus_csv.parse((tmp_path / "focus-1.2.csv").read_text())
+    assert billed(rows) == Fraction(643_741 + 273_168 + 16_382 - 15_016, 100)
+    with (tmp_path / "focus-1.2.parquet").open("rb") as file:
+        assert list(read_from(file)) == rows
+
+
+def test_months_go_through_the_commands(tmp_path: Path) -> None:
+    """What an accountant does, with prices that change while nobody looks."""
+    ledger_file, prices = tmp_path / "ledger.sqlite", tmp_path / "prices.toml"
+    place = ("--ledger", f"sqlite:///{ledger_file}")
+    ledger = Ledger.open(place[1])
+    known = demo.demo_months.simulated()
+    demo.meter(ledger, known, range(MONTH.start_ns // demo.DAY_NS, 20_760), NEXT_MONTH.end_ns)
+    ledger.close()
+    missing = run("close", "2026-09", *place)
+    assert (missing.exit_code, "no price book is published" in missing.output) == (1, True)
+    prices.write_text(PRICES)
+    assert run("prices", "publish", str(prices), *place).output == "version 1 is published\n"
+    assert "published already" in run("prices", "publish", str(prices), *place).output
+    assert "tenant language" in run("prices", "show", *place).output
+    preview = run("preview", "2026-09", *place)
+    assert re.search(r"vision +inv-\w+ +draft +104 +2,731\.68  EUR", preview.output)
+    assert "Would be: 2,731.68 EUR" in run("preview", "vision", "2026-09", *place).output
+    closed = run("close", "2026-09", "--as", "accountant", *place)
+    assert closed.exit_code == 0
+    assert "by accountant" in closed.output
+    assert "is closed already" in run("close", "2026-09", *place).output
+    invoice = re.search(r"vision +(inv-\w+)", closed.output)[1]  # type: ignore[index]
+    replaced = run("void", invoice, "--replace", "--reason", "name on it", *place)
+    assert replaced.exit_code == 0
+    shown = json.loads(run("statement", "vision", "2026-09", "--format", "json", *place).output)
+    assert (shown["replaces"], shown["total"]) == (invoice, "2731.68")
+    old = run("statement", "vision", "2026-09", "--invoice", invoice, *place).output
+    assert old.startswith("VOID STATEMENT")
+    assert "name on it" in old
+    reconciled = run("reconcile", *place)
+    assert reconciled.exit_code == 0
+    assert "not compared: this ledger has no evidence" in reconciled.output
 
 
 def test_a_price_book_is_checked_and_printed(tmp_path: Path) -> None:
     first, second = tmp_path / "1.toml", tmp_path / "2.toml"
-    first.write_text(demo.PRICES)
-    second.write_text(demo.PRICES.replace("2_290_000_000", "1_990_000_000"))
-    printed = CliRunner().invoke(prices, [str(first)])
+    first.write_text(PRICES)
+    second.write_text(PRICES.replace("2_290_000_000", "1_990_000_000"))
+    printed = run("prices", str(first))
     assert printed.exit_code == 0
     assert printed.output.startswith("version 1, published 2026-08-20T09:00:00Z, EUR\n")
     assert "tenant language" in printed.output
-    changed = CliRunner().invoke(prices, [str(second), "--before", str(first)])
-    assert changed.exit_code == 1
-    assert str(second) in changed.output
+    for words in (
+        ("prices", str(second), "--before"),
+        ("prices", "check", str(second), "--before"),
+    ):
+        changed = run(*words, str(first))
+        assert changed.exit_code == 1
+        assert str(second) in changed.output
 
 
 @pytest.mark.parametrize("text", ["version = 1", "nonsense", "\xff"])
 def test_what_is_no_price_book_is_one_clear_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "prices.toml"
     file.write_bytes(text.encode("latin-1"))
-    result = CliRunner().invoke(prices, [str(file)])
+    result = run("prices", str(file))
     assert result.exit_code == 1
     assert result.output.startswith("Error: ")
     assert len(result.output.splitlines()) == 1
+
+
+def test_a_ledger_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    for words in (("close", "2026-09"), ("reconcile",), ("statement", "a", "2026-09")):
+        result = run(*words, "--ledger", f"sqlite:///{tmp_path / 'none.sqlite'}")
+        assert result.exit_code == 1
+        assert "there is no ledger in sqlite:" in result.output
+        assert len(result.output.splitlines()) == 1

@@ -11,10 +11,21 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
+from support.exports import SELLER as EVERY_KIND_SELLER
+from support.exports import all_kinds
 
 from collector.billing.charges import Kind, Unit
 from collector.billing.corrections import corrections, credit
-from collector.billing.focus import Account, Background, Provenance, Seller, billed, decimal, rows
+from collector.billing.focus import (
+    Account,
+    Background,
+    Provenance,
+    Seller,
+    applicable,
+    billed,
+    decimal,
+    rows,
+)
 from collector.billing.focus_columns import Row
 from collector.billing.focus_csv import FocusCsvError, parse, spelled, write
 from collector.billing.instants import HOUR_NS
@@ -39,6 +50,18 @@ MANDATORY = [
 ]  # fmt: skip
 MAY_BE_NULL = {"BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity",
                "PricingUnit"}  # fmt: skip
+ALLOWED = {
+    "ChargeCategory": {"Usage", "Purchase", "Tax", "Credit", "Adjustment"},
+    "ChargeClass": {None, "Correction"},
+    "ChargeFrequency": {"One-Time", "Recurring", "Usage-Based"},
+    "CapacityReservationStatus": {None, "Used", "Unused"},
+    "CommitmentDiscountStatus": {None},
+    "PricingCategory": {None, "Standard", "Dynamic", "Committed", "Other"},
+    "ResourceType": {None, "GPU", "MIG instance"},
+    "ServiceCategory": {"AI and Machine Learning"},
+    "ServiceSubcategory": {"AI Platforms"},
+    "SubAccountType": {"Namespace", "Account"},
+}
 Write = Callable[[Sequence[Row]], str]
 
 
@@ -115,12 +138,65 @@ def test_a_correction_says_so_and_may_be_negative():
 def test_what_is_known_about_a_charge_stands_in_columns_of_ours():
     prices = book(price(2 * EUR))
     (charge,) = rate([usage(0, HOUR_NS)], prices, MONTH).charges
-    origin = Provenance(Fraction(499, 500), "ab12", 3)
+    origin = Provenance(Fraction(499, 500), "ab12", (1, 3))
     (row,) = exported(
         [usage(0, HOUR_NS)], prices, provenance={charge.charge_id: origin}, audit_checkpoint="cp"
     )
     ours = ("x_CoverageRatio", "x_EvidenceHash", "x_LedgerRevision", "x_AuditCheckpoint")
-    assert [row[name] for name in ours] == [Fraction("0.998"), "ab12", "3", "cp"]
+    assert [row[name] for name in ours] == [Fraction("0.998"), "ab12", "1,3", "cp"]
+
+
+def test_each_row_of_every_kind_has_the_values_that_are_allowed():
+    """The official validator asks for an allowed value somewhere in a column; here it is each."""
+    found = rows(all_kinds(), EVERY_KIND_SELLER)
+    assert {row["x_ChargeKind"] for row in found} == set(Kind)
+    for row in found:
+        assert all(row[name] in allowed for name, allowed in ALLOWED.items())
+        priced = row["ChargeCategory"] == "Usage"
+        for name in ("SkuId", "SkuPriceId", "SkuMeter", "PricingQuantity", "ConsumedQuantity"):
+            assert (row[name] is not None) == priced, name
+        assert (row["ResourceType"] is None) == (row["ResourceId"] is None)
+        assert (row["CapacityReservationStatus"] is None) == (row["CapacityReservationId"] is None)
+    parents = {row["SkuPriceId"]: row["SkuId"] for row in found}
+    meters = {row["SkuId"]: row["SkuMeter"] for row in found}
+    for row in found:
+        assert (parents[row["SkuPriceId"]], meters[row["SkuId"]]) == (row["SkuId"], row["SkuMeter"])
+    (instance,) = (row for row in found if row["SkuMeter"] == "MIG Instance Time")
+    assert instance["SkuId"] == "h100/1g.10gb"
+    assert instance["SkuPriceDetails"] == '{"x_MigProfile":"1g.10gb"}'
+    assert instance["Tags"] == '{"Beneficiary":"Übung, Köln","CostCenter":"4711"}'
+    assert (instance["RegionId"], instance["RegionName"]) == ("hall-1", "Machine hall 1")
+    assert (instance["SubAccountName"], instance["ResourceName"]) == ('Team "A"', None)
+
+
+def test_what_a_seller_supports_follows_from_what_is_said_of_it():
+    plain = applicable(SELLER)
+    assert "SUB_ACCOUNT_SUPPORTED" in plain
+    optional = ["ACCOUNT_NAMING_SUPPORTED", "REGION_SUPPORTED", "TAGGING_SUPPORTED"]
+    assert not set(plain) & set(optional)
+    assert applicable(EVERY_KIND_SELLER) == tuple(sorted([*plain, *optional]))
+
+
+@pytest.mark.parametrize(
+    ("resource", "profile", "shown"),
+    [
+        ("GPU-0", "", ("GPU-0", "GPU")),
+        ("GPU-0", "1g.10gb", ("GPU-0/1g.10gb", "MIG instance")),
+        ("MIG-7", "1g.10gb", ("MIG-7", "MIG instance")),
+        ("MIG-7", "", ("MIG-7", "MIG instance")),
+    ],
+)
+def test_no_id_is_of_a_gpu_here_and_of_an_instance_there(resource, profile, shown):
+    prices = book(price(EUR), price(EUR, mig_profile="1g.10gb"))
+    (row,) = exported([usage(0, HOUR_NS, resource=resource, mig_profile=profile)], prices)
+    assert (row["ResourceId"], row["ResourceType"]) == shown
+
+
+def test_rows_lead_to_the_record_of_their_invoice():
+    invoice = all_kinds()
+    assert {row["x_AuditRecord"] for row in rows(invoice, EVERY_KIND_SELLER)} == {None}
+    recorded = rows(replace(invoice, audit_seq=0), EVERY_KIND_SELLER)
+    assert {row["x_AuditRecord"] for row in recorded} == {"0"}
 
 
 def test_only_issued_invoices_of_known_accounts_are_exported():
@@ -138,6 +214,7 @@ def test_rows_have_the_mandatory_columns_and_costs_that_follow_from_prices(usage
         assert all(row[name] is not None for name in MANDATORY if name not in MAY_BE_NULL)
         assert "" not in row.values(), "null is null, and no empty text"
         assert row["PricingCurrencyEffectiveCost"] is not None
+        assert all(row[name] in allowed for name, allowed in ALLOWED.items())
         if row["ChargeCategory"] == "Usage":
             # A quantity of 12 decimals is off by half of the last one; a price multiplies that.
             slack = Fraction(1, 10**12)

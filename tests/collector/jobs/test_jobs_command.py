@@ -119,6 +119,43 @@ def test_a_file_that_is_no_job_list_is_one_clear_line(tmp_path, form, content):
     assert line.startswith(f"Error: {found}: ")
 
 
+@pytest.mark.parametrize("content", ['{"a": 1}', "[]", "{"])
+def test_json_of_another_kind_asks_for_the_format(tmp_path, content):
+    found = tmp_path / "file"
+    found.write_text(content)
+    outcome = run(found)
+    assert outcome.exit_code == 1
+    assert outcome.stderr.startswith(f"Error: {found}: line 1: ")
+
+
+def test_pods_are_told_from_jobs(tmp_path):
+    found = tmp_path / "pods.json"
+    found.write_text('{"kind": "List", "items": []}')
+    assert run(found).stdout.startswith("TENANT")
+    assert run(found, "--format", "clustercockpit").exit_code == 1
+
+
+def test_a_ledger_is_written_once_and_never_loses_what_another_list_told(jobs, tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    assert run(jobs, "--ledger", url, "--sku", "h100").stdout.splitlines()[-1] == (
+        "ledger: 1 GPU-days written, 0 were there"
+    )
+    again = json.loads(run(jobs, "--ledger", url, "--sku", "h100", "--json").stdout)
+    assert again["ledger"] == {"added": 0, "unchanged": 1}
+    other = tmp_path / "other.jsonl"
+    other.write_text(job(9, 0, 60, "fourth", GPU))
+    refused = run(other, "--ledger", url, "--sku", "h100")
+    assert refused.exit_code == 1
+    assert f"other contents for n1/{GPU} on day 0" in refused.stderr
+    assert run(other, "--ledger", url, "--sku", "h100", "--replace").exit_code == 0
+
+
+def test_a_ledger_that_cannot_be_opened_is_one_clear_line(jobs):
+    outcome = run(jobs, "--ledger", "sqlite:////nowhere/at/all.sqlite")
+    assert outcome.exit_code == 1
+    assert len(outcome.stderr.splitlines()) == 1
+
+
 def test_the_list_of_a_real_cluster_adds_up():
     told = json.loads(run(captured("jobs/clustercockpit-alex-60pct.jsonl"), "--json").stdout)
     held = sum(int(tenant["held_ns"]) for tenant in told["tenants"])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from collector.billing.metered import usages
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job import Gpu, Job, JobList
+from collector.jobs.ledger import Terms, days
 from collector.jobs.meter import entries, evidence, meter
 from collector.metering.evidence import Witness
 from collector.metering.tiling import State
@@ -152,11 +153,10 @@ def test_both_tilings_are_complete_and_held_time_is_on_the_schedulers_word(jobs)
 @given(job_lists())
 def test_what_would_be_rated_is_what_tenants_have(jobs):
     rated: Counter[str] = Counter()
-    for known in evidence(jobs).values():
-        for usage in usages(known, "gpu", known.stays[0].end_ns):
-            if usage.tenant:
-                time = usage.capacity_units * (usage.end_ns - usage.start_ns)
-                rated[usage.tenant] += time // GPU_CAPACITY
+    for usage in usages(days(jobs, Terms("gpu", 0))):
+        if usage.tenant:
+            time = usage.capacity_units * (usage.end_ns - usage.start_ns)
+            rated[usage.tenant] += time // GPU_CAPACITY
     assert rated == Counter(meter(jobs).tenants)
 
 
@@ -179,7 +179,7 @@ def as_line(index: int, job: Job) -> str:
     return json.dumps(
         {
             "id": index, "job_id": int(job.id), "start_time": job.start_ns // S,
-            "duration": job.duration_ns // S, "project": job.tenant, "hpc_user": job.workload,
+            "duration": job.duration_ns // S, "project": job.tenant, "hpc_user": job.user,
             "num_acc": len(job.gpus), "resources": resources,
         }
     )  # fmt: skip
@@ -241,7 +241,7 @@ def test_a_real_list_that_is_requeued_too_early_is_cut_as_the_sweep_says(shift):
     jobs = list(read_clustercockpit(lines).jobs)
     again = [
         Job(
-            job.start_ns + shift * S, job.id, f"{job.tenant} again", job.workload,
+            job.start_ns + shift * S, job.id, f"{job.tenant} again", job.user,
             job.end_ns + shift * S, job.gpus,
         )
         for job in jobs

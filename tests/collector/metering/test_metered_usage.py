@@ -1,47 +1,81 @@
-"""What is rated is what was metered: no more, no less, and nothing twice."""
+"""What is rated is what was metered: no more, no less, and nothing twice; also over midnight."""
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 
+import msgspec
 from histories import Case, cases
 from hypothesis import given
+from hypothesis import strategies as st
 from support.billing import book, price
 
-from collector.billing.instants import Period
+from collector.billing.instants import DAY_NS, Period
 from collector.billing.metered import usages
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
 from collector.billing.usage import HELD
-from collector.metering.measures import Use, increments, owners, shares
-from collector.metering.tiling import State, tile
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.tiling import DayTiling
+from collector.metering.measures import Increments, Measure, Readings, Use, increments
+from collector.metering.tiling import State
 from collector.metering.units import Tiling
+from railscope.reading import Absent
 
 SKU = "h100"
 BOOK = book(price(10**9, sku=SKU), price(10**8, sku=SKU, tariff=Tariff.RESERVATION))
+RESERVED_TOO = HELD | {State.RESERVED}
 
 
-@given(cases())
-def test_usage_is_all_that_is_held_and_kept(case: Case) -> None:
-    until = case.end
-    metered: dict[tuple[str, State], int] = {}
-    since = min(stay.start_ns for stay in case.evidence.stays)
-    for entry in tile(case.evidence, since, until):
-        if entry.tiling is Tiling.COMPUTE and entry.state in HELD | {State.RESERVED}:
-            key = (entry.tenant, entry.state)
-            metered[key] = metered.get(key, 0) + entry.quantity
-    used: dict[tuple[str, State], int] = {}
-    for usage in usages(case.evidence, SKU, until):
-        if usage.state in HELD | {State.RESERVED}:
-            key = (usage.tenant, usage.state)
-            used[key] = used.get(key, 0) + usage.capacity_units * usage.duration_ns
+def moved(facts: object, by_ns: int) -> object:
+    """Facts with every instant so much later."""
+    if isinstance(facts, tuple) and not hasattr(facts, "_fields"):
+        return tuple(moved(fact, by_ns) for fact in facts)
+    if not isinstance(facts, msgspec.Struct):
+        return facts
+    later = {
+        name: value + by_ns if value < 1 << 62 else value
+        for name, value in msgspec.structs.asdict(facts).items()
+        if name in {"start_ns", "end_ns", "first_ns", "last_ns", "instant_ns"}
+    }
+    return msgspec.structs.replace(facts, **later)
+
+
+def days_of(case: Case, by_ns: int, *, counted: bool = True) -> list[DayTiling]:
+    """The case as the ledger has it, with some instant of it at midnight."""
+    facts = msgspec.structs.asdict(case.evidence)
+    evidence = msgspec.structs.replace(
+        case.evidence, **{name: moved(value, by_ns) for name, value in facts.items()}
+    )
+    runs = [Readings(r.boot, r.instants_ns + by_ns, r.counters, r.driver) for r in case.readings]
+    found: dict[Measure, Increments] = {Measure.ENERGY: increments(runs)} if counted else {}
+    gpu = MeteredGpu.of(evidence, found, SKU)
+    return [gpu.day(day, Computed("1", 0)) for day in range(3)]
+
+
+shifts = st.integers(0, 2000).map(lambda seconds: DAY_NS - seconds * 10**9)
+
+
+@given(cases(), shifts)
+def test_usage_is_all_that_is_held_and_kept(case: Case, by_ns: int) -> None:
+    days = days_of(case, by_ns)
+    metered: Counter[tuple[str, State]] = Counter()
+    for entry in (entry for day in days for entry in day.entries):
+        if entry.tiling is Tiling.COMPUTE and entry.state in RESERVED_TOO:
+            metered[entry.tenant, entry.state] += entry.quantity
+    used: Counter[tuple[str, State]] = Counter()
+    for usage in usages(days):
+        assert usage.start_ns // DAY_NS == (usage.end_ns - 1) // DAY_NS
+        if usage.state in RESERVED_TOO:
+            used[usage.tenant, usage.state] += usage.capacity_units * usage.duration_ns
     assert used == metered
 
 
-@given(cases())
-def test_rating_takes_every_usage_and_bills_nothing_twice(case: Case) -> None:
-    used = usages(case.evidence, SKU, case.end)
-    rated = rate(used, BOOK, Period(0, max(case.end, 1)))
+@given(cases(), shifts)
+def test_rating_takes_every_usage_and_bills_nothing_twice(case: Case, by_ns: int) -> None:
+    used = usages(days_of(case, by_ns))
+    rated = rate(used, BOOK, Period(0, 3 * DAY_NS))
     hours = sum((charge.quantity for charge in rated.charges), Fraction(0))
     certain = sum(
         usage.capacity_units * usage.duration_ns
@@ -54,16 +88,32 @@ def test_rating_takes_every_usage_and_bills_nothing_twice(case: Case) -> None:
     assert certain <= hours <= certain + doubtful
 
 
-@given(cases())
-def test_the_energy_of_usage_is_that_of_its_claims(case: Case) -> None:
-    counted = increments(case.readings)
-    known: dict[str, int] = {}
-    for usage in usages(case.evidence, SKU, case.end, counted):
+@given(cases(), shifts)
+def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(case: Case, by_ns: int) -> None:
+    days = days_of(case, by_ns)
+    held = {(day.day, e.claim) for day in days for e in day.entries if e.state in HELD}
+    attributed: Counter[tuple[int, str]] = Counter()
+    for day in days:
+        for one in day.shares:
+            if one.share.use is Use.ATTRIBUTED and (day.day, one.share.claim) in held:
+                attributed[day.day, one.share.claim] += one.share.amount
+    known: Counter[tuple[int, str]] = Counter()
+    for usage in usages(days):
         if isinstance(usage.energy_millijoules, int):
-            known[usage.claim] = known.get(usage.claim, 0) + usage.energy_millijoules
-    since = min(stay.start_ns for stay in case.evidence.stays)
-    attributed: dict[str, int] = {}
-    for share in shares(owners(case.evidence), counted, since, case.end):
-        if share.use is Use.ATTRIBUTED:
-            attributed[share.claim] = attributed.get(share.claim, 0) + share.amount
-    assert all(amount <= attributed.get(claim, 0) for claim, amount in known.items())
+            known[usage.start_ns // DAY_NS, usage.claim] += usage.energy_millijoules
+    assert +known == attributed
+
+
+@given(cases(), shifts)
+def test_the_start_of_a_claim_is_that_of_the_evidence(case: Case, by_ns: int) -> None:
+    days = days_of(case, by_ns)
+    began = {(claim.id, claim.start_ns) for day in days for claim in day.claims}
+    for usage in usages(days[1:]):
+        if usage.claim and usage.state in HELD:
+            assert (usage.claim, usage.claim_start_ns) in began
+
+
+@given(cases(), shifts)
+def test_energy_that_nobody_counted_is_not_known(case: Case, by_ns: int) -> None:
+    for usage in usages(days_of(case, by_ns, counted=False)):
+        assert usage.energy_millijoules is Absent.UNSUPPORTED

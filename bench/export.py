@@ -1,0 +1,115 @@
+"""`python -m bench.export`: invoices as FOCUS files, written, read again and added up."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+import click
+
+from bench.report import Aim, Report
+from collector.billing.charges import Charge, Kind, Unit, priced
+from collector.billing.export import Form, Listed, Order, export
+from collector.billing.focus import Account, Seller
+from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
+from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, issue
+
+ROWS = 100_000
+TENANTS = 20
+MONTH = Period(20_000 * DAY_NS, 20_030 * DAY_NS)
+PRICE_NANO = 2_490_000_000
+SELLER = Seller(
+    "Bench", "Bench", {f"tenant-{at}": Account("research", "Research") for at in range(TENANTS)}
+)
+WRITTEN = Aim("<=", 30, " s")
+GROWTH = Aim("<=", 256, " MiB")
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+def main(*, quick: bool) -> None:
+    """Measure and print ratios."""
+    rows = 2_000 if quick else ROWS
+    invoices = Listed(_invoices(rows))
+    gc.freeze()
+    report = Report("Exports")
+    with tempfile.TemporaryDirectory() as folder:
+        before = _resident_mebibytes()
+        seconds = {
+            forms: _timed(partial(_exported, invoices, forms, Path(folder)))
+            for forms in ((Form.CSV,), (Form.PARQUET,), tuple(Form))
+        }
+        grown = _resident_mebibytes() - before
+        path = Path(folder) / "focus-1.2.csv"
+        plain = _timed(partial(_copied, path))
+        sizes = [(Path(folder) / f"focus-1.2.{form}").stat().st_size / rows for form in Form]
+    both = seconds[tuple(Form)]
+    report.ratio(f"CPU of {ROWS:,} rows in both forms", both * ROWS / rows, WRITTEN)
+    report.ratio("memory that grew meanwhile", grown, GROWTH)
+    report.ratio("CPU, CSV / reading and writing its text again", seconds[Form.CSV,] / plain)
+    report.ratio("CPU, Parquet / CSV", seconds[Form.PARQUET,] / seconds[Form.CSV,])
+    for form, size in zip(Form, sizes, strict=True):
+        one = 1e6 * seconds[(form,)] / rows
+        report.figure(f"{form}", f"{one:.0f} us CPU and {size:.0f} bytes a row")
+    click.echo(str(report))
+
+
+def _invoices(rows: int) -> tuple[Invoice, ...]:
+    charges = [_charge(at) for at in range(rows)]
+    due_ns = MONTH.end_ns + CLOSE_AFTER_NS
+    return tuple(issue(one, due_ns) for one in close(charges, MONTH, "EUR"))
+
+
+def _charge(at: int) -> Charge:
+    start_ns = MONTH.start_ns + at * SECOND_NS
+    length_ns = HOUR_NS + at % 7_777_777  # so that amounts are no round numbers
+    quantity = Fraction(840 * length_ns)
+    return Charge(
+        tenant=f"tenant-{at % TENANTS}",
+        kind=Kind.USAGE,
+        service_t0_ns=start_ns,
+        service_t1_ns=start_ns + length_ns,
+        amount=priced(quantity, Unit.GPU_HOURS, PRICE_NANO),
+        sku="h100-sxm",
+        quantity=quantity,
+        unit=Unit.GPU_HOURS,
+        price_nano=PRICE_NANO,
+        list_nano=PRICE_NANO,
+        price_version=1,
+        resource=f"GPU-{at % 800}",
+        claim=f"job-{at}",
+        state="observed",
+    )
+
+
+def _exported(invoices: Listed, forms: tuple[Form, ...], folder: Path) -> None:
+    export(invoices, Order(SELLER, MONTH.end_ns, forms), folder, replace=True)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """Processor seconds."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def _copied(path: Path) -> None:
+    with path.open(encoding="utf-8", newline="") as file:
+        csv.writer(io.StringIO(newline="")).writerows(csv.reader(file))
+
+
+def _resident_mebibytes() -> float:
+    """The most that was resident so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()

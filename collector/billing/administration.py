@@ -1,0 +1,188 @@
+"""What an administrator does to bills besides closing: publish prices, void, adjust, credit."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from hashlib import sha256
+
+from sqlalchemy import Connection
+
+from collector.billing import records, tables
+from collector.billing.charges import Charge
+from collector.billing.closed import ClosingError
+from collector.billing.closing import Bill, Books, By, Closed, closing_of, write
+from collector.billing.instants import spelled
+from collector.billing.invoice import Invoice, Status, draft, issue
+from collector.billing.periods import name_of
+from collector.billing.price_file import parse
+from collector.billing.prices import PriceBook, PriceBookError, check_appended
+from collector.billing.store import Adjusted, Published, add
+from collector.metering.units import FOREVER_NS
+
+_AMOUNT = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
+
+
+def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool]:
+    """Make a price book the one that is billed by; false if it is that already.
+
+    Raises PriceBookError for a book that is none, that changes what a book before it says of the
+    past, or that is dated before the end of what is closed.
+    """
+    book = parse(text, file)
+    found = Published(book, text, sha256(text.encode()).hexdigest())
+    with books.ledger.database.transaction(writes=True) as connection:
+        books.store.lock(connection)
+        same = books.store.book_in(connection, book.version)
+        if same is not None and same.book == book:
+            return book, False
+        newest = books.store.book_in(connection)
+        if newest is not None:
+            check_appended(newest.book, book)
+        _check_open(books, connection, book, first=newest is None)
+        row = {
+            "version": book.version,
+            "published_ns": book.published_ns,
+            "currency": book.currency,
+            "content_hash": found.content_hash,
+            "recorded_ns": by.now_ns,
+            "recorded_by": by.actor.id,
+            "text": text,
+        }
+        add(connection, tables.price_books, [row])
+        records.published(connection, found, by.actor, by.now_ns)
+    return book, True
+
+
+def _check_open(books: Books, connection: Connection, book: PriceBook, *, first: bool) -> None:
+    closed_ns = max(
+        (one.period.end_ns for one in books.store.closings_in(connection)), default=-FOREVER_NS
+    )
+    if not first and book.published_ns < closed_ns:
+        message = (
+            f"version {book.version} is dated {spelled(book.published_ns)}, but all up to "
+            f"{spelled(closed_ns)} is closed: prices change from there on at the earliest"
+        )
+        raise PriceBookError(message)
+
+
+def record(books: Books, charge: Charge, by: By) -> tuple[bool, str]:
+    """Record a credit or an adjustment, for the next closing; false if it is there already.
+
+    Also gives the currency. Raises ClosingError for a tenant that is not known, and without a price
+    book, as that says the currency.
+    """
+    with books.ledger.database.transaction(writes=True) as connection:
+        books.store.lock(connection)
+        newest = books.store.book_in(connection)
+        if newest is None:
+            message = "no price book is published, which would say the currency"
+            raise ClosingError(message)
+        if not books.store.knows(connection, charge.tenant):
+            message = f"tenant {charge.tenant!r} is not known: it has neither invoice nor GPU time"
+            raise ClosingError(message)
+        one = Adjusted(charge, newest.book.currency, by.now_ns, by.actor.id)
+        if any(other.charge == charge for other in books.store.adjusted_in(connection)):
+            return False, one.currency
+        row = {
+            "charge_id": charge.charge_id,
+            "tenant_id": charge.tenant,
+            "kind": charge.kind.value,
+            "service_t0_ns": charge.service_t0_ns,
+            "service_t1_ns": charge.service_t1_ns,
+            "amount": str(charge.amount),
+            "currency": one.currency,
+            "reason": charge.note,
+            "recorded_ns": by.now_ns,
+            "recorded_by": by.actor.id,
+        }
+        add(connection, tables.adjustments, [row])
+        records.adjusted(connection, one, by.actor)
+    return True, one.currency
+
+
+def void(books: Books, invoice_id: str, reason: str, by: By) -> Invoice:
+    """Make an invoice void: what was on it is billed by the next closing, or by `replace`.
+
+    Raises ClosingError for one that is not there, or void already.
+    """
+    with books.ledger.database.transaction(writes=True) as connection:
+        books.store.lock(connection)
+        invoice = _issued(books, connection, invoice_id)
+        row = {
+            "invoice_id": invoice_id,
+            "voided_ns": by.now_ns,
+            "voided_by": by.actor.id,
+            "reason": reason,
+        }
+        add(connection, tables.voids, [row])
+        records.voided(connection, invoice, reason, by.actor, by.now_ns)
+    return invoice
+
+
+def replace(books: Books, invoice_id: str, reason: str, by: By) -> Closed:
+    """Make an invoice void and issue another in its place, as the ledger and prices are now.
+
+    Both or none. Raises ClosingError also where a later period is closed, as that has corrected
+    what was wrong.
+    """
+    found = books.store.invoice(invoice_id)
+    if found is None:
+        raise ClosingError(_unknown(invoice_id))
+    before, number = found
+    closings = books.store.closings()
+    later = [one for one in closings if one.period.start_ns >= before.period.end_ns]
+    if later:
+        message = (
+            f"{invoice_id}: {name_of(later[0].period)} is closed since then, so it cannot be "
+            "replaced; void it without --replace, and the next closing bills what was on it"
+        )
+        raise ClosingError(message)
+    bill = books.bill(before.period, correcting=False)
+    fresh = issue(_replacement(bill, before), by.now_ns)
+    closing = closing_of(bill, [fresh], by, before.tenant)
+    if bill.lacking.all and not next(one for one in closings if one.number == number).provisional:
+        message = f"{name_of(before.period)} cannot be billed again now: {bill.lacking}"
+        raise ClosingError(message)
+    with books.ledger.database.transaction(writes=True) as connection:
+        books.store.lock(connection)
+        if books.store.mark(connection) != bill.mark:
+            message = f"{invoice_id}: somebody else billed at this moment. Try again"
+            raise ClosingError(message)
+        _issued(books, connection, invoice_id)
+        row = {"voided_ns": by.now_ns, "voided_by": by.actor.id, "reason": reason}
+        add(connection, tables.voids, [{"invoice_id": invoice_id, **row}])
+        records.voided(connection, before, reason, by.actor, by.now_ns)
+        closed = Closed(closing, (fresh,), added=True)
+        write(connection, closed, bill, by.actor)
+    return closed
+
+
+def _replacement(bill: Bill, before: Invoice) -> Invoice:
+    """The tenant's use as it is known now, with the corrections and decisions that were on it."""
+    kept = [line.charge for line in before.lines if line.charge.corrects or not line.charge.unit]
+    used = [charge for charge in bill.rated.charges if charge.tenant == before.tenant]
+    return draft([*used, *kept], before.tenant, bill.period, bill.book.currency, before.invoice_id)
+
+
+def _issued(books: Books, connection: Connection, invoice_id: str) -> Invoice:
+    found = books.store.invoice_in(connection, invoice_id)
+    if found is None:
+        raise ClosingError(_unknown(invoice_id))
+    invoice, _ = found
+    if invoice.status is not Status.ISSUED:
+        message = f"{invoice_id} is void already"
+        raise ClosingError(message)
+    return invoice
+
+
+def _unknown(invoice_id: str) -> str:
+    return f"there is no invoice {invoice_id}; `railscope bill statement` shows their names"
+
+
+def read_amount(text: str) -> Fraction:
+    """An amount as a person writes it: `12.50`, `-3`. Raises ValueError."""
+    if not _AMOUNT.fullmatch(text):
+        message = f"{text!r} is no amount: write 12.50"
+        raise ValueError(message)
+    return Fraction(text)

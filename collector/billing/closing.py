@@ -1,0 +1,290 @@
+"""Closing a period: from the ledger to issued invoices, once, in one transaction.
+
+What comes late for a period that is closed is billed in the next one, with the dates of the
+service. Closing again finds it closed. Two who close at once issue one set of invoices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import Connection, and_, func, or_, select
+
+from collector.billing import records, tables
+from collector.billing.charges import Charge
+from collector.billing.closed import Closing, ClosingError, manifest_root
+from collector.billing.completeness import EvidenceStore, Lacking, lacking
+from collector.billing.corrections import corrections
+from collector.billing.instants import Period, spelled
+from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, Status, issue
+from collector.billing.invoice import close as drafts
+from collector.billing.periods import name_of
+from collector.billing.prices import PriceBook
+from collector.billing.rated import Numbers, Rated, Source, ledger_root, rate_period, window
+from collector.billing.rows import charge_row, closing_row, invoice_row, review_row
+from collector.billing.rows import closing_of as read_closing
+from collector.billing.store import BillingStore, Mark, add
+from collector.billing.undecided import Undecided, undecided
+from collector.ledger.queries import by_day
+from collector.ledger.rows import GpuDay
+from collector.ledger.schema import revisions
+from collector.ledger.store import Ledger
+from railscope.audit.record import Actor
+
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a period comes to, as far as the ledger knows; nothing of it is binding."""
+
+    period: Period
+    book: PriceBook
+    rated: Rated
+    drafts: tuple[Invoice, ...]
+    corrected: tuple[Period, ...]
+    sources: Mapping[GpuDay, Source]
+    lacking: Lacking
+    mark: Mark
+
+    @property
+    def undecided(self) -> tuple[Undecided, ...]:
+        """What is not billed."""
+        return undecided(self.rated.reviews)
+
+
+class By(NamedTuple):
+    """Who does something, and when."""
+
+    actor: Actor
+    now_ns: int
+
+
+class Closed(NamedTuple):
+    """A closing with its invoices, and whether it was made now."""
+
+    closing: Closing
+    invoices: tuple[Invoice, ...]
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The ledger and what is billed from it. All methods block, and raise LedgerError."""
+
+    ledger: Ledger
+    store: BillingStore
+    evidence: EvidenceStore | None = None
+
+    @classmethod
+    def of(cls, ledger: Ledger, evidence: EvidenceStore | None = None) -> Books:
+        """The books in the database of a ledger."""
+        return cls(ledger, BillingStore(ledger.database), evidence)
+
+    # What a period comes to ----------------------------------------------------------------------
+
+    def bill(self, period: Period, *, correcting: bool = True) -> Bill:
+        """What a period comes to now, and what is to be corrected of those before it.
+
+        Raises ClosingError, MissingPriceError.
+        """
+        with self.ledger.database.transaction() as connection:
+            mark = self.store.mark(connection)
+        published = self.store.book()
+        if published is None:
+            message = "no price book is published: `railscope bill prices publish FILE`"
+            raise ClosingError(message)
+        book = published.book
+        numbers = Numbers(self.ledger)
+        rated = rate_period(self.ledger, book, period, numbers)
+        sources, corrected = dict(rated.sources), []
+        charges = [*rated.charges, *self._adjustments(book.currency)]
+        for earlier in self._to_correct(period) if correcting else ():
+            again = rate_period(self.ledger, book, earlier, numbers)
+            standing = self.store.standing(earlier.start_ns)
+            charges += corrections(standing, again.charges, earlier, period.start_ns)
+            sources |= again.sources
+            corrected.append(earlier)
+        found = drafts(charges, period, book.currency)
+        lack = lacking(period, rated.sources, self.evidence)
+        return Bill(period, book, rated, found, tuple(corrected), sources, lack, mark)
+
+    def _adjustments(self, currency: str) -> list[Charge]:
+        """Credits and adjustments that are on no invoice that stands."""
+        recorded = self.store.adjusted()
+        if not recorded:
+            return []
+        wrong = next((one for one in recorded if one.currency != currency), None)
+        if wrong is not None:
+            message = f"{wrong.charge.kind} of {wrong.charge.tenant} is not in {currency}"
+            raise ClosingError(message)
+        billed = {
+            line.charge.charge_id
+            for invoice in self.store.invoices()
+            if invoice.status is Status.ISSUED
+            for line in invoice.lines
+            if line.charge.unit is None
+        }
+        return [one.charge for one in recorded if one.charge.charge_id not in billed]
+
+    def _to_correct(self, period: Period) -> list[Period]:
+        """Closed periods that the ledger says other things about than when they were computed.
+
+        Where an invoice is void and none replaces it, what was on it is looked at again, too.
+        """
+        closed = sorted({one.period for one in self.store.closings() if one.period != period})
+        closed = [one for one in closed if one.end_ns <= period.start_ns]
+        if not closed:
+            return []
+        with self.ledger.database.transaction() as connection:
+            changed = _changed(connection, closed)
+        invoices = self.store.invoices()
+        replaced = {invoice.replaces for invoice in invoices}
+        void_ns = [
+            invoice.period.start_ns
+            for invoice in invoices
+            if invoice.status is Status.VOID and invoice.invoice_id not in replaced
+        ]
+        return [
+            one
+            for one in closed
+            if one in changed or any(start_ns >= one.start_ns for start_ns in void_ns)
+        ]
+
+    # Closing -------------------------------------------------------------------------------------
+
+    def close(self, period: Period, by: By, *, provisional: bool = False) -> Closed:
+        """Close a period and issue its invoices; a period that is closed is left as it is.
+
+        Raises ClosingError for a period that is not over, does not follow the one before, or of
+        which the ledger lacks days, unless these are `provisional`; and MissingPriceError.
+        """
+        for _ in range(_TRIES):
+            there = self._closed(period)
+            if there is not None:
+                return there
+            self._check(period, by.now_ns)
+            bill = self.bill(period)
+            if bill.lacking.all and not provisional:
+                message = (
+                    f"{name_of(period)} cannot be closed yet: {bill.lacking}. Wait for them, or "
+                    "close with --provisional: what comes later is corrected in the next period"
+                )
+                raise ClosingError(message)
+            invoices = tuple(issue(one, by.now_ns) for one in bill.drafts)
+            closing = closing_of(bill, invoices, by)
+            with self.ledger.database.transaction(writes=True) as connection:
+                self.store.lock(connection)
+                if self.store.mark(connection) == bill.mark:
+                    write(connection, Closed(closing, invoices, added=True), bill, by.actor)
+                    return Closed(closing, invoices, added=True)
+            # Somebody billed in between: what was computed may not be true any more.
+        message = f"{name_of(period)}: somebody else changes prices, voids or closes all the time"
+        raise ClosingError(message)
+
+    def _closed(self, period: Period) -> Closed | None:
+        for closing in self.store.closings():
+            if closing.period == period and not closing.tenant:
+                return Closed(closing, tuple(self.store.of_closing(closing.number)), added=False)
+        return None
+
+    def _check(self, period: Period, now_ns: int) -> None:
+        """Raises ClosingError."""
+        name = name_of(period)
+        if now_ns < period.end_ns + CLOSE_AFTER_NS:
+            message = (
+                f"{name} can be closed from {spelled(period.end_ns + CLOSE_AFTER_NS)} on: "
+                "evidence may still come until three days after its end"
+            )
+            raise ClosingError(message)
+        closed = [one.period for one in self.store.closings()]
+        for other in closed:
+            if other.overlaps(period):
+                message = f"{name} overlaps {name_of(other)}, which is closed"
+                raise ClosingError(message)
+        last_ns = max((one.end_ns for one in closed), default=period.start_ns)
+        if last_ns != period.start_ns:
+            message = (
+                f"{name} does not follow what is closed: the next period to close starts at "
+                f"{spelled(last_ns)}"
+            )
+            raise ClosingError(message)
+
+
+def closing_of(bill: Bill, invoices: Iterable[Invoice], by: By, tenant: str = "") -> Closing:
+    """The closing that issues the invoices of a bill."""
+    root = ledger_root(bill.sources)
+    return Closing(
+        number=bill.mark.closings + 1,
+        period=bill.period,
+        tenant=tenant,
+        closed_ns=by.now_ns,
+        closed_by=by.actor.id,
+        currency=bill.book.currency,
+        price_version=bill.book.version,
+        ledger_root=root,
+        manifest_root=manifest_root(bill.period, bill.book.version, root, invoices),
+        corrected=bill.corrected,
+        missing=bill.lacking.all,
+    )
+
+
+def write(connection: Connection, closed: Closed, bill: Bill, actor: Actor) -> None:
+    """Write a closing with its invoices, and have both recorded."""
+    closing, number = closed.closing, closed.closing.number
+    add(connection, tables.closings, [closing_row(closing)])
+    pinned = (
+        {"closing": number, "gpu_uuid": key.gpu, "day": key.day, "revision": source.revision}
+        for key, source in sorted(bill.sources.items())
+    )
+    add(connection, tables.closing_revisions, pinned)
+    found = (review_row(one, number, at) for at, one in enumerate(bill.undecided))
+    add(connection, tables.reviews, found)
+    add(connection, tables.invoices, (invoice_row(one, number) for one in closed.invoices))
+    for one in closed.invoices:
+        lines = (charge_row(line, one.invoice_id) for line in one.lines)
+        add(connection, tables.charges, lines)
+    records.closed(connection, closing, len(closed.invoices), actor)
+    for one in closed.invoices:
+        records.issued(connection, one, closing, actor)
+
+
+def _changed(connection: Connection, closed: Sequence[Period]) -> set[Period]:
+    """Closed periods of which the ledger has revisions that no closing has seen."""
+    pinned = tables.closing_revisions
+    seen = (
+        select(pinned.c.gpu_uuid, pinned.c.day, func.max(pinned.c.revision).label("revision"))
+        .join_from(pinned, tables.closings)
+        .where(tables.closings.c.tenant_id == "")
+        .group_by(pinned.c.gpu_uuid, pinned.c.day)
+        .subquery()
+    )
+    first, last = window(closed[0]).start, window(closed[-1]).stop
+    newest = (
+        select(
+            revisions.c.gpu_uuid, revisions.c.day, func.max(revisions.c.revision).label("revision")
+        )
+        .where(revisions.c.day < last)
+        .group_by(revisions.c.gpu_uuid, revisions.c.day)
+        .subquery()
+    )
+    same = and_(seen.c.gpu_uuid == newest.c.gpu_uuid, seen.c.day == newest.c.day)
+    fresh = or_(
+        and_(seen.c.revision.is_(None), newest.c.day >= first),
+        seen.c.revision < newest.c.revision,
+    )
+    query = select(newest.c.gpu_uuid, newest.c.day).outerjoin_from(newest, seen, same).where(fresh)
+    keys = [GpuDay(*row) for row in connection.execute(query)]
+    days = {key.day for key in keys}
+    found = {one for one in closed if not days.isdisjoint(window(one))}
+    for day, gpus in by_day(keys):
+        # Claims that go on into a period were billed with the days before it in mind.
+        which = select(pinned.c.closing).distinct()
+        which = which.where(pinned.c.day == day, pinned.c.gpu_uuid.in_(gpus))
+        rested = tables.closings.c.closing.in_(which)
+        for row in connection.execute(select(tables.closings).where(rested)):
+            closing = read_closing(row)
+            found |= {closing.period, *closing.corrected}
+    return found & set(closed)

@@ -1,0 +1,138 @@
+"""Whether the ledger has all of a period, for good: which GPU-days lack or are not final."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from collector.billing.instants import DAY_NS, Period, spelled
+from collector.billing.rated import Source, days_of
+from collector.ledger.rows import GpuDay
+from collector.metering.evidence import Evidence
+from collector.metering.holders import stays
+from collector.metering.measures import Increments, Measure
+
+_SHOWN = 8
+
+
+class Known(Protocol):
+    """What is known of a GPU: evidence, what its counters counted, its model."""
+
+    @property
+    def evidence(self) -> Evidence:
+        """What metering is told."""
+        ...
+
+    @property
+    def counted(self) -> Mapping[Measure, Increments]:
+        """By measure."""
+        ...
+
+    @property
+    def sku(self) -> str:
+        """As prices name it."""
+        ...
+
+    @property
+    def profiles(self) -> Mapping[str, str]:
+        """The MIG profiles of claims that have one."""
+        ...
+
+
+class EvidenceStore(Protocol):
+    """Where evidence is kept."""
+
+    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
+        """GPUs of which anything is known in [start, end)."""
+        ...
+
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> Known:
+        """What is known of a GPU, for entries and shares of [start, end)."""
+        ...
+
+
+class Lacking(NamedTuple):
+    """GPU-days that the ledger does not have, and those that were computed before they were over."""
+
+    missing: tuple[GpuDay, ...]
+    provisional: tuple[GpuDay, ...]
+
+    def __str__(self) -> str:
+        parts = []
+        if self.missing:
+            parts.append(f"the ledger lacks {spelled_days(self.missing)}")
+        if self.provisional:
+            parts.append(f"not final in the ledger: {spelled_days(self.provisional)}")
+        return "; ".join(parts)
+
+    @property
+    def all(self) -> tuple[GpuDay, ...]:
+        """Both."""
+        return tuple(sorted({*self.missing, *self.provisional}))
+
+
+def lacking(
+    period: Period, sources: Mapping[GpuDay, Source], evidence: EvidenceStore | None = None
+) -> Lacking:
+    """What lacks for a period.
+
+    A GPU that is in the ledger is expected on every day from its first one on, unless the evidence
+    says that it was in no node then. With evidence, GPUs that the ledger does not have at all are
+    found, too.
+    """
+    days = days_of(period)
+    first: dict[str, int] = {}
+    for key in sources:
+        if key.day < days.stop:
+            first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
+    if evidence is not None:
+        for gpu in evidence.gpus(period.start_ns, period.end_ns):
+            first.setdefault(gpu, days.start)
+    missing = [
+        GpuDay(gpu, day)
+        for gpu, since in first.items()
+        for day in range(max(since, days.start), days.stop)
+        if GpuDay(gpu, day) not in sources
+    ]
+    if evidence is not None and missing:
+        missing = _present(missing, period, evidence)
+    early = [
+        key
+        for key, source in sources.items()
+        if key.day in days and source.computed_ns < (key.day + 1) * DAY_NS
+    ]
+    return Lacking(tuple(sorted(missing)), tuple(sorted(early)))
+
+
+def _present(missing: Iterable[GpuDay], period: Period, evidence: EvidenceStore) -> list[GpuDay]:
+    """Those days of which a GPU was in a node for some time."""
+    found = []
+    places: dict[str, list[tuple[int, int]]] = {}
+    for key in missing:
+        if key.gpu not in places:
+            known = evidence.evidence(key.gpu, period.start_ns, period.end_ns)
+            places[key.gpu] = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
+        start_ns, end_ns = key.day * DAY_NS, (key.day + 1) * DAY_NS
+        if any(start < end_ns and start_ns < end for start, end in places[key.gpu]):
+            found.append(key)
+    return found
+
+
+def spelled_days(days: Iterable[GpuDay]) -> str:
+    """Some GPU-days by name, days in a row as one, and how many more there are."""
+    found = sorted(set(days))
+    rows: list[tuple[str, int, int]] = []
+    for key in found:
+        if rows and rows[-1][0] == key.gpu and rows[-1][2] == key.day - 1:
+            rows[-1] = (key.gpu, rows[-1][1], key.day)
+        else:
+            rows.append((key.gpu, key.day, key.day))
+    shown = ", ".join(f"{gpu} {_named(first, last)}" for gpu, first, last in rows[:_SHOWN])
+    rest = sum(last - first + 1 for _, first, last in rows[_SHOWN:])
+    more = f" and {rest:,} more" if rest else ""
+    return f"{len(found):,} GPU-{'day' if len(found) == 1 else 'days'} ({shown}{more})"
+
+
+def _named(first: int, last: int) -> str:
+    start, end = (spelled(day * DAY_NS)[:10] for day in (first, last))
+    return f"on {start}" if first == last else f"from {start} to {end}"

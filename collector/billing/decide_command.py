@@ -1,0 +1,86 @@
+"""`railscope bill void`, `adjust` and `credit`: what people decide about bills."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import click
+
+from collector.billing import administration
+from collector.billing.administration import read_amount
+from collector.billing.charges import Charge
+from collector.billing.closing import Books
+from collector.billing.corrections import adjustment, credit
+from collector.billing.instants import Period
+from collector.billing.opening import Place, deciding_command, period_argument
+from collector.billing.period_command import closed_lines
+from collector.billing.periods import name_of
+from collector.billing.rounding import exponent_of
+from collector.billing.statement import decimal
+
+_REASON = click.option("--reason", required=True, help="Why; it is on the statement and recorded.")
+
+
+def _amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
+    try:
+        return read_amount(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+_ARBITRARY = {"ignore_unknown_options": True}  # or an amount below zero would be an option
+
+
+@click.command("void")
+@click.argument("invoice")
+@_REASON
+@click.option("--replace", is_flag=True, help="Issue another one in its place now.")
+@deciding_command
+def void_command(place: Place, invoice: str, reason: str, *, replace: bool) -> None:
+    """Make INVOICE void. It stays as it is; what was on it is billed by the next closing."""
+    with place.books() as books:
+        if replace:
+            for line in closed_lines(administration.replace(books, invoice, reason, place.by)):
+                click.echo(line)
+        else:
+            found = administration.void(books, invoice, reason, place.by)
+            click.echo(f"{found.invoice_id} of {found.tenant} is void")
+
+
+@click.command("adjust", context_settings=_ARBITRARY)
+@click.argument("tenant")
+@period_argument()
+@click.argument("amount", callback=_amount)
+@_REASON
+@deciding_command
+def adjust_command(
+    place: Place, tenant: str, period: Period, amount: Fraction, reason: str
+) -> None:
+    """Bill TENANT an AMOUNT of either sign for PERIOD, by decision. The next closing takes it up."""
+    with place.books() as books:
+        _record(books, adjustment(tenant, amount, period, reason), period, place)
+
+
+@click.command("credit", context_settings=_ARBITRARY)
+@click.argument("tenant")
+@period_argument()
+@click.argument("amount", callback=_amount)
+@_REASON
+@deciding_command
+def credit_command(
+    place: Place, tenant: str, period: Period, amount: Fraction, reason: str
+) -> None:
+    """Give TENANT an AMOUNT back for PERIOD. The next closing takes it up."""
+    if amount <= 0:
+        message = "a credit is above zero; `adjust` takes either sign"
+        raise click.ClickException(message)
+    with place.books() as books:
+        _record(books, credit(tenant, amount, period, reason), period, place)
+
+
+def _record(books: Books, charge: Charge, period: Period, place: Place) -> None:
+    added, currency = administration.record(books, charge, place.by)
+    shown = decimal(charge.amount, exponent_of(currency))
+    done = "recorded, for the next closing" if added else "was recorded already"
+    what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {name_of(period)}"
+    click.echo(f"{what}: {done}")

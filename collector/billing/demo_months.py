@@ -1,0 +1,218 @@
+"""Two simulated months of two tenants on one server, with faults, silence, and news that come late.
+
+Only evidence is simulated here: samples, energy counters, claims, outages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from collector.billing.instants import HOUR_NS, SECOND_NS, Period, from_datetime
+from collector.billing.invoice import CLOSE_AFTER_NS
+from collector.metering.evidence import (
+    Claim,
+    Evidence,
+    Level,
+    Outage,
+    Release,
+    Reservation,
+    Sighting,
+    Stay,
+    Witness,
+)
+from collector.metering.measures import Increments, Measure, Readings, increments
+from collector.metering.observation import stretches
+
+NODE = "gpu-node-1"
+GPUS = 8
+SKU = "h100-sxm"
+SAMPLE_NS = 10 * SECOND_NS
+HELD_WATTS, IDLE_WATTS = 620, 75
+
+
+def _instant(month: int, day: int, hour: int = 0, minute: int = 0) -> int:
+    return from_datetime(datetime(2026, month, day, hour, minute, tzinfo=UTC))
+
+
+MONTH = Period(_instant(9, 1), _instant(10, 1))
+NEXT_MONTH = Period(_instant(10, 1), _instant(11, 1))
+CLOSED_NS = MONTH.end_ns + CLOSE_AFTER_NS
+CLOSED_AGAIN_NS = NEXT_MONTH.end_ns + CLOSE_AFTER_NS
+AGENT_AWAY = (
+    Period(_instant(9, 10, 3), _instant(9, 10, 3, 40)),
+    Period(_instant(9, 14, 12), _instant(9, 14, 15)),
+)
+FAULTY_GPU = 3
+DOWN = Period(_instant(9, 20, 8), _instant(9, 20, 10))
+LATE_RELEASE = Release("vision-4", _instant(9, 29, 12))
+LAST_CLAIM_ENDS_NS = _instant(10, 3, 18)
+PRICES = """
+version = 1
+published = 2026-08-20T09:00:00Z
+currency = "EUR"
+
+[[price]]
+sku = "h100-sxm"
+tariff = "allocated"
+nano_per_gpu_hour = 2_490_000_000
+from = 2026-01-01T00:00:00Z
+to = 2026-09-16T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100-sxm"
+tariff = "allocated"
+nano_per_gpu_hour = 2_590_000_000
+from = 2026-09-16T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100-sxm"
+tariff = "allocated"
+tenant = "language"
+nano_per_gpu_hour = 2_290_000_000
+from = 2026-01-01T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100-sxm"
+tariff = "reservation"
+nano_per_gpu_hour = 900_000_000
+from = 2026-01-01T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100-sxm"
+tariff = "energy"
+nano_per_kilowatt_hour = 310_000_000
+from = 2026-01-01T00:00:00Z
+version = 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGpu:
+    """What is known of one GPU."""
+
+    evidence: Evidence
+    counted: Mapping[Measure, Increments]
+    sku: str = SKU
+    profiles: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SimulatedEvidence:
+    """What is known of all GPUs, in memory."""
+
+    known: dict[str, KnownGpu] = field(default_factory=dict)
+
+    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
+        """GPUs that were in a node in [start, end)."""
+        return sorted(
+            gpu
+            for gpu, known in self.known.items()
+            if any(s.start_ns < end_ns and s.end_ns > start_ns for s in known.evidence.stays)
+        )
+
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> KnownGpu:  # noqa: ARG002 - all of it
+        """What is known of a GPU."""
+        return self.known[gpu]
+
+
+def simulated() -> SimulatedEvidence:
+    """What is known when the first month is closed, and all that follows but the late news."""
+    gpus = [_evidence(index) for index in range(GPUS)]
+    return SimulatedEvidence(
+        {gpu.gpu: KnownGpu(gpu, {Measure.ENERGY: _counted(gpu)}) for gpu in gpus}
+    )
+
+
+def with_late_news(known: SimulatedEvidence) -> SimulatedEvidence:
+    """The same, once the scheduler has told that a claim had ended before the month did."""
+
+    def of(gpu: KnownGpu) -> KnownGpu:
+        held = any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims)
+        if not held:
+            return gpu
+        evidence = msgspec.structs.replace(gpu.evidence, releases=(LATE_RELEASE,))
+        return KnownGpu(evidence, gpu.counted, gpu.sku)
+
+    return SimulatedEvidence({name: of(gpu) for name, gpu in known.known.items()})
+
+
+def _evidence(index: int) -> Evidence:
+    """What is known of one GPU."""
+    boots = _sampled(index)
+    return Evidence(
+        gpu=f"GPU-{index}",
+        stays=(Stay(MONTH.start_ns, NODE),),
+        claims=_claims(index),
+        stretches=tuple(part for boot, instants in boots for part in stretches(boot, instants)),
+        outages=(Outage(announced=False, start_ns=DOWN.start_ns, end_ns=DOWN.end_ns),)
+        if index == FAULTY_GPU
+        else (),
+        reservations=(Reservation(_instant(9, 7), "vision-6", "vision", _instant(9, 21)),)
+        if index == GPUS - 2
+        else (),
+        sightings=(Sighting(Witness.SCHEDULER, MONTH.start_ns, CLOSED_AGAIN_NS),),
+    )
+
+
+def _claims(index: int) -> tuple[Claim, ...]:
+    def claim(tenant: str, start_ns: int, **more: Any) -> Claim:
+        return Claim(Level.SCHEDULER, start_ns, f"{tenant}-{index}", tenant, **more)
+
+    if index <= FAULTY_GPU:
+        ends_ns = _instant(9, 25, 18) + 123_456_789
+        return (claim("language", _instant(9, 2, 6), end_ns=ends_ns),)
+    if index == FAULTY_GPU + 1:
+        return (claim("vision", _instant(9, 5), end_ns=LAST_CLAIM_ENDS_NS),)
+    if index == FAULTY_GPU + 2:
+        # Handed over in the middle of the month: the earlier claim ends where the later begins.
+        ends = {"end_ns": LAST_CLAIM_ENDS_NS}
+        return (
+            claim("vision", _instant(9, 5), **ends),
+            claim("language", _instant(9, 16, 9, 30), **ends),
+        )
+    if index == GPUS - 1:
+        start_ns = _instant(9, 8, 14)
+        seen = Claim(Level.PROCESS, start_ns, "pid-4711", "", end_ns=start_ns + 2 * HOUR_NS)
+        return (seen,)
+    return ()
+
+
+def _sampled(index: int) -> list[tuple[str, Any]]:
+    """Boots of the GPU's node with the instants of its samples."""
+    instants = np.arange(MONTH.start_ns, CLOSED_AGAIN_NS, SAMPLE_NS, dtype=np.int64)
+    seen = np.ones(len(instants), np.bool_)
+    away = [*AGENT_AWAY, *([DOWN] if index == FAULTY_GPU else [])]
+    for span in away:
+        seen &= ~((instants > span.start_ns) & (instants < span.end_ns))
+    instants = instants[seen]
+    if index != FAULTY_GPU:
+        return [("boot-1", instants)]
+    before = instants <= DOWN.start_ns
+    return [("boot-1", instants[before]), ("boot-2", instants[~before])]
+
+
+def _counted(evidence: Evidence) -> Increments:
+    """What the energy counter counted: it starts anew with every boot."""
+    index = int(evidence.gpu.removeprefix("GPU-"))
+    held = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
+    runs = []
+    for boot, instants in _sampled(index):
+        busy = np.zeros(len(instants), np.bool_)
+        for start_ns, end_ns in held:
+            busy |= (instants >= start_ns) & (instants < end_ns)
+        watts = np.where(busy, HELD_WATTS, IDLE_WATTS)
+        elapsed_ns = np.diff(instants, prepend=instants[0])
+        # Watts times nanoseconds are nanojoules; a millijoule is a million of them.
+        counters = np.cumsum(watts * (elapsed_ns // 1_000_000))
+        runs.append(Readings(boot, instants, counters))
+    return increments(runs)

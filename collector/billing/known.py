@@ -1,0 +1,117 @@
+"""R1, R2, R4 and R7: the ledger against the evidence that it was made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from collector.billing.checks import Check, worst
+from collector.billing.completeness import EvidenceStore, Known
+from collector.billing.instants import DAY_NS, Period, spelled
+from collector.billing.rated import days_of
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.rows import GpuDay
+from collector.ledger.store import Ledger, Revision
+from collector.ledger.tiling import content_root
+from collector.metering.holders import stays
+from collector.metering.measures import Increments, Measure
+from collector.metering.units import GPU_CAPACITY, Tiling
+
+_Pair = tuple[str, int, int]
+
+
+def evidence_checks(ledger: Ledger, evidence: EvidenceStore, period: Period) -> list[Check]:
+    """What the ledger's newest revisions say of a period, against all that is known of it."""
+    found = _Comparison()
+    days = days_of(period)
+    newest = ledger.newest(days.start, days.stop)
+    by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
+    for key, number in newest.items():
+        by_gpu[key.gpu][key] = number
+    seen = evidence.gpus(period.start_ns, period.end_ns)
+    for gpu in [*seen, *sorted(by_gpu.keys() - set(seen))]:
+        known = evidence.evidence(gpu, period.start_ns, period.end_ns)
+        written = {one.tiling.day: one for one in ledger.revisions(by_gpu[gpu])}
+        found.compare(known, written, days)
+    return list(found.checks())
+
+
+class _Comparison:
+    """Pairs of what the ledger has and what it should have, GPU by GPU."""
+
+    def __init__(self) -> None:
+        self._capacity: list[_Pair] = []
+        self._counted: dict[Measure, list[_Pair]] = defaultdict(list)
+        self._roots: list[_Pair] = []
+
+    def compare(self, known: Known, written: dict[int, Revision], days: range) -> None:
+        """Compare all days of a GPU."""
+        metered = _metered(known)
+        places = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
+        counted = {measure: _by_day(known.counted[measure], days) for measure in known.counted}
+        for day in days:
+            revision = written.get(day)
+            name = _name(GpuDay(known.evidence.gpu, day))
+            present = _within(places, day)
+            for tiling in Tiling:
+                self._capacity.append((
+                    f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present,
+                ))  # fmt: skip
+            self._shares(revision, {m: own.get(day, 0) for m, own in counted.items()}, name)
+            again = metered.day(day, Computed("", 0))
+            if revision is not None or again.entries:
+                same = revision is not None and revision.content_root == content_root(again)
+                self._roots.append((name, int(same), 1))
+
+    def _shares(self, revision: Revision | None, counted: dict[Measure, int], name: str) -> None:
+        shared: dict[Measure, int] = dict.fromkeys(counted, 0)
+        for one in revision.tiling.shares if revision else ():
+            shared[one.measure] = shared.get(one.measure, 0) + one.share.amount
+        for measure, amount in shared.items():
+            self._counted[measure].append((name, amount, counted.get(measure, 0)))
+
+    def checks(self) -> Iterator[Check]:
+        """The comparisons, each as its largest difference."""
+        yield worst("R1", "states = capacity x time, per GPU, day and tiling", self._capacity)
+        found = sum(pair[1] for pair in self._capacity)
+        expected = sum(pair[2] for pair in self._capacity)
+        yield Check("R2", "cluster = inventory x time", Fraction(found), Fraction(expected))
+        for measure in sorted(self._counted):
+            what = f"{measure} attributed + idle + unattributed = counted, per GPU and day"
+            yield worst("R4", what, self._counted[measure])
+        yield worst("R7", "GPU-days of the ledger = computed again from evidence", self._roots)
+
+
+def _metered(known: Known) -> MeteredGpu:
+    return MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
+
+
+def _quantity(revision: Revision | None, tiling: Tiling) -> int:
+    if revision is None:
+        return 0
+    return sum(entry.quantity for entry in revision.tiling.entries if entry.tiling is tiling)
+
+
+def _within(places: list[tuple[int, int]], day: int) -> int:
+    """How long of a day, in nanoseconds, the GPU was in a node."""
+    start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
+    return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in places)
+
+
+def _by_day(counted: Increments, days: range) -> dict[int, int]:
+    """What was counted up to the end of each day since its start."""
+    ends = counted.ends_ns
+    picked = (ends > days.start * DAY_NS) & (ends <= days.stop * DAY_NS)
+    found: dict[int, int] = defaultdict(int)
+    day_of = (ends[picked] - 1) // DAY_NS
+    amounts = counted.amounts[picked]
+    for day in np.unique(day_of).tolist():
+        found[day] = sum(amounts[day_of == day].tolist())
+    return found
+
+
+def _name(key: GpuDay) -> str:
+    return f"{key.gpu} on {spelled(key.day * DAY_NS)[:10]}"

@@ -1,0 +1,213 @@
+"""A period rated from the ledger: from which revisions, and what it comes to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from hashlib import sha256
+from typing import NamedTuple
+
+from collector.billing.charges import Charge, Kind, Unit
+from collector.billing.instants import DAY_NS, Period
+from collector.billing.metered import usages
+from collector.billing.prices import Group, PriceBook
+from collector.billing.rating import Rating, Review, rate
+from collector.billing.usage import WITH_TENANT, Usage
+from collector.ledger.rows import GpuDay
+from collector.ledger.store import Ledger, Revision
+from collector.ledger.tiling import DayTiling
+from collector.metering.tiling import State
+from collector.metering.units import Tiling
+
+_GPUS_AT_ONCE = 64
+
+
+class Held(NamedTuple):
+    """What time in the ledger is of."""
+
+    tenant: str
+    sku: str
+    state: State
+
+
+class Source(NamedTuple):
+    """A revision that a bill rests on: its number, and the hashes of its content and evidence."""
+
+    revision: int
+    content_root: str
+    evidence_root: str
+    computed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A period: its charges, what needs a decision, and what of the ledger it rests on.
+
+    `held` is the compute time in the ledger that may be billed, `taken` that of the charges, of what
+    needs a decision and of what a tariff does not bill; both in cap-unit-nanoseconds.
+    """
+
+    period: Period
+    charges: tuple[Charge, ...]
+    reviews: tuple[Review, ...]
+    sources: Mapping[GpuDay, Source]
+    held: Mapping[Held, int]
+    taken: Mapping[Held, Fraction]
+
+    @property
+    def ledger_root(self) -> str:
+        """One hash over all revisions that it rests on."""
+        return ledger_root(self.sources)
+
+
+def ledger_root(sources: Mapping[GpuDay, Source]) -> str:
+    """SHA-256 in hex over the GPU-days in order, each with its revision and content root."""
+    found = sha256()
+    for key in sorted(sources):
+        source = sources[key]
+        found.update(f"{key.gpu} {key.day} {source.revision} {source.content_root}\n".encode())
+    return found.hexdigest()
+
+
+def days_of(period: Period) -> range:
+    """The UTC days of a period. Raises ValueError for one that does not consist of whole days."""
+    if period.start_ns % DAY_NS or period.end_ns % DAY_NS:
+        message = "what is billed from the ledger is whole UTC days"
+        raise ValueError(message)
+    return range(period.start_ns // DAY_NS, period.end_ns // DAY_NS)
+
+
+def window(period: Period) -> range:
+    """The days that are looked at: silences and claims go on over the edges of a period."""
+    days = days_of(period)
+    return range(days.start - 1, days.stop + 1)
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Which revision of each GPU-day is taken: the same one whenever it is asked for.
+
+    With a ledger it is the newest when the day is first looked at; without, those that are given.
+    """
+
+    ledger: Ledger | None = None
+    _by_day: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def given(cls, numbers: Mapping[GpuDay, int]) -> Numbers:
+        """These revisions and no others."""
+        found = cls()
+        for key, number in numbers.items():
+            found._by_day.setdefault(key.day, {})[key.gpu] = number
+        return found
+
+    def of(self, days: range) -> dict[GpuDay, int]:
+        """Those of some days."""
+        new = [day for day in days if day not in self._by_day]
+        if new and self.ledger is not None:
+            found = self.ledger.newest(new[0], new[-1] + 1)
+            for day in new:
+                self._by_day[day] = {}
+            for key, number in found.items():
+                if key.day in new:
+                    self._by_day[key.day][key.gpu] = number
+        return {
+            GpuDay(gpu, day): number
+            for day in days
+            for gpu, number in self._by_day.get(day, {}).items()
+        }
+
+
+def rate_period(ledger: Ledger, book: PriceBook, period: Period, numbers: Numbers) -> Rated:
+    """Rate a period from revisions of the ledger. Raises MissingPriceError."""
+    charges: list[Charge] = []
+    reviews: list[Review] = []
+    sources: dict[GpuDay, Source] = {}
+    held: dict[Held, int] = defaultdict(int)
+    taken: dict[Held, Fraction] = defaultdict(Fraction)
+    billed = days_of(period)
+    look_back = _has_minimums(book)
+    for gpus in _by_gpus(numbers.of(window(period))):
+        found = list(ledger.revisions(gpus))
+        if look_back:
+            found = [*ledger.revisions(_before(numbers, found, period)), *found]
+        sources |= dict(map(_source, found))
+        tilings = [revision.tiling for revision in found]
+        used = usages(tilings)
+        rating = rate(used, book, period)
+        _add_taken(taken, rating, used)
+        charges += rating.charges
+        reviews += rating.reviews
+        for tiling in tilings:
+            if tiling.day in billed:
+                _add_held(held, tiling)
+    charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
+    return Rated(period, tuple(charges), tuple(reviews), sources, dict(held), dict(taken))
+
+
+def _has_minimums(book: PriceBook) -> bool:
+    """Whether what a claim was billed before the period matters."""
+    extras = ((price.minimum_ns, price.granularity_ns) for price in book.prices)
+    return any(extra != (0, 1) for extra in extras)
+
+
+def _by_gpus(numbers: Mapping[GpuDay, int]) -> Iterator[dict[GpuDay, int]]:
+    """All days of some GPUs at a time: what is rated of one GPU says nothing about another."""
+    by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
+    for key, number in numbers.items():
+        by_gpu[key.gpu][key] = number
+    gpus = sorted(by_gpu)
+    for at in range(0, len(gpus), _GPUS_AT_ONCE):
+        yield {k: n for gpu in gpus[at : at + _GPUS_AT_ONCE] for k, n in by_gpu[gpu].items()}
+
+
+def _before(numbers: Numbers, found: Iterable[Revision], period: Period) -> dict[GpuDay, int]:
+    """The days before the window in which claims of the period's start were in force already."""
+    start_day = period.start_ns // DAY_NS
+    since: dict[str, int] = {}
+    for revision in found:
+        tiling = revision.tiling
+        if tiling.day == start_day:
+            days = [claim.start_ns // DAY_NS for claim in tiling.claims]
+            since[tiling.gpu] = min([*days, start_day])
+    earlier = numbers.of(range(min(since.values(), default=start_day), start_day - 1))
+    return {key: n for key, n in earlier.items() if key.day >= since.get(key.gpu, start_day)}
+
+
+def _source(revision: Revision) -> tuple[GpuDay, Source]:
+    tiling = revision.tiling
+    source = Source(
+        revision.number, revision.content_root, tiling.evidence_root, tiling.computed_ns
+    )
+    return GpuDay(tiling.gpu, tiling.day), source
+
+
+def _add_held(held: dict[Held, int], tiling: DayTiling) -> None:
+    for entry in tiling.entries:
+        if entry.tiling is Tiling.COMPUTE and entry.state in WITH_TENANT:
+            held[Held(entry.tenant, tiling.sku, entry.state)] += entry.quantity
+
+
+def _add_taken(taken: dict[Held, Fraction], rating: Rating, used: Iterable[Usage]) -> None:
+    """The capacity times time that an outcome of rating is about."""
+    for review in (*rating.reviews, *rating.free):
+        usage = review.usage
+        if review.group is Group.TIME and usage.state in WITH_TENANT:
+            length = review.end_ns - review.start_ns
+            taken[Held(usage.tenant, usage.sku, usage.state)] += usage.capacity_units * length
+    own: dict[tuple[str, str], list[Usage]] = defaultdict(list)
+    for usage in used:
+        own[usage.resource, usage.claim].append(usage)
+    for charge in rating.charges:
+        if charge.kind not in (Kind.USAGE, Kind.RESERVATION):
+            continue
+        quantity = charge.quantity
+        if charge.unit is Unit.INSTANCE_HOURS:
+            quantity *= next(
+                usage.capacity_units
+                for usage in own[charge.resource, charge.claim]
+                if usage.start_ns <= charge.service_t0_ns < usage.end_ns
+            )
+        taken[Held(charge.tenant, charge.sku, State(charge.state))] += quantity

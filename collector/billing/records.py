@@ -1,0 +1,114 @@
+"""What billing has the audit log record, in the transaction of what it does."""
+
+from __future__ import annotations
+
+import getpass
+from unicodedata import normalize
+
+from sqlalchemy import Connection
+
+from collector.audit.draft import Draft
+from collector.audit.outbox import put
+from collector.billing.closed import Closing
+from collector.billing.instants import Period, spelled
+from collector.billing.invoice import Invoice
+from collector.billing.store import ISSUE, Adjusted, Published
+from railscope.audit.record import Actor, Data
+
+
+def operator(name: str = "") -> Actor:
+    """Who runs a command: the user of the operating system, unless it is said."""
+    return Actor("operator", normalize("NFC", name or getpass.getuser()), "command line")
+
+
+def published(connection: Connection, book: Published, actor: Actor, now_ns: int) -> None:
+    """A price book was published."""
+    data: Data = {
+        "version": book.book.version,
+        "published": spelled(book.book.published_ns),
+        "currency": book.book.currency,
+        "content_hash": book.content_hash,
+    }
+    id_ = f"billing.price/{book.book.version}/{book.content_hash[:24]}"
+    put(connection, id_, Draft("billing.price", actor, now_ns, "done", data=data))
+
+
+def closed(connection: Connection, closing: Closing, invoices: int, actor: Actor) -> None:
+    """A period was closed."""
+    data: Data = {
+        **_span(closing.period),
+        "tenant": _text(closing.tenant),
+        "invoices": invoices,
+        "price_version": closing.price_version,
+        "ledger_root": closing.ledger_root,
+        "manifest_root": closing.manifest_root,
+        "missing_gpu_days": len(closing.missing),
+    }
+    draft = Draft("billing.close", actor, closing.closed_ns, "done", data=data)
+    put(connection, f"billing.close/{closing.manifest_root}", draft)
+
+
+def issued(connection: Connection, invoice: Invoice, closing: Closing, actor: Actor) -> None:
+    """An invoice was issued."""
+    data: Data = {
+        **_span(invoice.period),
+        "invoice": invoice.invoice_id,
+        "tenant": _text(invoice.tenant),
+        "currency": invoice.currency,
+        "total_minor": str(invoice.total_minor),
+        "content_hash": invoice.content_hash,
+        "replaces": invoice.replaces,
+        "manifest_root": closing.manifest_root,
+    }
+    draft = Draft("billing.issue", actor, closing.closed_ns, "done", data=data)
+    put(connection, ISSUE + invoice.invoice_id, draft)
+
+
+def voided(
+    connection: Connection, invoice: Invoice, reason: str, actor: Actor, now_ns: int
+) -> None:
+    """An invoice was made void."""
+    data: Data = {
+        "invoice": invoice.invoice_id,
+        "tenant": _text(invoice.tenant),
+        "content_hash": invoice.content_hash,
+        "reason": _text(reason),
+    }
+    put(
+        connection,
+        f"billing.void/{invoice.invoice_id}",
+        Draft("billing.void", actor, now_ns, "done", data=data),
+    )
+
+
+def adjusted(connection: Connection, one: Adjusted, actor: Actor) -> None:
+    """A credit or an adjustment was recorded."""
+    charge = one.charge
+    data: Data = {
+        **_span(Period(charge.service_t0_ns, charge.service_t1_ns)),
+        "charge": charge.charge_id,
+        "kind": charge.kind.value,
+        "tenant": _text(charge.tenant),
+        "amount": str(charge.amount),
+        "currency": one.currency,
+        "reason": _text(charge.note),
+    }
+    draft = Draft("billing.adjust", actor, one.recorded_ns, "done", data=data)
+    put(connection, f"billing.adjust/{charge.charge_id}", draft)
+
+
+def exported(connection: Connection, id_: str, what: Data, actor: Actor, now_ns: int) -> None:
+    """Something was exported: `what` says whose, of when, and the hash of the files."""
+    put(
+        connection,
+        f"billing.export/{id_}",
+        Draft("billing.export", actor, now_ns, "done", data=what),
+    )
+
+
+def _span(period: Period) -> Data:
+    return {"start": spelled(period.start_ns), "end": spelled(period.end_ns)}
+
+
+def _text(text: str) -> str:
+    return normalize("NFC", text)

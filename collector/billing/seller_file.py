@@ -1,0 +1,90 @@
+"""Who bills and who pays, as TOML: what an export says of an invoice and the invoice does not.
+
+    provider = "Machine Hall"          # who provides, publishes and bills
+    service = "GPU Cluster"            # ServiceName; this is the default
+
+    [region]                           # where the GPUs stand; may be left out
+    id = "hall-1"
+    name = "Machine hall 1"
+
+    [tenant.language]                  # one table for every tenant that is billed
+    account = "research"               # BillingAccountId: the group that pays
+    account_name = "Research"
+    name = "Language models"           # SubAccountName; without it, the tenant's id
+    type = "Account"                   # or Namespace: what the tenant is
+    tags = { CostCenter = "4711" }
+
+A further key is publisher: who makes the service, if not the provider. The provider issues the
+invoices: of charges that a third party is paid for, FOCUS wants a BilledCost of 0.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from collector.billing.focus import Account, Region, Seller
+
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class SellerFileError(ValueError):
+    """A file that does not say who bills and who pays; the message names file and key."""
+
+
+class _Region(msgspec.Struct, forbid_unknown_fields=True):
+    id: _Name
+    name: _Name
+
+
+class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
+    account: _Name
+    account_name: _Name | None = None
+    name: _Name | None = None
+    type: Literal["Account", "Namespace"] = "Account"
+    tags: dict[_Name, str] = {}
+
+
+class _Seller(msgspec.Struct, forbid_unknown_fields=True):
+    provider: _Name
+    publisher: str = ""
+    service: _Name = "GPU Cluster"
+    region: _Region | None = None
+    tenant: dict[_Name, _Tenant] = {}
+
+
+def read(file: Path) -> Seller:
+    """The seller in a file. Raises SellerFileError."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{file}: {error}"
+        raise SellerFileError(message) from error
+    return parse(text, str(file))
+
+
+def parse(text: str, file: str) -> Seller:
+    """The seller in a file's text; `file` is its name, for messages. Raises SellerFileError."""
+    try:
+        found = msgspec.convert(tomllib.loads(text), _Seller, strict=True)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{file}: is no TOML: {error}"
+        raise SellerFileError(message) from error
+    except msgspec.ValidationError as error:
+        message = f"{file}: {error}"
+        raise SellerFileError(message) from error
+    return Seller(
+        provider=found.provider,
+        invoice_issuer=found.provider,
+        accounts={tenant: _account(one) for tenant, one in found.tenant.items()},
+        publisher=found.publisher,
+        service=found.service,
+        region=Region(found.region.id, found.region.name) if found.region else None,
+    )
+
+
+def _account(one: _Tenant) -> Account:
+    return Account(one.account, one.account_name, one.type, one.name, one.tags)

@@ -1,0 +1,110 @@
+"""Statements of tenants, from the database, in the forms that people and programs take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from collector.billing.closed import Closing, ClosingError
+from collector.billing.closing import Bill, Books
+from collector.billing.instants import Period
+from collector.billing.invoice import Invoice, Status, draft
+from collector.billing.periods import name_of
+from collector.billing.statement import Statement
+from collector.billing.statement_data import as_csv, as_json
+from collector.billing.statement_html import page
+from collector.billing.statement_text import text
+from collector.billing.undecided import of_tenant
+
+FORMS: Mapping[str, Callable[[Statement], bytes]] = {
+    "text": lambda statement: f"{text(statement)}\n".encode(),
+    "html": lambda statement: page(statement).encode(),
+    "csv": as_csv,
+    "json": as_json,
+}
+
+
+class UnknownTenantError(ClosingError):
+    """A tenant of which nothing was billed in a period."""
+
+
+def periods(books: Books, tenant: str | None = None) -> list[Period]:
+    """The closed periods; of a tenant, those with an invoice."""
+    if tenant is None:
+        return sorted({closing.period for closing in books.store.closings()})
+    return sorted({invoice.period for invoice in books.store.invoices(tenant=tenant)})
+
+
+def statement(books: Books, tenant: str, period: Period, seller: str = "") -> Statement:
+    """The statement of a closed period: of the invoice that stands, else of the newest void one.
+
+    Raises UnknownTenantError, ClosingError for a period that is not closed, and LedgerError.
+    """
+    closings = {one.number: one for one in books.store.closings()}
+    if not any(one.period == period for one in closings.values()):
+        known = ", ".join(name_of(one) for one in periods(books)) or "none"
+        message = f"{name_of(period)} is not closed; closed are: {known}"
+        raise ClosingError(message)
+    own = [one for one in books.store.invoices(period, tenant) if one.period == period]
+    if not own:
+        tenants = sorted({one.tenant for one in books.store.invoices(period)})
+        message = (
+            f"{tenant!r} has no invoice of {name_of(period)}; "
+            f"those who have one: {', '.join(tenants) or 'none'}"
+        )
+        raise UnknownTenantError(message)
+    standing = [one for one in own if one.status is Status.ISSUED]
+    return of_invoice(books, (standing or own)[-1].invoice_id, seller)
+
+
+def of_invoice(books: Books, invoice_id: str, seller: str = "") -> Statement:
+    """The statement of one invoice, void or not. Raises ClosingError where there is none."""
+    found = books.store.invoice(invoice_id)
+    if found is None:
+        message = f"there is no invoice {invoice_id}"
+        raise ClosingError(message)
+    invoice, number = found
+    closing = next(one for one in books.store.closings() if one.number == number)
+    reviews = of_tenant(books.store.reviews(number), invoice.tenant, invoice.period)
+    return Statement(
+        invoice=invoice,
+        seller=seller,
+        undecided=reviews,
+        revisions=books.store.revisions(number),
+        roots={"Ledger root": closing.ledger_root, "Closing root": closing.manifest_root},
+        audit=books.store.audit_place(invoice_id),
+        marks=_marks(books, invoice, closing),
+    )
+
+
+def preview(bill: Bill, tenant: str, seller: str = "") -> Statement:
+    """What a tenant's invoice of an open period would be now."""
+    empty = draft((), tenant, bill.period, bill.book.currency)
+    found = next((one for one in bill.drafts if one.tenant == tenant), empty)
+    marks = ["Nothing of this is binding: it is what the ledger says now"]
+    if bill.lacking.all:
+        marks.append(f"Not complete: {bill.lacking}")
+    return Statement(
+        invoice=found,
+        seller=seller,
+        undecided=of_tenant(bill.undecided, tenant, bill.period),
+        revisions={key: source.revision for key, source in bill.sources.items()},
+        marks=marks,
+    )
+
+
+def _marks(books: Books, invoice: Invoice, closing: Closing) -> list[str]:
+    """What keeps an invoice from being the last word."""
+    found = []
+    if invoice.status is Status.VOID:
+        others = books.store.invoices(invoice.period, invoice.tenant)
+        by = next((one for one in others if one.replaces == invoice.invoice_id), None)
+        instead = f"; {by.invoice_id} stands in its place" if by else ""
+        reason = books.store.void_reason(invoice.invoice_id)
+        found.append(f"VOID: {reason}{instead}")
+    if closing.missing:
+        # Which days they were would name GPUs of others.
+        found.append(
+            "PROVISIONAL: closed while days were not final in the ledger. What they change comes "
+            "as corrections"
+        )
+    return found

@@ -1,0 +1,263 @@
+"""What billing has in the database: price books, closings, invoices, credits and adjustments.
+
+Reading, and the rows to write; what is written when is decided in `closing` and `administration`.
+All methods block, and raise LedgerError.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, Select, Table, func, or_, select
+
+from collector.audit.outbox import placed_rows
+from collector.billing import tables
+from collector.billing.charges import Charge, Kind
+from collector.billing.closed import Closing
+from collector.billing.instants import Period
+from collector.billing.invoice import Invoice, Status
+from collector.billing.price_file import parse
+from collector.billing.prices import PriceBook
+from collector.billing.rows import closing_of, invoice_of, line_of, review_of
+from collector.billing.undecided import Undecided
+from collector.ledger.database import Database, LedgerError
+from collector.ledger.queries import chunks
+from collector.ledger.rows import GpuDay
+from collector.ledger.schema import entries
+
+_LOCK = 0x7261_696C_6269_6C6C
+ISSUE = "billing.issue/"
+"""What the ids of invoices' records in the outbox begin with."""
+
+
+class Mark(NamedTuple):
+    """How much there is of each thing that a closing depends on: it changes whenever they do."""
+
+    books: int
+    closings: int
+    adjustments: int
+    voids: int
+
+
+class AuditPlace(NamedTuple):
+    """Which record of the audit log has an invoice, and the size of a checkpoint that covers it."""
+
+    leaf: int
+    checkpoint_size: int | None
+
+
+class Published(NamedTuple):
+    """A price book as it was published."""
+
+    book: PriceBook
+    text: str
+    content_hash: str
+
+
+class Adjusted(NamedTuple):
+    """A credit or an adjustment: the charge that it becomes, in what currency, when and by whom."""
+
+    charge: Charge
+    currency: str
+    recorded_ns: int
+    recorded_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class BillingStore:
+    """Billing's part of the database."""
+
+    database: Database
+
+    def mark(self, connection: Connection) -> Mark:
+        """What a closing depends on, as it stands."""
+        counted = (tables.price_books, tables.closings, tables.adjustments, tables.voids)
+        return Mark(*(
+            connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in counted
+        ))  # fmt: skip
+
+    def lock(self, connection: Connection) -> None:
+        """Let no one else bill until this transaction ends. SQLite has one writer anyway."""
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+
+    # Prices --------------------------------------------------------------------------------------
+
+    def book(self, version: int | None = None) -> Published | None:
+        """The newest price book, or the one of a version; None if there is none."""
+        with self.database.transaction() as connection:
+            return self.book_in(connection, version)
+
+    def book_in(self, connection: Connection, version: int | None = None) -> Published | None:
+        """The same, within a transaction."""
+        query = select(tables.price_books).order_by(tables.price_books.c.version.desc()).limit(1)
+        if version is not None:
+            query = query.where(tables.price_books.c.version == version)
+        row = connection.execute(query).first()
+        if row is None:
+            return None
+        book = parse(row.text, f"price book version {row.version}")
+        return Published(book, row.text, row.content_hash)
+
+    # Closings ------------------------------------------------------------------------------------
+
+    def closings(self) -> list[Closing]:
+        """All closings, in order."""
+        with self.database.transaction() as connection:
+            return self.closings_in(connection)
+
+    def closings_in(self, connection: Connection) -> list[Closing]:
+        """The same, within a transaction."""
+        rows = connection.execute(select(tables.closings).order_by(tables.closings.c.closing))
+        return [closing_of(row) for row in rows]
+
+    def revisions(self, closing: int) -> dict[GpuDay, int]:
+        """The revisions of the ledger that a closing rests on."""
+        table = tables.closing_revisions
+        query = select(table.c.gpu_uuid, table.c.day, table.c.revision)
+        with self.database.transaction() as connection:
+            rows = connection.execute(query.where(table.c.closing == closing)).all()
+        return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
+
+    def reviews(self, closing: int) -> list[Undecided]:
+        """What a closing did not bill."""
+        table = tables.reviews
+        query = select(table).where(table.c.closing == closing).order_by(table.c.review)
+        with self.database.transaction() as connection:
+            return [review_of(row) for row in connection.execute(query)]
+
+    # Invoices ------------------------------------------------------------------------------------
+
+    def invoices(self, period: Period | None = None, tenant: str | None = None) -> list[Invoice]:
+        """Issued and void invoices that overlap a period, of a tenant; in order of issue.
+
+        Raises LedgerError for one that is not what was issued.
+        """
+        query = _invoices()
+        if period is not None:
+            table = tables.invoices
+            query = query.where(
+                table.c.period_start_ns < period.end_ns, table.c.period_end_ns > period.start_ns
+            )
+        if tenant is not None:
+            query = query.where(tables.invoices.c.tenant_id == tenant)
+        with self.database.transaction() as connection:
+            return list(self._read(connection, query))
+
+    def standing(self, since_ns: int, before: Closing | None = None) -> list[Invoice]:
+        """Invoices of periods from an instant on that are not void; or were not before a closing."""
+        table, void = tables.invoices, tables.voids
+        query = _invoices().where(table.c.period_start_ns >= since_ns)
+        if before is None:
+            query = query.where(void.c.voided_ns.is_(None))
+        else:
+            later = or_(void.c.voided_ns.is_(None), void.c.voided_ns > before.closed_ns)
+            query = query.where(table.c.closing < before.number, later)
+        with self.database.transaction() as connection:
+            found = list(self._read(connection, query))
+        return [replace(one, status=Status.ISSUED) for one in found]
+
+    def of_closing(self, closing: int) -> list[Invoice]:
+        """The invoices that a closing issued."""
+        with self.database.transaction() as connection:
+            return list(
+                self._read(connection, _invoices().where(tables.invoices.c.closing == closing))
+            )
+
+    def invoice(self, invoice_id: str) -> tuple[Invoice, int] | None:
+        """An invoice, and the number of the closing that issued it."""
+        with self.database.transaction() as connection:
+            return self.invoice_in(connection, invoice_id)
+
+    def invoice_in(self, connection: Connection, invoice_id: str) -> tuple[Invoice, int] | None:
+        """The same, within a transaction."""
+        query = _invoices().where(tables.invoices.c.invoice_id == invoice_id)
+        found = next(self._read(connection, query), None)
+        return None if found is None else (found, connection.execute(query).one().closing)
+
+    def audit_place(self, invoice_id: str) -> AuditPlace | None:
+        """Where the audit log has an invoice; None while it has not."""
+        table = placed_rows
+        query = select(table.c.leaf, table.c.checkpoint_size).where(
+            table.c.id == ISSUE + invoice_id
+        )
+        with self.database.transaction() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else AuditPlace(row.leaf, row.checkpoint_size)
+
+    def void_reason(self, invoice_id: str) -> str:
+        """Why an invoice is void; empty if it is not."""
+        query = select(tables.voids.c.reason).where(tables.voids.c.invoice_id == invoice_id)
+        with self.database.transaction() as connection:
+            return connection.execute(query).scalar_one_or_none() or ""
+
+    def _read(self, connection: Connection, query: Select[Any]) -> Iterator[Invoice]:
+        rows = connection.execute(query).all()
+        table = tables.charges
+        lines: dict[str, list[Row[Any]]] = defaultdict(list)
+        for some in chunks([row.invoice_id for row in rows]):
+            own = select(table).where(table.c.invoice_id.in_(some)).order_by(table.c.charge_id)
+            for row in connection.execute(own):
+                lines[row.invoice_id].append(row)
+        for row in rows:
+            try:
+                invoice = invoice_of(row, list(map(line_of, lines.pop(row.invoice_id, []))))
+            except ValueError as error:
+                message = (
+                    f"the ledger {self.database.name} was altered: {row.invoice_id} is not what "
+                    f"was issued: {error}. Restore it from a backup"
+                )
+                raise LedgerError(message) from error
+            yield invoice
+
+    def knows(self, connection: Connection, tenant: str) -> bool:
+        """Whether a tenant has an invoice, or any time in the ledger."""
+        asked = (
+            select(tables.invoices.c.tenant_id).where(tables.invoices.c.tenant_id == tenant),
+            select(entries.c.tenant_id).where(entries.c.tenant_id == tenant),
+        )
+        return any(connection.execute(query.limit(1)).first() for query in asked)
+
+    # Credits and adjustments ---------------------------------------------------------------------
+
+    def adjusted(self) -> list[Adjusted]:
+        """All credits and adjustments, in order of when they were recorded."""
+        with self.database.transaction() as connection:
+            return self.adjusted_in(connection)
+
+    def adjusted_in(self, connection: Connection) -> list[Adjusted]:
+        """The same, within a transaction."""
+        table = tables.adjustments
+        rows = connection.execute(select(table).order_by(table.c.recorded_ns, table.c.charge_id))
+        return [
+            Adjusted(_adjustment(row), row.currency, row.recorded_ns, row.recorded_by)
+            for row in rows
+        ]
+
+
+def _invoices() -> Select[Any]:
+    table, void = tables.invoices, tables.voids
+    record = placed_rows.c.id == ISSUE + table.c.invoice_id
+    joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
+    columns = (*table.c, void.c.voided_ns, placed_rows.c.leaf)
+    order = (table.c.closing, table.c.tenant_id)
+    return select(*columns).select_from(joined.outerjoin(placed_rows, record)).order_by(*order)
+
+
+def _adjustment(row: Row[Any]) -> Charge:
+    return Charge(
+        row.tenant_id, Kind(row.kind), row.service_t0_ns, row.service_t1_ns, Fraction(row.amount),
+        note=row.reason,
+    )  # fmt: skip
+
+
+def add(connection: Connection, table: Table, rows: Iterable[Mapping[str, object]]) -> None:
+    """Insert rows, if there are any."""
+    found = [dict(row) for row in rows]
+    if found:
+        connection.execute(table.insert(), found)

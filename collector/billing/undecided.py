@@ -1,0 +1,75 @@
+"""What is not billed until somebody decides, as it is shown and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from collector.billing.instants import Period, spelled
+from collector.billing.rating import Review
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Undecided:
+    """Use of a resource in [start, end) that a bill leaves out; `tenant` is empty if no one's."""
+
+    resource: str
+    start_ns: int
+    end_ns: int
+    reason: str
+    tenant: str = ""
+    sku: str = ""
+    claim: str = ""
+    state: str = ""
+    units: int = 0
+
+    def __str__(self) -> str:
+        claim = f", claim {self.claim}" if self.claim else ""
+        span = f"{spelled(self.start_ns)} to {spelled(self.end_ns)}"
+        return f"{self.resource}{claim}, {span}: {self.reason}"
+
+
+def undecided(reviews: Iterable[Review]) -> tuple[Undecided, ...]:
+    """What rating left for a decision, in order of resource and time; what only goes on is one."""
+    found: list[Undecided] = []
+    for review in sorted(map(_of, reviews), key=_matter):
+        if found and found[-1].end_ns == review.start_ns and _same(found[-1], review):
+            found[-1] = replace(found[-1], end_ns=review.end_ns)
+        else:
+            found.append(review)
+    return tuple(sorted(found))
+
+
+def of_tenant(found: Iterable[Undecided], tenant: str, period: Period) -> tuple[Undecided, ...]:
+    """A tenant's own, in a period."""
+    return tuple(
+        one
+        for one in found
+        if one.tenant == tenant and Period(one.start_ns, one.end_ns).overlaps(period)
+    )
+
+
+def _of(review: Review) -> Undecided:
+    used = review.usage
+    return Undecided(
+        resource=used.resource,
+        start_ns=review.start_ns,
+        end_ns=review.end_ns,
+        reason=review.reason,
+        tenant=used.tenant,
+        sku=used.sku,
+        claim=used.claim,
+        state=used.state,
+        units=used.capacity_units,
+    )
+
+
+def _matter(one: Undecided) -> tuple[str, ...]:
+    return (
+        one.resource, one.claim, one.reason, one.tenant, one.state, f"{one.units:03}",
+        f"{one.start_ns:020}",
+    )  # fmt: skip
+
+
+def _same(one: Undecided, other: Undecided) -> bool:
+    return _matter(one)[:-1] == _matter(other)[:-1]

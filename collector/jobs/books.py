@@ -1,0 +1,176 @@
+"""A ledger against the books of schedulers, as they are printed into files: R3 as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collector.billing.instants import Period
+from collector.evidence.tenants_file import Tenants
+from collector.jobs.job import NS_PER_SECOND, Job, JobListError
+from collector.jobs.reading import read_jobs
+from collector.jobs.reconcile import Comparison, JobDifference, TenantCheck, compare
+from collector.jobs.report import hours
+from collector.jobs.tenants import as_listed, with_tenants
+from collector.ledger.store import Ledger
+from collector.metering.tiling import Entry
+
+_FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
+_LISTED = re.compile(r".+@[0-9]+")
+"""A claim that was made of a job list; an agent's begins with its source and a slash."""
+_NAMING = frozenset({"file", "command"})
+"""Sources whose workload may name that of another, as `slurm:123`."""
+_MOST_SHOWN = 50
+
+
+class BooksError(Exception):
+    """A file of books cannot be read; says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerBooks:
+    """The jobs of schedulers that ended, and the ids of those that have not."""
+
+    schedulers: frozenset[str]
+    jobs: tuple[Job, ...]
+    unended: frozenset[str]
+
+    @classmethod
+    def read(
+        cls,
+        files: Mapping[str, Sequence[Path]],
+        zone: tzinfo | None = None,
+        tenants: Tenants | None = None,
+    ) -> SchedulerBooks:
+        """Files by scheduler, `slurm` or `kubernetes`. Raises BooksError."""
+        jobs: list[Job] = []
+        unended: set[str] = set()
+        for scheduler, paths in files.items():
+            for path in paths:
+                try:
+                    text = path.read_text(encoding="utf-8")
+                    found = read_jobs(text, _FORMATS[scheduler], zone)
+                except (JobListError, OSError, UnicodeDecodeError) as error:
+                    message = f"{path}: {error}"
+                    raise BooksError(message) from error
+                jobs += with_tenants(found.jobs, scheduler, tenants or Tenants())
+                unended |= set(found.running)
+        told = frozenset(scheduler for scheduler, paths in files.items() if paths)
+        return cls(told, tuple(sorted(set(jobs))), frozenset(unended))
+
+    def against(self, ledger: Ledger, period: Period, tolerance_ns: int) -> Comparison:
+        """What the ledger has of these schedulers' jobs in a period. Raises LedgerError."""
+        entries = ledger.entries(period.start_ns, period.end_ns)
+        return compare(self._own(entries), self.jobs, tolerance_ns, period, self.unended)
+
+    def _own(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """The entries of these schedulers' claims, with tenants as the books name them."""
+        for entry in entries:
+            if _is_of(entry, self.schedulers):
+                yield msgspec.structs.replace(entry, tenant=as_listed(entry.tenant))
+
+
+def _is_of(entry: Entry, schedulers: frozenset[str]) -> bool:
+    source = entry.claim.partition("/")[0]
+    if source in _NAMING:
+        source = entry.workload.partition(":")[0]
+    return source in schedulers or _LISTED.fullmatch(entry.claim) is not None
+
+
+# For a person and a program ------------------------------------------------------------------------
+
+
+def as_text(found: Comparison) -> Iterator[str]:
+    """Tenants, and the jobs that differ."""
+    yield f"R3: {found.jobs:,} jobs of the scheduler's books, {len(found.tenants):,} tenants"
+    for check in found.tenants:
+        verdict = "" if check.agrees else ", MORE THAN CLOCKS EXPLAIN"
+        yield (
+            f"  {check.tenant or '(none)'}: ledger {_hours(check.found)}, books"
+            f" {_hours(check.expected)}, difference {_hours(check.difference)} of"
+            f" {_hours(Fraction(check.allowed))} allowed{verdict}"
+        )
+    yield f"jobs that differ: {len(found.differences):,}"
+    for one in found.differences[:_MOST_SHOWN]:
+        yield f"  {_spelled(one)}"
+    if len(found.differences) > _MOST_SHOWN:
+        yield f"  and {len(found.differences) - _MOST_SHOWN:,} more"
+    if found.in_parts:
+        yield f"compared by times only, as they had parts of GPUs: {', '.join(found.in_parts)}"
+    if found.unended:
+        yield f"not compared, as they have not ended: {', '.join(found.unended)}"
+
+
+def _spelled(one: JobDifference) -> str:
+    what = "; ".join(one.kinds)
+    ledger = ", ".join(one.ledger_tenants) or "no one"
+    whose = (
+        f"{one.tenant}" if one.tenant in one.ledger_tenants else f"{one.tenant or '-'} / {ledger}"
+    )
+    gpus = f"{len(one.ledger_gpus)} GPUs in the ledger, {one.books_gpus} in the books"
+    off = ""
+    if one.start_off_ns or one.end_off_ns:
+        shown = (f"{ns / NS_PER_SECOND:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
+        off = f", start and end in the ledger {' and '.join(shown)}"
+    return (
+        f"job {one.job} of {whose}, {_instant(one.start_ns)} to {_instant(one.end_ns)}: {what};"
+        f" {gpus}{off}; {_hours(one.difference)} GPU-hours more in the ledger"
+    )
+
+
+def as_document(found: Comparison) -> dict[str, Any]:
+    """All of it for JSON; nanoseconds are text, fractions of them as `a/b`."""
+    return {
+        "agrees": found.agrees,
+        "jobs": found.jobs,
+        "tenants": [_tenant(check) for check in found.tenants],
+        "differences": [_difference(one) for one in found.differences],
+        "compared_by_times_only": list(found.in_parts),
+        "not_ended": list(found.unended),
+    }
+
+
+def _tenant(check: TenantCheck) -> dict[str, Any]:
+    return {
+        "tenant": check.tenant,
+        "ledger_gpu_ns": str(check.found),
+        "books_gpu_ns": str(check.expected),
+        "difference_gpu_ns": str(check.difference),
+        "allowed_gpu_ns": str(check.allowed),
+        "claims": check.parts,
+        "agrees": check.agrees,
+    }
+
+
+def _difference(one: JobDifference) -> dict[str, Any]:
+    return {
+        "job": one.job,
+        "kinds": list(one.kinds),
+        "start_ns": str(one.start_ns),
+        "end_ns": str(one.end_ns),
+        "tenant": one.tenant,
+        "ledger_tenants": list(one.ledger_tenants),
+        "ledger_gpu_ns": str(one.ledger),
+        "books_gpu_ns": str(one.books),
+        "ledger_gpus": list(one.ledger_gpus),
+        "books_gpus": one.books_gpus,
+        "start_off_ns": str(one.start_off_ns),
+        "end_off_ns": str(one.end_off_ns),
+    }
+
+
+def _hours(gpu_ns: Fraction) -> str:
+    sign = "-" if gpu_ns < 0 else ""
+    return sign + hours(int(abs(gpu_ns)))
+
+
+def _instant(instant_ns: int) -> str:
+    moment = datetime.fromtimestamp(instant_ns // NS_PER_SECOND, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,186 @@
+"""Pods as job lists: what `kubectl get pods --all-namespaces --output json` prints.
+
+Of pods that are deleted nothing is left there: `--watch --output-watch-events` prints an object for
+each change, of which the last one of a pod counts. Any number of lists, pods and changes may follow
+one another.
+
+The kubelet gives a pod its devices when it admits it (status.startTime), and takes them back when its
+last container has ended. What a pod gets are the requests of its containers together, or the largest
+of an init container where that is more; a sidecar is an init container that goes on
+(kubernetes/kubernetes:pkg/api/v1/resource/helpers.go). Which GPUs these are, Kubernetes does not tell.
+Fields and times: kubernetes/api:core/v1/types.go; times are whole seconds in UTC. Devices of dynamic
+resource allocation (resourceClaims) are not counted: a pod does not tell how many they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from collector.jobs.job import (
+    LATEST_SECONDS,
+    NS_PER_SECOND,
+    Job,
+    JobList,
+    JobListError,
+    Unplaced,
+    job_list,
+    without_repetitions,
+)
+from collector.metering.units import FOREVER_NS
+
+NOT_NAMED = "Kubernetes does not tell which GPUs"
+_VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
+_PARTS = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
+_MOST_GPUS = 1 << 16
+_OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
+
+
+def read_kubernetes(text: str) -> JobList:
+    """The pods of lists and changes, each as it was told last. Raises JobListError."""
+    pods: dict[str, tuple[int, Any, bool]] = {}
+    for place, (pod, is_gone) in enumerate(_pods(text), start=1):
+        try:
+            pods[pod["metadata"]["uid"]] = place, pod, is_gone
+        except _OTHER_FORM as error:
+            raise JobListError(place, "metadata.uid", "is missing", "pod") from error
+    told: list[tuple[int, Job]] = []
+    without_gpus = never_started = 0
+    for place, pod, is_gone in pods.values():
+        try:
+            unplaced, span = _unplaced(pod), _span(pod, is_gone=is_gone)
+            tenant = _name(pod, "namespace")
+            name = f"{tenant}/{_name(pod, 'name')}"
+        except _OTHER_FORM as error:
+            raise JobListError(place, "", f"not as Kubernetes writes it: {error}", "pod") from error
+        if not unplaced:
+            without_gpus += 1
+        elif span is None:
+            never_started += 1
+        else:
+            start_ns, end_ns = span
+            told.append((place, Job(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
+    return job_list(without_repetitions(told, "pod"), without_gpus, never_started)
+
+
+def _pods(text: str) -> Iterator[tuple[Any, bool]]:
+    """Every pod that is told, and whether it was told as deleted."""
+    for number, document in enumerate(_documents(text), start=1):
+        if not isinstance(document, dict):
+            raise JobListError(number, "", "no JSON object", "document")
+        if "items" in document:
+            if not isinstance(document["items"], list):
+                raise JobListError(number, "items", "is no list", "document")
+            yield from ((pod, False) for pod in document["items"])
+        elif "object" in document:
+            yield document["object"], document.get("type") == "DELETED"
+        else:
+            yield document, False
+
+
+def _documents(text: str) -> Iterator[Any]:
+    """JSON values one after the other, on lines of their own or over several."""
+    decoder = json.JSONDecoder()
+    at, number = 0, 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        number += 1
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise JobListError(number, "", f"no JSON: {error}", "document") from error
+        yield value
+
+
+def _name(pod: Any, field: str) -> str:
+    value = pod["metadata"][field]
+    if not isinstance(value, str) or not value or not value.isprintable():
+        message = f"{value!r} is no {field}"
+        raise ValueError(message)
+    return value
+
+
+# Time ----------------------------------------------------------------------------------------------
+
+
+def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
+    """When a pod had its devices; for ever while it has them, nothing where it never did."""
+    status = pod.get("status") or {}
+    statuses = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    has_ended = status.get("phase") in ("Succeeded", "Failed")
+    if not status.get("startTime") or (has_ended and not statuses):
+        return None  # it waits, or the kubelet refused it
+    start_ns = _instant_ns(status["startTime"])
+    if not has_ended and not is_gone:
+        return start_ns, FOREVER_NS
+    ends = [
+        _instant_ns(state["terminated"]["finishedAt"])
+        for one in statuses
+        if (state := one.get("state") or {}).get("terminated")
+        and state["terminated"].get("finishedAt")
+    ]
+    if is_gone and len(ends) < len(statuses) and pod["metadata"].get("deletionTimestamp"):
+        # Taken away by force: until then its containers may have run.
+        ends.append(_instant_ns(pod["metadata"]["deletionTimestamp"]))
+    return start_ns, (max(start_ns, *ends) if ends else FOREVER_NS)
+
+
+def _instant_ns(text: str) -> int:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None or not 0 <= moment.timestamp() < LATEST_SECONDS:
+        message = f"{text!r} is no time from 1970 to 2105 with its zone"
+        raise ValueError(message)
+    return int(moment.timestamp()) * NS_PER_SECOND
+
+
+# Devices -------------------------------------------------------------------------------------------
+
+
+def _unplaced(pod: Any) -> tuple[Unplaced, ...]:
+    """How many GPUs a pod had. Parts of GPUs are told and not counted as GPUs."""
+    spec = pod["spec"]
+    where = spec.get("nodeName") or ""
+    asked = _asked(spec)
+    found = [Unplaced(where, asked[_GPU], NOT_NAMED)] if asked[_GPU] else []
+    found += [
+        Unplaced(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
+        for name, count in sorted(asked.items())
+        if count and name.startswith(_PARTS)
+    ]
+    return tuple(found)
+
+
+def _asked(spec: Mapping[str, Any]) -> Counter[str]:
+    """The devices that a pod gets, by resource."""
+    together: Counter[str] = Counter()
+    largest: Counter[str] = Counter()
+    for container in spec.get("initContainers") or ():
+        one = _devices(container)
+        if container.get("restartPolicy") == "Always":
+            together += one
+            largest |= together
+        else:
+            largest |= together + one
+    for container in spec["containers"]:
+        together += _devices(container)
+    return largest | together
+
+
+def _devices(container: Mapping[str, Any]) -> Counter[str]:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    found: Counter[str] = Counter()
+    for name, count in limits.items():
+        if name.startswith(_VENDOR):
+            found[name] = int(count)
+            if not 0 <= found[name] < _MOST_GPUS:
+                message = f"{name}: {count!r} is no count of devices"
+                raise ValueError(message)
+    return found

@@ -1,0 +1,133 @@
+"""What the ledger has of each job in the books: claims on GPUs, and the run of the job they are of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from collector.billing.instants import Period
+from collector.jobs.job import Job
+from collector.metering.tiling import Entry, State
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+
+SCHEDULERS = ("slurm", "kubernetes")
+_GIVEN = frozenset(
+    {State.OBSERVED, State.INFERRED, State.SYSTEM, State.MAINTENANCE, State.DOWN}
+)  # fmt: skip
+"""States of a slot that someone was given; what the GPU did meanwhile is not in the books."""
+
+
+ALL_TIME = Period(0, FOREVER_NS)
+
+
+def job_id(workload: str) -> str:
+    """The id of the scheduler's job that a workload is."""
+    source, colon, name = workload.partition(":")
+    return name if colon and source in SCHEDULERS else workload
+
+
+class Held(msgspec.Struct):
+    """What the ledger has of one claim on one GPU."""
+
+    gpu: str
+    claim: str
+    tenant: str
+    start_ns: int
+    end_ns: int
+    quantity: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job of the books, or none, and what the ledger has of it; times are within the window."""
+
+    id: str
+    job: Job | None
+    start_ns: int
+    end_ns: int
+    held: tuple[Held, ...]
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the books say it had."""
+        job = self.job
+        return len(job.gpus) + sum(part.gpus for part in job.unplaced) if job else 0
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it had parts of GPUs, whose size the books do not tell."""
+        return self.job is not None and any(not part.gpus for part in self.job.unplaced)
+
+    @property
+    def books(self) -> int:
+        """Capacity times time by the books."""
+        return GPU_CAPACITY * self.gpus * (self.end_ns - self.start_ns)
+
+    @property
+    def ledger(self) -> int:
+        """Capacity times time by the ledger."""
+        return sum(held.quantity for held in self.held)
+
+
+def runs(
+    entries: Iterable[Entry], records: Iterable[Job], window: Period, unended: set[str]
+) -> list[Run]:
+    """Every run of every job, by job; those without an end in the books are left out."""
+    held = _held(entries, window, unended)
+    jobs: dict[str, list[Job]] = defaultdict(list)
+    for job in records:
+        if job.id not in unended:
+            jobs[job.id].append(job)
+    found: list[Run] = []
+    for name in sorted(held.keys() | jobs.keys()):
+        found += _paired(name, sorted(jobs[name]), held[name], window)
+    return found
+
+
+def _held(entries: Iterable[Entry], window: Period, unended: set[str]) -> dict[str, list[Held]]:
+    """By job, the claims on GPUs, from first to last entry, and how much of a GPU that was."""
+    found: dict[tuple[str, str, str], Held] = {}
+    by_job: dict[str, list[Held]] = defaultdict(list)
+    for entry in entries:
+        if entry.tiling is not Tiling.COMPUTE or entry.state not in _GIVEN or not entry.claim:
+            continue
+        name = job_id(entry.workload)
+        t0_ns, t1_ns = _clipped(window, entry.t0_ns, entry.t1_ns)
+        if name in unended or t0_ns >= t1_ns:
+            continue
+        key = (entry.gpu, entry.claim, entry.tenant)
+        if key not in found:
+            found[key] = Held(*key, t0_ns, t1_ns)
+            by_job[name].append(found[key])
+        one = found[key]
+        one.start_ns, one.end_ns = min(one.start_ns, t0_ns), max(one.end_ns, t1_ns)
+        one.quantity += (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns)
+    return by_job
+
+
+def _paired(name: str, jobs: list[Job], held: list[Held], window: Period) -> Iterator[Run]:
+    """The runs of a job, each with the claims that have most time in common with it."""
+    spans = [_clipped(window, job.start_ns, job.end_ns) for job in jobs]
+    own: dict[int, list[Held]] = defaultdict(list)
+    strangers: list[Held] = []
+    for one in held:
+        common = [min(one.end_ns, end) - max(one.start_ns, start) for start, end in spans]
+        best = max(range(len(spans)), key=common.__getitem__, default=None)
+        if best is None or (common[best] <= 0 and len(spans) > 1):
+            strangers.append(one)
+        else:
+            own[best].append(one)
+    for at, (job, (start, end)) in enumerate(zip(jobs, spans, strict=True)):
+        if start < end or own[at]:
+            yield Run(name, job, start, max(start, end), tuple(own[at]))
+    if strangers:
+        start, end = min(s.start_ns for s in strangers), max(s.end_ns for s in strangers)
+        yield Run(name, None, start, end, tuple(strangers))
+
+
+def _clipped(window: Period, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """An interval's part in the window; its end is not after its start where it has none."""
+    return max(start_ns, window.start_ns), min(end_ns, window.end_ns)

@@ -1,0 +1,231 @@
+"""R3: the ledger against the scheduler's own books, tenant by tenant and job by job.
+
+Start and end of a claim may each be wrong by the tolerance: by how much the clocks may differ, and how
+long an agent takes to see what has changed. So a claim on a GPU may be off by twice the tolerance, and
+a tenant by that for each of its claims. All beyond is a difference, and is named.
+
+Job and ledger entry belong together by the job's id, which is the entry's workload: `123` of Slurm,
+`research/train-0` of Kubernetes; a source that is neither may say whose it is, as `slurm:123`. Tenants
+are compared as they stand on both sides: map the accounts of the records before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+from collector.billing.instants import Period
+from collector.jobs.job import Job
+from collector.jobs.pairing import ALL_TIME, Held, Run, runs
+from collector.metering.tiling import Entry
+from collector.metering.units import GPU_CAPACITY
+
+RULE = "R3"
+
+
+class Kind(StrEnum):
+    """In what the ledger and the books differ about a job."""
+
+    NOT_IN_LEDGER = "in the books and not in the ledger"
+    NOT_IN_BOOKS = "in the ledger and not in the books"
+    TENANT = "another tenant"
+    GPUS = "other GPUs"
+    TIMES = "another start or end"
+    HELD = "held for another time between start and end, or in part"
+
+
+@dataclass(frozen=True, slots=True)
+class JobDifference:
+    """A job about which the two differ. Times of GPUs are in GPU-nanoseconds.
+
+    `start_ns` and `end_ns` are those of the books, else of the ledger. `start_off_ns` and `end_off_ns`
+    are by how much the ledger's are later, on the GPU where that is most.
+    """
+
+    job: str
+    start_ns: int
+    end_ns: int
+    kinds: tuple[Kind, ...]
+    tenant: str
+    ledger_tenants: tuple[str, ...]
+    ledger: Fraction
+    books: Fraction
+    ledger_gpus: tuple[str, ...] = ()
+    books_gpus: int = 0
+    start_off_ns: int = 0
+    end_off_ns: int = 0
+
+    @property
+    def difference(self) -> Fraction:
+        """How much more GPU time the ledger has."""
+        return self.ledger - self.books
+
+
+@dataclass(frozen=True, slots=True)
+class TenantCheck:
+    """What a tenant had by the ledger and by the books, in GPU-nanoseconds; `parts` are claims."""
+
+    tenant: str
+    found: Fraction
+    expected: Fraction
+    parts: int
+    allowed: int
+    rule: str = RULE
+
+    @property
+    def what(self) -> str:
+        """What is compared."""
+        return f"ledger = scheduler's books, {self.tenant or 'no tenant'}, in GPU-ns"
+
+    @property
+    def difference(self) -> Fraction:
+        """How much more the ledger has."""
+        return self.found - self.expected
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference is within what clocks and polls explain."""
+        return abs(self.difference) <= self.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All tenants in order, the jobs that differ, and those of which only times were compared.
+
+    `unended` are jobs that the books do not have an end of: nothing of them is compared.
+    """
+
+    tenants: tuple[TenantCheck, ...]
+    differences: tuple[JobDifference, ...]
+    jobs: int
+    in_parts: tuple[str, ...] = ()
+    unended: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether there is no difference beyond the tolerance."""
+        return not self.differences and all(tenant.agrees for tenant in self.tenants)
+
+
+def compare(
+    entries: Iterable[Entry],
+    records: Iterable[Job],
+    tolerance_ns: int,
+    window: Period = ALL_TIME,
+    unended: Collection[str] = (),
+) -> Comparison:
+    """The ledger's entries against the jobs of one or several books.
+
+    Books that name no GPUs are compared by how many there were. Jobs with parts of GPUs, whose size
+    the books do not tell, are compared by their times only.
+    """
+    paired = runs(entries, records, window, set(unended))
+    found = [_difference(run, tolerance_ns) for run in paired]
+    return Comparison(
+        tenants=_tenants([run for run in paired if not run.in_parts], tolerance_ns),
+        differences=tuple(difference for difference in found if difference),
+        jobs=sum(run.job is not None for run in paired),
+        in_parts=tuple(sorted({run.id for run in paired if run.in_parts})),
+        unended=tuple(sorted(set(unended))),
+    )
+
+
+# Comparing -----------------------------------------------------------------------------------------
+
+
+def _difference(run: Run, tolerance_ns: int) -> JobDifference | None:
+    kinds, off = _kinds(run, tolerance_ns)
+    if not kinds:
+        return None
+    return JobDifference(
+        job=run.id,
+        start_ns=run.start_ns,
+        end_ns=run.end_ns,
+        kinds=tuple(kinds),
+        tenant=run.job.tenant if run.job else "",
+        ledger_tenants=tuple(sorted({held.tenant for held in run.held})),
+        ledger=Fraction(run.ledger, GPU_CAPACITY),
+        books=Fraction(run.books, GPU_CAPACITY),
+        ledger_gpus=tuple(sorted({held.gpu for held in run.held})),
+        books_gpus=run.gpus,
+        start_off_ns=off[0],
+        end_off_ns=off[1],
+    )
+
+
+def _kinds(run: Run, tolerance_ns: int) -> tuple[list[Kind], tuple[int, int]]:
+    """In what they differ, and by how much start and end are off at most."""
+    if not run.held:
+        had_some = run.gpus or run.in_parts
+        missed = had_some and run.end_ns - run.start_ns > 2 * tolerance_ns
+        return ([Kind.NOT_IN_LEDGER] if missed else []), (0, 0)
+    if run.job is None:
+        longest = max(held.end_ns - held.start_ns for held in run.held)
+        return ([Kind.NOT_IN_BOOKS] if longest > 2 * tolerance_ns else []), (0, 0)
+    kinds: list[Kind] = []
+    spans = _spans(run.held)
+    if {held.tenant for held in run.held} != {run.job.tenant}:
+        kinds.append(Kind.TENANT)
+    if not run.in_parts and not _same_gpus(run, set(spans)):
+        kinds.append(Kind.GPUS)
+    start_off = max((start - run.start_ns for start, _, _ in spans.values()), key=abs)
+    end_off = max((end - run.end_ns for _, end, _ in spans.values()), key=abs)
+    if max(abs(start_off), abs(end_off)) > tolerance_ns:
+        kinds.append(Kind.TIMES)
+    if not run.in_parts and any(
+        abs(quantity - GPU_CAPACITY * (end - start)) > 2 * tolerance_ns * GPU_CAPACITY
+        for start, end, quantity in spans.values()
+    ):
+        kinds.append(Kind.HELD)
+    return kinds, (start_off, end_off)
+
+
+def _spans(held: Iterable[Held]) -> dict[str, tuple[int, int, int]]:
+    """Of each GPU from when to when, and how much of it."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for one in held:
+        start, end, quantity = found.get(one.gpu, (one.start_ns, one.end_ns, 0))
+        found[one.gpu] = (
+            min(start, one.start_ns), max(end, one.end_ns), quantity + one.quantity,
+        )  # fmt: skip
+    return found
+
+
+def _same_gpus(run: Run, gpus: set[str]) -> bool:
+    """Whether there are as many, and those that are named where both name them alike.
+
+    In a ledger made of a job list GPUs are named as there, `node/address`; agents tell UUIDs.
+    """
+    if run.job is None or len(gpus) != run.gpus:
+        return False
+    named = {str(gpu) for gpu in run.job.gpus}
+    return named <= gpus if any("/" in gpu for gpu in gpus) else True
+
+
+def _tenants(paired: Iterable[Run], tolerance_ns: int) -> tuple[TenantCheck, ...]:
+    ledger: Counter[str] = Counter()
+    books: Counter[str] = Counter()
+    claims: Counter[str] = Counter()
+    for run in paired:
+        if run.job:
+            books[run.job.tenant] += run.books
+        mine: Counter[str] = Counter()
+        for held in run.held:
+            ledger[held.tenant] += held.quantity
+            mine[held.tenant] += 1
+        if run.job:
+            mine[run.job.tenant] = max(mine[run.job.tenant], run.gpus)
+        claims += mine
+    return tuple(
+        TenantCheck(
+            tenant,
+            Fraction(ledger[tenant], GPU_CAPACITY),
+            Fraction(books[tenant], GPU_CAPACITY),
+            claims[tenant],
+            2 * tolerance_ns * claims[tenant],
+        )
+        for tenant in sorted(ledger.keys() | books.keys())
+    )

@@ -1,0 +1,43 @@
+"""Whose a scheduler's accounts and namespaces are, by the file that says so for claims as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from collector.evidence.tenants_file import Tenants, unmapped
+from collector.jobs.job import Job, JobList, job_list
+
+SOURCES = {"clustercockpit": "slurm", "sacct": "slurm", "kubernetes": "kubernetes"}
+"""The scheduler that a format's jobs are of, in the words of claims."""
+
+
+def with_tenants(jobs: Iterable[Job], source: str, tenants: Tenants) -> list[Job]:
+    """The jobs with the tenants that their accounts are, cut where an account changes hands.
+
+    An account that no row names keeps its name.
+    """
+    found: list[Job] = []
+    for job in jobs:
+        no_one = unmapped(source, job.tenant)
+        pieces = tenants.pieces(source, job.tenant, job.start_ns, job.end_ns)
+        if not pieces:
+            found.append(job)  # it lasted no time
+        for start_ns, end_ns, tenant in pieces:
+            name = job.tenant if tenant == no_one else tenant
+            part = msgspec.structs.replace(job, start_ns=start_ns, end_ns=end_ns, tenant=name)
+            found.append(part)
+    return sorted(found)
+
+
+def listed_with_tenants(jobs: JobList, source: str, tenants: Tenants) -> JobList:
+    """The same of a list."""
+    every = with_tenants([*jobs.jobs, *jobs.unended], source, tenants)
+    return job_list(every, jobs.without_gpus, jobs.never_started)
+
+
+def as_listed(tenant: str) -> str:
+    """A tenant of the ledger as a list names it: `slurm:physics` is an account without a row."""
+    source, colon, owner = tenant.partition(":")
+    return owner if colon and source in SOURCES.values() else tenant

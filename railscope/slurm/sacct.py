@@ -1,0 +1,196 @@
+"""Jobs as Slurm's accounting tells them: `sacct --parsable2 --allocations`, or `sacct --json`.
+
+The first line of the text names the columns. Ask for
+`--format=JobIDRaw,JobID,User,UID,Account,State,Start,End,NodeList,AllocTRES`, and not for names and
+comments: a user may write the separator into them. Sources: SchedMD/slurm:src/sacct/print.c,
+src/plugins/data_parser (job of slurmdbd).
+
+What stands there is what was, and no plan: with --duplicates a job that was requeued is there once for
+each time that it ran, in the state REQUEUED and with an end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import Any, NamedTuple
+
+from railscope.slurm import FormatError
+from railscope.slurm.gres import parse_tres
+from railscope.slurm.hostlist import expand
+from railscope.slurm.job import Job, job_number, json_number, json_text, sure_seconds, told
+
+COLUMNS = ("JobIDRaw", "User", "Account", "Start", "End", "NodeList", "AllocTRES")
+"""Those that must be there. `JobID` will do for `JobIDRaw`, but does not tell arrays apart."""
+
+
+class AccountingError(FormatError):
+    """A line, or a job of the JSON, both counted from 1, is not as sacct writes it."""
+
+    def __init__(self, place: int, field: str, reason: str) -> None:
+        """`field` is empty where the line or the job as a whole is wrong."""
+        self.place, self.field, self.reason = place, field, reason
+        super().__init__(f"{place}: {field}: {reason}" if field else f"{place}: {reason}")
+
+
+class Record(NamedTuple):
+    """A job, where it stood, and its nodes as they stood there."""
+
+    place: int
+    job: Job
+    node_list: str
+
+
+def parse_sacct(text: str, zone: tzinfo | None, separator: str = "|") -> tuple[Record, ...]:
+    """The jobs of a text, without their steps; `zone` is the time zone that sacct ran in.
+
+    Without a zone, times must name theirs or be Unix seconds. Raises AccountingError.
+    """
+    return tuple(_record(row, zone) for row in _rows(text, separator))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One line by the names of its columns."""
+
+    place: int
+    values: Mapping[str, str]
+
+    def __getitem__(self, column: str) -> str:
+        value = self.values.get(column, "")
+        if not value.isprintable():
+            raise AccountingError(self.place, column, f"{value!r} cannot be printed")
+        return value
+
+    @property
+    def id(self) -> str:
+        return self["JobIDRaw"] if "JobIDRaw" in self.values else self["JobID"]
+
+
+def _rows(text: str, separator: str) -> Iterator[_Row]:
+    """The lines that are jobs and no steps of jobs."""
+    header, *lines = text.split("\n")
+    names = _named(header.rstrip("\r").split(separator))
+    for place, line in enumerate(lines, start=2):
+        if not line.rstrip("\r"):
+            continue
+        values = line.rstrip("\r").split(separator)
+        if len(values) != len(names):
+            reason = f"has {len(values)} columns and not {len(names)}"
+            raise AccountingError(place, "", reason)
+        row = _Row(place, dict(zip(names, values, strict=True)))
+        if "." not in row.id:
+            yield row
+
+
+def _named(names: list[str]) -> list[str]:
+    for column in COLUMNS:
+        found = names.count(column)
+        if column == "JobIDRaw" and not found:
+            column, found = "JobID", names.count("JobID")  # noqa: PLW2901 - it will do
+        if not found:
+            raise AccountingError(1, column, "is not in the header")
+        if found > 1:
+            raise AccountingError(1, column, "is twice in the header")
+    return names
+
+
+def _record(row: _Row, zone: tzinfo | None) -> Record:
+    column = ""
+    try:
+        column = "JobIDRaw"
+        number = job_number(row.id)
+        column = "UID"
+        user_id = job_number(row["UID"]) if row["UID"] else None
+        column = "Start"
+        start = sure_seconds(row["Start"], zone)
+        column = "End"
+        end = sure_seconds(row["End"], zone)
+        column = "NodeList"
+        nodes = expand(told(row["NodeList"]))
+        column = "AllocTRES"
+        counts = parse_tres(row["AllocTRES"])
+    except AccountingError:
+        raise
+    except FormatError as error:
+        raise AccountingError(row.place, column, str(error)) from error
+    job = Job(
+        id=number,
+        user=row["User"],
+        user_id=user_id,
+        account=row["Account"],
+        state=row["State"].partition(" ")[0],
+        start_seconds=start,
+        end_seconds=end if start is not None else None,
+        planned_end_seconds=None,
+        nodes=nodes,
+        gres_counts=counts,
+        array=row["JobID"] if "_" in row["JobID"] else "",
+        sluid=row["SLUID"],
+    )
+    return Record(row.place, job, row["NodeList"])
+
+
+# JSON ----------------------------------------------------------------------------------------------
+
+
+def parse_sacct_json(text: str | bytes) -> tuple[Record, ...]:
+    """The jobs of `sacct --json`. Raises AccountingError."""
+    try:
+        jobs = json.loads(text)["jobs"]
+        listed = list(enumerate(jobs, start=1))
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        reason = f"not what sacct writes as JSON: {type(error).__name__} {error}"
+        raise AccountingError(1, "", reason) from error
+    return tuple(_record_of(place, job) for place, job in listed)
+
+
+def _record_of(place: int, job: Any) -> Record:
+    try:
+        return Record(place, _job_of(job), json_text(job.get("nodes")))
+    except FormatError as error:
+        raise AccountingError(place, "", str(error)) from error
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = f"not what sacct writes as JSON: {type(error).__name__} {error}"
+        raise AccountingError(place, "", reason) from error
+
+
+def _job_of(job: Mapping[str, Any]) -> Job:
+    number = json_number(job["job_id"])
+    if number is None:
+        message = "a job without an id"
+        raise FormatError(message)
+    states = job["state"]["current"]
+    start, end = (json_number(job["time"][name]) or None for name in ("start", "end"))
+    array = job.get("array") or {}
+    element = json_number(array.get("task_id"))
+    return Job(
+        id=number,
+        user=json_text(job.get("user")),
+        user_id=None,
+        account=json_text(job.get("account")),
+        state=json_text(states if isinstance(states, str) else states[0]),
+        start_seconds=start,
+        end_seconds=end if start is not None else None,
+        planned_end_seconds=None,
+        nodes=expand(told(json_text(job.get("nodes")))),
+        gres_counts=_counts(job["tres"]["allocated"]),
+        array=f"{array['job_id']}_{element}" if array.get("job_id") and element is not None else "",
+        sluid=json_text(job.get("sluid")),
+    )
+
+
+def _counts(allocated: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Generic resources by name, with the type where it has one, as `parse_tres` gives them."""
+    found: dict[str, int] = {}
+    for one in allocated:
+        if json_text(one["type"]) != "gres":
+            continue
+        name, count = json_text(one["name"]), json_number(one["count"])
+        if count is None or count < 0 or name in found:
+            message = f"{name!r} has no count, or two"
+            raise FormatError(message)
+        found[name] = count
+    return found

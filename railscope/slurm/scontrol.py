@@ -1,0 +1,177 @@
+"""Jobs as `scontrol show job -d` tells them, as text and as JSON.
+
+Use JSON on a live cluster: its times are Unix seconds, and names and comments, which users write, stay
+what they are. As text they may hold lines that look like fields, of which only repeated ones are found.
+Source: SchedMD/slurm:src/api/job_info.c, src/plugins/data_parser.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import tzinfo
+from typing import Any
+
+from railscope.slurm import FormatError
+from railscope.slurm.gres import parse_gres, parse_tres
+from railscope.slurm.hostlist import expand
+from railscope.slurm.job import (
+    Allocation,
+    Job,
+    job_number,
+    json_number,
+    json_text,
+    seconds,
+    times,
+    told,
+)
+
+_RECORD = re.compile(r"^JobId=", re.MULTILINE)
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
+_USER = re.compile(r"(.*)\(([0-9]{1,10})\)")
+_WANTED = {
+    "UserId": "UserId",
+    "Priority": "Account",
+    "JobState": "JobState",
+    "StartTime": "StartTime EndTime",
+    "NodeList": "NodeList",
+    "AllocTRES": "AllocTRES",
+    "TRES": "TRES",
+}
+"""The first key of each line that is looked at, and the keys that are wanted of it."""
+_NO_JOBS = ("No jobs in the system",)
+
+
+def parse_text(text: str, zone: tzinfo) -> tuple[Job, ...]:
+    """The jobs of `scontrol show job -d`; `zone` is the time zone of the cluster.
+
+    Allocations are told only with -d, and only for jobs that have nodes. Raises FormatError.
+    """
+    before, *records = _RECORD.split(text)
+    if before.strip() not in {"", *_NO_JOBS}:
+        message = f"{before.strip()[:200]!r} is not the beginning of a job"
+        raise FormatError(message)
+    return tuple(_job(f"JobId={record}", zone) for record in records)
+
+
+def _job(record: str, zone: tzinfo) -> Job:
+    first, *lines = record.split("\n")
+    head = dict(_PAIR.findall(first.partition(" JobName=")[0]))
+    fields = _fields(lines)
+    try:
+        user = _USER.fullmatch(fields["UserId"])
+        start, end = (seconds(fields[name], zone) for name in ("StartTime", "EndTime"))
+        state, account = fields["JobState"], fields["Account"]
+    except KeyError as error:
+        message = f"job {head['JobId'][:20]!r} has no {error.args[0]}"
+        raise FormatError(message) from error
+    when = times(state, start, end)
+    return Job(
+        id=job_number(head["JobId"]),
+        user=user[1] if user else fields["UserId"],
+        user_id=int(user[2]) if user else None,
+        account=told(account),
+        state=state,
+        start_seconds=when.start_seconds,
+        end_seconds=when.end_seconds,
+        planned_end_seconds=when.planned_end_seconds,
+        nodes=expand(fields.get("NodeList", "")),
+        allocations=_allocations(lines),
+        gres_counts=parse_tres(fields.get("AllocTRES", fields.get("TRES", ""))),
+        array="_".join(head[name] for name in ("ArrayJobId", "ArrayTaskId") if name in head),
+    )
+
+
+def _fields(lines: list[str]) -> dict[str, str]:
+    """The wanted fields. A key that comes twice was written by someone else: names may hold lines."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        pairs: list[tuple[str, str]] = _PAIR.findall(line)
+        if not pairs or not line.lstrip().startswith(f"{pairs[0][0]}="):
+            continue
+        wanted = _WANTED.get(pairs[0][0], "").split()
+        for key, value in pairs:
+            if key not in wanted:
+                continue
+            if key in fields:
+                message = f"{key} comes twice: read this job as JSON"
+                raise FormatError(message)
+            fields[key] = value
+    return fields
+
+
+def _allocations(lines: list[str]) -> tuple[Allocation, ...] | None:
+    """What is held on each node, by the lines that begin with `Nodes=`."""
+    found: list[Allocation] = []
+    sets = [line.strip() for line in lines if line.lstrip().startswith("Nodes=")]
+    for line in sets:
+        fields = dict(_PAIR.findall(line))
+        gres = parse_gres(fields.get("GRES", ""))
+        found += [Allocation(node, gres) for node in expand(fields["Nodes"])]
+    return tuple(found) if sets else None
+
+
+def parse_json(text: str | bytes) -> tuple[Job, ...]:
+    """The jobs of `scontrol show job --json` or `squeue --json`. Raises FormatError.
+
+    Slurm 22.05 to 23.02 wrote plain numbers and one state; later ones write numbers with whether
+    they are set, and lists of states of which the first is the base.
+    """
+    try:
+        jobs = json.loads(text)["jobs"]
+        return tuple(map(_job_of, jobs))
+    except FormatError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        message = f"not what Slurm writes as JSON: {type(error).__name__} {error}"
+        raise FormatError(message) from error
+
+
+def _job_of(job: Mapping[str, Any]) -> Job:
+    states = job["job_state"]
+    state = json_text(states if isinstance(states, str) else states[0])
+    is_completing = not isinstance(states, str) and "COMPLETING" in states
+    start, end = (json_number(job[name]) or None for name in ("start_time", "end_time"))
+    when = times("COMPLETING" if is_completing else state, start, end)
+    element = json_number(job.get("array_task_id"))
+    elements = json_text(job.get("array_task_string")) if element is None else str(element)
+    array = json_number(job.get("array_job_id"))
+    number = json_number(job["job_id"])
+    if number is None:
+        message = "a job without an id"
+        raise FormatError(message)
+    return Job(
+        id=number,
+        user=json_text(job.get("user_name")),
+        user_id=json_number(job.get("user_id")),
+        account=json_text(job.get("account")),
+        state=state,
+        start_seconds=when.start_seconds,
+        end_seconds=when.end_seconds,
+        planned_end_seconds=when.planned_end_seconds,
+        nodes=expand(json_text(job.get("nodes"))),
+        allocations=_allocations_of(job),
+        gres_counts=parse_tres(json_text(job.get("tres_alloc_str"))),
+        array=f"{array}_{elements}" if array and elements else "",
+        sluid=json_text(job.get("sluid")),
+    )
+
+
+def _allocations_of(job: Mapping[str, Any]) -> tuple[Allocation, ...] | None:
+    """One text for each node, in the order of the nodes."""
+    details = job.get("gres_detail") or []
+    if not details:
+        return None
+    nodes = (job.get("job_resources") or {}).get("nodes")
+    listed = nodes.get("list") if isinstance(nodes, Mapping) else nodes
+    names = expand(json_text(listed or job.get("nodes")))
+    if len(names) != len(details):
+        message = (
+            f"job {job['job_id']} has {len(names)} nodes and {len(details)} lists of resources"
+        )
+        raise FormatError(message)
+    return tuple(
+        Allocation(node, parse_gres(json_text(detail)))
+        for node, detail in zip(names, details, strict=True)
+    )

@@ -1,0 +1,241 @@
+"""Properties of billing that hold through the database as they do on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.billing import CURRENCIES, nanos, price, without_minimum
+from support.books import (
+    BOSS,
+    ONE,
+    START,
+    TWO,
+    after,
+    as_toml,
+    gpu,
+    hours,
+    meter,
+    world,
+)
+
+from collector.billing import administration, focus, focus_csv, statement_data
+from collector.billing.charges import Kind, Unit
+from collector.billing.closing import Books, By, Closed
+from collector.billing.demo_months import KnownGpu, SimulatedEvidence
+from collector.billing.focus import Account, Seller
+from collector.billing.instants import HOUR_NS, SECOND_NS
+from collector.billing.invoice import Status
+from collector.billing.periods import name_of, parse
+from collector.billing.prices import Price, PriceBook, Tariff
+from collector.billing.rated import Numbers, rate_period
+from collector.billing.recompute import recompute
+from collector.billing.reconcile import reconcile
+from collector.billing.rounding import exponent_of
+from collector.billing.statements import statement
+from collector.ledger.store import Ledger
+from collector.metering.evidence import Claim, Level, Outage, Release, Reservation
+from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_slices, replica
+
+SELLER = Seller("Hall", "Hall", {"team-a": Account("a"), "team-b": Account("b")})
+few = settings(
+    max_examples=max(20, settings().max_examples // 4),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+instants = st.one_of(
+    st.integers(hours(0), TWO.end_ns), st.sampled_from([ONE.end_ns, hours(24), hours(48)])
+)
+tenants = st.sampled_from(["team-a", "team-b"])
+parts = st.sampled_from([
+    (WHOLE, WHOLE), (WHOLE, WHOLE), (replica(0, 2), replica(0, 2)), (replica(1, 3), replica(1, 3)),
+    (compute_slices(0, 3), memory_slices(0, 4)),
+])  # fmt: skip
+
+
+@st.composite
+def claims(draw: st.DrawFn, number: int) -> Claim:
+    start = draw(instants)
+    end = draw(st.one_of(st.just(FOREVER_NS), st.integers(start + 1, start + 40 * HOUR_NS)))
+    compute, memory = draw(parts)
+    return Claim(
+        Level.SCHEDULER, start, f"c{number}", draw(tenants), end, compute=compute, memory=memory
+    )
+
+
+@st.composite
+def gpus(draw: st.DrawFn, name: str) -> KnownGpu:
+    held = tuple(draw(claims(number)) for number in range(draw(st.integers(0, 4))))
+    span = sorted(draw(st.tuples(instants, instants)))
+    more: dict[str, object] = {}
+    if draw(st.booleans()):
+        more["outages"] = (Outage(draw(st.booleans()), *span),)
+    if draw(st.booleans()):
+        more["reservations"] = (Reservation(span[0], "kept", draw(tenants), span[1]),)
+    if draw(st.booleans()):
+        more["stretches"] = ()
+    return gpu(name, *held, **more)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> SimulatedEvidence:
+    return world(*(draw(gpus(f"GPU-{number}")) for number in range(draw(st.integers(1, 2)))))
+
+
+@st.composite
+def later(draw: st.DrawFn, known: SimulatedEvidence) -> SimulatedEvidence:
+    """The same with releases that were not known before, or with a claim more or less."""
+    found = []
+    for one in known.known.values():
+        evidence = one.evidence
+        for claim in evidence.claims:
+            if draw(st.booleans()):
+                release = Release(claim.id, draw(instants))
+                evidence = msgspec.structs.replace(evidence, releases=(*evidence.releases, release))
+        if draw(st.booleans()):
+            evidence = msgspec.structs.replace(
+                evidence, claims=(*evidence.claims[1:], draw(claims(9)))
+            )
+        found.append(KnownGpu(evidence, one.counted, one.sku))
+    return world(*found)
+
+
+@st.composite
+def rows_of_prices(draw: st.DrawFn, **more: object) -> list[Price]:
+    """Prices one after the other over all time, changing within the periods."""
+    edges = sorted(draw(st.sets(st.integers(1, 143), max_size=2)))
+    spans = pairwise([-FOREVER_NS, *(hour * HOUR_NS for hour in edges), FOREVER_NS])
+    return [price(draw(nanos), start, end, **more) for start, end in spans]
+
+
+@st.composite
+def dear_books(draw: st.DrawFn) -> PriceBook:
+    """Prices of time, energy and reservation; their dates count from the start of the worlds."""
+    extras = {
+        "minimum_ns": draw(st.sampled_from([0, 60 * SECOND_NS, HOUR_NS])),
+        "granularity_ns": draw(st.sampled_from([1, SECOND_NS, HOUR_NS])),
+        "at_claim_start": draw(st.booleans()),
+        "tariff": draw(st.sampled_from([Tariff.ALLOCATED, Tariff.USED])),
+    }
+    prices = draw(rows_of_prices(**extras))
+    prices += draw(rows_of_prices(tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS))
+    prices += draw(rows_of_prices(tariff=Tariff.RESERVATION))
+    return PriceBook(1, 0, draw(st.sampled_from(CURRENCIES)), tuple(prices))
+
+
+@contextmanager
+def opened(known: SimulatedEvidence, book: PriceBook) -> Iterator[Books]:
+    """Books in memory, with the ledger of what is known."""
+    ledger = Ledger.open("sqlite://")
+    meter(ledger, known)
+    books = Books.of(ledger, known)
+    administration.publish(books, as_toml(book, START), "drawn", By(BOSS, START))
+    yield books
+    ledger.close()
+
+
+@few
+@given(worlds(), dear_books())
+def test_p8_p11_a_closing_is_exact_and_the_same_when_computed_again(
+    known: SimulatedEvidence, book: PriceBook
+) -> None:
+    with opened(known, book) as books:
+        closed = books.close(ONE, after(ONE))
+        for invoice in closed.invoices:
+            units = 10 ** exponent_of(invoice.currency)
+            assert invoice.total_minor == round(invoice.exact * units)
+            for line in invoice.lines:
+                assert abs(line.minor - line.charge.amount * units) < 1
+        assert tuple(books.store.invoices()) == closed.invoices
+        assert books.close(ONE, after(TWO)).closing == closed.closing
+        again = recompute(books, closed.closing, closed.invoices)
+        assert again.manifest_root == closed.closing.manifest_root
+        for check in reconcile(books, ONE, SELLER):
+            assert check.passes, check
+
+
+@few
+@given(worlds(), dear_books(), st.data())
+def test_p10_invoiced_and_corrections_are_what_is_known_now(
+    known: SimulatedEvidence, book: PriceBook, data: st.DataObject
+) -> None:
+    with opened(known, book) as books:
+        books.close(ONE, after(ONE))
+        news = data.draw(later(known))
+        meter(books.ledger, news)
+        informed = Books.of(books.ledger, news)
+        informed.close(TWO, after(TWO))
+        owed = _exact(informed)
+        published = informed.store.book()
+        assert published is not None
+        known_now: dict[str, Fraction] = {}
+        for period in (ONE, TWO):
+            rated = rate_period(books.ledger, published.book, period, Numbers(books.ledger))
+            for charge in rated.charges:
+                before = known_now.get(charge.tenant, Fraction(0))
+                known_now[charge.tenant] = before + charge.amount
+        assert {t: a for t, a in owed.items() if a} == {t: a for t, a in known_now.items() if a}
+        for period in (ONE, TWO):
+            for check in reconcile(informed, period, SELLER):
+                assert check.passes, check
+
+
+@few
+@given(worlds(), dear_books())
+def test_p16_minimums_only_add_topups(known: SimulatedEvidence, book: PriceBook) -> None:
+    plain = PriceBook(
+        book.version, book.published_ns, book.currency, tuple(without_minimum(book.prices))
+    )
+    with opened(known, book) as books, opened(known, plain) as others:
+        dear, cheap = (each.close(ONE, after(ONE)) for each in (books, others))
+        assert _charges(dear, topups=False) == _charges(cheap, topups=True)
+
+
+@few
+@given(worlds(), dear_books())
+def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: PriceBook) -> None:
+    with opened(known, book) as books:
+        for invoice in books.close(ONE, after(ONE)).invoices:
+            made = statement(books, invoice.tenant, ONE)
+            rows = statement_data.from_csv(statement_data.as_csv(made))
+            document = statement_data.from_json(statement_data.as_json(made))
+            found = focus_csv.parse(focus_csv.write(focus.rows(invoice, SELLER)))
+            assert (
+                statement_data.total(rows)
+                == Fraction(document.total)
+                == focus.billed(found)
+                == invoice.payable
+            )
+            shown = sum(Fraction(row.amount.replace(",", "")) for row in made.summary)
+            assert shown == invoice.payable
+
+
+@given(st.integers(0, 3000), st.integers(0, 400))
+def test_a_period_has_the_name_that_it_is_read_from(first: int, more: int) -> None:
+    period = replace(ONE, start_ns=first * 24 * HOUR_NS, end_ns=(first + more + 1) * 24 * HOUR_NS)
+    assert parse(name_of(period)) == period
+
+
+def _exact(books: Books) -> dict[str, Fraction]:
+    found: dict[str, Fraction] = {}
+    for invoice in books.store.invoices():
+        if invoice.status is Status.ISSUED:
+            found[invoice.tenant] = found.get(invoice.tenant, Fraction(0)) + invoice.exact
+    return found
+
+
+def _charges(closed: Closed, *, topups: bool) -> list[str]:
+    """The ids of all charges."""
+    return sorted(
+        line.charge.charge_id
+        for invoice in closed.invoices
+        for line in invoice.lines
+        if topups or line.charge.kind is not Kind.MINIMUM_TOPUP
+    )

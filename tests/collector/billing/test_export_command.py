@@ -1,0 +1,242 @@
+"""`railscope bill export`: from the ledger to files, with what stands behind every row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import select
+from support import postgresql
+
+from collector.audit.outbox import outbox
+from collector.bill_command import bill
+from collector.billing import demo
+from collector.billing.canonical import digest
+from collector.billing.closing import Books
+from collector.billing.demo_months import MONTH, NEXT_MONTH
+from collector.billing.focus_columns import Row
+from collector.billing.focus_csv import parse
+from collector.billing.instants import from_datetime
+from collector.billing.provenance import of_lines
+from collector.ledger.store import Ledger
+from collector.ledger.tiling import DAY_NS
+from collector.metering.tiling import State
+from collector.metering.units import Tiling
+from railscope.audit.checkpoint import Checkpoint
+from railscope.audit.merkle import Tree
+from railscope.audit.note import SecretKey
+
+SELLER = """
+provider = "Machine Hall"
+[tenant.language]
+account = "research"
+[tenant.vision]
+account = "product"
+"""
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A ledger with the demo's two months, closed."""
+    with ExitStack() as running:
+        if request.param == "sqlite":
+            found = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite"
+        else:
+            found = running.enter_context(postgresql.running()).database()
+        ledger = Ledger.open(found)
+        demo.run(ledger)
+        ledger.close()
+        yield found
+
+
+@pytest.fixture
+def books(url: str) -> Iterator[Books]:
+    ledger = Ledger.open(url)
+    yield Books.of(ledger)
+    ledger.close()
+
+
+def run(url: str, folder: Path, *options: str) -> Result:
+    return CliRunner().invoke(bill, ["export", str(folder), "--ledger", url, *options])
+
+
+def rows_of(path: Path) -> list[Row]:
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def test_a_month_is_written_with_its_totals(url: str, tmp_path: Path):
+    result = run(url, tmp_path / "out", "--period", "2026-09", "--focus", "1.2")
+    assert result.exit_code == 0, result.output
+    assert "billed: 9169.09 EUR" in result.output.splitlines()
+    names = [f"focus-1.2-2026-09.{suffix}" for suffix in ("csv", "manifest.json", "parquet")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    rows = rows_of(tmp_path / "out" / names[0])
+    assert sum(Fraction(row["BilledCost"]) for row in rows) == Fraction("9169.09")
+    again = run(url, tmp_path / "out", "--period", "2026-09")
+    assert again.exit_code == 1
+    assert "is there already" in again.output
+    forced = run(url, tmp_path / "out", "--period", "2026-09", "--force")
+    assert forced.exit_code == 0
+
+
+def test_one_tenant_in_one_form(url: str, tmp_path: Path):
+    result = run(url, tmp_path, "--tenant", "vision", "--format", "csv")
+    assert result.exit_code == 0
+    assert {row["SubAccountId"] for row in rows_of(tmp_path / "focus-1.2-vision.csv")} == {"vision"}
+    assert not (tmp_path / "focus-1.2-vision.parquet").exists()
+
+
+def test_the_audit_log_is_to_record_each_export_and_what_was_in_it(
+    url: str, books: Books, tmp_path: Path
+):
+    run(url, tmp_path, "--period", "2026-10", "--tenant", "vision", "--as", "Ada")
+    manifest = json.loads((tmp_path / "focus-1.2-2026-10-vision.manifest.json").read_text())
+    with books.ledger.database.transaction() as connection:
+        query = select(outbox).where(outbox.c.type == "billing.export")
+        recorded = list(connection.execute(query.order_by(outbox.c.number)))
+    assert json.loads(recorded[-1].actor)["id"] == "Ada"
+    assert json.loads(recorded[-1].data) == {
+        "billed": {"EUR": "-150.16"},
+        "files": {file["name"]: file["sha256"] for file in manifest["files"]},
+        "focus": "1.2",
+        "start": "2026-10-01T00:00:00Z",
+        "end": "2026-11-01T00:00:00Z",
+        "invoices": 1,
+        "rows": manifest["files"][0]["rows"],
+        "tenant": "vision",
+    }
+    assert len({row.id for row in recorded}) == len(recorded)
+
+
+def test_every_charge_leads_to_its_gpu_days_as_the_ledger_had_them(books: Books):
+    (invoice,) = (one for one in books.store.invoices(MONTH, "language") if one.period == MONTH)
+    known = of_lines(books.store, invoice)
+    for line in invoice.lines:
+        charge, origin = line.charge, known[line.charge.charge_id]
+        first, last = charge.service_t0_ns // DAY_NS, (charge.service_t1_ns - 1) // DAY_NS
+        found = [books.ledger.revision(charge.resource, day, 1) for day in range(first, last + 1)]
+        roots = [one.tiling.evidence_root for one in found]
+        assert origin.evidence_hash == (roots[0] if len(roots) == 1 else digest(roots))
+        entries = [
+            entry for one in found for entry in one.tiling.entries if entry.tiling is Tiling.COMPUTE
+        ]
+        unseen = sum(
+            entry.quantity for entry in entries if entry.state in (State.INFERRED, State.UNKNOWN)
+        )
+        total = sum(entry.quantity for entry in entries)
+        assert origin.coverage_ratio == 1 - Fraction(unseen, total)
+        assert origin.ledger_revisions == (1,)
+    ratios = {origin.coverage_ratio for origin in known.values()}
+    assert 1 in ratios
+    assert any(ratio < 1 for ratio in ratios), "the agent was away for a while"
+
+
+def test_corrections_lead_to_the_revision_that_they_follow_from(url: str, tmp_path: Path):
+    assert run(url, tmp_path, "--period", "2026-10", "--format", "csv").exit_code == 0
+    rows = rows_of(tmp_path / "focus-1.2-2026-10.csv")
+    corrections = [row for row in rows if row["ChargeClass"] == "Correction"]
+    assert corrections
+    for row in corrections:
+        assert from_datetime(row["ChargePeriodEnd"]) <= MONTH.end_ns
+        assert from_datetime(row["BillingPeriodStart"]) == NEXT_MONTH.start_ns
+        assert "2" in str(row["x_LedgerRevision"]).split(",")
+        assert row["x_EvidenceHash"]
+    assert {row["x_ChargeKind"] for row in rows} >= {"usage", "energy", "credit", "rounding"}
+    (rounding,) = (
+        row for row in rows if row["x_ChargeKind"] == "rounding" and row["SubAccountId"] == "vision"
+    )
+    assert (rounding["x_EvidenceHash"], rounding["x_LedgerRevision"]) == (None, None)
+
+
+def test_the_checkpoint_of_the_audit_log_is_in_every_row(url: str, tmp_path: Path):
+    log = tmp_path / "audit"
+    log.mkdir()
+    signer = SecretKey.generate("example.com/log")
+    note = Checkpoint("example.com/log", Tree(17, bytes(32))).signed(signer)
+    (log / "checkpoint").write_text(note)
+    out = tmp_path / "out"
+    assert run(url, out, "--audit", str(log), "--format", "csv").exit_code == 0
+    short = "example.com/log 17 AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+    assert {row["x_AuditCheckpoint"] for row in rows_of(out / "focus-1.2.csv")} == {short}
+    assert json.loads((out / "focus-1.2.manifest.json").read_text())["audit_checkpoint"] == note
+    (log / "checkpoint").write_text("nonsense")
+    wrong = run(url, tmp_path / "none", "--audit", str(log))
+    assert (wrong.exit_code, wrong.output) == (
+        1,
+        "Error: no checkpoint of an audit log: 'nonsense'\n",
+    )
+    (log / "checkpoint").unlink()
+    assert "checkpoint" in run(url, tmp_path / "none", "--audit", str(log)).output
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_says_who_bills_and_who_pays(url: str, tmp_path: Path):
+    sellers = tmp_path / "seller.toml"
+    sellers.write_text(SELLER)
+    assert run(url, tmp_path, "--seller", str(sellers), "--format", "csv").exit_code == 0
+    found = {
+        (row["SubAccountId"], row["BillingAccountId"], row["ProviderName"])
+        for row in rows_of(tmp_path / "focus-1.2.csv")
+    }
+    assert found == {
+        ("language", "research", "Machine Hall"), ("vision", "product", "Machine Hall"),
+    }  # fmt: skip
+    sellers.write_text(SELLER.partition("[tenant.vision]")[0])
+    wrong = run(url, tmp_path / "none", "--seller", str(sellers))
+    assert wrong.exit_code == 1
+    assert "no account pays for tenant vision" in wrong.output
+    assert list((tmp_path / "none").iterdir()) == []
+    sellers.write_text("provider = 1")
+    assert f"{sellers}: " in run(url, tmp_path / "none", "--seller", str(sellers)).output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--format", "csv,xml"], "with commas"),
+        (["--format", ""], "with commas"),
+        (["--period", "October"], "is no period"),
+        (["--focus", "1.4"], "1.4"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said(url: str, tmp_path: Path, options: list[str], said: str):
+    result = run(url, tmp_path, *options)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_month_without_invoices_is_said_to_be_empty(url: str, tmp_path: Path):
+    result = run(url, tmp_path, "--period", "2027-01", "--format", "csv")
+    assert result.exit_code == 0
+    assert "no invoice was issued" in result.output.splitlines()
+    assert rows_of(tmp_path / "focus-1.2-2027-01.csv") == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(url: str, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    result = run(url, tmp_path / "file" / "below", "--format", "csv")
+    assert result.exit_code == 1
+    assert len(result.output.splitlines()) == 1
+
+
+def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(tmp_path: Path):
+    state = tmp_path / "state"
+    (state / "audit").mkdir(parents=True)
+    note = Checkpoint("own", Tree(3, bytes(32))).signed(SecretKey.generate("own"))
+    (state / "audit" / "checkpoint").write_text(note)
+    ledger = Ledger.open(f"sqlite:///{state}/ledger.sqlite")
+    issued = demo.run(ledger).closed.invoices
+    ledger.close()
+    config = tmp_path / "collector.toml"
+    config.write_text(f'state_directory = "{state}"\n')
+    options = ["--config", str(config), "--format", "csv", "--period", "2026-09"]
+    result = CliRunner().invoke(bill, ["export", str(tmp_path / "out"), *options])
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "out" / "focus-1.2-2026-09.csv")
+    assert {row["InvoiceId"] for row in rows} == {one.invoice_id for one in issued}
+    assert {str(row["x_AuditCheckpoint"]).split()[:2] == ["own", "3"] for row in rows} == {True}

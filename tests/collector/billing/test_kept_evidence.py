@@ -1,0 +1,86 @@
+"""From frames of agents to the reconciled bill, through the database that collectors keep."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+from click.testing import CliRunner
+from support.books import BOSS, PRICES
+from support.story import DAY, DAY_SECONDS, Reporter, accept, at, core_in, ended, gpus_of, started
+
+from collector.bill_command import bill
+from collector.billing import administration
+from collector.billing.closing import Books, By
+from collector.billing.focus import Account, Seller
+from collector.billing.instants import Period
+from collector.billing.invoice import CLOSE_AFTER_NS
+from collector.billing.opening import evidence_in
+from collector.billing.periods import name_of
+from collector.billing.reconcile import reconcile
+from collector.evidence.chunk import encode
+from collector.evidence.days import Job, write_days
+from collector.evidence.seen import sku_of
+from collector.evidence.store import EvidenceStore, ready
+from collector.ledger.store import Ledger
+
+MODEL = "NVIDIA H100 80GB HBM3"
+PERIOD = Period(at(0), at(2 * DAY_SECONDS))
+SELLER = Seller("Hall", "Hall", {"red": Account("red"), "ns/green": Account("green")})
+
+
+def kept(url: str, folder: Path) -> Ledger:
+    """Two GPUs of a node over two days and a bit, kept and settled as a collector does."""
+    core = core_in(folder)
+    events = {
+        3600: [started("GPU-0", "c1", 3600, tenant="red", node="n1")],
+        90_000: [ended("GPU-0", "c1", 90_000), started("GPU-1", "c2", 90_000, tenant="red")],
+    }
+    seen = [s for s in range(-60, 2 * DAY_SECONDS + 7200, 30) if not 50_000 < s < 51_000]
+    reporter = Reporter("n1")
+    accept(
+        core, reporter.told(gpus_of("GPU-0", "GPU-1", model=MODEL), seen, each=200, events=events)
+    )
+    ledger = Ledger.open(url)
+    store = EvidenceStore(ledger.database)
+    chunks = [one.chunk for one in core.evidence.chunks.values()]
+    store.write([ready(one, encode(one)) for one in chunks], list(core.evidence.unwritten), at(0))
+    days = tuple(range(DAY - 1, DAY + 3))
+    jobs = [Job("GPU-0", days), Job("GPU-1", days)]
+    # Each day for itself, as they become due.
+    for day in days:
+        one_day = [Job(job.gpu, (day,)) for job in jobs]
+        write_days(ledger, store, store.homes(), one_day, at((day - DAY + 1) * DAY_SECONDS + 3600))
+    return ledger
+
+
+def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
+    ledger = kept(url, tmp_path)
+    evidence = evidence_in(ledger.database)
+    assert evidence is not None
+    assert evidence.gpus(at(0), at(1)) == ["GPU-0", "GPU-1"]
+    books = Books.of(ledger, evidence)
+    prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
+    administration.publish(books, prices, "p", By(BOSS, at(0)))
+    closed = books.close(PERIOD, By(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
+    (invoice,) = closed.invoices
+    time = sum(
+        (line.charge.amount for line in invoice.lines if line.charge.kind == "usage"), Fraction(0)
+    )
+    # 24 hours of one GPU, 23 of the other; a quarter of an hour of silence is the scheduler's word.
+    assert time == 47 * Fraction("2.49")
+    checks = reconcile(books, PERIOD, SELLER)
+    assert [check for check in checks if not check.passes] == []
+    assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7"}
+    assert sum(check.parts for check in checks if check.rule == "R4") == 4 * 2
+    words = ["reconcile", name_of(PERIOD), "--ledger", url]
+    result = CliRunner().invoke(bill, words)
+    assert result.exit_code == 0, result.output
+    assert "not compared" not in result.output
+    ledger.close()
+
+
+def test_a_database_without_evidence_has_none(url: str) -> None:
+    ledger = Ledger.open(url)
+    assert evidence_in(ledger.database) is None
+    ledger.close()

@@ -1,0 +1,232 @@
+"""Reconciliation finds what is wrong: each mistake below is found by the rule that is for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import msgspec
+import pytest
+from sqlalchemy import text
+from support.books import (
+    ONE,
+    PRICES,
+    SKU,
+    START,
+    TWO,
+    after,
+    claim,
+    gpu,
+    hours,
+    meter,
+    opened,
+    released,
+    told,
+    without_counter,
+    world,
+)
+
+from collector.billing import administration
+from collector.billing.amounts import amounts
+from collector.billing.checks import Check
+from collector.billing.closing import Books
+from collector.billing.demo_months import KnownGpu, SimulatedEvidence
+from collector.billing.focus import Account, Seller
+from collector.billing.instants import DAY_NS, HOUR_NS
+from collector.billing.rated import Numbers, rate_period
+from collector.billing.reconcile import charged, held, reconcile
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.store import Ledger
+from collector.metering.evidence import Instance, Layout, Sighting, Stay, Stretch, Witness
+from collector.metering.units import GPU_CAPACITY, compute_slices, memory_slices
+
+RED, GREEN = claim("red", 5, 60), claim("green", 12)
+ALL = world(gpu("GPU-0", RED), gpu("GPU-1", GREEN))
+SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})
+
+
+def failing(checks: list[Check]) -> set[str]:
+    return {f"{check.rule} {check.what.split(',')[0]}" for check in checks if not check.passes}
+
+
+def rules(checks: list[Check]) -> set[str]:
+    return {check.rule for check in checks if not check.passes}
+
+
+def closed(ledger: Ledger, known: SimulatedEvidence = ALL) -> Books:
+    books = opened(ledger, known)
+    books.close(ONE, after(ONE))
+    return books
+
+
+def test_all_is_equal(ledger: Ledger) -> None:
+    checks = reconcile(closed(ledger), ONE, SELLER)
+    assert rules(checks) == set()
+    assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7"}
+    whole = 2 * 2 * 3 * GPU_CAPACITY * DAY_NS
+    (cluster,) = [check for check in checks if check.rule == "R2"]
+    assert (cluster.found, cluster.expected) == (whole, whole)
+
+
+def test_a_period_that_is_open_is_compared_as_it_is(ledger: Ledger) -> None:
+    books = opened(ledger, ALL)
+    checks = reconcile(books, ONE, SELLER)
+    assert rules(checks) == set()
+    assert [check.what for check in checks if check.rule == "R7"] == [
+        "GPU-days of the ledger = computed again from evidence"
+    ]
+
+
+def test_a_gpu_counts_while_it_was_in_a_node(ledger: Ledger) -> None:
+    here = gpu(
+        "GPU-0", RED, stays=(Stay(hours(1), "a", hours(30)), Stay(hours(20), "b", hours(50)))
+    )
+    books = closed(ledger, world(here))
+    assert rules(reconcile(books, ONE, SELLER)) == set()
+    longer = gpu("GPU-0", RED, stays=(Stay(hours(1), "a", hours(50) + 1),))
+    checks = reconcile(Books.of(ledger, world(longer)), ONE, SELLER)
+    (per_day,) = [check for check in checks if check.rule == "R1"]
+    (cluster,) = [check for check in checks if check.rule == "R2"]
+    assert (per_day.difference, cluster.difference) == (-GPU_CAPACITY, -2 * GPU_CAPACITY)
+    assert per_day.where == "GPU-0 on 2024-10-06, compute"
+
+
+def test_missing_days_and_gpus_without_evidence_are_differences(ledger: Ledger) -> None:
+    books = closed(ledger)
+    known = SimulatedEvidence({**ALL.known, "GPU-2": gpu("GPU-2")})
+    checks = reconcile(Books.of(books.ledger, known), ONE, SELLER)
+    assert {"R1", "R2", "R4", "R7"} <= rules(checks)
+
+
+def test_an_entry_added_behind_our_back_is_found(ledger: Ledger) -> None:
+    books = closed(ledger)
+    columns = "gpu_uuid, day, revision, tiling, slot_lo, slot_hi, t0_ns, node, state, silence_ns"
+    columns += ", tenant_id, workload_id, claim_id, layout_id"
+    added = (
+        f"INSERT INTO ledger_entry ({columns}, entry, t1_ns, qty_capns) "  # noqa: S608 - ours
+        f"SELECT {columns}, 9, t0_ns + 1, 840 FROM ledger_entry WHERE entry = 0 AND day = :day"
+    )
+    with ledger.database.transaction(writes=True) as connection:
+        connection.execute(text(added), {"day": START // DAY_NS})
+    with pytest.raises(Exception, match="was altered: revision 1 of GPU-"):
+        reconcile(books, ONE, SELLER)
+
+
+def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
+    books = closed(ledger)
+    red = ALL.known["GPU-0"]
+    day = START // DAY_NS
+    wrong = MeteredGpu.of(red.evidence, red.counted, SKU).day(day, Computed("1", 2 * day * DAY_NS))
+    first, *rest = wrong.shares
+    more = msgspec.structs.replace(first.share, amount=first.share.amount + 7)
+    shares = (msgspec.structs.replace(first, share=more), *rest)
+    ledger.write(msgspec.structs.replace(wrong, shares=shares))
+    checks = reconcile(books, ONE, SELLER)
+    assert rules(checks) == {"R4", "R7"}
+    (energy,) = [check for check in checks if check.rule == "R4"]
+    assert (energy.difference, energy.where) == (7, "GPU-0 on 2024-10-04")
+
+
+def test_evidence_that_says_something_else_is_found(ledger: Ledger) -> None:
+    books = closed(ledger)
+    known = world(released(ALL.known["GPU-0"], RED.id, 50), ALL.known["GPU-1"])
+    checks = reconcile(Books.of(ledger, known), ONE, SELLER)
+    assert rules(checks) == {"R7"}
+    assert [check.where for check in checks if not check.passes] == ["GPU-0 on 2024-10-06"]
+    # Once the ledger has it, all is equal again; the closed period stays what it was.
+    informed = told(books, known)
+    assert rules(reconcile(informed, ONE, SELLER)) == set()
+
+
+def test_a_lost_charge_a_lost_invoice_and_free_time_are_differences(ledger: Ledger) -> None:
+    books = closed(ledger)
+    invoices = books.store.invoices()
+    published = books.store.book()
+    assert published is not None
+    rated = rate_period(ledger, published.book, ONE, Numbers(ledger))
+    assert held(rated).passes
+    taken = {of: quantity for of, quantity in rated.taken.items() if of.tenant == "red"}
+    check = held(replace(rated, taken=taken))
+    assert check.difference == -60 * GPU_CAPACITY * HOUR_NS
+    assert check.where == f"green, {SKU}, observed"
+    assert charged(rated.charges, invoices).passes
+    assert charged(rated.charges[1:], invoices).difference == rated.charges[0].amount
+    assert charged(rated.charges, invoices[1:]).difference == -invoices[0].exact
+    assert all(one.passes for one in amounts(invoices, SELLER))
+
+
+def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) -> None:
+    books = closed(ledger)
+    drop = {
+        "sqlite": "DROP TRIGGER billing_price_book_no_update",
+        "postgresql": "DROP TRIGGER billing_price_book_append_only ON billing_price_book",
+    }
+    with ledger.database.transaction(writes=True) as connection:
+        connection.execute(text(drop[connection.dialect.name]))
+        cheaper = PRICES.replace("2_490", "2_480")
+        connection.execute(text("UPDATE billing_price_book SET text = :text"), {"text": cheaper})
+    found = failing(reconcile(books, ONE, SELLER))
+    assert "R7 root of 2024-10-04..2024-10-06" in found
+    assert "R5 invoices" in found
+
+
+def test_what_nobody_saw_is_reported_and_no_difference(ledger: Ledger) -> None:
+    half = (Stretch("boot", START, hours(36)),)
+    seen = (Sighting(Witness.SCHEDULER, START, TWO.end_ns),)
+    books = closed(ledger, world(gpu("GPU-0", RED, stretches=half, sightings=seen)))
+    checks = [check for check in reconcile(books, ONE, SELLER) if check.rule == "R6"]
+    assert [check.found for check in checks] == [Fraction(24, 72), Fraction(12, 72)]
+    assert [(check.passes, check.within) for check in checks] == [(True, False)] * 2
+
+
+def test_energy_that_nobody_counted_waits_for_a_decision(ledger: Ledger) -> None:
+    books = closed(ledger, world(without_counter(gpu("GPU-0", RED))))
+    assert {one.reason for one in books.store.reviews(1)} == {
+        "its energy is not known: unsupported"
+    }
+    assert rules(reconcile(books, ONE, SELLER)) == set()
+
+
+MIG_PRICES = (
+    PRICES
+    + """
+[[price]]
+sku = "h100"
+tariff = "allocated"
+mig_profile = "3g.40gb"
+nano_per_instance_hour = 1_200_000_000
+from = 2024-01-01T00:00:00Z
+version = 1
+"""
+)
+
+
+def test_a_mig_instance_is_billed_by_its_profile(ledger: Ledger) -> None:
+    part = Instance(compute_slices(0, 3), memory_slices(0, 4))
+    small = claim("blue", 2, 12, compute=part.compute, memory=part.memory)
+    whole = gpu("GPU-0", small, layouts=(Layout(START, "l1", (part,)),))
+    known = world(KnownGpu(whole.evidence, whole.counted, SKU, {small.id: "3g.40gb"}))
+    books = opened(ledger, known, MIG_PRICES)
+    (invoice,) = books.close(ONE, after(ONE)).invoices
+    time = [line.charge for line in invoice.lines if line.charge.kind == "usage"]
+    assert sum(charge.amount for charge in time) == 12
+    assert {charge.mig_profile for charge in time} == {"3g.40gb"}
+    assert rules(reconcile(books, ONE, SELLER)) == set()
+
+
+def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
+    prices = PRICES.replace(
+        'tariff = "allocated"', 'tariff = "allocated"\nminimum_seconds = 360000', 1
+    )
+    known = world(gpu("GPU-0", claim("red", 1, 74)))
+    meter(ledger, known)
+    books = Books.of(ledger, known)
+    administration.publish(books, prices, "p", after(ONE))
+    first = books.close(ONE, after(ONE)).invoices
+    (second,) = books.close(TWO, after(TWO)).invoices
+    assert not [line for one in first for line in one.lines if line.charge.kind == "minimum_topup"]
+    (topup,) = [one.charge for one in second.lines if one.charge.kind == "minimum_topup"]
+    # 100 hours at least, of which 73 were used, 71 of them before.
+    assert topup.quantity == 27 * GPU_CAPACITY * HOUR_NS
+    for period in (ONE, TWO):
+        assert rules(reconcile(books, period, SELLER)) == set()

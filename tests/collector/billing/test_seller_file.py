@@ -1,0 +1,64 @@
+"""Who bills and who pays, as TOML."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from collector.billing import seller_file
+from collector.billing.focus import Account, Region, Seller
+from collector.billing.seller_file import SellerFileError, parse, read
+
+
+def test_the_example_in_the_documentation_is_one():
+    lines = inspect.cleandoc(seller_file.__doc__ or "").splitlines()
+    example = "\n".join(line for line in lines if line.startswith("    "))
+    assert parse(inspect.cleandoc(example), "example") == Seller(
+        provider="Machine Hall",
+        invoice_issuer="Machine Hall",
+        accounts={
+            "language": Account(
+                "research", "Research", "Account", "Language models", {"CostCenter": "4711"}
+            )
+        },
+        region=Region("hall-1", "Machine hall 1"),
+    )
+
+
+def test_little_is_enough():
+    text = 'provider = "P"\npublisher = "Q"\n[tenant."a b"]\naccount = "x"\ntype = "Namespace"\n'
+    expected = Seller("P", "P", {"a b": Account("x", tenant_type="Namespace")}, publisher="Q")
+    assert parse(text, "f") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "provider"),
+        ("provider = ", "no TOML"),
+        ('provider = ""', "length"),
+        ('provider = "P"\nissuer = "Q"', "issuer"),
+        ('provider = "P"\n[region]\nid = "r"', "name"),
+        ('provider = "P"\n[tenant.a]\nname = "A"', "account"),
+        ('provider = "P"\n[tenant.a]\naccount = "x"\ntype = "Team"', "Team"),
+        ('provider = "P"\n[tenant.a]\naccount = "x"\ntags = { a = 1 }', "tags"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_file(text, said):
+    with pytest.raises(SellerFileError, match=r"^f: ") as caught:
+        parse(text, "f")
+    assert said in str(caught.value)
+
+
+def test_the_sample_can_be_read(tmp_path: Path):
+    sample = Path(__file__).parents[3] / "deploy" / "seller.toml"
+    assert read(sample) == Seller("GPU cluster", "GPU cluster", {})
+    text = re.sub(r"^# (?=\[|\w+ = )", "", sample.read_text(), flags=re.MULTILINE)
+    found = parse(text, "sample")
+    assert found.region == Region("hall-1", "Machine hall 1")
+    assert found.accounts["team-red"].tags == {"CostCenter": "4711"}
+    with pytest.raises(SellerFileError, match="missing"):
+        read(tmp_path / "missing.toml")

@@ -1,0 +1,170 @@
+"""Pods as Kubernetes tells them: how many GPUs each had, and when."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.jobs.job import Job, JobList, JobListError, Unplaced
+from collector.jobs.kubernetes import NOT_NAMED, read_kubernetes
+from collector.jobs.meter import meter
+from collector.metering.units import FOREVER_NS
+
+S = 1_000_000_000
+START, END = "2026-01-01T00:00:00Z", "2026-01-01T02:00:00Z"
+START_NS, END_NS = 1_767_225_600 * S, 1_767_232_800 * S
+GPU = "nvidia.com/gpu"
+
+
+def container(**devices: int) -> dict[str, Any]:
+    limits = {f"nvidia.com/{name}": str(count) for name, count in devices.items()}
+    return {"name": "c", "resources": {"limits": {"cpu": "4", **limits}}}
+
+
+def ended(*finished: str) -> list[dict[str, Any]]:
+    return [{"state": {"terminated": {"exitCode": 0, "finishedAt": at}}} for at in finished]
+
+
+def pod(name: str = "train-0", gpus: int = 2, **changes: Any) -> dict[str, Any]:
+    """A pod that ran for two hours; `changes` are of its status."""
+    return {
+        "kind": "Pod",
+        "metadata": {"uid": f"uid of {name}", "name": name, "namespace": "research"},
+        "spec": {"nodeName": "n1", "containers": [container(gpu=gpus)]},
+        "status": {
+            "phase": "Succeeded",
+            "startTime": START,
+            "containerStatuses": ended(END),
+            **changes,
+        },
+    }
+
+
+def read(*pods: Any) -> JobList:
+    return read_kubernetes(json.dumps({"kind": "List", "items": pods}))
+
+
+JOB = Job(START_NS, "research/train-0", "research", "", END_NS, unplaced=(Unplaced("n1", 2, NOT_NAMED),))  # fmt: skip
+
+
+def test_a_pod_has_its_gpus_from_admission_to_the_end_of_its_last_container():
+    assert read(pod()) == JobList((JOB,))
+    two = pod(containerStatuses=ended("2026-01-01T01:00:00Z", END))
+    assert read(two) == JobList((JOB,))
+
+
+def test_pods_without_gpus_that_wait_that_run_and_that_were_refused():
+    found = read(
+        pod("web", 0),
+        pod("waits", phase="Pending", startTime=None, containerStatuses=None),
+        pod("refused", phase="Failed", containerStatuses=[]),
+        pod("pulls", phase="Pending", containerStatuses=[{"state": {"waiting": {}}}]),
+        pod("runs", phase="Running", containerStatuses=[{"state": {"running": {}}}]),
+    )
+    assert (found.jobs, found.without_gpus, found.never_started) == ((), 1, 2)
+    assert found.running == ("research/pulls", "research/runs")
+    assert {(job.start_ns, job.end_ns) for job in found.unended} == {(START_NS, FOREVER_NS)}
+
+
+def test_changes_follow_one_another_and_the_last_counts():
+    runs = pod(phase="Running", containerStatuses=[{"state": {"running": {}}}])
+    watched = [{"type": "ADDED", "object": runs}, {"type": "DELETED", "object": pod()}]
+    lines = "\n".join(json.dumps(one) for one in watched)
+    indented = "\n".join(json.dumps(one, indent=4) for one in watched)
+    assert read_kubernetes(lines) == read_kubernetes(indented) == JobList((JOB,))
+    assert read_kubernetes(json.dumps({"items": [runs]})).running == ("research/train-0",)
+
+
+def test_a_pod_that_was_taken_away_by_force_had_its_gpus_until_then():
+    gone = pod(phase="Running", containerStatuses=[{"state": {"running": {}}}])
+    gone["metadata"]["deletionTimestamp"] = END
+    assert read_kubernetes(json.dumps({"type": "DELETED", "object": gone})) == JobList((JOB,))
+    assert read(gone).running == ("research/train-0",)
+
+
+def test_a_name_that_is_used_again_is_another_run():
+    again = pod(startTime=END, containerStatuses=ended("2026-01-01T03:00:00Z"))
+    again["metadata"]["uid"] = "another"
+    assert [job.claim for job in read(pod(), again).jobs] == [
+        "research/train-0@1767225600",
+        "research/train-0@1767232800",
+    ]
+
+
+def test_what_containers_ask_for_together_or_one_before_them():
+    spec = {
+        "nodeName": "n1",
+        "initContainers": [
+            container(gpu=1) | {"restartPolicy": "Always"},
+            container(gpu=4),
+        ],
+        "containers": [container(gpu=1), container(gpu=2), container()],
+    }
+    (job,) = read(pod() | {"spec": spec}).jobs
+    assert job.unplaced == (Unplaced("n1", 5, NOT_NAMED),)
+    (job,) = read(pod() | {"spec": spec | {"initContainers": []}}).jobs
+    assert job.unplaced == (Unplaced("n1", 3, NOT_NAMED),)
+
+
+def test_parts_of_gpus_are_told_and_not_counted():
+    spec = {"containers": [container(**{"mig-1g.10gb": 2, "gpu.shared": 1, "gpu": 1})]}
+    (job,) = read(pod() | {"spec": spec}).jobs
+    assert [(part.gpus, part.reason.partition(" ")[0]) for part in job.unplaced] == [
+        (1, "Kubernetes"),
+        (0, "nvidia.com/gpu.shared=1"),
+        (0, "nvidia.com/mig-1g.10gb=2"),
+    ]
+
+
+WRONG = [
+    ("{", "document 1: no JSON"),
+    ("[]", "document 1: no JSON object"),
+    ('{"items": 3}', "document 1: items: is no list"),
+    ('{"items": [{}]}', "pod 1: metadata.uid: is missing"),
+    ('{"items": [3]}', "pod 1: metadata.uid: is missing"),
+    (json.dumps(pod(startTime="yesterday")), "pod 1: not as Kubernetes writes it"),
+    (json.dumps(pod(startTime="2026-01-01T00:00:00")), "is no time from 1970 to 2105"),
+    (json.dumps(pod(gpus=-1)), "is no count of devices"),
+    (json.dumps(pod("x\x1b")), "is no name"),
+    (json.dumps(pod()) + "\n{", "document 2: no JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG)
+def test_what_is_no_list_of_pods(text, problem):
+    with pytest.raises(JobListError, match=problem):
+        read_kubernetes(text)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 9))))
+def test_gpu_time_is_count_times_duration(pods):
+    expected: Counter[str] = Counter()
+    made = []
+    for number, (start, seconds, gpus) in enumerate(pods):
+        at = [f"1970-01-{1 + t // 86400:02}T{t // 3600 % 24:02}:{t // 60 % 60:02}:{t % 60:02}Z" for t in (start, start + seconds)]  # fmt: skip
+        made.append(pod(f"p{number}", gpus, startTime=at[0], containerStatuses=ended(at[1])))
+        if gpus:
+            expected["research"] += gpus * seconds * S
+    assert meter(read(*made).jobs).unplaced_ns == expected
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.just(START),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["state", "limits", GPU, "terminated"]), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), ANYTHING), ANYTHING)
+def test_any_json_is_pods_or_is_refused(changes, other):
+    for document in (pod() | changes, other):
+        try:
+            found = read_kubernetes(json.dumps(document))
+        except JobListError:
+            continue
+        assert isinstance(found, JobList)

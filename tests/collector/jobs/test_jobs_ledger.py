@@ -1,0 +1,143 @@
+"""Job lists as ledgers: every tenant has there what the list says, to the nanosecond."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.jobs.clustercockpit import read_clustercockpit
+from collector.jobs.job import Job, Unplaced
+from collector.jobs.ledger import (
+    Imported,
+    JobLedgerError,
+    Terms,
+    days,
+    with_stand_ins,
+    write,
+)
+from collector.jobs.meter import meter
+from collector.jobs.reconcile import Kind, compare
+from collector.ledger.store import Ledger
+from collector.ledger.tiling import check
+from collector.metering.tiling import State
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from tests.support.shared import captured
+
+S = 1_000_000_000
+TERMS = Terms("h100-sxm", 7)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path):
+    found = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    yield found
+    found.close()
+
+
+def held(ledger: Ledger, state: State) -> dict[str, int]:
+    """GPU-nanoseconds by tenant."""
+    totals = ledger.totals(0, FOREVER_NS).items()
+    return {
+        of.tenant: quantity // GPU_CAPACITY
+        for of, quantity in totals
+        if (of.tiling, of.state) == (Tiling.COMPUTE, state)
+    }
+
+
+def counted_jobs() -> st.SearchStrategy[list[Job]]:
+    one = st.tuples(
+        st.integers(0, 200_000), st.integers(0, 200_000), st.sampled_from("abc"), st.integers(0, 5)
+    )
+    return st.lists(one, max_size=12).map(
+        lambda found: [
+            Job(
+                start * S, str(number), tenant, "u", (start + seconds) * S,
+                unplaced=(Unplaced("n1", gpus, "counted"),) if gpus else (),
+            )
+            for number, (start, seconds, tenant, gpus) in enumerate(found)
+        ]
+    )  # fmt: skip
+
+
+def most_at_once(jobs: Sequence[Job]) -> int:
+    """How many GPUs were held at one instant, at most; jobs that last no time need one, too."""
+    edges = [
+        (at, way, sum(part.gpus for part in job.unplaced))
+        for job in jobs
+        for at, way in ((job.start_ns, 1), (job.end_ns, -1))
+        if job.start_ns < job.end_ns
+    ]
+    present = most = 0
+    for _, way, gpus in sorted(edges):
+        present += way * gpus
+        most = max(most, present)
+    return most
+
+
+@given(counted_jobs())
+def test_stand_ins_are_as_many_as_were_held_at_once_and_clash_with_no_one(jobs):
+    placed = with_stand_ins(jobs)
+    assert [job.unplaced for job in placed] == [()] * len(jobs)
+    expected: Counter[str] = Counter()
+    for job in jobs:
+        expected[job.tenant] += sum(part.gpus for part in job.unplaced) * job.duration_ns
+    metered = meter(placed)
+    assert metered.clashes == ()
+    assert metered.balances
+    assert {tenant: time for tenant, time in metered.tenants.items() if time} == {
+        tenant: time for tenant, time in expected.items() if time
+    }
+    lasting = [job for job in placed if job.duration_ns]
+    assert len({gpu for job in lasting for gpu in job.gpus}) <= most_at_once(jobs) + max(
+        (sum(p.gpus for p in job.unplaced) for job in jobs if not job.duration_ns), default=0
+    )
+    assert compare([e for day in days(placed, TERMS) for e in day.entries], jobs, 0).agrees
+
+
+@given(counted_jobs())
+def test_every_day_is_a_complete_tiling_of_whole_days(jobs):
+    for as_observed in (False, True):
+        for day in days(with_stand_ins(jobs), Terms("", 0, as_observed)):
+            check(day)
+            states = {entry.state for entry in day.entries if entry.tenant}
+            assert states <= {State.OBSERVED if as_observed else State.INFERRED}
+
+
+def test_a_real_cluster_is_in_the_ledger_to_the_nanosecond(ledger):
+    lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
+    jobs = read_clustercockpit(lines).jobs
+    expected = {tenant: time for tenant, time in meter(jobs).tenants.items() if time}
+    first = write(ledger, days(jobs, TERMS))
+    assert first.unchanged == 0
+    assert held(ledger, State.INFERRED) == expected
+    assert write(ledger, days(jobs, TERMS)) == Imported(0, first.added)
+    lacking = compare(ledger.entries(0, FOREVER_NS), jobs, 0).differences
+    assert [one.job for one in lacking] == [job.id for job in jobs if job.unplaced]
+    assert {one.kinds for one in lacking} == {(Kind.NOT_IN_LEDGER,)}
+    write(ledger, days(with_stand_ins(jobs), TERMS))
+    assert compare(ledger.entries(0, FOREVER_NS), jobs, 0).agrees
+
+
+def test_an_operator_without_an_agent_may_take_the_word_for_observation(ledger):
+    job = Job(0, "7", "a", "u", 100 * S, unplaced=(Unplaced("n1", 2, "counted"),))
+    write(ledger, days(with_stand_ins([job]), Terms("", 0, as_observed=True)))
+    assert held(ledger, State.OBSERVED) == {"a": 200 * S}
+    revision = ledger.revision("unnamed/000002", 0)
+    assert revision
+    assert revision.tiling.engine_version.endswith("job list, taken as observed")
+
+
+def test_a_day_that_another_list_knows_otherwise_is_not_written_over(ledger):
+    job = Job(0, "7", "a", "u", 100 * S, unplaced=(Unplaced("n1", 1, "counted"),))
+    other = Job(0, "8", "b", "u", 50 * S, unplaced=(Unplaced("n1", 1, "counted"),))
+    write(ledger, days(with_stand_ins([job]), TERMS))
+    with pytest.raises(JobLedgerError, match="import all jobs of a day at once"):
+        write(ledger, days(with_stand_ins([other]), TERMS))
+    assert held(ledger, State.INFERRED) == {"a": 100 * S}
+    both = days(with_stand_ins([other, job]), TERMS)
+    assert write(ledger, both, replace=True) == Imported(1, 1)

@@ -1,0 +1,211 @@
+"""R3: the ledger against the scheduler's books. What was made to differ is found, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC
+from fractions import Fraction
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from collector.billing.instants import Period
+from collector.jobs.clustercockpit import read_clustercockpit
+from collector.jobs.job import Gpu, Job, Unplaced
+from collector.jobs.reconcile import Comparison, Kind, compare
+from collector.jobs.sacct import read_sacct
+from collector.metering.tiling import State
+from railscope.slurm.sacct import COLUMNS
+from railscope.slurm.scontrol import parse_text
+from tests.support.job_books import GPUS, SEEDS, START, TOLERANCE, S, counted, ledger, queues
+from tests.support.shared import captured
+
+# Without a difference ------------------------------------------------------------------------------
+
+
+@given(queues())
+def test_a_ledger_made_of_the_records_has_no_difference(jobs):
+    for records in (jobs, counted(jobs)):
+        found = compare(ledger(jobs), records, 0)
+        assert found.agrees
+        assert [tenant.difference for tenant in found.tenants] == [0] * len(found.tenants)
+        expected = {job.tenant: Fraction() for job in jobs}
+        for job in jobs:
+            expected[job.tenant] += len(job.gpus) * job.duration_ns
+        assert {t.tenant: t.expected for t in found.tenants if t.expected} == {
+            tenant: total for tenant, total in expected.items() if total
+        }
+
+
+@given(queues(), st.integers(0, 3000), st.integers(0, 3000))
+def test_so_has_any_window_of_it(jobs, first, last):
+    window = Period((START + min(first, last)) * S, (START + max(first, last) + 1) * S)
+    assert compare(ledger(jobs), jobs, 0, window).agrees
+
+
+@given(queues(), st.randoms(use_true_random=False), st.integers(1, 400))
+def test_days_and_order_of_the_entries_mean_nothing(jobs, random, step):
+    whole = ledger(jobs)
+    cut = [
+        msgspec.structs.replace(entry, t0_ns=t0, t1_ns=min(t0 + step * S, entry.t1_ns))
+        for entry in whole
+        for t0 in range(entry.t0_ns, entry.t1_ns, step * S)
+    ]
+    random.shuffle(cut)
+    shuffled = random.sample(jobs, len(jobs))
+    assert compare(cut, shuffled, 0) == compare(whole, jobs, 0)
+
+
+@given(queues(), st.data())
+def test_what_clocks_explain_is_no_difference(jobs, data):
+    off = st.integers(-2 * S, 2 * S)
+    moved = [
+        msgspec.structs.replace(job, start_ns=start, end_ns=max(start, job.end_ns + data.draw(off)))
+        for job in jobs
+        for start in [job.start_ns + data.draw(off)]
+    ]
+    assert compare(ledger(jobs), moved, 2 * S).agrees
+
+
+# Seeded differences ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@given(queues(), st.data())
+def test_each_difference_is_found_and_named(seed, jobs, data):
+    jobs = [msgspec.structs.replace(job, id=str(number)) for number, job in enumerate(jobs)]
+    lasting = [job for job in jobs if job.duration_ns > 30 * S]
+    assume(lasting)
+    job = data.draw(st.sampled_from(lasting))
+    make, kind = SEEDS[seed]
+    entries, records = make(jobs, job)
+    found = compare(entries, records, TOLERANCE)
+    assert not found.agrees
+    (difference,) = found.differences
+    assert (difference.job, difference.kinds) == (job.id, (kind,))
+    by_tenant = sum((tenant.difference for tenant in found.tenants), Fraction())
+    assert difference.difference == by_tenant
+
+
+def test_how_much_and_in_which_direction():
+    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]))
+    later = msgspec.structs.replace(job, start_ns=10 * S, end_ns=70 * S)
+    (difference,) = compare(ledger([job]), [later], S).differences
+    assert difference.kinds == (Kind.TIMES,)
+    assert (difference.start_off_ns, difference.end_off_ns) == (-10 * S, 30 * S)
+    assert (difference.ledger, difference.books) == (200 * S, 120 * S)
+    assert difference.difference == 80 * S
+    assert (difference.ledger_gpus, difference.books_gpus) == (tuple(map(str, GPUS[:2])), 2)
+    (check,) = compare(ledger([job]), [later], S).tenants
+    assert (check.found, check.expected, check.parts) == (200 * S, 120 * S, 2)
+    assert check.allowed == 4 * S
+    assert not check.agrees
+
+
+def test_many_small_differences_of_one_tenant_stay_within_its_claims():
+    jobs = [
+        Job(at * 100 * S, str(at), "a", "u", (at * 100 + 50) * S, (GPUS[0],)) for at in range(9)
+    ]
+    late = [msgspec.structs.replace(job, end_ns=job.end_ns + S) for job in jobs]
+    found = compare(ledger(jobs), late, S)
+    assert found.agrees
+    assert found.tenants[0].difference == -9 * S
+
+
+def test_a_job_that_lost_its_gpu_to_another_is_named():
+    jobs = [
+        Job(0, "1", "a", "u", 100 * S, (GPUS[0],)),
+        Job(40 * S, "2", "b", "u", 90 * S, (GPUS[0],)),
+    ]
+    found = compare(ledger(jobs), jobs, S)
+    assert [(one.job, one.kinds, one.difference) for one in found.differences] == [
+        ("1", (Kind.TIMES,), -60 * S)
+    ]
+
+
+def test_a_source_may_say_whose_job_a_workload_is_and_states_of_the_node_are_not_in_the_books():
+    job = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    entries = [
+        msgspec.structs.replace(entry, workload="slurm:7", state=state)
+        for entry in ledger([job])
+        for state in (State.DOWN, State.ROGUE)
+    ]
+    assert compare(entries, [job], 0).agrees
+
+
+def test_a_job_without_an_end_is_not_compared():
+    ran = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    found = compare(ledger([ran]), [], 0, unended=["7"])
+    assert found == Comparison((), (), 0, unended=("7",))
+
+
+def test_parts_of_gpus_are_compared_by_their_times():
+    job = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    part = (Unplaced("n1", 0, "a part of a GPU"),)
+    books = msgspec.structs.replace(job, gpus=(), unplaced=part)
+    entries = [msgspec.structs.replace(entry, slot_hi=120) for entry in ledger([job])]
+    found = compare(entries, [books], S)
+    assert found.agrees
+    assert (found.in_parts, found.tenants) == (("7",), ())
+    late = msgspec.structs.replace(books, start_ns=5 * S)
+    assert compare(entries, [late], S).differences[0].kinds == (Kind.TIMES,)
+
+
+# Real books ----------------------------------------------------------------------------------------
+
+
+def as_sacct(jobs: Sequence[Job]) -> str:
+    """Jobs as sacct prints them."""
+    lines = ["|".join(COLUMNS)]
+    lines += [
+        f"{job.id}|{job.user}|{job.tenant}|{job.start_ns // S}|{job.end_ns // S}"
+        f"|{','.join(sorted({gpu.node for gpu in job.gpus}))}|gres/gpu={len(job.gpus)}"
+        for job in jobs
+    ]
+    return "\n".join(lines)
+
+
+def test_the_ledger_of_a_real_cluster_is_what_its_accounting_says():
+    lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
+    jobs = [job for job in read_clustercockpit(lines).jobs if job.gpus and not job.unplaced]
+    books = read_sacct(as_sacct(jobs)).jobs
+    found = compare(ledger(jobs), books, 0)
+    assert found.agrees
+    assert (found.jobs, len(found.tenants) > 20) == (len(jobs), True)
+    dropped = next(job for job in jobs if job.duration_ns)
+    without = compare(ledger(jobs), [book for book in books if book.id != dropped.id], 0)
+    assert {one.job for one in without.differences} == {dropped.id}
+
+
+def test_what_slurm_tells_of_running_jobs_and_its_accounting_are_one_ledger():
+    """Indices of GPUs by scontrol, and the same jobs as sacct would print them at their planned end."""
+    told, rows = {}, []
+    for name in ("main_array_job", "multi_node"):
+        text = captured(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
+        for job in parse_text(text, UTC):
+            assert job.start_seconds is not None
+            assert job.planned_end_seconds is not None
+            gpus = tuple(
+                Gpu(held.node, str(index))
+                for held in job.allocations or ()
+                for gres in held.gres
+                for index in gres.indices or ()
+            )
+            span = job.start_seconds, job.planned_end_seconds
+            told[str(job.id)] = Job(
+                span[0] * S, str(job.id), job.account, job.user, span[1] * S, tuple(sorted(gpus))
+            )
+            where = ",".join(job.nodes)
+            ids = f"{job.id}|{job.user}|{job.account}"
+            rows.append(f"{ids}|{span[0]}|{span[1]}|{where}|gres/gpu={len(gpus)}")
+    books = read_sacct("\n".join(["|".join(COLUMNS), *rows])).jobs
+    found = compare(ledger(list(told.values())), books, 0)
+    assert found.agrees
+    assert found.jobs == len(books) == len(told) == 3
+    expected: Counter[str] = Counter()
+    for book in books:
+        expected[book.tenant] += book.unplaced[0].gpus * book.duration_ns
+    assert {check.tenant: check.found for check in found.tenants} == expected

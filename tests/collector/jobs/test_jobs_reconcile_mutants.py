@@ -1,0 +1,123 @@
+"""R3 as it could go wrong: each of these must be noticed by what R3 is tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import groupby
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from collector.jobs.job import Job
+from collector.jobs.reconcile import Comparison, Kind, compare
+from collector.metering.tiling import Entry
+from collector.metering.units import Tiling
+from tests.support.job_books import SEEDS, TOLERANCE, S, ledger, queues
+
+Compare = Callable[[Iterable[Entry], Iterable[Job], int], Comparison]
+
+
+def totals_only(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+    """What tenants had is compared, and not how it came about."""
+    return replace(compare(entries, records, tolerance), differences=())
+
+
+def jobs_only(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+    """Jobs that only one of the two knows are passed over."""
+    found = compare(entries, records, tolerance)
+    alone = {Kind.NOT_IN_LEDGER, Kind.NOT_IN_BOOKS}
+    kept = tuple(one for one in found.differences if not alone.intersection(one.kinds))
+    return replace(found, differences=kept, tenants=())
+
+
+def last_interval_dropped(
+    entries: Iterable[Entry], records: Iterable[Job], tolerance: int
+) -> Comparison:
+    """The last entry of each claim on a GPU is forgotten."""
+    ordered = sorted(entries, key=lambda e: (e.tiling, e.gpu, e.claim, e.t0_ns))
+    groups = groupby(ordered, key=lambda e: (e.tiling, e.gpu, e.claim))
+    return compare([e for _, own in groups for e in list(own)[:-1]], records, tolerance)
+
+
+def one_gpu_of_each_job(
+    entries: Iterable[Entry], records: Iterable[Job], tolerance: int
+) -> Comparison:
+    """A job has as many GPUs as it has records."""
+    one = [msgspec.structs.replace(job, gpus=job.gpus[:1]) for job in records]
+    return compare(entries, one, tolerance)
+
+
+def tenants_ignored(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+    """Whose it was is not looked at."""
+    return compare(
+        [msgspec.structs.replace(entry, tenant="all") for entry in entries],
+        [msgspec.structs.replace(job, tenant="all") for job in records],
+        tolerance,
+    )
+
+
+def patient(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+    """Clocks are trusted ten times less than they deserve."""
+    return compare(entries, records, 10 * tolerance)
+
+
+def impatient(entries: Iterable[Entry], records: Iterable[Job], _: int) -> Comparison:
+    """Clocks are taken to be exact."""
+    return compare(entries, records, 0)
+
+
+def both_tilings(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+    """Memory is counted like compute."""
+    alike = [msgspec.structs.replace(entry, tiling=Tiling.COMPUTE) for entry in entries]
+    return compare(alike, records, tolerance)
+
+
+MUTANTS = [
+    totals_only, jobs_only, last_interval_dropped, one_gpu_of_each_job, tenants_ignored, patient,
+    impatient, both_tilings,
+]  # fmt: skip
+
+
+def holds(implementation: Compare, jobs: list[Job], data: st.DataObject) -> None:
+    """What a comparison owes: nothing on what agrees, the job's name on what does not."""
+    assert implementation(ledger(jobs), jobs, TOLERANCE).agrees
+    off = data.draw(st.integers(-2 * S, 2 * S))
+    late = [
+        msgspec.structs.replace(job, end_ns=max(job.start_ns, job.end_ns + off)) for job in jobs
+    ]
+    assert implementation(ledger(jobs), late, TOLERANCE).agrees
+    numbered = [msgspec.structs.replace(job, id=str(number)) for number, job in enumerate(jobs)]
+    lasting = [job for job in numbered if job.duration_ns > 30 * S]
+    assume(lasting)
+    job = data.draw(st.sampled_from(lasting))
+    make, kind = SEEDS[data.draw(st.sampled_from(sorted(SEEDS)))]
+    found = implementation(*make(numbered, job), TOLERANCE)
+    assert [(one.job, one.kinds) for one in found.differences] == [(job.id, (kind,))]
+
+
+def refuted(implementation: Compare) -> bool:
+    @settings(
+        max_examples=300, database=None, derandomize=True, phases=[Phase.generate],
+        report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(queues(), st.data())
+    def attempt(jobs: list[Job], data: st.DataObject) -> None:
+        holds(implementation, jobs, data)
+
+    try:
+        attempt()
+    except AssertionError:
+        return True
+    return False
+
+
+def test_the_comparison_itself_is_not_refuted():
+    assert not refuted(compare)
+
+
+@pytest.mark.parametrize("wrong", MUTANTS)
+def test_a_wrong_comparison_is_noticed(wrong):
+    assert refuted(wrong)

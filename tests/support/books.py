@@ -1,0 +1,178 @@
+"""Small worlds to bill: evidence in memory, the ledger it makes, prices as files, and dates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from collector.billing import administration
+from collector.billing.charges import Unit
+from collector.billing.closing import Books, By
+from collector.billing.demo_months import KnownGpu, SimulatedEvidence
+from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period, spelled
+from collector.billing.invoice import CLOSE_AFTER_NS
+from collector.billing.prices import Price, PriceBook
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.store import Ledger
+from collector.metering.evidence import (
+    Claim,
+    Evidence,
+    Level,
+    Release,
+    Sighting,
+    Stay,
+    Stretch,
+    Witness,
+)
+from collector.metering.measures import Increments, Measure, Readings, increments
+from collector.metering.units import FOREVER_NS
+from railscope.audit.record import Actor
+
+FIRST_DAY = 20_000
+START = FIRST_DAY * DAY_NS
+ONE = Period(START, START + 3 * DAY_NS)
+TWO = Period(ONE.end_ns, ONE.end_ns + 3 * DAY_NS)
+THREE = Period(TWO.end_ns, TWO.end_ns + 3 * DAY_NS)
+SKU = "h100"
+BOSS = Actor("operator", "boss", "test")
+PRICES = """
+version = 1
+published = 2024-01-01T00:00:00Z
+currency = "EUR"
+
+[[price]]
+sku = "h100"
+tariff = "allocated"
+nano_per_gpu_hour = 2_490_000_000
+from = 2024-01-01T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100"
+tariff = "reservation"
+nano_per_gpu_hour = 900_000_000
+from = 2024-01-01T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100"
+tariff = "energy"
+nano_per_kilowatt_hour = 310_000_000
+from = 2024-01-01T00:00:00Z
+version = 1
+"""
+
+
+def after(period: Period) -> By:
+    """The boss, when a period can be closed."""
+    return By(BOSS, period.end_ns + CLOSE_AFTER_NS)
+
+
+def hours(number: float) -> int:
+    """An instant so many hours after the start."""
+    return START + round(number * HOUR_NS)
+
+
+def claim(tenant: str, start: float, end: float | None = None, **more: object) -> Claim:
+    """A scheduler's claim, in hours after the start."""
+    end_ns = FOREVER_NS if end is None else hours(end)
+    name = f"{tenant}-{start:g}"
+    return Claim(Level.SCHEDULER, hours(start), name, tenant, end_ns, **more)  # type: ignore[arg-type]
+
+
+def gpu(name: str, *claims: Claim, releases: Iterable[Release] = (), **more: object) -> KnownGpu:
+    """A GPU that is always seen and draws 500 W."""
+    instants = np.arange(START - DAY_NS, THREE.end_ns + DAY_NS, 30 * SECOND_NS, dtype=np.int64)
+    counted = increments([Readings("boot", instants, (instants - instants[0]) // 2_000)])
+    usual: dict[str, object] = {
+        "stays": (Stay(START, "node-1"),),
+        "stretches": (Stretch("boot", START - DAY_NS, THREE.end_ns + DAY_NS),),
+        "sightings": (Sighting(Witness.SCHEDULER, START, FOREVER_NS),),
+    }
+    evidence = Evidence(name, claims=claims, releases=tuple(releases), **{**usual, **more})  # type: ignore[arg-type]
+    return KnownGpu(evidence, {Measure.ENERGY: counted}, SKU)
+
+
+def without_counter(known: KnownGpu) -> KnownGpu:
+    """The same GPU, whose counter nobody reads."""
+    nothing: dict[Measure, Increments] = {}
+    return KnownGpu(known.evidence, nothing, known.sku)
+
+
+def released(known: KnownGpu, claim_id: str, at: float) -> KnownGpu:
+    """The same GPU, once a claim is known to have ended."""
+    releases = (*known.evidence.releases, Release(claim_id, hours(at)))
+    evidence = msgspec.structs.replace(known.evidence, releases=releases)
+    return KnownGpu(evidence, known.counted, known.sku)
+
+
+def world(*gpus: KnownGpu) -> SimulatedEvidence:
+    """Evidence of these GPUs."""
+    return SimulatedEvidence({one.evidence.gpu: one for one in gpus})
+
+
+def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> None:
+    """Write all days up to the end of the one after a period."""
+    last_day = until.end_ns // DAY_NS
+    computed = Computed("1", (last_day + 1) * DAY_NS)
+    days = range(FIRST_DAY, last_day + 1)
+    gpus = [
+        MeteredGpu.of(one.evidence, one.counted, one.sku, one.profiles)
+        for one in known.known.values()
+    ]
+    ledger.write_days([each.day(day, computed) for each in gpus for day in days])
+
+
+def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> Books:
+    """Books of a ledger that has all days of this evidence, and prices."""
+    meter(ledger, known)
+    books = Books.of(ledger, known)
+    administration.publish(books, prices, "prices.toml", By(BOSS, START))
+    return books
+
+
+def told(books: Books, known: SimulatedEvidence) -> Books:
+    """The books once this is known, and in the ledger."""
+    meter(books.ledger, known)
+    return Books.of(books.ledger, known)
+
+
+_KEYS = {
+    Unit.GPU_HOURS: "nano_per_gpu_hour",
+    Unit.INSTANCE_HOURS: "nano_per_instance_hour",
+    Unit.KILOWATT_HOURS: "nano_per_kilowatt_hour",
+}
+
+
+def as_toml(book: PriceBook, shift_ns: int = 0) -> str:
+    """A book as a file, with all its dates so much later, to the microsecond."""
+    lines = [
+        f"version = {book.version}", "published = 2024-01-01T00:00:00Z",
+        f'currency = "{book.currency}"',
+    ]  # fmt: skip
+    for price in book.prices:
+        lines += ["", "[[price]]", *_lines(price, shift_ns)]
+    return "\n".join(lines)
+
+
+def _lines(price: Price, shift_ns: int) -> list[str]:
+    start = "2000-01-01T00:00:00Z" if price.from_ns < 0 else spelled(price.from_ns + shift_ns)
+    found = [
+        f'sku = "{price.sku}"',
+        f'tariff = "{price.tariff}"',
+        f'tenant = "{price.tenant}"',
+        f"{_KEYS[price.unit]} = {price.nano}",
+        f"from = {start}",
+        f"version = {price.version}",
+        f"minimum_seconds = {price.minimum_ns // SECOND_NS}",
+        f"at_claim_start = {str(price.at_claim_start).lower()}",
+    ]
+    if price.to_ns != FOREVER_NS:
+        found.append(f"to = {spelled(price.to_ns + shift_ns)}")
+    if price.granularity_ns != 1:
+        found.append(f"granularity_seconds = {price.granularity_ns // SECOND_NS}")
+    if price.mig_profile:
+        found.append(f'mig_profile = "{price.mig_profile}"')
+    return found

@@ -1,0 +1,72 @@
+"""A closed month with every kind of row that an export can have, for the tests of exports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from support.billing import MONTH, book, price, usage
+
+from collector.billing import demo
+from collector.billing.charges import Charge, Kind, Unit
+from collector.billing.closing import Books
+from collector.billing.corrections import credit
+from collector.billing.export import Listed
+from collector.billing.focus import Account, Region, Seller
+from collector.billing.instants import HOUR_NS
+from collector.billing.invoice import Invoice, draft, issue
+from collector.billing.prices import Tariff
+from collector.billing.rating import rate
+from collector.ledger.store import Ledger
+from collector.metering.tiling import State
+
+EUR = 10**9
+DUE_NS = 3 * MONTH.end_ns
+SELLER = Seller(
+    provider="Machine Hall",
+    invoice_issuer="Machine Hall",
+    accounts={
+        **demo.SELLER.accounts,
+        "team-a": Account(
+            "research",
+            "Research & Development",
+            tenant_type="Namespace",
+            tenant_name='Team "A"',
+            tags={"CostCenter": "4711", "Beneficiary": "Übung, Köln"},
+        ),
+        "team-b": Account("product", "Product", tenant_type="Namespace"),
+    },
+    publisher="Machine Hall Software",
+    region=Region("hall-1", "Machine hall 1"),
+)
+
+
+def all_kinds() -> Invoice:
+    """MIG by the instance and by capacity, a minimum, a reservation, energy, credit and tax."""
+    mig = {"resource": "MIG-41b3359c", "mig_profile": "1g.10gb", "capacity_units": 120}
+    used = [
+        usage(0, HOUR_NS, energy_millijoules=1_234_567),
+        usage(HOUR_NS, 3 * HOUR_NS, state=State.RESERVED, claim="standing-order"),
+        usage(0, HOUR_NS // 3, claim="c2", **mig),
+        usage(0, HOUR_NS // 7, claim="c3", sku="a100", **(mig | {"resource": "MIG-9ad1"})),
+    ]
+    prices = book(
+        price(3 * EUR + 1, granularity_ns=2 * HOUR_NS),
+        price(2 * EUR, tenant="team-a", granularity_ns=2 * HOUR_NS),
+        price(EUR // 3, mig_profile="1g.10gb", unit=Unit.INSTANCE_HOURS),
+        price(2 * EUR, sku="a100", mig_profile="1g.10gb"),
+        price(EUR, tariff=Tariff.RESERVATION),
+        price(310_000_000, tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS),
+    )
+    charges: list[Charge] = [*rate(used, prices, MONTH).charges]
+    given_back = credit("team-a", Fraction(1, 3), MONTH, 'Outage of the 3rd, "power"; see mail')
+    charges.append(given_back)
+    charges.append(replace(given_back, kind=Kind.TAX, amount=Fraction(19, 70), note="VAT"))
+    charges.append(replace(given_back, kind=Kind.ADJUSTMENT, amount=Fraction(-1, 9), note="Deal"))
+    return issue(draft(charges, "team-a", MONTH, "EUR"), DUE_NS)
+
+
+def closed_months(ledger: Ledger) -> Listed:
+    """The demo's two months, the second with corrections and a credit, and an invoice of all kinds."""
+    demo.run(ledger)
+    return Listed((*Books.of(ledger).store.invoices(), all_kinds()))

@@ -1,0 +1,115 @@
+"""Job lists whose ledger agrees with them, and ways in which the two may come to differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from hypothesis import strategies as st
+
+from collector.jobs.job import Gpu, Job, Unplaced
+from collector.jobs.meter import entries as timeline
+from collector.jobs.meter import evidence
+from collector.jobs.reconcile import Kind
+from collector.metering.tiling import Entry
+from collector.metering.units import GPU_CAPACITY
+
+S = 1_000_000_000
+GPUS = [Gpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(3)]
+START = 1_767_225_600
+
+
+def ledger(jobs: Sequence[Job]) -> list[Entry]:
+    """What metering makes of jobs."""
+    return [entry for known in evidence(jobs).values() for entry in timeline(known)]
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[Job]:
+    """Jobs of one to three GPUs, none of which overlap on a GPU."""
+    free = dict.fromkeys(GPUS, START)
+    found: list[Job] = []
+    for number in range(draw(st.integers(1, 8))):
+        gpus = draw(st.lists(st.sampled_from(GPUS), unique=True, min_size=1, max_size=3))
+        start = max(free[gpu] for gpu in gpus) + draw(st.integers(0, 9))
+        end = start + draw(st.integers(0, 500))
+        free |= dict.fromkeys(gpus, end)
+        tenant = draw(st.sampled_from("abc"))
+        # A job that is requeued runs again under its id, some time after its end.
+        again = [
+            job.id for job in found if all(o.end_ns < start * S for o in found if o.id == job.id)
+        ]
+        name = draw(st.sampled_from([str(number), *again]))
+        found.append(Job(start * S, name, tenant, "u", end * S, tuple(sorted(gpus))))
+    return found
+
+
+def counted(jobs: Sequence[Job]) -> list[Job]:
+    """The same in books that count GPUs and name none."""
+    return [
+        msgspec.structs.replace(job, gpus=(), unplaced=(Unplaced("", len(job.gpus), "counted"),))
+        for job in jobs
+    ]
+
+
+def without_entries(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    return ledger([one for one in jobs if one != job]), jobs
+
+
+def without_record(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    return ledger(jobs), [one for one in jobs if one != job]
+
+
+def changed(**fields: object) -> Callable[[list[Job], Job], tuple[list[Entry], list[Job]]]:
+    """The books say something else of the job."""
+
+    def of(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+        other = {name: value(job) if callable(value) else value for name, value in fields.items()}
+        return ledger(jobs), [
+            msgspec.structs.replace(one, **other) if one == job else one for one in jobs
+        ]
+
+    return of
+
+
+def with_a_hole(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    """Ten seconds in the middle of the job are no one's."""
+    middle = (job.start_ns + job.end_ns) // 2
+    found = []
+    for entry in ledger(jobs):
+        if entry.claim == job.claim and entry.gpu == str(job.gpus[0]):
+            found.append(msgspec.structs.replace(entry, t1_ns=middle))
+            found.append(msgspec.structs.replace(entry, t0_ns=middle + 10 * S))
+        else:
+            found.append(entry)
+    return found, jobs
+
+
+def in_half(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    """The ledger has half of each GPU."""
+    half = GPU_CAPACITY // 2
+    return [
+        msgspec.structs.replace(entry, slot_hi=half) if entry.claim == job.claim else entry
+        for entry in ledger(jobs)
+    ], jobs
+
+
+def another(job: Job) -> tuple[Gpu, ...]:
+    return tuple(sorted({*job.gpus[1:], next(gpu for gpu in GPUS if gpu not in job.gpus)}))
+
+
+SEEDS = {
+    "not in the ledger": (without_entries, Kind.NOT_IN_LEDGER),
+    "not in the books": (without_record, Kind.NOT_IN_BOOKS),
+    "another tenant": (changed(tenant="x"), Kind.TENANT),
+    "a GPU more": (changed(unplaced=(Unplaced("", 1, "more"),)), Kind.GPUS),
+    "a GPU less": (changed(gpus=lambda job: job.gpus[1:]), Kind.GPUS),
+    "another GPU": (changed(gpus=another), Kind.GPUS),
+    "an earlier start": (changed(start_ns=lambda job: job.start_ns - 6 * S), Kind.TIMES),
+    "a later start": (changed(start_ns=lambda job: job.start_ns + 6 * S), Kind.TIMES),
+    "an earlier end": (changed(end_ns=lambda job: job.end_ns - 6 * S), Kind.TIMES),
+    "a later end": (changed(end_ns=lambda job: job.end_ns + 6 * S), Kind.TIMES),
+    "a hole": (with_a_hole, Kind.HELD),
+    "in half": (in_half, Kind.HELD),
+}
+TOLERANCE = 2 * S
