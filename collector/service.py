@@ -96,7 +96,7 @@ class Collector:
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
         )  # fmt: skip
-        self.books = LedgerBooks(self.database.url, self.settings.billing.seller_file)
+        self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
@@ -126,7 +126,6 @@ class Collector:
             self.database.close()
             self.log.close()
             self.audit.close()
-            self.books.close()
             os.close(lock)
 
     def application(self) -> Application:

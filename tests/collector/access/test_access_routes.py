@@ -54,6 +54,10 @@ EVERYTHING = {  # who may ask, and what they are told; written here once more, b
     ("GET", "/api/v1/audit/consistency?old=1"): (ALL, 200),
     ("GET", "/api/v1/audit/consistency?old=99999999"): (ALL, 404),
     ("POST", "/v1/frames"): ("node", 400),
+    ("GET", "/v1/checkpoint"): ("node", 200),
+    ("GET", "/v1/checkpoint/key"): ("node", 200),
+    ("GET", "/v1/checkpoint/consistency"): ("node", 400),
+    ("POST", "/v1/checkpoint/cosignature"): ("node", 413),
     # Nothing is there, or not like this; who has shown nothing is not told.
     ("GET", "/v1/frames"): (ALL, 405),
     ("POST", "/metrics"): (ALL, 405),
