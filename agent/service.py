@@ -7,7 +7,7 @@ import gc
 import os
 import resource
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,7 +59,7 @@ from agent.sources.rapl import Rapl
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
 from agent.sources.verdict import GpuVerdicts
-from agent.stats import ShippingStats
+from agent.stats import CustodyState, ShippingStats
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
 from agent.tenancy.endpoint import ClaimsEndpoint
@@ -239,9 +239,27 @@ class Agent:
                 group.create_task(feed_watchdog())
                 if self._shipper:
                     group.create_task(self._shipper.run())
+                if custody := self._custody():
+                    group.create_task(custody)
         finally:
             await self._claims.close()
             await server.close()
+
+    def _custody(self) -> Coroutine[None, None, None] | None:
+        """What looks after the collector's audit log, where there is a collector."""
+        if not self._shipper or not self.settings.custody.enabled:
+            return None
+        # Signatures take 8 MiB of libraries: not in an agent that ships nothing.
+        from agent.custody import Custody  # noqa: PLC0415
+        from agent.custody_client import CustodyClient  # noqa: PLC0415
+        from agent.custody_store import CustodyStore  # noqa: PLC0415
+
+        self.stats.custody = CustodyState()
+        return Custody(
+            self.settings.custody, self.node, CustodyClient(self.settings.collector),
+            CustodyStore(self._state / "custody"), self.host.clock, self.own_events,
+            self.stats.custody,
+        ).run()  # fmt: skip
 
     @property
     def _state(self) -> Path:

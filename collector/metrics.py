@@ -27,6 +27,12 @@ class SinkCounts(Protocol):
     dropped: int
 
 
+class Validity(Protocol):
+    """What is read from a file that may be wrong."""
+
+    valid: bool
+
+
 @dataclass(slots=True)
 class Own:
     """Where the collector's own numbers come from, and the GPU-time account of all."""
@@ -37,6 +43,7 @@ class Own:
     settler: Settler
     sink: SinkCounts
     trail: Trail
+    tokens: Validity
 
     @property
     def why_unknown(self) -> str:
@@ -78,6 +85,7 @@ class Own:
             *(Cell(metric, (), value) for metric, value in plain),
             *(cluster_cells(views.account) if views.account else ()),
             *(Cell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
+            Cell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]
 

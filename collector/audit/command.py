@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +15,7 @@ from collector.audit.journal import JournalError, read_journal
 from collector.audit.proof import ProofError, check_proof, make_proof
 from collector.audit.tiles import TileError, Tiles
 from collector.audit.verify import Outcome, VerifyError, verify
+from collector.audit.vouching import Witness
 from railscope.audit.checkpoint import SIZE, Checkpoint, read_checkpoint
 from railscope.audit.note import NoteError, PublicKey, read_note
 from railscope.audit.record import Record, RecordError, decode
@@ -25,6 +26,9 @@ _KEY = click.option(
     help="The log's public key, or the file that holds it.",
 )  # fmt: skip
 _JSON = click.option("--json", "as_json", is_flag=True, help="The bytes that were hashed.")
+
+
+_MOST_NAMED = 20
 
 
 @click.group()
@@ -58,8 +62,18 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
     click.echo(
         f"not signed yet: {found.unsigned}; checkpoints kept elsewhere: {found.anchors} agree"
     )
+    for line in _vouching(found.witnesses):
+        click.echo(line)
     for finding in found.findings:
         click.echo(f"to explain: {finding}")
+
+
+def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
+    """Who vouches for how much of the log: the first ones by name."""
+    for one in witnesses[:_MOST_NAMED]:
+        yield (f"vouched for: {one.size} records, by {one.node}, {_instant(one.seconds * 10**9)}")
+    if len(witnesses) > _MOST_NAMED:
+        yield f"vouched for: by {len(witnesses) - _MOST_NAMED} more"
 
 
 @audit.command()

@@ -19,10 +19,11 @@ from collector.account.amounts import OpenAmounts, add
 from collector.account.live import LiveAccount
 from collector.config import MeteringSettings
 from collector.evidence.assemble import Files
-from collector.evidence.book import EvidenceBook, Kept
+from collector.evidence.book import EvidenceBook, Kept, Trouble
 from collector.evidence.chunk import encode
 from collector.evidence.days import (
     Count,
+    Counted,
     Door,
     Homes,
     Job,
@@ -32,7 +33,8 @@ from collector.evidence.days import (
     settled_days,
     write_days,
 )
-from collector.evidence.store import CONTEXT_NS, Change, Written, ready
+from collector.evidence.queries import CONTEXT_NS
+from collector.evidence.store import Change, Written, ready
 from collector.evidence.told import Ended, Told
 from collector.ledger.database import LedgerError
 from collector.ledger.rows import GpuDay
@@ -97,8 +99,7 @@ class Settler:
     async def attempt(self) -> bool:
         """One round; false where the database could not be used, which is said once."""
         try:
-            async with self._turn:
-                await self.round()
+            await self.round()
         except (LedgerError, OSError) as error:
             self.counts.failures += 1
             if not self.failing:
@@ -113,6 +114,10 @@ class Settler:
 
     async def round(self, *, everything: bool = False) -> None:
         """Store what is ready (or everything), count the open days on, settle days that are due."""
+        async with self._turn:
+            await self._round(everything=everything)
+
+    async def _round(self, *, everything: bool) -> None:
         door = await self._opened()
         texts = self.texts()
         now_ns = self.wall_ns()
@@ -212,6 +217,13 @@ class Settler:
                         add(amounts.days.setdefault(day, {}), totals)
                 amounts.upto_ns = max(counted.upto_ns, amounts.upto_ns)
                 self._stale.discard(counted.gpu)
+                self._tell_resets(counted)
+
+    def _tell_resets(self, counted: Counted) -> None:
+        for measure, reset in counted.resets:
+            facts = {"measure": measure.value, "last_ns": str(reset.last_ns)}
+            trouble = Trouble("counter_reset", counted.gpu, "", reset.first_ns, facts)
+            self.book.trouble(trouble)
 
     def _counted_to(self, gpu: str, homes: Homes, anew: set[str]) -> int:
         """From when on the counters of a GPU are not added up yet."""

@@ -294,7 +294,7 @@ FILE_VALID = Metric(
     Kind.GAUGE,
     ADMINISTRATORS_FILE,
     help="Whether a file that administrators write could be read the last time it changed (1) or not (0).",
-    origin="claims, tenants, calendar and quotas file",
+    origin="claims, tenants, calendar, quotas and tokens file",
 )
 EVIDENCE_WAITING = Metric(
     "railscope_collector_evidence_waiting_parts",

@@ -99,7 +99,7 @@ CASES = {
     "denied": Case(1, "h100", "nvml_denied"),
     "hung-gpu": Case(4, "a100", "gpu_hung"),
     "pods-on-mig": Case(2, "h200", mode="mig", scheduler="kubernetes", stray=True),
-    "slurm-job": Case(2, "h100", scheduler="slurm"),
+    "slurm-job": Case(2, "t4", scheduler="slurm"),
     "hgx-h100-roce-incast": Case(8, "h100", "incast", nic="cx7", moments=1),
     "hgx-h100-roce-pause-storm": Case(8, "h100", "pause_storm", nic="cx7", moments=1),
     "hgx-h100-roce-idle": Case(8, "h100", "idle", nic="cx7", moments=1),

@@ -200,6 +200,32 @@ async def test_a_node_that_comes_back_after_days_ends_the_silence_of_all_of_them
     assert silences == {at(back) - at(20 * HOURS - 30)}, "its length is known now"
 
 
+async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: Site):
+    node = Reporter()
+    accept(site.core, a_day(node, until=20 * HOURS))
+    back = DAY_SECONDS + HOURS
+    accept(site.core, node.told(gpus_of("GPU-0"), range(back, LATER, 30)))
+    before = await site.account(LATER)
+    await site.round(LATER)
+    after = await site.account(LATER)
+    assert after.balances
+    assert seconds_of(after) == seconds_of(before)
+    assert seconds_of(after)["inferred", "kubernetes:ns"] == 5 * HOURS + 60
+
+
+async def test_a_counter_that_starts_over_is_told(site: Site):
+    heard: list = []
+    site.core.evidence.listeners.append(heard.append)
+    accept(site.core, a_day(Reporter(), until=HOURS))
+    after = Reporter(boot_id="boot-2", run="run-2", booted_at=HOURS)
+    accept(site.core, after.told(gpus_of("GPU-0"), range(HOURS, 2 * HOURS, 30)))
+    await site.round(3 * HOURS)
+    await site.round(3 * HOURS + 60)
+    assert [(t.kind, t.gpu, t.facts["measure"], t.instant_ns) for t in heard] == [
+        ("counter_reset", "GPU-0", "energy", at(HOURS))
+    ]
+
+
 async def test_two_collectors_with_overlapping_frames_write_what_one_would(
     make, tmp_path: Path, url: str
 ):
