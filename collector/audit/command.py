@@ -44,7 +44,8 @@ def audit() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A checkpoint that someone else kept; may be given several times.",
 )  # fmt: skip
-def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
+@click.option("--ledger", "ledger", help="URL of the ledger, to compare its invoices, too.")
+def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: str | None) -> None:
     """Read and hash every record again, and compare with what was signed.
 
     Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 records that were
@@ -54,6 +55,7 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
     public = _key(key)
     try:
         found = verify(folder, public, [_kept(anchor) for anchor in anchors])
+        waiting = _invoices(ledger, found.issued) if ledger else []
     except VerifyError as error:
         click.echo(f"{error.outcome.name.lower().replace('_', ' ')}: {error}", err=True)
         sys.exit(error.outcome)
@@ -64,8 +66,28 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
     )
     for line in _vouching(found.witnesses):
         click.echo(line)
-    for finding in found.findings:
+    for finding in (*found.findings, *waiting):
         click.echo(f"to explain: {finding}")
+
+
+def _invoices(url: str, issued: Sequence[Record]) -> list[str]:
+    """Compare with the ledger; what is to be recorded still. Raises VerifyError."""
+    # The ledger's libraries are large, and most checks do without.
+    from collector.audit.invoices import compare_invoices  # noqa: PLC0415
+    from collector.billing.store import BillingStore  # noqa: PLC0415
+    from collector.ledger.database import Database, LedgerError  # noqa: PLC0415
+
+    try:
+        database = Database(url)
+        try:
+            wrong, waiting = compare_invoices(issued, BillingStore(database))
+        finally:
+            database.close()
+    except LedgerError as error:
+        raise VerifyError(Outcome.UNREADABLE, str(error)) from error
+    if wrong:
+        raise VerifyError(Outcome.ALTERED, "; ".join(wrong))
+    return waiting
 
 
 def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:

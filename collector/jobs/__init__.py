@@ -8,4 +8,6 @@
     pairing, reconcile   R3: a ledger against jobs
     books                the same with files, in words
     command              `railscope bill import-jobs`
+
+All is exact: what a list does not tell is not guessed, but said.
 """
