@@ -19,7 +19,7 @@ from collector.account.amounts import OpenAmounts, add
 from collector.account.live import LiveAccount
 from collector.config import MeteringSettings
 from collector.evidence.assemble import Files
-from collector.evidence.book import EvidenceBook, Kept, Trouble
+from collector.evidence.book import EvidenceBook, Kept
 from collector.evidence.chunk import encode
 from collector.evidence.days import (
     Count,
@@ -36,6 +36,7 @@ from collector.evidence.days import (
 from collector.evidence.queries import CONTEXT_NS
 from collector.evidence.store import Change, Written, ready
 from collector.evidence.told import Ended, Told
+from collector.evidence.trouble import Trouble
 from collector.ledger.database import LedgerError
 from collector.ledger.rows import GpuDay
 from collector.ledger.tiling import DAY_NS
@@ -74,6 +75,7 @@ class Settler:
     wall_ns: Callable[[], int] = time.time_ns
     counts: Counts = field(default_factory=Counts)
     failing: bool = False
+    _troubles: list[Trouble] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _door: Door | None = None
     _stale: set[str] = field(default_factory=set)
@@ -83,6 +85,10 @@ class Settler:
     """The revisions that are in the settled sums, of the days that may still change."""
     _asked: set[str] = field(default_factory=set)
     """GPUs whose claims in the database are known here."""
+
+    def __post_init__(self) -> None:
+        """Listen to what is wrong with the evidence."""
+        self.book.listeners.append(self._troubles.append)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -119,6 +125,7 @@ class Settler:
 
     async def _round(self, *, everything: bool) -> None:
         door = await self._opened()
+        await self._tell_auditors(door)
         texts = self.texts()
         now_ns = self.wall_ns()
         for kind, text in (texts or {}).items():
@@ -130,6 +137,15 @@ class Settler:
         homes = await asyncio.to_thread(door.store.homes)
         await self._settle(door, homes, now_ns)
         await self._count_on(door, files, homes)
+
+    async def _tell_auditors(self, door: Door) -> None:
+        """Have what is wrong recorded, each thing once for ever."""
+        told, self._troubles[:] = list(self._troubles), []
+        try:
+            await asyncio.to_thread(door.store.tell_auditors, told)
+        except BaseException:
+            self._troubles.extend(told)
+            raise
 
     async def _opened(self) -> Door:
         if self._door is None:
