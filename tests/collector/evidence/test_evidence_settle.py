@@ -165,6 +165,8 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
     site.texts["tenants"] = MAP + "bob,kubernetes,ns,2026-09-04T00:00:00Z,\n"
     await site.round(LATER + 600)
     assert hours(site)["observed", "bob"] == 6
+    assert amount(site, "bob") > 500 * 6 * HOURS, "the open day's too"
+    assert amount(site, "kubernetes:ns") == 0
     site.restart(site.checkpoint())
     await site.round(LATER + 700)
     assert site.door.ledger.revision("GPU-0", DAY).number == 2
