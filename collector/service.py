@@ -80,7 +80,7 @@ class Collector:
         )  # fmt: skip
         self.database = SharedDatabase(ledger_url(self.settings.ledger, self.folder))
         self.audit = AuditOffice.of(
-            self.settings.audit, self.restart, self._listed_nodes, self.database.open
+            self.settings, self.restart, self._listed_nodes, self.database.open
         )
         self.trail = self.audit.trail
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
@@ -96,7 +96,7 @@ class Collector:
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
         )  # fmt: skip
-        self.books = LedgerBooks(self.database.url, self.settings.billing.seller_file)
+        self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
@@ -126,13 +126,16 @@ class Collector:
             self.database.close()
             self.log.close()
             self.audit.close()
-            self.books.close()
             os.close(lock)
 
     def application(self) -> Application:
         """All that is served, behind the gate."""
         ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
-        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens)
+        audit = self.audit.numbers()
+        own = Own(
+            self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
+            audit.cells,
+        )  # fmt: skip
         api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
         gate = Gate(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,

@@ -6,7 +6,7 @@ Every record is read and hashed again; nothing that the log's own hashes say is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from collector.audit.explaining import Explaining
@@ -39,7 +39,7 @@ class Verified:
     """What no signature covers but somebody must explain: gaps in what a source produced."""
     witnesses: tuple[Witness, ...] = ()
     """Who vouches for the log by a cosignature, the one who saw most of it first."""
-    issued: dict[str, Record] = field(default_factory=dict)
+    issued: tuple[Record, ...] = ()
     """Records of invoices that were issued."""
 
 
@@ -72,7 +72,7 @@ def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
     vouching, doubts = vouched_for(said, key, explaining.witnesses)
     findings = (*explaining.findings(), *doubts, *(() if files else (_NO_JOURNAL,)))
     asked = len(kept) - len(said_by_log)
-    return Verified(checkpoint, unsigned, asked, findings, vouching, explaining.issued)
+    return Verified(checkpoint, unsigned, asked, findings, vouching, tuple(explaining.issued))
 
 
 def _root_of_all(
