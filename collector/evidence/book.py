@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -19,6 +18,7 @@ from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.taking import Taking, by_chunk
 from collector.evidence.told import ENDS, STARTS, Ended, Told, ToldError, told
+from collector.evidence.trouble import Trouble
 from collector.metering.observation import QUARANTINE_NS
 from collector.schemas import Known
 from collector.segments import Record
@@ -29,17 +29,6 @@ log = structlog.get_logger(__name__)
 FLAGGED_NS = 2_000_000_000
 """A node's clock that is further off than this is told of; beyond a minute it is not believed."""
 MOST_SNAPPED_NS = FLAGGED_NS
-
-
-class Trouble(NamedTuple):
-    """Something about the evidence that an auditor should know: what, about what, and how."""
-
-    kind: str
-    """conflict, counter_reset, quarantine, seen_twice or refused_claim."""
-    gpu: str
-    node: str
-    instant_ns: int
-    facts: dict[str, str]
 
 
 class Kept(msgspec.Struct):

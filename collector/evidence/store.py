@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 from sqlalchemy import and_, func, select
 
 from collector.audit import outbox
@@ -17,6 +18,7 @@ from collector.evidence.assemble import Files, Known, facts_of, known
 from collector.evidence.chunk import Chunk, decode
 from collector.evidence.schema import claims, files, homes, parts, releases
 from collector.evidence.told import Ended, Told
+from collector.evidence.trouble import Trouble
 from collector.ledger.database import Database
 from collector.metering.units import FOREVER_NS
 from railscope.audit.record import Actor, Data
@@ -25,6 +27,8 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+log = structlog.get_logger(__name__)
 
 _LEVEL = 6
 
@@ -131,6 +135,18 @@ class EvidenceStore:
                 draft = Draft("billing.tenant_map", actor, row["recorded_ns"], "done", data=data)
                 outbox.put(connection, f"tenant_map/{row['recorded_ns']}/{digest}", draft)
         return True
+
+    def tell_auditors(self, troubles: Sequence[Trouble]) -> None:
+        """Have troubles recorded in the audit log; one that was told before is told."""
+        if not troubles:
+            return
+        with self._database.transaction(writes=True) as connection:
+            for one in troubles:
+                try:
+                    outbox.put(connection, one.id, one.draft())
+                except outbox.OutboxError as error:
+                    log.error("trouble_not_recorded", kind=one.kind, gpu=one.gpu,
+                              problem=str(error))  # fmt: skip
 
     # Reading -----------------------------------------------------------------------------------
 
