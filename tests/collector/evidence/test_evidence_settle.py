@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from collector.ledger.reconcile import gpu_days
 from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
@@ -26,7 +27,6 @@ from support.story import (
 from collector.account.amounts import Whose
 from collector.audit.outbox import outbox
 from collector.evidence.schema import claims, homes, parts
-from collector.ledger.reconcile import gpu_days
 from collector.ledger.tiling import DAY_NS
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State, tile
