@@ -107,6 +107,10 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: Annotated[
         str, described("Certificates (PEM) to trust for https. Empty: those of the system.")
     ] = ""
+    certificate_file: Annotated[
+        str, described("Certificate (PEM) of this node for https, beside a token or without one.")
+    ] = ""
+    key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
     push_seconds: Annotated[float, described("Seconds of frames in one envelope.", ge=0.02)] = 5.0
     timeout_seconds: Annotated[float, described("Longest wait for an acknowledgement.", gt=0)] = (
         30.0
@@ -117,6 +121,21 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     spool_bytes: Annotated[
         int, described("Most bytes kept on disk for a collector that is away.", ge=1 << 16)
     ] = 1 << 30
+
+
+class CustodySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Checkpoints of the collector's audit log, held here: nobody can take back what it said."""
+
+    enabled: Annotated[bool, described("Whether to hold them, where there is a collector.")] = True
+    period_seconds: Annotated[
+        float, described("Seconds from one look at the log to the next.", ge=0.1)
+    ] = 60.0
+    log_key: Annotated[
+        str,
+        described(
+            "The log's public key, or the whole path of its file. Empty: the one first seen counts."
+        ),
+    ] = ""
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,8 +204,7 @@ class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         described(
             "Owners whose processes count as claims where no scheduler gives out GPUs, set apart by"
-            " spaces: docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes.",
-            pattern="^( |docker|containerd|cri-o|podman|systemd|libvirt|slurm|kubernetes)*$",
+            " spaces: docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes."
         ),
     ] = ""
     system: Annotated[
@@ -237,6 +255,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     bursts: Bursts = Bursts()
     budget: Budget = Budget()
     collector: CollectorLink = CollectorLink()
+    custody: CustodySettings = CustodySettings()
     tls: Tls = Tls()
     topology: TopologySettings = TopologySettings()
     tenancy: TenancySettings = TenancySettings()

@@ -32,7 +32,7 @@ class Answer:
 
 
 class HttpClient:
-    """Asks one URL. Raises ValueError for a URL that is none."""
+    """Asks one server, at the path of its URL or another. Raises ValueError for a URL that is none."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class HttpClient:
         self._host = parts.hostname
         self._port = parts.port or _PORTS[parts.scheme]
         self._tls = tls if parts.scheme == "https" else None
-        self._target = parts.path or "/"
+        self.target = parts.path or "/"
         self._authority = parts.netloc.rpartition("@")[2]
         self._timeout_seconds = timeout_seconds
         self._most_answer_bytes = most_answer_bytes
@@ -56,35 +56,37 @@ class HttpClient:
         self._writer: asyncio.StreamWriter | None = None
         self._state = h11.Connection(h11.CLIENT)
 
-    async def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def post(self, body: bytes, headers: Mapping[str, str], target: str = "") -> Answer:
         """Post a body. Raises OSError (TLS errors included), HttpError or TimeoutError."""
-        return await self._ask("POST", body, {"Content-Length": str(len(body)), **headers})
+        headers = {"Content-Length": str(len(body)), **headers}
+        return await self._ask(("POST", target or self.target), body, headers)
 
-    async def get(self, headers: Mapping[str, str]) -> Answer:
+    async def get(self, headers: Mapping[str, str], target: str = "") -> Answer:
         """Get what is there. Raises as `post` does."""
-        return await self._ask("GET", b"", headers)
+        return await self._ask(("GET", target or self.target), b"", headers)
 
-    async def _ask(self, method: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def _ask(self, what: tuple[str, str], body: bytes, headers: Mapping[str, str]) -> Answer:
         async with asyncio.timeout(self._timeout_seconds):
             kept = self._writer is not None
             try:
-                return await self._try(method, body, headers)
+                return await self._try(what, body, headers)
             except (ConnectionError, HttpError):
                 # The server may have closed the connection that was kept, just before we used it.
                 await self.close()
                 if not kept:
                     raise
-                return await self._try(method, body, headers)
+                return await self._try(what, body, headers)
             finally:
                 if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
                     await self.close()
                 else:
                     self._state.start_next_cycle()
 
-    async def _try(self, method: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def _try(self, what: tuple[str, str], body: bytes, headers: Mapping[str, str]) -> Answer:
+        method, target = what
         reader, writer = await self._open()
         fields = {"Host": self._authority, **headers}
-        head = h11.Request(method=method, target=self._target, headers=list(fields.items()))
+        head = h11.Request(method=method, target=target, headers=list(fields.items()))
         pieces = [
             self._state.send(head),
             self._state.send(h11.Data(body)),

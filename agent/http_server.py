@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -32,10 +33,12 @@ READ_BYTES = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A GET or HEAD request without a body. Header names are in lower case."""
+    """A request. Header names are in lower case; there is a body only where one is taken."""
 
     path: str
     headers: dict[str, str]
+    method: str = "GET"
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,18 @@ class Response:
         return cls(text.encode() + b"\n", status=status)
 
 
-Respond = Callable[[Request], Response]
+Respond = Callable[[Request], Response | Awaitable[Response]]
 
 
 class HttpServer:
-    """Serves what `respond` answers, on one address, until closed."""
+    """Serves what `respond` answers, on one address, until closed.
 
-    def __init__(self, respond: Respond) -> None:
+    Without a bound on bodies only GET and HEAD are served, and bodies are left unread.
+    """
+
+    def __init__(self, respond: Respond, most_body_bytes: int | None = None) -> None:
         self._respond = respond
+        self._most_body_bytes = most_body_bytes
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -74,6 +81,10 @@ class HttpServer:
             raise SettingsError(message) from error
         bound = self._server.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
+
+    async def start_unix(self, listening: socket.socket) -> None:
+        """Start serving a Unix socket that is bound already."""
+        self._server = await asyncio.start_unix_server(self._connected, sock=listening)
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
@@ -91,7 +102,8 @@ class HttpServer:
             return
         self._connections.add(task)
         try:
-            await _Conversation(self._respond, reader, writer).run()
+            talk = _Conversation(self._respond, reader, writer, self._most_body_bytes)
+            await talk.run()
         except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
             log.debug("connection_ended", problem=str(error) or type(error).__name__)
         finally:
@@ -103,11 +115,16 @@ class _Conversation:
     """One connection: request, answer, and again for as long as both sides keep it open."""
 
     def __init__(
-        self, respond: Respond, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        respond: Respond,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        most_body_bytes: int | None,
     ) -> None:
         self._respond = respond
         self._reader = reader
         self._writer = writer
+        self._most_body_bytes = most_body_bytes
         self._state = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
 
     async def run(self) -> None:
@@ -119,14 +136,15 @@ class _Conversation:
                 return
             if request is None:
                 return
-            await self._answer(request)
+            await self._answer(*request)
             if self._state.our_state is h11.MUST_CLOSE:
                 return
             self._state.start_next_cycle()
 
-    async def _next_request(self) -> h11.Request | None:
-        """The next request, its body read and left; None at the end of the connection."""
+    async def _next_request(self) -> tuple[h11.Request, bytes] | None:
+        """The next request and its body, empty where none is taken; None at the connection's end."""
         request: h11.Request | None = None
+        body = b""
         async with asyncio.timeout(IDLE_SECONDS):
             while True:
                 event = self._state.next_event()
@@ -134,18 +152,25 @@ class _Conversation:
                     self._state.receive_data(await self._reader.read(READ_BYTES))
                 elif isinstance(event, h11.Request):
                     request = event
-                elif isinstance(event, h11.EndOfMessage):
-                    return request
+                elif isinstance(event, h11.Data) and self._most_body_bytes is not None:
+                    body += bytes(event.data)
+                    if len(body) > self._most_body_bytes:
+                        message = f"a request has at most {self._most_body_bytes} bytes"
+                        raise h11.RemoteProtocolError(message, error_status_hint=413)
+                elif isinstance(event, h11.EndOfMessage) and request is not None:
+                    return request, body
                 elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
                     return None
 
-    async def _answer(self, request: h11.Request) -> None:
+    async def _answer(self, request: h11.Request, content: bytes) -> None:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
         }
         path = request.target.decode("latin-1").split("?", 1)[0]
-        if request.method in {b"GET", b"HEAD"}:
-            response = self._respond(Request(path, headers))
+        method = request.method.decode("latin-1")
+        if method in {"GET", "HEAD"} or self._most_body_bytes is not None:
+            answer = self._respond(Request(path, headers, method, content))
+            response = answer if isinstance(answer, Response) else await answer
         else:
             response = Response.text("only GET is served here", HTTPStatus.METHOD_NOT_ALLOWED)
         body, more = response.body, dict(response.headers)

@@ -7,7 +7,7 @@ import gc
 import os
 import resource
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,9 +59,10 @@ from agent.sources.rapl import Rapl
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
 from agent.sources.verdict import GpuVerdicts
-from agent.stats import ShippingStats
+from agent.stats import CustodyState, ShippingStats
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
+from agent.tenancy.endpoint import ClaimsEndpoint
 from agent.tenancy.source import Tenancy
 from agent.topology.network import Wiring
 from agent.topology.rules import rules
@@ -183,6 +184,10 @@ class Agent:
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self._shipper: Shipper | None = None
+        self._tenancy = next(s for s in self.sampler.sources if isinstance(s, Tenancy))
+        self._claims = ClaimsEndpoint(
+            self.settings.tenancy, self._state, self._tenancy, self.host.clock
+        )
 
     def _sources(self) -> list[Source]:
         periods, xids = self.settings.periods, XidBook()
@@ -219,10 +224,12 @@ class Agent:
             if isinstance(source, Rdma | Nic):
                 memory = self._state / f"{source.name}-{WRAPS}"
                 source.remember(CounterMemory(memory, self.host.boot_id))
+        self._tenancy.remember(self._state, self.node)
         self._shipper = self._make_shipper()
         server = HttpServer(self.page.respond)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
+            await self._claims.start()
             self.on_listening(host, port)
             log.info("agent_started", node=self.node, version=__version__, page=f"{host}:{port}",
                      collector=self.settings.collector.url or "none")  # fmt: skip
@@ -232,8 +239,27 @@ class Agent:
                 group.create_task(feed_watchdog())
                 if self._shipper:
                     group.create_task(self._shipper.run())
+                if custody := self._custody():
+                    group.create_task(custody)
         finally:
+            await self._claims.close()
             await server.close()
+
+    def _custody(self) -> Coroutine[None, None, None] | None:
+        """What looks after the collector's audit log, where there is a collector."""
+        if not self._shipper or not self.settings.custody.enabled:
+            return None
+        # Signatures take 8 MiB of libraries: not in an agent that ships nothing.
+        from agent.custody import Custody  # noqa: PLC0415
+        from agent.custody_client import CustodyClient  # noqa: PLC0415
+        from agent.custody_store import CustodyStore  # noqa: PLC0415
+
+        self.stats.custody = CustodyState()
+        return Custody(
+            self.settings.custody, self.node, CustodyClient(self.settings.collector),
+            CustodyStore(self._state / "custody"), self.host.clock, self.own_events,
+            self.stats.custody,
+        ).run()  # fmt: skip
 
     @property
     def _state(self) -> Path:

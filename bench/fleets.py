@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from bench import load
 from bench.processes import HOST, BenchError, Server, free_port
-from collector.tokens import digest
+from collector.access.credentials import digest
 
 CONNECTIONS = 32
 VIEWS_SECONDS = 2.0

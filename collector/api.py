@@ -1,26 +1,27 @@
-"""The HTTP side for readers: /metrics, the JSON API of the views, health and a landing page."""
+"""What readers are answered: /metrics, the JSON API of the views, health and a landing page."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 from aiohttp import web
 
+from collector.access.credential import Credential, Role
+from collector.access.gate import Answer, Handlers, json_answer
+from collector.access.scope import own_account, own_cells
 from collector.account.cells import account_json
-from collector.audit.trail import Denial
 from collector.core import Core
 from collector.fleet import Node, Row
 from collector.metrics import Own, render
-from collector.tokens import Tokens
 from collector.views.refresh import Views
 from collector.views.rollup import node_rollups, reduce_rows
+from collector.views.table import View
 from railscope import __version__
 from railscope.catalog import METRICS
 from railscope.catalog.declare import Kind
@@ -30,67 +31,60 @@ from railscope.reading import PRESENT, REASONS, Absent, from_stored
 
 NS = 1_000_000_000
 MOST_EVENTS = 1000
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_OPEN_PATHS = {"/-/healthy", "/-/ready", "/"}
-INGEST_PATH = "/v1/frames"
 
 
 @dataclass(slots=True)
 class Api:
-    """Routes for those who read. `views` and `tokens` are asked anew at each request."""
+    """Answers for those who read. `views` is asked anew at each request."""
 
     core: Core
     own: Own
     views: Callable[[], Views]
-    tokens: Callable[[], Tokens]
-    open_reading: bool
     stale_seconds: float = 30.0
-    denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
 
-    def add_to(self, application: web.Application) -> None:
-        """Add the routes."""
-        get = application.router.add_get
-        get("/", self._landing)
-        get("/metrics", self._metrics)
-        get("/-/healthy", self._healthy)
-        get("/-/ready", self._ready)
-        get("/api/v1/{view:cluster|rails|tenants}", self._view)
-        get("/api/v1/nodes", self._nodes)
-        get("/api/v1/nodes/{node}", self._node)
-        get("/api/v1/account", self._account)
-        get("/api/v1/events", self._events)
+    def handlers(self) -> Handlers:
+        """By the names of the routes."""
+        return {
+            "landing": self._landing,
+            "healthy": self._healthy,
+            "ready": self._ready,
+            "metrics": self._metrics,
+            "cluster": self._view("cluster"),
+            "rails": self._view("rail"),
+            "tenants": self._tenants,
+            "nodes": self._nodes,
+            "node": self._node,
+            "account": self._account,
+            "events": self._events,
+        }
 
-    @web.middleware
-    async def authorise(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let readers with a token in; ingest checks its own tokens."""
-        needs_token = request.path not in _OPEN_PATHS and request.path != INGEST_PATH
-        if needs_token and not self.open_reading:
-            who = self.tokens().reader(request.headers.get("Authorization", ""))
-            if who is None:
-                path = request.rel_url.raw_path
-                self.denied(Denial(request.remote or "", path, "reader's token"))
-                text = "show a reader's token as bearer token, or set open_reading"
-                return _json({"error": text}, 401, {"WWW-Authenticate": "Bearer"})
-        return await handler(request)
-
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request, who: Credential) -> web.Response:
         views = self.views()
         cells = [*views.cluster.cells, *views.rail.cells, *views.tenant.cells, *views.node.cells]
+        cells += self.own.cells(views)
+        if who.role is Role.TENANT:
+            cells = await asyncio.to_thread(own_cells, cells, who.tenant)
         text_format = Format.accepted(request.headers.get("Accept", ""))
-        own = self.own.cells(views)
-        text = await asyncio.to_thread(render, [*cells, *own], text_format)
+        text = await asyncio.to_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    async def _view(self, request: web.Request) -> web.Response:
-        name = request.match_info["view"].removesuffix("s")
-        view = getattr(self.views(), name)
-        return _json({"view": view.name, "instant_ns": view.instant_ns, "rows": view.rows()})
+    def _view(self, name: str) -> Answer:
+        async def answer(_: web.Request, __: Credential) -> web.Response:
+            return _table(getattr(self.views(), name))
 
-    async def _nodes(self, _: web.Request) -> web.Response:
+        return answer
+
+    async def _tenants(self, _: web.Request, who: Credential) -> web.Response:
+        view = self.views().tenant
+        if who.role is Role.TENANT:
+            view = replace(view, cells=tuple(own_cells(view.cells, who.tenant)))
+        return _table(view)
+
+    async def _nodes(self, _: web.Request, __: Credential) -> web.Response:
         views = self.views()
         facts: dict[str, dict[str, Any]] = {}
         for cell in views.node.cells:
@@ -105,12 +99,12 @@ class Api:
             }
             for name, node in sorted(self.core.fleet.nodes.items())
         ]
-        return _json({"view": "nodes", "instant_ns": views.instant_ns, "rows": rows})
+        return json_answer({"view": "nodes", "instant_ns": views.instant_ns, "rows": rows})
 
-    async def _node(self, request: web.Request) -> web.Response:
+    async def _node(self, request: web.Request, __: Credential) -> web.Response:
         node = self.core.fleet.nodes.get(request.match_info["node"])
         if node is None:
-            return _json(
+            return json_answer(
                 {"error": f"no node {request.match_info['node']!r} has ever reported"}, 404
             )
         now_ns = self.wall_ns()
@@ -122,7 +116,7 @@ class Api:
             "rollups": _rollups(self._fresh(node, now_ns)),
             "streams": streams,
         }
-        return _json(content)
+        return json_answer(content)
 
     def _fresh(self, node: Node, now_ns: int) -> list[Row]:
         """The streams of a node that count: one that has fallen silent does not, as in the views."""
@@ -159,29 +153,31 @@ class Api:
         age_seconds = (now_ns - row.instant_ns) / NS if row.instant_ns else None
         return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
 
-    async def _account(self, _: web.Request) -> web.Response:
+    async def _account(self, _: web.Request, who: Credential) -> web.Response:
         views = self.views()
         if views.account is None:
             text = "the account has not been computed yet"
             if views.instant_ns:
                 text = "no one knows who holds what: " + self.own.why_unknown
-            return _json({"error": text}, 503)
-        return _json(account_json(views.account))
+            return json_answer({"error": text}, 503)
+        account = account_json(views.account)
+        own = who.role is Role.TENANT
+        return json_answer(own_account(account, who.tenant) if own else account)
 
-    async def _events(self, request: web.Request) -> web.Response:
+    async def _events(self, request: web.Request, __: Credential) -> web.Response:
         wanted = request.query.get("node")
         events = [seen for seen in self.core.events if wanted in (None, seen.node)]
-        return _json({"events": [seen.to_json() for seen in events[-MOST_EVENTS:]]})
+        return json_answer({"events": [seen.to_json() for seen in events[-MOST_EVENTS:]]})
 
-    async def _healthy(self, _: web.Request) -> web.Response:
+    async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
         return web.Response(text="healthy\n")
 
-    async def _ready(self, _: web.Request) -> web.Response:
+    async def _ready(self, _: web.Request, __: Credential) -> web.Response:
         if not self.views().instant_ns:
             return web.Response(status=503, text="the views have not been computed yet\n")
         return web.Response(text="ready\n")
 
-    async def _landing(self, _: web.Request) -> web.Response:
+    async def _landing(self, _: web.Request, __: Credential) -> web.Response:
         return web.Response(text=_LANDING.format(version=__version__), content_type="text/html")
 
 
@@ -201,14 +197,8 @@ def _rollups(fresh: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def _json(
-    content: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
-) -> web.Response:
-    """An answer. JSON knows no NaN and no infinity: msgspec writes null for them."""
-    return web.Response(
-        status=status, body=msgspec.json.encode(content), content_type="application/json",
-        headers=headers,
-    )  # fmt: skip
+def _table(view: View) -> web.Response:
+    return json_answer({"view": view.name, "instant_ns": view.instant_ns, "rows": view.rows()})
 
 
 _LANDING = """<!doctype html>

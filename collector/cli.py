@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
-from collector import tokens
+from collector.access.credential import Credential, Role, is_name
+from collector.access.credentials import digest, new_token, quoted, section
 from collector.config import PREFIX, CollectorSettings
 from collector.service import Collector
 from railscope import logs, settings
@@ -28,9 +31,13 @@ def collector() -> None:
 @_config
 @click.option("--listen", help="Address and port.")
 @click.option("--state-directory", help="Where the frame log lies.")
-@click.option("--tokens-file", help="Tokens of nodes and readers.")
+@click.option("--tokens-file", help="Who may ask for what.")
 @click.option("--claims-file", help="Who holds which GPU or node.")
-@click.option("--open-reading/--no-open-reading", default=None, help="Read without a token.")
+@click.option(
+    "--open-reading/--no-open-reading",
+    default=None,
+    help="Whether who shows no token may read what operators may.",
+)
 def run(config: Path | None, **flags: Any) -> None:
     """Take frames in and serve the views until stopped."""
 
@@ -52,14 +59,34 @@ def run(config: Path | None, **flags: Any) -> None:
 
 
 @collector.command()
-@click.option("--reader", is_flag=True, help="For one who reads /metrics and the API.")
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in Role]),
+    default="node",
+    show_default=True,
+    help="What it is for.",
+)
+@click.option("--tenant", default="", help="The tenant whose data it reaches; role tenant.")
+@click.option("--days", type=click.IntRange(min=1), help="Days until it ends. Without: no end.")
 @click.argument("name")
-def token(reader: bool, name: str) -> None:  # noqa: FBT001 - a flag
-    """Make a token for a node (or reader) NAME, and the line for the tokens file."""
-    fresh = tokens.new_token()
+def token(role: str, tenant: str, days: int | None, name: str) -> None:
+    """Make a token for NAME, and the line for the tokens file. A node's NAME is that of the node."""
+    if bool(tenant) is not (role == Role.TENANT):
+        message = "--tenant goes with --role tenant, and the other way round"
+        raise click.UsageError(message)
+    if not all(map(is_name, (name, *([tenant] if tenant else [])))):
+        message = "names are printable text in Unicode's NFC"
+        raise click.UsageError(message)
+    fresh = new_token()
     click.echo(f"token (give it to {name} only): {fresh}")
-    click.echo(f"line for the tokens file, section [{'readers' if reader else 'nodes'}]:")
-    click.echo(f'"{name}" = "{tokens.digest(fresh)}"')
+    click.echo(
+        f"line for the tokens file, section [{section(Credential(name, Role(role), tenant))}]:"
+    )
+    value = json.dumps(digest(fresh))
+    if days:
+        until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        value = f"{{ token = {value}, until = {until:%Y-%m-%dT%H:%M:%SZ} }}"
+    click.echo(f"{quoted(name)} = {value}")
 
 
 @collector.command(name="sample-config")

@@ -91,6 +91,15 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
             max_length=200,
         ),
     ] = "railscope.audit"
+    ask_agents: Annotated[
+        int,
+        described(
+            "After a start nothing is signed until so many agents have shown what they hold.", ge=0
+        ),
+    ] = 3
+    ask_seconds: Annotated[
+        float, described("Longest wait for them; then it is recorded that fewer came.", ge=0)
+    ] = 180.0
 
 
 class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +133,10 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
 
     certificate_file: Annotated[str, described("Certificate (PEM). Empty: plain HTTP.")] = ""
     key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
+    client_ca_file: Annotated[
+        str,
+        described("Certificates (PEM) whose clients may show one of theirs. Empty: tokens only."),
+    ] = ""
 
 
 class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +148,8 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         described("Where the frame log lies. systemd's STATE_DIRECTORY goes before the default."),
     ] = "/var/lib/railscope-collector"
     tokens_file: Annotated[
-        str, described("Tokens of nodes and readers (TOML); see `railscope collector token`.")
+        str,
+        described("Who may ask for what, by tokens and certificates (TOML); see docs/access.md."),
     ] = "/etc/railscope/tokens.toml"
     claims_file: Annotated[
         str, described("Who holds which GPU or node (CSV: tenant,holds,from,to). Empty: no one.")
@@ -154,7 +168,7 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, described("Maintenance, outages and reservations (TOML). Empty: none.")
     ] = ""
     open_reading: Annotated[
-        bool, described("Whether /metrics and the API may be read without a token.")
+        bool, described("Whether who shows no token may read what operators may.")
     ] = False
     stale_seconds: Annotated[
         float, described("A node whose newest frame is older counts as silent.", gt=0)

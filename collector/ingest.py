@@ -3,7 +3,7 @@
 Answers, each with a JSON body:
 
     200  acknowledged: every frame of it is durable
-    401  no token we know              403  the token is another node's
+    401  from the gate before it       403  the credential is another node's
     409  send these schemas first      426  another version of the wire format
     400, 413, 422  never acceptable    429, 503  not now; Retry-After says when
 """
@@ -16,18 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-import msgspec
 import structlog
 from aiohttp import web
 
 from collector import decode
+from collector.access.credential import Credential
+from collector.access.gate import json_answer
 from collector.audit.trail import Denial
 from collector.config import Limits
 from collector.core import Core
 from collector.framelog import FrameLog
 from collector.layout import check_schema
 from collector.segments import Record
-from collector.tokens import Tokens
 from railscope.wire import (
     SENT_HEADER,
     VERSION,
@@ -80,37 +80,31 @@ class Ingest:
 
     core: Core
     log: FrameLog
-    tokens: Callable[[], Tokens]
     limits: Limits
     denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     _senders: dict[str, NodeSender] = field(default_factory=dict)
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request, who: Credential) -> web.Response:
         """Answer one POST."""
         try:
-            acknowledged = await self._receive(request)
+            acknowledged = await self._receive(request, who.name)
         except Refusal as refusal:
             self.core.counts.reject(refusal.reason)
-            if refusal.status in _DENIED:
-                self._deny(request, refusal)
+            if refusal.status == HTTPStatus.FORBIDDEN:
+                self._deny(request, who, refusal)
             headers = {"Retry-After": RETRY_SECONDS} if refusal.status in _LATER else {}
             if refusal.reason not in _EXPECTED:
                 log.warning("envelope_refused", sender=request.remote, reason=refusal.reason,
                             problem=str(refusal))  # fmt: skip
-            return _reply(refusal.status, {"error": str(refusal), **refusal.more}, headers)
-        return _reply(HTTPStatus.OK, acknowledged, {})
+            return json_answer({"error": str(refusal), **refusal.more}, refusal.status, headers)
+        return json_answer(acknowledged)
 
-    def _deny(self, request: web.Request, refusal: Refusal) -> None:
-        who = self.tokens().node(request.headers.get("Authorization", "")) or ""
+    def _deny(self, request: web.Request, who: Credential, refusal: Refusal) -> None:
         path = request.rel_url.raw_path
-        self.denied(Denial(request.remote or "", path, refusal.reason, who))
+        self.denied(Denial(request.remote or "", path, refusal.reason, who.label))
 
-    async def _receive(self, request: web.Request) -> dict[str, int]:
-        node = self.tokens().node(request.headers.get("Authorization", ""))
-        if node is None:
-            text = "no token, or one that no node has"
-            raise Refusal(HTTPStatus.UNAUTHORIZED, "token", text)
+    async def _receive(self, request: web.Request, node: str) -> dict[str, int]:
         sender = self._senders.setdefault(node, NodeSender())
         self._check_rate(sender, node)
         async with sender.lock:
@@ -175,7 +169,7 @@ class Ingest:
         except WireError as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, "format", str(error)) from error
         if envelope.node != node:
-            text = f"the token is that of {node!r}, the envelope says {envelope.node!r}"
+            text = f"the credential is that of {node!r}, the envelope says {envelope.node!r}"
             raise Refusal(HTTPStatus.FORBIDDEN, "node", text)
         return envelope, sent
 
@@ -245,14 +239,4 @@ class Ingest:
 
 
 _LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-_DENIED = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 _EXPECTED = {"unknown_schema"}
-
-
-def _reply(
-    status: HTTPStatus, content: dict[str, object] | dict[str, int], headers: dict[str, str]
-) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(content), content_type="application/json",
-        headers=headers,
-    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,12 @@ class SinkCounts(Protocol):
     dropped: int
 
 
+class Validity(Protocol):
+    """What is read from a file that may be wrong."""
+
+    valid: bool
+
+
 @dataclass(slots=True)
 class Own:
     """Where the collector's own numbers come from, and the GPU-time account of all."""
@@ -37,6 +43,9 @@ class Own:
     settler: Settler
     sink: SinkCounts
     trail: Trail
+    tokens: Validity
+    audit: Callable[[], list[Cell]] = list
+    """What the parts of the audit log count."""
 
     @property
     def why_unknown(self) -> str:
@@ -76,8 +85,10 @@ class Own:
         ]
         return [
             *(Cell(metric, (), value) for metric, value in plain),
+            *self.audit(),
             *(cluster_cells(views.account) if views.account else ()),
             *(Cell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
+            Cell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]
 

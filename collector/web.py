@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 
+import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from railscope.listen import split_address
 from railscope.settings import SettingsError
+
+log = structlog.get_logger(__name__)
 
 LAST_ANSWER_SECONDS = 2.0
 """How long requests under way may take when a server stops."""
@@ -15,7 +20,27 @@ LAST_ANSWER_SECONDS = 2.0
 
 def runner(application: web.Application) -> web.AppRunner:
     """A runner for an application: no access log, a short goodbye."""
-    return web.AppRunner(application, access_log=None, shutdown_timeout=LAST_ANSWER_SECONDS)
+    return web.AppRunner(
+        application, access_log=None, logger=_logger(), shutdown_timeout=LAST_ANSWER_SECONDS
+    )
+
+
+class _Unquoted(logging.Filter):
+    """aiohttp quotes what it cannot read, and a header that it cannot read may hold a token."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        log.debug("request_unreadable", problem=type(error).__name__)
+        return False
+
+
+def _logger() -> logging.Logger:
+    made = logging.getLogger("railscope.collector.web")
+    if not made.filters:
+        made.addFilter(_Unquoted())
+    return made
 
 
 async def start(running: web.AppRunner, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:

@@ -14,12 +14,14 @@ from railscope.settings import SettingsError
 _ON_DEMAND = {
     "agent": ("agent.cli", "agent"),
     "audit": ("collector.audit.command", "audit"),
+    "claim": ("agent.claim_command", "claim"),
     "bill": ("collector.bill_command", "bill"),
     "collector": ("collector.cli", "collector"),
 }
 _HELP = {
     "agent": "Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log.",
     "audit": "Check and read an audit log from its files and a public key.",
+    "claim": "Tell the agent of this server who is given a GPU, and when it is given back.",
     "bill": "Work out what tenants had of the GPUs, and what it costs.",
     "collector": "Turn frames of all nodes into cluster, rail and tenant views.",
 }
@@ -80,6 +82,11 @@ def catalog(form: str) -> None:
     help="Which network cards it has: cx7, bnxt, irdma, mixed.",
 )  # fmt: skip
 @click.option(
+    "--scheduler", default="none", show_default=True,
+    help="Who gives the GPUs out: none, kubernetes, slurm.",
+)  # fmt: skip
+@click.option("--stray", is_flag=True, help="One process uses a GPU that nobody gave to it.")
+@click.option(
     "--seconds", type=click.IntRange(min=1), default=60, show_default=True, help="How long it is."
 )
 @click.option("--step-seconds", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
@@ -93,6 +100,8 @@ def simulate(  # noqa: PLR0913 - one for each option
     model: str,
     mode: str,
     nic: str,
+    scheduler: str,
+    stray: bool,
     seconds: int,
     step_seconds: float,
     seed: int,
@@ -113,7 +122,7 @@ def simulate(  # noqa: PLR0913 - one for each option
         found = find_model(model)
         spec = NodeSpec(
             node=node, seed=seed, gpus=found.per_node, model=found.name, scenario=scenario, mode=mode,
-            nic=nic,
+            nic=nic, scheduler=scheduler, stray=stray,
         )  # fmt: skip
         write_capture(folder, about(spec, seconds), moments(spec, seconds, step_seconds))
     except ValueError as error:

@@ -16,9 +16,17 @@ def split_address(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def server_tls(certificate_file: str, key_file: str) -> ssl.SSLContext | None:
-    """The TLS context of a server; None for plain HTTP. Raises SettingsError."""
+def server_tls(
+    certificate_file: str, key_file: str, client_ca_file: str = ""
+) -> ssl.SSLContext | None:
+    """The TLS context of a server; None for plain HTTP. Raises SettingsError.
+
+    With a client CA, clients may show a certificate; one that does not lead to it is refused.
+    """
     if not certificate_file:
+        if client_ca_file:
+            message = f"tls.client_ca_file {client_ca_file} needs tls.certificate_file"
+            raise SettingsError(message)
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -27,4 +35,11 @@ def server_tls(certificate_file: str, key_file: str) -> ssl.SSLContext | None:
     except OSError as error:
         message = f"certificate {certificate_file} or key {key_file} cannot be used: {error}"
         raise SettingsError(message) from error
+    if client_ca_file:
+        try:
+            context.load_verify_locations(client_ca_file)
+        except OSError as error:
+            message = f"tls.client_ca_file {client_ca_file} cannot be used: {error}"
+            raise SettingsError(message) from error
+        context.verify_mode = ssl.CERT_OPTIONAL
     return context

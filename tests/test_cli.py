@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from collector.access import credentials
+from collector.access.credential import Credential, Role
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
-from railscope.simulator import MODES, NICS, SHORT_NAMES
+from railscope.simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
 
 
 def walk(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
@@ -203,7 +206,7 @@ def test_a_server_that_cannot_be_simulated_leaves_no_folder(tmp_path: Path):
 
 def test_the_help_names_every_model_mode_and_card():
     words = set(re.findall(r"\w+", run("simulate", "--help").stdout))
-    assert set(SHORT_NAMES) | set(MODES) | set(NICS) <= words
+    assert set(SHORT_NAMES) | set(MODES) | set(NICS) | set(SCHEDULERS) <= words
 
 
 def test_this_server_is_recorded_into_a_new_folder_only(tmp_path: Path):
@@ -246,4 +249,14 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
     assert lines[0].startswith("token (give it to gpu-1 only): ")
     assert "[nodes]" in lines[1]
     assert lines[2].startswith('"gpu-1" = "sha256:')
-    assert "[readers]" in run("collector", "token", "--reader", "board").stdout
+    role = ("--role", "tenant", "--tenant", "vision")
+    of_tenant = run("collector", "token", *role, "--days", "30", "board").stdout
+    told, place, line = of_tenant.splitlines()
+    found = credentials.parse(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
+    ((key, entry),) = found.entries.items()
+    assert key.value == credentials.digest(told.rpartition(" ")[2])
+    assert entry.credential == Credential("board", Role.TENANT, "vision")
+    assert entry.until_ns
+    assert 29 < (entry.until_ns / 1e9 - time.time()) / 86_400 <= 30
+    for role in (("--role", "tenant"), ("--tenant", "vision")):
+        assert "goes with" in run("collector", "token", *role, "board").stderr

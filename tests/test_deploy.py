@@ -20,7 +20,10 @@ import pytest
 
 import agent.config
 import collector.config
-from collector import claims, tokens
+from collector.access import credentials
+from collector.access.credential import Credential, Role
+from collector.account import quotas
+from collector.evidence import calendar_file, claims_file, tenants_file
 from railscope import settings
 
 ROOT = Path(__file__).parent.parent
@@ -163,8 +166,8 @@ def until(wanted: str, address: str, seconds: float = 15.0) -> str:
 
 
 def test_both_programs_work_under_their_units(tmp_path: Path):
-    token = tokens.new_token()
-    (tmp_path / "tokens.toml").write_text(f'[nodes]\ngpu-1 = "{tokens.digest(token)}"\n')
+    token = credentials.new_token()
+    (tmp_path / "tokens.toml").write_text(f'[nodes]\ngpu-1 = "{credentials.digest(token)}"\n')
     (tmp_path / "token").write_text(token)
     (tmp_path / "agent.toml").write_text(
         f'node = "gpu-1"\n[collector]\npush_seconds = 0.5\ntoken_file = "{tmp_path / "token"}"\n'
@@ -239,22 +242,40 @@ def test_sample_settings_are_the_defaults_without_their_comment_signs_too(
 
 def test_sample_tokens_can_be_loaded(tmp_path: Path):
     sample = DEPLOY / "tokens.toml"
-    assert tokens.load(sample) == tokens.Tokens({}, {})
+    assert credentials.load(sample) == credentials.Credentials()
     bare = re.sub(r"^# (?=[\w-]+ = )", "", sample.read_text(), flags=re.MULTILINE)
     (tmp_path / "tokens.toml").write_text(bare)
-    loaded = tokens.load(tmp_path / "tokens.toml")
-    assert list(loaded.nodes.values()) == ["gpu-001"]
-    assert list(loaded.readers.values()) == ["prometheus"]
+    loaded = credentials.load(tmp_path / "tokens.toml")
+    assert {entry.credential for entry in loaded.entries.values()} == {
+        Credential("gpu-001", Role.NODE), Credential("prometheus", Role.OPERATOR),
+        Credential("invoices", Role.FINANCE), Credential("audit", Role.AUDITOR),
+        Credential("board", Role.TENANT, "vision"),
+    }  # fmt: skip
+    ends = {entry.credential.name for entry in loaded.entries.values() if entry.until_ns}
+    assert ends == {"audit"}
 
 
 def test_sample_claims_can_be_read():
     text = (DEPLOY / "claims.csv").read_text()
-    assert claims.parse(text) == claims.Claims.of([])
-    assert text.splitlines()[2] == ",".join(claims.HEADER)
+    assert claims_file.parse(text) == claims_file.FileClaims.of([])
+    assert text.splitlines()[2] == ",".join(claims_file.HEADER)
     bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
-    assert set(claims.parse(bare).by_target) == {
+    assert set(claims_file.parse(bare).by_target) == {
         "gpu-001", "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
     }  # fmt: skip
+
+
+def test_sample_tenants_quotas_and_calendar_can_be_read():
+    for name, parse, most in (
+        ("tenants.csv", tenants_file.parse, lambda found: len(list(found))),
+        ("quotas.csv", quotas.parse, lambda found: len(found.quotas)),
+        ("calendar.toml", calendar_file.parse, lambda found: len(found.entries)),
+    ):
+        text = (DEPLOY / name).read_text()
+        assert most(parse(text)) == 0
+        row = r"\[\[|\w+ = " if name == "calendar.toml" else r"[\w-]+,"
+        bare = re.sub(rf"^# (?={row})", "", text, flags=re.MULTILINE)
+        assert most(parse(bare)) == (3 if name == "calendar.toml" else 2)
 
 
 # make and continuous integration ---------------------------------------------------------------

@@ -62,9 +62,9 @@ class Owners:
             raise FileNotFoundError(errno.ENOENT, "a copied tree has no kubelet")
         answer = Kubelet(socket, KUBELET_SECONDS).ask(function)
         if function == LIST:
-            return msgspec.to_builtins([pod for pod in pod_resources.pods(answer) if _has(pod)])
+            return _plain([pod for pod in pod_resources.pods(answer) if _has(pod)])
         if function == ALLOCATABLE:
-            return msgspec.to_builtins(pod_resources.allocatable(answer))
+            return _plain(pod_resources.allocatable(answer))
         message = f"unknown function {function!r} of the kubelet"
         raise ValueError(message)
 
@@ -73,13 +73,13 @@ class Owners:
 
     def _container(self, name: str, label: str) -> Json:
         content = self._files.read(f"{_CONTAINERS}/{name}/config.v2.json")
-        return msgspec.to_builtins(container(content, label))
+        return _plain(container(content, label))
 
     def _domain(self, path: str) -> Json:
-        return msgspec.to_builtins(domain(self._files.read(path)))
+        return _plain(domain(self._files.read(path)))
 
     def _machine(self, pid: int) -> Json:
-        return msgspec.to_builtins(command(self._files.read(f"/proc/{pid}/cmdline")))
+        return _plain(command(self._files.read(f"/proc/{pid}/cmdline")))
 
     def _user(self, number: int) -> Json:
         """By passwd(5); users of a directory service are not in there."""
@@ -88,6 +88,11 @@ class Owners:
             if fields[2:3] == [str(number)]:
                 return fields[0]
         return ""
+
+
+def _plain(answer: object) -> Json:
+    """As JSON has it: lists, dictionaries, texts."""
+    return msgspec.json.decode(msgspec.json.encode(answer))
 
 
 def _has(pod: pod_resources.Pod) -> bool:

@@ -58,12 +58,12 @@ class CollectorClient:
     def __init__(self, link: CollectorLink) -> None:
         self.url = link.url.rstrip("/") + INGEST_PATH
         self._headers = {"Content-Type": CONTENT_TYPE}
-        if token := _token(link):
+        if token := token_of(link):
             self._headers["Authorization"] = f"Bearer {token}"
         if not link.url.startswith(("http://", "https://")):
             message = f"collector.url {link.url!r} must start with http:// or https://"
             raise LinkError(message)
-        tls = _tls(link)
+        tls = tls_of(link)
         try:
             self._http = HttpClient(self.url, tls, link.timeout_seconds)
         except ValueError as error:
@@ -142,7 +142,8 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return float(value) if value.isdecimal() else None
 
 
-def _token(link: CollectorLink) -> str:
+def token_of(link: CollectorLink) -> str:
+    """The token of this node; empty where it has none. Raises LinkError."""
     token, place = link.token.strip(), "collector.token"
     if link.token_file:
         place = f"collector.token_file {link.token_file}"
@@ -157,11 +158,25 @@ def _token(link: CollectorLink) -> str:
     return token
 
 
-def _tls(link: CollectorLink) -> ssl.SSLContext | None:
+def tls_of(link: CollectorLink) -> ssl.SSLContext | None:
+    """How to speak to the collector; None for plain HTTP. Raises LinkError."""
     if not link.url.startswith("https://"):
+        if link.certificate_file:
+            message = f"collector.certificate_file needs an https:// URL, not {link.url!r}"
+            raise LinkError(message)
         return None
     try:
-        return ssl.create_default_context(cafile=link.ca_file or None)
+        context = ssl.create_default_context(cafile=link.ca_file or None)
     except OSError as error:
         message = f"collector.ca_file {link.ca_file} cannot be used: {error}"
         raise LinkError(message) from error
+    if link.certificate_file:
+        try:
+            context.load_cert_chain(link.certificate_file, link.key_file or None)
+        except OSError as error:
+            message = (
+                f"collector.certificate_file {link.certificate_file} or collector.key_file"
+                f" {link.key_file} cannot be used: {error}"
+            )
+            raise LinkError(message) from error
+    return context

@@ -86,6 +86,8 @@ class SelfMetrics(HoldsNothing):
             columns.add(c.FRAMES_DROPPED, node.part(DROP, why))
         for metric, about, _ in _budget_readings(self._keeper()):
             columns.add(metric, about)
+        for metric, _ in _custody_readings(self._shipping):
+            columns.add(metric, node)
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
@@ -117,10 +119,20 @@ class SelfMetrics(HoldsNothing):
             shipping.failures,
             *shipping.dropped_frames.values(),
             *(reading for _, _, reading in _budget_readings(keeper)),
+            *(reading for _, reading in _custody_readings(shipping)),
         ]
         for position, reading in enumerate(readings):
             into.put(position, reading)
         into.events = self._take_events()
+
+
+def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:
+    """What there is to say of the audit log; nothing where it is not looked after."""
+    custody = shipping.custody
+    if custody is None:
+        return []
+    held: Reading = custody.records or Absent.NOT_DUE
+    return [(c.CUSTODY_STATE, custody.state), (c.CUSTODY_RECORDS, held)]
 
 
 def _absent_counts(status: SourceStatus) -> list[int]:

@@ -133,11 +133,17 @@ class Book:
             self._tell_all_again(now)
             self._tell_again_ns = now.boot_ns + TELL_AGAIN_NS
         told = [(look.adapter, held) for look in looks for held in look.told.held]
-        silent = {look.adapter for look in looks if look.told.unread is not None}
-        told += [(one.adapter, one.held) for one in self._open.values() if one.adapter in silent]
+        known = {(adapter, *held.key) for adapter, held in told}
+        unread = {look.adapter: look.told for look in looks}
+        told += [
+            (one.adapter, one.held)
+            for key, one in self._open.items()
+            if key not in known and one.adapter in unread and _stays(one, unread[one.adapter])
+        ]
         alike: Alike = {}
         for adapter, held in told:
             alike.setdefault((held.gpu, held.workload_of), []).append((adapter, held))
+        self._hidden = {k: until for k, until in self._hidden.items() if now.wall_ns < until}
         for look in looks:
             self._take(look, alike)
         present = {(adapter, *held.key) for adapter, held in told}
@@ -145,7 +151,7 @@ class Book:
         self._hidden = {
             key: until_ns
             for key, until_ns in self._hidden.items()
-            if (key in present or key[0] not in asked) and now.wall_ns < until_ns
+            if key in present or key[0] not in asked
         }
         self._done = {key for key in self._done if key in present or key[0] not in asked}
 
@@ -157,7 +163,7 @@ class Book:
         present = dict(self._present(look, alike, now))
         for key, one in [(k, o) for k, o in self._open.items() if k[0] == look.adapter]:
             if key not in present:
-                if one.held.gpu not in look.told.unread_gpus:
+                if not _stays(one, look.told):
                     self._end(key, now, now.wall_ns, gap_ns, GONE)
             elif not present[key].agrees(one.held):
                 self._end(key, now, now.wall_ns, gap_ns, CHANGED)
@@ -172,11 +178,28 @@ class Book:
         """What a place tells of now, but for what is left to a higher word."""
         for held in look.told.held:
             key = (look.adapter, *held.key)
-            higher = _higher(look.adapter, held, alike, now.wall_ns)
+            higher = self._higher(look.adapter, held, alike, now.wall_ns)
             if higher is not None:
                 self._hide(key, higher, now)
-            elif key not in self._hidden and (held.start_ns or 0) <= now.wall_ns:
+            elif key not in self._hidden and self._has_begun(key, held, now.wall_ns):
                 yield key, held
+
+    def _has_begun(self, key: tuple[str, ...], held: Held, wall_ns: int) -> bool:
+        """One that is in force has begun, even where the clock was set back since then."""
+        return key in self._open or (held.start_ns or 0) <= wall_ns
+
+    def _higher(self, adapter: str, held: Held, alike: Alike, wall_ns: int) -> Held | None:
+        """The same claim by a higher word, of another place; the highest where there are several."""
+        found = [
+            other
+            for place, other in alike[held.gpu, held.workload_of]
+            if place != adapter
+            and other.level > held.level
+            and other.compute.overlaps(held.compute)
+            and self._has_begun((place, *other.key), other, wall_ns)
+            and (other.end_ns is None or other.end_ns > wall_ns)
+        ]
+        return max(found, key=lambda other: other.level, default=None)
 
     def _follow(self, key: tuple[str, ...], held: Held, now: Instant, gap_ns: int) -> None:
         """Begin a claim that is new, and end one that says itself that it has ended."""
@@ -259,18 +282,9 @@ class Book:
         self._events.append(Event(kind, about, now.wall_ns, now.boot_ns, facts))
 
 
-def _higher(adapter: str, held: Held, alike: Alike, wall_ns: int) -> Held | None:
-    """The same claim by a higher word, of another place; the highest where there are several."""
-    found = [
-        other
-        for place, other in alike[held.gpu, held.workload_of]
-        if place != adapter
-        and other.level > held.level
-        and other.compute.overlaps(held.compute)
-        and (other.start_ns or 0) <= wall_ns
-        and (other.end_ns is None or other.end_ns > wall_ns)
-    ]
-    return max(found, key=lambda other: other.level, default=None)
+def _stays(one: Open, told: Told) -> bool:
+    """Whether a look says nothing of a claim: what is not known is not free."""
+    return told.unread is not None or one.held.gpu in told.unread_gpus
 
 
 def _from_now(held: Held) -> Held:

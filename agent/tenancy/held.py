@@ -14,8 +14,8 @@ import msgspec
 
 from agent.host import Host
 from agent.source import Finding
+from agent.sources.nvidia.slices import WHOLE, Slots
 from agent.tenancy.devices import Devices
-from agent.tenancy.slices import WHOLE, Slots
 from railscope.reading import Absent
 
 
@@ -63,7 +63,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def key(self) -> tuple[str, ...]:
         """What makes it the same claim at the next look."""
-        return (self.source, self.workload, self.gpu, self.part, self.reference)
+        told = f"@{self.start_ns}" if self.reference and self.uncertainty_ns == 0 else ""
+        return (self.source, self.workload, self.gpu, self.part, self.reference + told)
 
     @property
     def part(self) -> str:

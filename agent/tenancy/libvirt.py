@@ -34,6 +34,8 @@ class Libvirt:
     """The virtual machines of this node that have GPUs."""
 
     name: str = "libvirt"
+    _bus: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    """The devices of the PCI bus, and which of them are GPUs: looked at where a device is new."""
     _looked_at: frozenset[str] = frozenset()
     _machines: dict[str, Domain] = field(default_factory=dict)
     """QEMU's processes among those looked at, by their id."""
@@ -41,7 +43,7 @@ class Libvirt:
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
         """What is held by machines that run. Where no GPU was handed over, nobody is asked."""
         passed = {
-            address for address in gpu_addresses(host)
+            address for address in self._gpus(host)
             if linked(host, f"{DEVICES}/{address}/driver") in _PASSED_ON
         }  # fmt: skip
         mediated = set(names(host, _MEDIATED))
@@ -57,6 +59,12 @@ class Libvirt:
         held = [one for domain in domains for one in self._held(host, domain, passed, devices)]
         detail = f"{counted(len(passed), 'GPU')} handed over, {len(held)} held by machines that run"
         return Told(tuple(held), (Finding(WHAT, Verdict.SUPPORTED, detail),))
+
+    def _gpus(self, host: Host) -> list[str]:
+        there = names(host, DEVICES)
+        if there != self._bus[0]:
+            self._bus = there, gpu_addresses(host)
+        return self._bus[1]
 
     def _held(
         self, host: Host, domain: Domain, passed: set[str], devices: Devices

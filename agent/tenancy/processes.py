@@ -58,8 +58,18 @@ class Uses:
 
     uses: tuple[Use, ...] = ()
     unread: Mapping[str, Absent] = field(default_factory=dict)
-    oldest: Instant | None = None
-    newest: Instant | None = None
+    listed: Mapping[str, Instant] = field(default_factory=dict)
+    """When the processes of each other GPU were listed."""
+
+    @property
+    def oldest(self) -> Instant | None:
+        """The first of the lists."""
+        return min(self.listed.values(), key=lambda at: at.boot_ns, default=None)
+
+    @property
+    def newest(self) -> Instant | None:
+        """The last of the lists."""
+        return max(self.listed.values(), key=lambda at: at.boot_ns, default=None)
 
 
 @dataclass(slots=True)
@@ -95,11 +105,7 @@ class Processes:
                 use = Use(_in_pods(whose, pods), device, (process.pid,), one.at, begun_ns)
                 key = (use.whose.source, use.whose.workload, device.id)
                 found[key] = _together(found[key], use) if key in found else use
-        looks = sorted((one.at for one in good.values()), key=lambda at: at.boot_ns)
-        return Uses(
-            tuple(found.values()), unread,
-            looks[0] if looks else None, looks[-1] if looks else None,
-        )  # fmt: skip
+        return Uses(tuple(found.values()), unread, {uuid: one.at for uuid, one in good.items()})
 
     def _owner(self, host: Host, pid: int, ticks: int | None, listed: Instant) -> Whose | None:
         """Whose a process is; None for one that has just gone.

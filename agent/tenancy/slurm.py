@@ -71,6 +71,15 @@ class Slurm:
             if not found and told.gpus is None:
                 homeless.append(job)
             held += found
+        there = {group.name for group, _ in groups} | {f"job_{told.job}" for _, told in groups}
+        for use in self.uses():  # where no folders can be seen, processes are all there is
+            job = use.whose.workload
+            if (
+                use.whose.source == self.name
+                and not {job, f"job_{job}"} & there
+                and job not in wanted
+            ):
+                held.append(_held(job, use.device, Environment(None)))
         findings = [*written.findings, *_findings(groups, held, homeless, self.places)]
         return Told(tuple(_once(held)), tuple(findings))
 

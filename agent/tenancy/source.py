@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent.config import TenancySettings
-from agent.facts import counted, text
+from agent.facts import text
 from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.sharing import ProcessLists
+from agent.sources.nvidia.slices import covered
+from agent.tenancy import unclaimed
 from agent.tenancy.book import Book, Look, Open, claims_on
 from agent.tenancy.claims_file import ClaimsFile
 from agent.tenancy.devices import Devices, Known
@@ -23,22 +25,35 @@ from agent.tenancy.kubernetes import Kubernetes
 from agent.tenancy.libvirt import Libvirt
 from agent.tenancy.memory import Memory
 from agent.tenancy.processes import Processes, Use, Uses, on
-from agent.tenancy.slices import covered
 from agent.tenancy.slurm import Places, Slurm
 from agent.tenancy.told import ToldClaims
-from agent.tenancy.unclaimed import Unclaimed
 from railscope.catalog import tenancy as c
 from railscope.catalog.entities import GPU
 from railscope.entity import Entity
 from railscope.frame import Event
 from railscope.reading import Absent
+from railscope.settings import SettingsError
 
 MOST_EVENTS_A_FRAME = 500
 """A collector takes so many events in one envelope, of some seconds and of all sources."""
 WAIT_FOR_GPUS_NS = 15_000_000_000
 """So long the driver has to tell of its GPUs before those remembered have to do."""
 PROCESS, UNCLAIMED = "process", "unclaimed"
+OWNERS = frozenset(
+    ["docker", "containerd", "cri-o", "podman", "systemd", "libvirt", "slurm", "kubernetes"]
+)
+"""Whose processes may count as claims."""
 _METRICS = (c.GPU_CLAIMS, c.GPU_CLAIMED, c.GPU_UNCLAIMED_PROCESSES)
+
+
+def _owners(trusted: str) -> frozenset[str]:
+    """Owners that are trusted. Raises SettingsError for one that is not known."""
+    words = frozenset(trusted.split())
+    if unknown := sorted(words - OWNERS):
+        known = ", ".join(sorted(OWNERS))
+        message = f"tenancy.trust: {', '.join(unknown)} is no owner of processes; known are {known}"
+        raise SettingsError(message)
+    return words
 
 
 class Tenancy(HoldsNothing):
@@ -57,13 +72,14 @@ class Tenancy(HoldsNothing):
         gpus: Gpus | None = None,
         lists: ProcessLists | None = None,
     ) -> None:
+        """Raises SettingsError for an owner that is not known."""
         self.period_seconds = period_seconds
         self.told = ToldClaims()
         self.devices = Devices()
         self._settings, self._node = settings, node
         self._gpus = gpus or Gpus()
         self._system = frozenset(settings.system.split())
-        self._trusted = frozenset(settings.trust.split())
+        self._trusted = _owners(settings.trust)
         self._kubernetes = Kubernetes(settings.kubelet_socket, self._system)
         self._processes = Processes(lists or ProcessLists(), settings.owner_label)
         places = Places(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)
@@ -72,7 +88,7 @@ class Tenancy(HoldsNothing):
             self._slurm, Libvirt(), ClaimsFile(settings.file, lambda: self._node), self.told,
         )  # fmt: skip
         self._adapters = adapters
-        self._unclaimed = Unclaimed()
+        self._unclaimed = unclaimed.Unclaimed()
         self._memory: Memory | None = None
         self._book: Book | None = None
         self._before: dict[str, Known] = {}
@@ -155,11 +171,12 @@ class Tenancy(HoldsNothing):
         book.settle(looks, host.clock.now())
         silent = {look.adapter for look in looks if look.told.unread is not None}
         claims = [one.held for one in book.open if one.is_claim]
-        self._free, used = self._unclaimed.look(
-            self._uses, claims, silent, self._slurm.jobs, self._system
+        known = unclaimed.Known(
+            claims, silent, self._slurm.jobs, self._system, book.in_force(UNCLAIMED)
         )
-        if (unclaimed := self._of_processes(UNCLAIMED, used)) is not None:
-            book.settle([unclaimed], host.clock.now())
+        self._free, used = self._unclaimed.look(self._uses, known)
+        if (look := self._of_processes(UNCLAIMED, used)) is not None:
+            book.settle([look], host.clock.now())
         self._trouble = next((look.told.unread for look in looks if look.told.unread), None)
         self._findings = tuple(f for look in looks for f in look.told.findings)
         self._findings += tuple(self._told_of_processes())
@@ -225,6 +242,6 @@ class Tenancy(HoldsNothing):
             use.whose.source == "process" and use.whose.is_anyones for use in self._uses.uses
         )
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
-        detail = f"{counted(count, 'process')} on GPUs, {free} of them without a claim"
+        detail = f"{count} on GPUs, {free} of them without a claim"
         remedy = "run the agent with the PID and cgroup namespaces of the host" if hidden else ""
         yield Finding(what, Verdict.SUPPORTED, detail, remedy)

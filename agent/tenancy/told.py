@@ -65,8 +65,10 @@ class ToldClaims:
     def __init__(self) -> None:
         self._path: Path | None = None
         self._claims: dict[str, Claim] = {}
+        self._past: tuple[Claim, ...] = ()
+        """Those whose id has begun again since they ended."""
         self._turn = threading.Lock()
-        self._problem = "the agent has no state directory: nothing can be told to it"
+        self._problem = "told to an agent that runs, by railscope claim"
 
     def keep_in(self, folder: Path) -> None:
         """Keep them in a folder from now on, and take up what is there. Never raises for it."""
@@ -84,25 +86,30 @@ class ToldClaims:
             else:
                 self._problem = ""
             self._path = path
-            self._claims = {claim.id: claim for claim in kept or ()}
+            latest = {claim.id: claim for claim in kept or ()}
+            self._past = tuple(claim for claim in kept or () if latest[claim.id] is not claim)
+            self._claims = latest
 
-    def start(self, claim: Claim) -> Claim:
+    def start(self, claim: Claim, *, again: bool = False) -> Claim:
         """Begin a claim; the one that was told before if it is the same.
 
-        Raises ConflictError, NotKeptError.
+        With `again` an id that has ended may begin once more: a job that is put back into the queue
+        keeps its id. Raises ConflictError, NotKeptError.
         """
         with self._turn:
             known = self._claims.get(claim.id)
             if known is not None:
                 if known.end_ns is None and known.says(claim):
                     return known
-                state = "says something else" if known.end_ns is None else "has ended"
-                message = f"there is a claim {claim.id!r} already, and it {state}"
-                raise ConflictError(message)
+                has_ended = known.end_ns is not None and known.end_ns <= claim.start_ns
+                if not (again and has_ended):
+                    state = "has ended" if known.end_ns is not None else "says something else"
+                    message = f"there is a claim {claim.id!r} already, and it {state}"
+                    raise ConflictError(message)
             if len(self._claims) >= MOST_CLAIMS:
                 message = f"{MOST_CLAIMS} claims are kept already: end some"
                 raise ConflictError(message)
-            self._put(claim, claim.start_ns)
+            self._put(claim, claim.start_ns, (known,) if known else ())
             return claim
 
     def end(self, name: str, end_ns: int) -> Claim:
@@ -121,22 +128,24 @@ class ToldClaims:
     def all(self) -> tuple[Claim, ...]:
         """Those in force, and those that ended within a day."""
         with self._turn:
-            return tuple(self._claims.values())
+            return (*self._past, *self._claims.values())
 
-    def _put(self, claim: Claim, now_ns: int) -> None:
+    def _put(self, claim: Claim, now_ns: int, over: tuple[Claim, ...] = ()) -> None:
         """Keep a claim; what ended long ago goes. Nothing is changed where the disk does not take it."""
         if self._path is None:
             raise NotKeptError(self._problem)
+        keep_ns = now_ns - KEEP_ENDED_NS
+        latest = self._claims | {claim.id: claim}
+        past = tuple(one for one in (*self._past, *over) if (one.end_ns or 0) > keep_ns)
         claims = {
-            name: one for name, one in self._claims.items()
-            if one.end_ns is None or one.end_ns > now_ns - KEEP_ENDED_NS
-        } | {claim.id: claim}  # fmt: skip
+            name: one for name, one in latest.items() if one.end_ns is None or one.end_ns > keep_ns
+        }
         try:
-            durable.write(self._path, list(claims.values()))
+            durable.write(self._path, [*past, *claims.values()])
         except OSError as error:
             message = f"{self._path}: {error.strerror or error}"
             raise NotKeptError(message) from error
-        self._claims = claims
+        self._claims, self._past = claims, past
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
         """What was told, as claims. Before it is known what was kept, nothing ends."""

@@ -24,6 +24,21 @@ class First:
     uncertainty_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of those who may be on a GPU.
+
+    `silent` are the places that could not be asked, `jobs` those of Slurm by their SLUID; `in_force` is
+    use without a claim that was told before, and be it by the agent before this one.
+    """
+
+    claims: Collection[Held]
+    silent: Collection[str]
+    jobs: Mapping[str, str]
+    system: Collection[str]
+    in_force: Collection[Held]
+
+
 @dataclass(slots=True)
 class Unclaimed:
     """What is used without a claim, since which list of processes."""
@@ -32,38 +47,29 @@ class Unclaimed:
     _listed: dict[str, int] = field(default_factory=dict)
     """When the processes of each GPU were listed last (boot clock)."""
 
-    def look(
-        self,
-        uses: Uses,
-        claims: Collection[Held],
-        silent: Collection[str],
-        jobs: Mapping[str, str],
-        system: Collection[str],
-    ) -> tuple[tuple[Use, ...], tuple[Held, ...]]:
-        """All use without a claim, and what of it has been seen twice.
-
-        `silent` are the places that could not be asked, `jobs` those of Slurm by their SLUID.
-        """
+    def look(self, uses: Uses, known: Known) -> tuple[tuple[Use, ...], tuple[Held, ...]]:
+        """All use without a claim, and what of it was seen before."""
         free = tuple(
             use
             for use in uses.uses
-            if use.whose.source not in silent
-            and not any(covers(claim, use, jobs) for claim in claims)
+            if use.whose.source not in known.silent
+            and not any(covers(claim, use, known.jobs) for claim in known.claims)
         )
         keys = {_key(use) for use in free}
         self._first = {
             key: first
             for key, first in self._first.items()
-            if key in keys or key[2] in uses.unread or key[0] in silent
+            if key in keys or key[2] in uses.unread or key[0] in known.silent
         }
         for use in free:
             if _key(use) not in self._first:
                 self._first[_key(use)] = self._begun(use)
-        self._listed |= {use.device.gpu: use.seen.boot_ns for use in uses.uses}
+        self._listed |= {gpu: at.boot_ns for gpu, at in uses.listed.items()}
+        before = {held.key[:4] for held in known.in_force}
         told = tuple(
-            _held(use, self._first[_key(use)], system)
+            _held(use, self._first[_key(use)], known.system)
             for use in free
-            if self._first[_key(use)].seen.boot_ns != use.seen.boot_ns
+            if self._first[_key(use)].seen.boot_ns != use.seen.boot_ns or _key(use) in before
         )
         return free, told
 

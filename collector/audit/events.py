@@ -133,6 +133,8 @@ def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, Data]:
         return _gpu_change(facts), SEEN, {"address": "/".join(key)}
     if event.name == nic_settings.SETTING_EVENT.name:
         return _setting(facts.get("setting", "")), SEEN, {"interface": "/".join(key)}
+    if event.name == agent.CUSTODY_EVENT.name:
+        return "log.witness", "failed", {}
     if event.name in {agent.GAP_EVENT.name, nic_settings.UNTOLD_EVENT.name}:
         return GAP, SEEN, {"about": "/".join(key)}
     return "evidence.quarantine", SEEN, {"about": "/".join(key)}

@@ -1,4 +1,4 @@
-"""The key that signs the audit log: read from its file, or made there at the first start."""
+"""The key that signs the audit log: read from its file, or put there at the first start."""
 
 from __future__ import annotations
 
@@ -12,35 +12,52 @@ from railscope.settings import SettingsError
 
 
 def load_or_make(path: Path, origin: str) -> SecretKey:
-    """The log's key. Raises SettingsError that says what is wrong with it.
+    """The log's key, durable on return. Raises SettingsError that says what is wrong with it."""
+    return keep(path, load_or_generate(path, origin))
+
+
+def load_or_generate(path: Path, origin: str) -> SecretKey:
+    """The log's key, or one that is to be kept. Raises SettingsError that says what is wrong with it.
 
     A key's name is the origin of the log it signs, so a key that is there is used as it is.
     """
     try:
         return SecretKey.parse(path.read_text())
     except FileNotFoundError:
-        return _make(path, origin)
+        try:
+            return SecretKey.generate(origin)
+        except NoteError as error:
+            message = f"audit key {path} cannot be made for {origin!r}: {error}"
+            raise SettingsError(message) from error
     except (OSError, UnicodeDecodeError, NoteError) as error:
         message = f"audit key {path} cannot be used: {error}"
         raise SettingsError(message) from error
 
 
-def _make(path: Path, origin: str) -> SecretKey:
+def keep(path: Path, key: SecretKey) -> SecretKey:
+    """Keep a key where there is none yet. Raises SettingsError, also where another one is there."""
+    if path.exists():
+        return key
     try:
-        key = SecretKey.generate(origin)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
         try:
             _write_secret(partial, key.secret_text() + "\n")
             # Not a rename: a key that somebody has put there meanwhile stays.
             os.link(partial, path)
+        except FileExistsError:
+            pass
         finally:
             partial.unlink(missing_ok=True)
         sync_folder(path.parent)
-    except (OSError, NoteError) as error:
-        message = f"audit key {path} cannot be made for {origin!r}: {error}"
+        kept = SecretKey.parse(path.read_text())
+    except (OSError, UnicodeDecodeError, NoteError) as error:
+        message = f"audit key {path} cannot be made for {key.name!r}: {error}"
         raise SettingsError(message) from error
-    return key
+    if str(kept.public) != str(key.public):
+        message = f"audit key {path} has been put there meanwhile: start again"
+        raise SettingsError(message)
+    return kept
 
 
 def _write_secret(path: Path, text: str) -> None:

@@ -210,12 +210,17 @@ class AuditLog:
             self._sign_now.clear()
             await to_its_end(self._sign_or_say_why())
 
+    def sign_soon(self) -> None:
+        """Sign at once what can be signed, without waiting for it."""
+        self._sign_now.set()
+
     async def _sign_or_say_why(self) -> None:
         try:
             await self.sign()
         except (AuditError, JournalError, OSError) as error:
+            if self.unsigned_because != str(error):
+                log.error("audit_log_not_signed", folder=str(self.folder), problem=str(error))
             self.unsigned_because = str(error)
-            log.error("audit_log_not_signed", folder=str(self.folder), problem=str(error))
         else:
             self.unsigned_because = ""
 

@@ -6,44 +6,24 @@ Every record is read and hashed again; nothing that the log's own hashes say is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 from pathlib import Path
 
-from collector.audit.continuity import Continuity
+from collector.audit.explaining import Explaining
 from collector.audit.journal import JournalError, JournalFile, read_journal
-from collector.audit.tiles import LEVELS, WIDTH, TileError, Tiles, complete_root, tile_name, widths
+from collector.audit.levels import Levels
+from collector.audit.outcome import Outcome, VerifyError, missing_or_altered
+from collector.audit.tiles import WIDTH, TileError, Tiles, widths
+from collector.audit.vouching import Witness, disputed_notes, signed_notes, vouched_for
+from collector.audit.witnesses import Vouched, WitnessError, read_witnesses
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
-from railscope.audit.merkle import HASH_BYTES, CompactRange, Hash, leaf_hash
+from railscope.audit.merkle import CompactRange, Hash, leaf_hash
 from railscope.audit.note import NoteError, PublicKey, UnsignedError, read_note
 from railscope.audit.record import Record, RecordError, decode
 
-
-class Outcome(IntEnum):
-    """What the check came to: the exit status of `railscope audit verify`."""
-
-    CONSISTENT = 0
-    ALTERED = 1
-    """A record, a tile or a checkpoint is not what was signed."""
-    TAIL_MISSING = 2
-    """There are fewer records than were signed."""
-    KEY_PROBLEM = 3
-    """The key is not that of this log, or its policy forbids what was found."""
-    FORKED = 4
-    """Two signed checkpoints that no one log can have: it was rolled back, or there are two."""
-    UNREADABLE = 5
-    """What must be read cannot be: nothing was found out."""
-
+__all__ = ["Outcome", "Verified", "VerifyError", "verify"]
 
 _NO_JOURNAL = "the journal is missing, and what was not signed yet with it"
-
-
-class VerifyError(Exception):
-    """The log does not hold; says what is wrong, and where."""
-
-    def __init__(self, outcome: Outcome, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +37,10 @@ class Verified:
     """Checkpoints kept elsewhere that this log agrees with."""
     findings: tuple[str, ...] = ()
     """What no signature covers but somebody must explain: gaps in what a source produced."""
+    witnesses: tuple[Witness, ...] = ()
+    """Who vouches for the log by a cosignature, the one who saw most of it first."""
+    issued: tuple[Record, ...] = ()
+    """Records of invoices that were issued."""
 
 
 def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verified:
@@ -69,33 +53,39 @@ def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verifie
 
 
 def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
-    # What is in the journal now is signed at most later: a log may be checked while it is written.
+    # What is said and in the journal now is signed at most later: a log may be checked while it is
+    # written.
+    said = _witnesses(folder)
     files = _journal(folder)
     checkpoint = _own_checkpoint(folder, key)
-    kept = sorted((_anchor(note, key) for note in anchors), key=lambda anchor: anchor.tree.size)
+    said_by_log = [*signed_notes(said, key), *disputed_notes(folder)]
+    notes = [*anchors, *said_by_log]
+    kept = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
     if kept and kept[-1].tree.size > checkpoint.tree.size:
         _refuse_fork(checkpoint, kept[-1], "the log is shorter than a checkpoint that was signed")
-    continuity = Continuity()
-    root = _root_of_all(folder, checkpoint, kept, continuity)
+    explaining = Explaining()
+    root = _root_of_all(folder, checkpoint, kept, explaining)
     if root != checkpoint.tree.root:
         message = f"the {checkpoint.tree.size} records do not give the root that was signed"
         raise VerifyError(Outcome.ALTERED, message)
-    unsigned = _check_journal(files, checkpoint.tree.size, continuity)
-    findings = continuity.findings() if files else (*continuity.findings(), _NO_JOURNAL)
-    return Verified(checkpoint, unsigned, len(kept), findings)
+    unsigned = _check_journal(files, checkpoint.tree.size, explaining)
+    vouching, doubts = vouched_for(said, key, explaining.witnesses)
+    findings = (*explaining.findings(), *doubts, *(() if files else (_NO_JOURNAL,)))
+    asked = len(kept) - len(said_by_log)
+    return Verified(checkpoint, unsigned, asked, findings, vouching, tuple(explaining.issued))
 
 
 def _root_of_all(
-    folder: Path, ours: Checkpoint, anchors: Iterable[Checkpoint], continuity: Continuity
+    folder: Path, ours: Checkpoint, anchors: Iterable[Checkpoint], explaining: Explaining
 ) -> Hash:
     """The root over all signed records, once every tile and every anchor agrees with them."""
     tree = CompactRange()
     awaited = list(anchors)
-    levels = _Levels(Tiles(folder, ours.tree.size))
+    levels = Levels(Tiles(folder, ours.tree.size))
     _compare_anchors(ours, awaited, tree)
     for leaves, records in _signed_tiles(levels.tiles):
         for record in records:
-            continuity.add(record)
+            explaining.add(record)
         root = levels.add(leaves)
         inside = awaited and awaited[0].tree.size < tree.size + WIDTH
         if root and not inside:
@@ -143,52 +133,6 @@ def _compare_anchors(ours: Checkpoint, awaited: list[Checkpoint], tree: CompactR
             _refuse_fork(ours, anchor, why)
 
 
-@dataclass(slots=True)
-class _Levels:
-    """The tiles of hashes, each compared with what the records give."""
-
-    tiles: Tiles
-    rows: list[list[Hash]] = field(default_factory=lambda: [[] for _ in range(LEVELS)])
-    full: list[int] = field(default_factory=lambda: [0] * LEVELS)
-
-    def add(self, leaves: list[Hash]) -> Hash | None:
-        """Take the leaves of the next tile; the root of it, where it is full."""
-        self._compare(0, leaves)
-        if len(leaves) < WIDTH:
-            return None
-        self.full[0] += 1
-        first = carried = complete_root(leaves)
-        for level in range(1, LEVELS):
-            row = self.rows[level]
-            row.append(carried)
-            if len(row) < WIDTH:
-                break
-            self._compare(level, row)
-            self.full[level] += 1
-            self.rows[level] = []
-            carried = complete_root(row)
-        return first
-
-    def finish(self) -> None:
-        """Compare the tiles that are not full."""
-        for level in range(1, LEVELS):
-            if self.rows[level]:
-                self._compare(level, self.rows[level])
-
-    def _compare(self, level: int, hashes: list[Hash]) -> None:
-        name = tile_name(level, self.full[level], len(hashes))
-        try:
-            content = self.tiles.row(level, self.full[level])
-        except TileError as error:
-            raise VerifyError(_missing_or_altered(error.__cause__), str(error)) from error
-        if content != b"".join(hashes):
-            wanted = [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
-            at = next((i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), WIDTH)
-            record = (self.full[level] * WIDTH + at) << (LEVELS * level)
-            message = f"{name}: hash {at} is not that of what is stored, from record {record} on"
-            raise VerifyError(Outcome.ALTERED, message)
-
-
 def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[Hash], list[Record]]]:
     full, partial = widths(tiles.size, 0)
     for index in range(full + (partial > 0)):
@@ -200,17 +144,11 @@ def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[Hash], list[Record]]]:
         )
 
 
-def _missing_or_altered(error: BaseException | None) -> Outcome:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return Outcome.TAIL_MISSING
-    return Outcome.UNREADABLE if isinstance(error, OSError) else Outcome.ALTERED
-
-
 def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
     try:
         raws = tiles.records(index)
     except TileError as error:
-        raise VerifyError(_missing_or_altered(error.__cause__), str(error)) from error
+        raise VerifyError(missing_or_altered(error.__cause__), str(error)) from error
     if len(raws) != expected:
         message = f"tile {index} of entries holds {len(raws)} records instead of {expected}"
         outcome = Outcome.TAIL_MISSING if len(raws) < expected else Outcome.ALTERED
@@ -229,6 +167,13 @@ def _record(raw: bytes, sequence: int) -> Record:
     return record
 
 
+def _witnesses(folder: Path) -> dict[str, Vouched]:
+    try:
+        return read_witnesses(folder)
+    except WitnessError as error:
+        raise VerifyError(Outcome.ALTERED, str(error)) from error
+
+
 def _journal(folder: Path) -> list[JournalFile]:
     try:
         return read_journal(folder / "journal")
@@ -236,7 +181,7 @@ def _journal(folder: Path) -> list[JournalFile]:
         raise VerifyError(Outcome.ALTERED, str(error)) from error
 
 
-def _check_journal(files: list[JournalFile], signed: int, continuity: Continuity) -> int:
+def _check_journal(files: list[JournalFile], signed: int, explaining: Explaining) -> int:
     """Check what is not signed yet; how many records that is."""
     if files and files[0].first > signed:
         message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
@@ -244,5 +189,5 @@ def _check_journal(files: list[JournalFile], signed: int, continuity: Continuity
     raws = [raw for file in files for raw in file.records]
     unsigned = raws[signed - files[0].first :] if files else []
     for sequence, raw in enumerate(unsigned, signed):
-        continuity.add(_record(raw, sequence))
+        explaining.add(_record(raw, sequence))
     return len(unsigned)

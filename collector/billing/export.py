@@ -10,7 +10,6 @@ import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
 from itertools import islice
@@ -26,8 +25,9 @@ from collector.billing.focus_csv import CsvWriter
 from collector.billing.focus_csv import read_from as read_csv
 from collector.billing.focus_parquet import ParquetWriter
 from collector.billing.focus_parquet import read_from as read_parquet
-from collector.billing.instants import Period, spelled, to_datetime
+from collector.billing.instants import Period, spelled
 from collector.billing.invoice import Invoice, Status
+from collector.billing.periods import name_of
 
 _ROWS_AT_ONCE = 5_000
 
@@ -230,17 +230,3 @@ def _manifest(order: Order, files: tuple[File, ...], totals: Sequence[Total]) ->
         applicability_criteria=applicable(order.seller),
         audit_checkpoint=order.checkpoint,
     )
-
-
-def name_of(period: Period) -> str:
-    """A period in a file's name: 2026-10 for a month, else its first instant and its end."""
-    start, end = to_datetime(period.start_ns), to_datetime(period.end_ns)
-    if (start, end) == _month_around(start):
-        return f"{start:%Y-%m}"
-    return f"{start:%Y%m%dT%H%M%S}-{end:%Y%m%dT%H%M%S}"
-
-
-def _month_around(moment: datetime) -> tuple[datetime, datetime]:
-    start = datetime(moment.year, moment.month, 1, tzinfo=UTC)
-    over = start + timedelta(days=31)
-    return start, datetime(over.year, over.month, 1, tzinfo=UTC)

@@ -49,8 +49,8 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 @click.command("export")
 @click.argument("folder", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--focus", "version", type=click.Choice([VERSION]), default=VERSION, show_default=True,
-    help="Version of FOCUS.",
+    "--focus", type=click.Choice([VERSION]), default=VERSION, show_default=True,
+    expose_value=False, help="Version of FOCUS.",
 )  # fmt: skip
 @forms_option
 @click.option("--period", callback=_period, help="Only of 2026-10, or 2026-10-01..2026-10-15.")
@@ -61,7 +61,7 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 )  # fmt: skip
 @click.option(
     "--audit", "log", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of the audit log: have its checkpoint in the export.",
+    help="Folder of the audit log whose checkpoint is in the export; else the collector's own.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace files of the same names.")
 @deciding_command
@@ -77,7 +77,6 @@ def export_command(place: Place, folder: Path, **asked: Any) -> None:
 class _Asked:
     """The options."""
 
-    version: str
     forms: tuple[Form, ...]
     period: Period | None
     tenant: str | None
@@ -100,7 +99,7 @@ def _export(place: Place, folder: Path, asked: _Asked) -> None:
             forms=asked.forms,
             period=asked.period,
             tenant=asked.tenant,
-            checkpoint=_checkpoint(asked.log),
+            checkpoint=_checkpoint(asked.log or place.audit_folder),
         )
         write_export(
             found,

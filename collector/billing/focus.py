@@ -19,6 +19,7 @@ from collector.billing.focus_skus import (
     meter,
     price_details,
     price_id,
+    resource_id,
     resource_type,
     sku_id,
 )
@@ -97,13 +98,9 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """What is known beside the charges.
-
-    Provenance by charge id, display names by resource, and the checkpoint of the audit log.
-    """
+    """What is known beside the charges: provenance by charge id, and the audit log's checkpoint."""
 
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
     audit_checkpoint: str | None = None
 
 
@@ -205,8 +202,8 @@ def _row(charge: Charge, known: Background) -> Row:
         "ChargeFrequency": "Usage-Based" if charge.unit else "One-Time",
         "ChargePeriodStart": to_datetime(charge.service_t0_ns),
         "ChargePeriodEnd": to_datetime(charge.service_t1_ns),
-        "ResourceId": charge.resource or None,
-        "ResourceName": known.names.get(charge.resource),
+        "ResourceId": resource_id(charge),
+        "ResourceName": None,  # GPUs have no names but those that the driver makes
         "ResourceType": resource_type(charge),
     }
     return row | _priced(charge) | _ours(charge, known)

@@ -57,6 +57,16 @@ def price_details(charge: Charge) -> str | None:
     return None
 
 
+def resource_id(charge: Charge) -> str | None:
+    """The UUID of the GPU or of the MIG instance; without one, the GPU's with the MIG profile.
+
+    So no id is that of a whole GPU in one row and of an instance in another.
+    """
+    if charge.mig_profile and not charge.resource.startswith(_MIG_UUID):
+        return f"{charge.resource}/{charge.mig_profile}" if charge.resource else None
+    return charge.resource or None
+
+
 def resource_type(charge: Charge) -> str | None:
     """What the resource is."""
     if not charge.resource:

@@ -27,12 +27,12 @@ from collector.billing.seller_file import SellerFileError
 from collector.config import PREFIX, CollectorSettings
 from collector.evidence import store as evidence_store
 from collector.ledger.database import Database, LedgerError
+from collector.ledger.location import ledger_url
 from collector.ledger.store import Ledger
 from railscope import settings, systemd
 from railscope.settings import SettingsError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-LEDGER_FILE = "ledger.sqlite"
 _FAILURES = (
     ClosingError,
     InvoiceError,
@@ -88,24 +88,26 @@ class Place:
         return self.seller(()).invoice_issuer if self._settings.billing.seller_file else ""
 
     @property
+    def audit_folder(self) -> Path | None:
+        """Where the collector's audit log is; None if it is not here, or another ledger is meant.
+
+        Raises SettingsError.
+        """
+        folder = self._state_directory() / "audit"
+        return folder if self.ledger is None and (folder / "checkpoint").exists() else None
+
+    @property
     def _settings(self) -> CollectorSettings:
         return settings.load(CollectorSettings, file=self.config, prefix=PREFIX)
 
     def _url(self) -> str:
         if self.ledger:
             return self.ledger
+        return ledger_url(self._settings.ledger, self._state_directory())
+
+    def _state_directory(self) -> Path:
         current = self._settings.state_directory
-        ledger = self._settings.ledger
-        if ledger.url_file:
-            try:
-                return Path(ledger.url_file).read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
-                raise SettingsError(message) from error
-        if ledger.url:
-            return ledger.url
-        folder = systemd.state_directory(current, CollectorSettings().state_directory)
-        return f"sqlite:///{folder / LEDGER_FILE}"
+        return systemd.state_directory(current, CollectorSettings().state_directory)
 
 
 def evidence_in(database: Database) -> EvidenceStore | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from collector.billing.closed import Closing, ClosingError
 from collector.billing.closing import Bill, Books
-from collector.billing.completeness import spelled_days
 from collector.billing.instants import Period
 from collector.billing.invoice import Invoice, Status, draft
 from collector.billing.periods import name_of
@@ -103,8 +102,9 @@ def _marks(books: Books, invoice: Invoice, closing: Closing) -> list[str]:
         reason = books.store.void_reason(invoice.invoice_id)
         found.append(f"VOID: {reason}{instead}")
     if closing.missing:
+        # Which days they were would name GPUs of others.
         found.append(
-            f"PROVISIONAL: closed while {spelled_days(closing.missing)} were not final in the "
-            "ledger. What they change comes as corrections"
+            "PROVISIONAL: closed while days were not final in the ledger. What they change comes "
+            "as corrections"
         )
     return found

@@ -20,9 +20,11 @@ from collector.jobs.job import (
     JobList,
     JobListError,
     Unplaced,
+    job_list,
     pci_address,
     without_repetitions,
 )
+from collector.metering.units import FOREVER_NS
 
 _WAITING = frozenset({"pending"})
 _RUNNING = frozenset({"running", "suspended"})
@@ -83,7 +85,6 @@ def read_clustercockpit(lines: Iterable[str]) -> JobList:
     """The jobs of a list; empty lines mean nothing. Raises JobListError."""
     told: list[tuple[int, Job]] = []
     without_gpus = never_started = 0
-    running: list[str] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
@@ -95,10 +96,10 @@ def read_clustercockpit(lines: Iterable[str]) -> JobList:
         elif state in _WAITING:
             never_started += 1
         elif state in _RUNNING:
-            running.append(job.id)
+            told.append((number, msgspec.structs.replace(job, end_ns=FOREVER_NS)))
         else:
             told.append((number, job))
-    return JobList(without_repetitions(told), without_gpus, never_started, tuple(running))
+    return job_list(without_repetitions(told), without_gpus, never_started)
 
 
 def _job(line: _Line) -> Job:

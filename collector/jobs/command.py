@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
 from datetime import tzinfo
 from pathlib import Path
 
 import click
-import msgspec
 
+from collector.billing.instants import DAY_NS, Period
+from collector.billing.periods import PeriodError, parse
 from collector.jobs.books_options import tenants_in, tenants_option, timezone_option, zone_of
 from collector.jobs.job import JobList, JobListError
-from collector.jobs.ledger import Imported, JobLedgerError, Terms, days, with_stand_ins, write
+from collector.jobs.ledger import (
+    Imported,
+    JobLedgerError,
+    Terms,
+    days,
+    days_of_period,
+    listed_gpus,
+    listed_with_stand_ins,
+    write,
+)
 from collector.jobs.meter import meter
 from collector.jobs.reading import FORMATS, format_of, read_jobs
-from collector.jobs.report import as_document, as_text
+from collector.jobs.report import as_document, as_text, counted
 from collector.jobs.tenants import SOURCES, listed_with_tenants
 from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
-from collector.ledger.tiling import DayTiling
+
+
+def period_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Period | None:
+    """A period by its name. Raises BadParameter."""
+    try:
+        return parse(text) if text is not None else None
+    except PeriodError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @click.command("import-jobs")
@@ -34,6 +50,11 @@ from collector.ledger.tiling import DayTiling
 @tenants_option
 @click.option("--json", "as_json", is_flag=True, help="For a program; nanoseconds are text.")
 @click.option("--ledger", "url", help="Write the GPUs' days to the ledger in this database.")
+@click.option(
+    "--period", callback=period_of, metavar="PERIOD",
+    help="Write the days of this period, as 2026-10: the list has all jobs of it, and GPUs and jobs "
+    "that have not ended are there until its end.",
+)  # fmt: skip
 @click.option("--sku", default="", help="Model of the GPUs as prices name it; with --ledger.")
 @click.option(
     "--stand-ins", is_flag=True,
@@ -48,7 +69,7 @@ from collector.ledger.tiling import DayTiling
 )  # fmt: skip
 def import_jobs(  # noqa: PLR0913 - each is an option
     *, file: Path, form: str | None, timezone: str | None, tenants_path: Path | None,
-    url: str | None, sku: str, as_json: bool, stand_ins: bool, as_observed: bool, replace: bool,
+    url: str | None, period: Period | None, sku: str, as_json: bool, stand_ins: bool, as_observed: bool, replace: bool,
 ) -> None:  # fmt: skip
     """Print the GPU time of every tenant in a scheduler's job list, exactly.
 
@@ -56,11 +77,14 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     list does not name are listed with the reason and are in no total. Exit status 1: the file is no
     such list, or the ledger cannot take it.
     """
+    if period is not None and url is None:
+        message = "--period says what of a ledger is written: give --ledger, too"
+        raise click.UsageError(message)
     form, jobs = _read(file, form, zone_of(timezone))
     if tenants_path is not None:
         jobs = listed_with_tenants(jobs, SOURCES[form], tenants_in(tenants_path))
     if stand_ins:
-        jobs = msgspec.structs.replace(jobs, jobs=tuple(with_stand_ins(jobs.jobs)))
+        jobs = listed_with_stand_ins(jobs)
     metered = meter(jobs.jobs)
     if not metered.balances:
         message = (
@@ -70,8 +94,8 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         raise click.ClickException(message)
     written = None
     if url is not None:
-        tilings = days(jobs.jobs, Terms(sku, time.time_ns(), as_observed))
-        written = _write(url, tilings, replace=replace)
+        terms = Terms(sku, time.time_ns(), as_observed)
+        written = _write(url, jobs, period, terms, replace=replace)
     if as_json:
         document = as_document(jobs, metered)
         if written:
@@ -81,13 +105,20 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     for line in as_text(jobs, metered):
         click.echo(line)
     if written:
-        click.echo(f"ledger: {written.added} GPU-days written, {written.unchanged} were there")
+        days_written = counted(written.added, "GPU-day")
+        click.echo(f"ledger: {days_written} written, {written.unchanged} were there")
 
 
-def _write(url: str, tilings: Iterable[DayTiling], *, replace: bool) -> Imported:
+def _write(
+    url: str, jobs: JobList, period: Period | None, terms: Terms, *, replace: bool
+) -> Imported:
     try:
         ledger = Ledger.open(url)
         try:
+            if period is None:
+                return write(ledger, days(jobs.jobs, terms), replace=replace)
+            others = listed_gpus(ledger, period.start_ns // DAY_NS)
+            tilings = days_of_period(jobs, period, terms, others)
             return write(ledger, tilings, replace=replace)
         finally:
             ledger.close()

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from collector.metering.units import FOREVER_NS
+
 NS_PER_SECOND = 1_000_000_000
 LATEST_SECONDS = 1 << 32
 """No job starts after this (the year 2106) or lasts so long: its end fits into 63 bits of ns."""
@@ -51,7 +53,7 @@ class Unplaced(msgspec.Struct, frozen=True, order=True):
 
 
 class Job(msgspec.Struct, frozen=True, order=True):
-    """A job that ended and had GPUs in [start, end). `tenant` is the account it is charged to.
+    """A job that had GPUs in [start, end). `tenant` is the account it is charged to.
 
     `user` is who ran it, empty where the list does not say.
     """
@@ -81,18 +83,37 @@ class JobList(msgspec.Struct, frozen=True):
     jobs: tuple[Job, ...]
     without_gpus: int = 0
     never_started: int = 0
-    running: tuple[str, ...] = ()
-    """Ids of the jobs that had not ended: how long they will have their GPUs is not known."""
+    unended: tuple[Job, ...] = ()
+    """The jobs that had not ended when the list was made: their end is the end of time."""
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Their ids."""
+        return tuple(job.id for job in self.unended)
+
+
+def job_list(every: Iterable[Job], without_gpus: int, never_started: int) -> JobList:
+    """A list of jobs, of which those that last for ever have not ended."""
+    ended: list[Job] = []
+    unended: list[Job] = []
+    for job in every:
+        (ended if job.end_ns < FOREVER_NS else unended).append(job)
+    return JobList(tuple(ended), without_gpus, never_started, tuple(unended))
 
 
 def without_repetitions(told: Iterable[tuple[int, Job]], what: str = "line") -> tuple[Job, ...]:
-    """The jobs in order, each once. Raises JobListError where two lines contradict each other."""
+    """The jobs in order, each once; one that has ended counts before the same while it ran.
+
+    Raises JobListError where two lines contradict each other.
+    """
     found: dict[str, tuple[int, Job]] = {}
     for line, job in told:
-        first, same = found.setdefault(job.claim, (line, job))
-        if same != job:
+        first, other = found.setdefault(job.claim, (line, job))
+        ended, ran = sorted((job, other), key=lambda one: one.end_ns)
+        if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):
             reason = f"job {job.id} is told differently on {what} {first}"
             raise JobListError(line, "", reason, what)
+        found[job.claim] = (line if ended is job else first), ended
     return tuple(sorted(job for _, job in found.values()))
 
 

@@ -27,8 +27,10 @@ from collector.jobs.job import (
     JobList,
     JobListError,
     Unplaced,
+    job_list,
     without_repetitions,
 )
+from collector.metering.units import FOREVER_NS
 
 NOT_NAMED = "Kubernetes does not tell which GPUs"
 _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
@@ -47,24 +49,21 @@ def read_kubernetes(text: str) -> JobList:
             raise JobListError(place, "metadata.uid", "is missing", "pod") from error
     told: list[tuple[int, Job]] = []
     without_gpus = never_started = 0
-    running: list[str] = []
     for place, pod, is_gone in pods.values():
         try:
             unplaced, span = _unplaced(pod), _span(pod, is_gone=is_gone)
-            name = f"{_name(pod, 'namespace')}/{_name(pod, 'name')}"
+            tenant = _name(pod, "namespace")
+            name = f"{tenant}/{_name(pod, 'name')}"
         except _OTHER_FORM as error:
             raise JobListError(place, "", f"not as Kubernetes writes it: {error}", "pod") from error
         if not unplaced:
             without_gpus += 1
         elif span is None:
             never_started += 1
-        elif span[1] is None:
-            running.append(name)
         else:
-            job = Job(span[0], name, _name(pod, "namespace"), "", span[1], unplaced=unplaced)
-            told.append((place, job))
-    jobs = without_repetitions(told, "pod")
-    return JobList(jobs, without_gpus, never_started, tuple(running))
+            start_ns, end_ns = span
+            told.append((place, Job(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
+    return job_list(without_repetitions(told, "pod"), without_gpus, never_started)
 
 
 def _pods(text: str) -> Iterator[tuple[Any, bool]]:
@@ -109,8 +108,8 @@ def _name(pod: Any, field: str) -> str:
 # Time ----------------------------------------------------------------------------------------------
 
 
-def _span(pod: Any, *, is_gone: bool) -> tuple[int, int | None] | None:
-    """When a pod had its devices; no end while it has them, nothing where it never did."""
+def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
+    """When a pod had its devices; for ever while it has them, nothing where it never did."""
     status = pod.get("status") or {}
     statuses = [
         *(status.get("initContainerStatuses") or ()),
@@ -121,7 +120,7 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int | None] | None:
         return None  # it waits, or the kubelet refused it
     start_ns = _instant_ns(status["startTime"])
     if not has_ended and not is_gone:
-        return start_ns, None
+        return start_ns, FOREVER_NS
     ends = [
         _instant_ns(state["terminated"]["finishedAt"])
         for one in statuses
@@ -131,7 +130,7 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int | None] | None:
     if is_gone and len(ends) < len(statuses) and pod["metadata"].get("deletionTimestamp"):
         # Taken away by force: until then its containers may have run.
         ends.append(_instant_ns(pod["metadata"]["deletionTimestamp"]))
-    return (start_ns, max(start_ns, *ends)) if ends else (start_ns, None)
+    return start_ns, (max(start_ns, *ends) if ends else FOREVER_NS)
 
 
 def _instant_ns(text: str) -> int:

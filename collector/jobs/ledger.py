@@ -4,6 +4,9 @@ All time is on the scheduler's word (`inferred`), which rating leaves for a deci
 the GPU for more than an hour. An operator who has no agent may take that word for observation: then it
 is told as such, under an engine version of its own.
 
+For a period of which the list has all jobs, also those that run on at its end, every GPU that it names by
+then is there all through it: then the period's days are complete, and those of the next one go on.
+
 GPUs that a list counts and does not name can be written as stand-ins: numbered, as many as were held at
 once. Whose time it is does not depend on which of them a job is given.
 """
@@ -17,13 +20,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.jobs.job import Gpu, Job
+from collector.billing.instants import Period
+from collector.jobs.job import Gpu, Job, JobList, job_list
 from collector.jobs.meter import evidence
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS, DayTiling, content_root
-from collector.metering.evidence import Evidence, Stretch
+from collector.metering.evidence import Evidence, Stay, Stretch
 from railscope import __version__
 
 STAND_IN = "unnamed"
@@ -79,14 +83,55 @@ def with_stand_ins(jobs: Iterable[Job]) -> list[Job]:
     return found
 
 
+def listed_with_stand_ins(jobs: JobList) -> JobList:
+    """The same of a list, also of its jobs that have not ended."""
+    every = with_stand_ins([*jobs.jobs, *jobs.unended])
+    return job_list(every, jobs.without_gpus, jobs.never_started)
+
+
 def days(jobs: Iterable[Job], terms: Terms) -> Iterator[DayTiling]:
     """The days of every GPU that the jobs name, by GPU and day."""
     for known in evidence(jobs).values():
-        one = _observed(known) if terms.as_observed else known
-        metered = MeteredGpu.of(one, {}, terms.sku)
-        (stay,) = one.stays
-        for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
-            yield metered.day(day, terms.computed)
+        (stay,) = known.stays
+        within = range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS))
+        yield from _days(known, within, terms)
+
+
+def days_of_period(
+    jobs: JobList, period: Period, terms: Terms, others: Iterable[str] = ()
+) -> Iterator[DayTiling]:
+    """All days of a period, of all GPUs that the jobs name by its end and of others by their names.
+
+    The period is of whole days. Jobs that have not ended last until its end.
+    """
+    until = [
+        msgspec.structs.replace(job, end_ns=period.end_ns)
+        for job in jobs.unended
+        if job.start_ns < period.end_ns
+    ]
+    within = range(period.start_ns // DAY_NS, period.end_ns // DAY_NS)
+    begun = [job for job in (*jobs.jobs, *until) if job.start_ns < period.end_ns]
+    found = {str(gpu): known for gpu, known in evidence(begun).items()}
+    for name in sorted(found.keys() | set(others)):
+        known = found.get(name, Evidence(name, stays=()))
+        starts = [stay.start_ns for stay in known.stays]
+        ends = [stay.end_ns for stay in known.stays]
+        stay = Stay(
+            min([period.start_ns, *starts]), name.rpartition("/")[0], max([period.end_ns, *ends])
+        )
+        yield from _days(msgspec.structs.replace(known, stays=(stay,)), within, terms)
+
+
+def listed_gpus(ledger: Ledger, before_day: int) -> set[str]:
+    """The GPUs of earlier lists in a ledger, which were named `node/address`. Raises LedgerError."""
+    return {key.gpu for key in ledger.newest(0, before_day) if "/" in key.gpu}
+
+
+def _days(known: Evidence, within: range, terms: Terms) -> Iterator[DayTiling]:
+    one = _observed(known) if terms.as_observed else known
+    metered = MeteredGpu.of(one, {}, terms.sku)
+    for day in within:
+        yield metered.day(day, terms.computed)
 
 
 def _observed(known: Evidence) -> Evidence:

@@ -17,8 +17,10 @@ from collector.jobs.job import (
     JobList,
     JobListError,
     Unplaced,
+    job_list,
     without_repetitions,
 )
+from collector.metering.units import FOREVER_NS
 from railscope.slurm.sacct import AccountingError, Record, parse_sacct, parse_sacct_json
 
 NOT_NAMED = "sacct does not tell which GPUs"
@@ -44,24 +46,23 @@ def read_sacct(text: str, zone: tzinfo | None = None) -> JobList:
 def _read(records: Iterable[Record]) -> JobList:
     told: list[tuple[int, Job]] = []
     without_gpus = never_started = 0
-    running: list[str] = []
     for record in records:
         unplaced = _unplaced(record)
         if record.job.start_seconds is None:
             never_started += 1
         elif not unplaced:
             without_gpus += 1
-        elif record.job.end_seconds is None:
-            running.append(str(record.job.id))
         else:
             told.append((record.place, _job(record, unplaced)))
-    return JobList(without_repetitions(told), without_gpus, never_started, tuple(running))
+    return job_list(without_repetitions(told), without_gpus, never_started)
 
 
 def _job(record: Record, unplaced: tuple[Unplaced, ...]) -> Job:
     place, job = record.place, record.job
     start_ns = _instant_ns(place, "Start", job.start_seconds)
-    end_ns = _instant_ns(place, "End", job.end_seconds)
+    end_ns = FOREVER_NS
+    if job.end_seconds is not None:
+        end_ns = _instant_ns(place, "End", job.end_seconds)
     if end_ns < start_ns:
         raise AccountingError(
             place, "End", f"{job.end_seconds} is before Start, {job.start_seconds}"

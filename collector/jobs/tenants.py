@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from collector.evidence.tenants_file import Tenants, unmapped
-from collector.jobs.job import Job, JobList
+from collector.jobs.job import Job, JobList, job_list
 
 SOURCES = {"clustercockpit": "slurm", "sacct": "slurm", "kubernetes": "kubernetes"}
 """The scheduler that a format's jobs are of, in the words of claims."""
@@ -33,7 +33,8 @@ def with_tenants(jobs: Iterable[Job], source: str, tenants: Tenants) -> list[Job
 
 def listed_with_tenants(jobs: JobList, source: str, tenants: Tenants) -> JobList:
     """The same of a list."""
-    return msgspec.structs.replace(jobs, jobs=tuple(with_tenants(jobs.jobs, source, tenants)))
+    every = with_tenants([*jobs.jobs, *jobs.unended], source, tenants)
+    return job_list(every, jobs.without_gpus, jobs.never_started)
 
 
 def as_listed(tenant: str) -> str:

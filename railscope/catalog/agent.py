@@ -193,6 +193,33 @@ SHIP_FAILURES = Metric(
     origin="agent",
 )
 
+CUSTODY_STATE = Metric(
+    "railscope_agent_audit_custody",
+    Kind.STATE,
+    NODE,
+    states={0: "nothing_held", 1: "held", 2: "disputed"},
+    rollups=(Rollup.MAX,),
+    help="How the collector's audit log fares: disputed where it contradicts the checkpoint that is held here.",
+    origin="agent",
+)
+CUSTODY_RECORDS = Metric(
+    "railscope_agent_audit_checkpoint_records",
+    Kind.GAUGE,
+    NODE,
+    rollups=(Rollup.MIN, Rollup.MAX),
+    help="Records of the collector's audit log under the checkpoint that is held here.",
+    origin="agent",
+)
+
+CUSTODY_EVENT = EventClass(
+    "audit_log_disputed",
+    NODE,
+    "error",
+    help="The collector's audit log contradicts the checkpoint of it that this agent holds.",
+    origin="agent",
+    facts=("kind", "held_size", "held_root", "offered_size", "offered_root"),
+    audited=True,
+)
 SOURCE_EVENT = EventClass(
     "source_state",
     SOURCE,

@@ -8,7 +8,8 @@
     scenarios  the faults  (conditions, gpu_scenarios, port_scenarios; reports, card_reports: what
                drivers say of them)
     views      what each interface of the machine shows of it  (nvml, driver_files, rdma, nic, links,
-               ethernet_settings, transceivers, neighbours, ofed_files, pcie, host, kernel)
+               ethernet_settings, transceivers, neighbours, ofed_files, pcie, host, owners,
+               kernel)
     run        the captures that come of it
     tree       a capture as a tree of files and links
 
@@ -19,7 +20,7 @@ from railscope.simulator.gpu_models import MODELS, SHORT_NAMES
 from railscope.simulator.gpu_models import find as find_model
 from railscope.simulator.nic_models import NICS
 from railscope.simulator.run import about, moments, simulate
-from railscope.simulator.spec import MODES, SCENARIOS, NodeSpec
+from railscope.simulator.spec import MODES, SCENARIOS, SCHEDULERS, NodeSpec
 from railscope.simulator.tree import write_tree
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "MODES",
     "NICS",
     "SCENARIOS",
+    "SCHEDULERS",
     "SHORT_NAMES",
     "NodeSpec",
     "about",

@@ -23,6 +23,7 @@ from railscope.simulator.kernel import KernelLog
 from railscope.simulator.model import NodeModel
 from railscope.simulator.nic_models import nic_of
 from railscope.simulator.nvml import Nvml
+from railscope.simulator.owners import Owners
 from railscope.simulator.removal import Removal
 from railscope.simulator.span import NS_PER_SECOND
 from railscope.simulator.span import seconds as to_ns
@@ -68,7 +69,7 @@ def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[Momen
     views = (
         Nvml(model).show, driver_files.show, rdma.show, nic.show, links.show,
         ethernet_settings.show, transceivers.show, neighbours.show, ofed_files.show, pcie.show,
-        folders.show, host.show, KernelLog(model).show, Removal().show,
+        folders.show, host.show, Owners(model).show, KernelLog(model).show, Removal().show,
     )  # fmt: skip
     known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for offset_ns in range(0, duration_ns + 1, step_ns):

@@ -27,6 +27,7 @@ _OVERHEAD_BYTES = 9 * MEBIBYTE
 
 _PAGE_BYTES = 2 * MEBIBYTE
 _PIDS_PER_GPU = 8
+_MOST_DEVICES = 7
 _FIRST_VGPU = 3_251_634_176
 
 
@@ -38,6 +39,8 @@ class MigDevice:
     index: int
     profile: MigProfile
     gpu_instance: int
+    start: int
+    """The first slice of memory that it has."""
     compute_instance: int = 0
 
     @property
@@ -235,7 +238,8 @@ _TENANTS: dict[str, Callable[[_Part, tuple[MigDevice, ...]], Iterator[Tenant]]] 
 def _cut(spec: NodeSpec, model: GpuModel, index: int) -> tuple[MigDevice, ...]:
     """Even GPUs are cut into seven small instances, odd ones into a large and two middle ones."""
     small, middle, large = model.mig_profiles
-    profiles = [large, middle, middle] if index % 2 else [small] * 7
+    profiles = [large, middle, middle] if index % 2 else [small] * _MOST_DEVICES
+    starts = [4, 0, 2] if index % 2 else range(_MOST_DEVICES)
     dice = spec.stream(f"gpu {index} instances")
     return tuple(
         MigDevice(
@@ -243,8 +247,9 @@ def _cut(spec: NodeSpec, model: GpuModel, index: int) -> tuple[MigDevice, ...]:
             place,
             profile,
             profile.first_instance + profiles[:place].count(profile),
+            start,
         )
-        for place, profile in enumerate(profiles)
+        for place, (profile, start) in enumerate(zip(profiles, starts, strict=True))
     )
 
 

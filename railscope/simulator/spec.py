@@ -57,6 +57,16 @@ MODES: Mapping[str, str] = MappingProxyType(
 """Ways to share the GPUs by name: who has them, in one sentence."""
 
 
+SCHEDULERS: Mapping[str, str] = MappingProxyType(
+    {
+        "none": "Nobody says who has the GPUs.",
+        "kubernetes": "Processes are those of pods, which the kubelet gave devices to.",
+        "slurm": "Processes are the tasks of one job of Slurm, which has all GPUs of the node.",
+    }
+)
+"""Who gives the GPUs out, by name, in one sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
     """A node to simulate. Two equal specs give equal captures.
@@ -71,6 +81,9 @@ class NodeSpec:
     scenario: str = "training"
     mode: str = "whole"
     nic: str = "cx7"
+    scheduler: str = "none"
+    stray: bool = False
+    """Whether one process uses a GPU that nobody gave to it."""
     started_wall_ns: int = 1_760_000_000_000_000_000
     started_boot_ns: int = 777_600_000_000_000
 
@@ -84,6 +97,10 @@ class NodeSpec:
             raise ValueError(message)
         if self.mode not in MODES:
             message = f"no mode {self.mode!r}; there are {', '.join(MODES)}"
+            raise ValueError(message)
+        if self.scheduler not in SCHEDULERS:
+            known = ", ".join(SCHEDULERS)
+            message = f"no scheduler {self.scheduler!r}; there are {known}"
             raise ValueError(message)
         if self.nic not in NICS:
             message = f"no network cards {self.nic!r}; there are {', '.join(NICS)}"

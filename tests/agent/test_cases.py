@@ -28,10 +28,11 @@ from support.pages import Sample, sample, samples
 
 from railscope.capture import SECTIONS, Capture, Moment, read_capture
 
-MOST_BYTES_OF_ALL = 8_700_000
+MOST_BYTES_OF_ALL = 9_000_000
 EACH_CASE = pytest.mark.parametrize("case", CASES)
 STRUCK = "0000:61:00.0"
 LOST, HUNG = "GPU-561aa6e6-8938-4a36-9103-2c3b8e5b96f8", "GPU-bf9bac40-b130-4c39-877e-f58a33c92348"
+CUT_IN_SEVEN = "GPU-7519dfcf-a70b-4574-8256-8431e6685ad9"
 HANDED_OVER = "0000:43:00.0"
 TRAFFIC = "railscope_gpu_nvlink_transmitted_bytes_total"
 
@@ -177,6 +178,11 @@ VALUES = [
     ("h200-mig", "railscope_gpu_sharing", {"state": "mig"}, 1),
     ("mps-node", "railscope_gpu_sharing", {"state": "mps"}, 1),
     ("mps-node", "railscope_gpu_compute_mode", {"state": "exclusive_process"}, 1),
+    ("pods-on-mig", "railscope_gpu_claims", {"gpu": CUT_IN_SEVEN}, 6),
+    ("pods-on-mig", "railscope_gpu_claimed_ratio", {"gpu": CUT_IN_SEVEN}, 6 / 7),
+    ("pods-on-mig", "railscope_gpu_unclaimed_processes", {"gpu": CUT_IN_SEVEN}, 1),
+    ("slurm-job", "railscope_gpu_claims", {}, 1),
+    ("slurm-job", "railscope_gpu_unclaimed_processes", {}, 0),
     ("vgpu-host", "railscope_gpu_sharing", {"state": "vgpu"}, 1),
     ("vgpu-host", "railscope_gpu_vgpus", {}, 3),
     (

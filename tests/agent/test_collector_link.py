@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 
 import pytest
-from support.certificates import self_signed, server_context
+from support.certificates import Authority, self_signed, server_context
 from support.clock import START
 from support.collector import ScriptedCollector, hang
 from support.reading import ORIGIN
@@ -185,3 +186,36 @@ async def test_a_tls_server_that_hangs_does_not_hold_the_agent(tmp_path: Path) -
         link = https(collector, ca_file=str(certificate), timeout_seconds=0.2)
         answer = await greet(link)
         assert "no answer within collector.timeout_seconds" in answer.problem
+
+
+async def test_a_certificate_of_the_node_is_shown_to_the_collector(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path / "server")
+    authority = Authority(tmp_path / "authority")
+    client = authority.client("n1", "railscope:node/n1")
+    tls = server_context(certificate, key)
+    tls.load_verify_locations(authority.file)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    shown = {"certificate_file": str(client.file), "key_file": str(client.key_file)}
+    async with ScriptedCollector().serving(tls=tls) as collector:
+        link = https(collector, ca_file=str(certificate), token="", **shown)
+        assert (await greet(link)).verdict is Verdict.ACKNOWLEDGED
+        assert "Authorization" not in collector.requests[0].headers
+        without = await greet(https(collector, ca_file=str(certificate)))
+        assert without.verdict is Verdict.LATER
+        assert len(collector.requests) == 1
+
+
+def test_a_certificate_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
+    client = Authority(tmp_path).client("n1")
+    for certificate, key in (
+        (tmp_path / "none", client.key_file),
+        (client.file, tmp_path / "none"),
+    ):
+        shown = {"certificate_file": str(certificate), "key_file": str(key)}
+        with pytest.raises(
+            LinkError, match=rf"certificate_file {certificate} or .* cannot be used"
+        ):
+            CollectorClient(CollectorLink(url="https://collector", **shown))
+    plain = CollectorLink(url="http://collector", certificate_file=str(client.file))
+    with pytest.raises(LinkError, match=r"certificate_file needs an https:// URL"):
+        CollectorClient(plain)

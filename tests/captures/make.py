@@ -42,7 +42,11 @@ _GPU_FACTS = (*_PATH_FACTS, "local_cpulist")
 _NETWORK_ROOTS = ("/sys/class/infiniband", "/sys/class/net")
 _NETWORK_FILES = ("/proc/net/route", "/proc/sys/kernel/hostname")
 _NETWORK_SEAMS = ("ethtool.", "netlink.", "lldp.")
-_KEPT_FILES = re.compile(r"/proc/(?:\d+/comm|sys/kernel/hostname|driver/nvidia/.*)")
+_KEPT_FILES = re.compile(
+    r"/proc/(?:\d+/(?:comm|stat|cgroup)|sys/kernel/hostname|driver/nvidia/.*)|/sys/fs/cgroup/.*"
+)
+_KEPT_FOLDERS = ("/sys/fs/cgroup/", "/var/log/pods")
+_GPU_SEAMS = ("nvml.", "kubelet.", "owner.")
 _FAMILY = re.compile(r"(?:# (?:HELP|TYPE|UNIT) )?(?P<name>[a-z0-9_]+)")
 
 
@@ -54,6 +58,8 @@ class Case:
     model: str
     scenario: str = "training"
     mode: str = "whole"
+    scheduler: str = "none"
+    stray: bool = False
     nic: str = ""
     """Which network cards it has; only where these are what the case is about."""
     seconds: int = 60
@@ -69,6 +75,8 @@ class Case:
             scenario=self.scenario,
             mode=self.mode,
             nic=self.nic or "cx7",
+            scheduler=self.scheduler,
+            stray=self.stray,
         )
 
 
@@ -90,6 +98,8 @@ CASES = {
     "nvlink-errors": Case(1, "h100", "nvlink_errors"),
     "denied": Case(1, "h100", "nvml_denied"),
     "hung-gpu": Case(4, "a100", "gpu_hung"),
+    "pods-on-mig": Case(2, "h200", mode="mig", scheduler="kubernetes", stray=True),
+    "slurm-job": Case(2, "t4", scheduler="slurm"),
     "hgx-h100-roce-incast": Case(8, "h100", "incast", nic="cx7", moments=1),
     "hgx-h100-roce-pause-storm": Case(8, "h100", "pause_storm", nic="cx7", moments=1),
     "hgx-h100-roce-idle": Case(8, "h100", "idle", nic="cx7", moments=1),
@@ -132,7 +142,7 @@ def _thinned(fine: Iterator[Moment], every_ns: int) -> Iterator[Moment]:
 
 
 def _gpus_only(whole: Iterator[Moment]) -> Iterator[Moment]:
-    """What the GPU sources read: NVML, the kernel log, who has each GPU, names of processes."""
+    """What the GPU sources read: NVML, the kernel log, who has each GPU, processes and their owners."""
     gpus: set[str] = set()
     for moment in whole:
         gpus |= {
@@ -149,9 +159,14 @@ def _gpus_only(whole: Iterator[Moment]) -> Iterator[Moment]:
                 for path, text in moment.files.items()
                 if path in facts or _KEPT_FILES.fullmatch(path)
             },
-            names={_PCI: sorted(gpus)} if _PCI in moment.names else {},
+            names=({_PCI: sorted(gpus)} if _PCI in moment.names else {})
+            | {
+                path: there
+                for path, there in moment.names.items()
+                if path.startswith(_KEPT_FOLDERS)
+            },
             links={path: end for path, end in moment.links.items() if path in drivers},
-            calls={call: a for call, a in moment.calls.items() if call.startswith("nvml.")},
+            calls={call: a for call, a in moment.calls.items() if call.startswith(_GPU_SEAMS)},
             log=moment.log,
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from collector.tokens import digest
+from collector.access.credentials import digest
 from railscope.capture import write_capture
 from railscope.demo.process import Program
 from railscope.simulator import NodeSpec, about, moments

@@ -17,6 +17,11 @@ from aiohttp import web
 from makers import Sender, gpu_schema
 from test_ingest import Running, running, settings_in
 
+from collector.access.credentials import Credentials
+from collector.access.enrolment import Told
+from collector.access.gate import Gate, application
+from collector.access.routes import ROUTES
+from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
 from collector.api import Api
 from collector.evidence.assemble import Files
@@ -80,9 +85,9 @@ async def test_a_reading_that_cannot_be_told_is_absent(tmp_path: Path):
 
 @contextlib.asynccontextmanager
 async def served(api: Api) -> AsyncIterator[str]:
-    application = web.Application(middlewares=[api.authorise])
-    api.add_to(application)
-    runner = web.AppRunner(application)
+    routes = [route for route in ROUTES if route.name in api.handlers()]
+    gate = Gate(Credentials, AccessTrail(api.own.trail, Told(Path())), open_reading=True)
+    runner = web.AppRunner(application(gate, api.handlers(), 1 << 20, routes))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -104,9 +109,9 @@ def api_of(one: Running, views: Callable[[], Views], **more: Any) -> Api:
     collector = one.collector
     own = Own(
         collector.core, collector.log, collector.files, collector.settler, collector.sink,
-        collector.trail,
+        collector.trail, collector.tokens,
     )  # fmt: skip
-    return Api(collector.core, own, views, lambda: collector.tokens, open_reading=True, **more)
+    return Api(collector.core, own, views, **more)
 
 
 async def test_a_silent_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: Path):

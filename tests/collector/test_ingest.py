@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from makers import SECOND, Sender, gpu_schema, rdma_schema
 
-from collector import tokens
-from collector.config import CollectorSettings, FrameLogSettings, Limits
+from collector.access.credentials import digest
+from collector.config import Audit, CollectorSettings, FrameLogSettings, Limits
 from collector.ingest import NodeSender
 from collector.segments import LogStats, read_segment, segment_path, segments
 from collector.service import Collector
@@ -73,23 +73,28 @@ class Running:
 
 
 def settings_in(folder: Path, **more: Any) -> CollectorSettings:
-    lines = [f'{name} = "{tokens.digest("token-" + name)}"' for name in ("n1", "n2", "n3")]
-    reader = f'[readers]\nreader = "{tokens.digest("token-reader")}"\n'
+    lines = [f'{name} = "{digest("token-" + name)}"' for name in ("n1", "n2", "n3")]
+    reader = f'[operators]\nreader = "{digest("token-reader")}"\n'
     (folder / "tokens.toml").write_text("[nodes]\n" + "\n".join(lines) + "\n" + reader)
     given: dict[str, Any] = {
         "listen": "127.0.0.1:0", "state_directory": str(folder / "state"),
         "tokens_file": str(folder / "tokens.toml"), "limits": SMALL, "views_seconds": 0.1,
+        "audit": Audit(ask_agents=0),
     }  # fmt: skip
     return CollectorSettings(**(given | more))
 
 
 @contextlib.asynccontextmanager
-async def running(settings: CollectorSettings) -> AsyncIterator[Running]:
+async def running(
+    settings: CollectorSettings, ready: Callable[[Running], None] = lambda _one: None
+) -> AsyncIterator[Running]:
     one = Running(settings)
+    ready(one)
     listening = asyncio.Event()
 
     def on_listening(host: str, port: int) -> None:
-        one.url = f"http://{host}:{port}"
+        scheme = "https" if settings.tls.certificate_file else "http"
+        one.url = f"{scheme}://{host}:{port}"
         listening.set()
 
     one.collector.on_listening = on_listening
@@ -217,7 +222,7 @@ REFUSALS = {
     "another version": (
         pack(Envelope(99, "n1", "r", "b")), 426, "is of version 99, this program speaks 1"
     ),
-    "another node": (Sender("n2").body(some(Sender("n2")), schemas=True), 403, "token is that of 'n1'"),
+    "another node": (Sender("n2").body(some(Sender("n2")), schemas=True), 403, "credential is that of 'n1'"),
     "a million columns": (
         pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
             WireGroup("railscope_gpu_power_watts", (1, 1000), (0,) * 90_000),
@@ -340,11 +345,14 @@ async def test_tokens_decide_who_speaks_and_who_reads(tmp_path: Path):
     sender = Sender()
     body = sender.body(some(sender), schemas=True)
     async with running(settings_in(tmp_path)) as one:
-        for wrong in ("", "Bearer", "Bearer wrong", "Basic token-n1", "Bearer token-reader"):
+        for wrong in ("", "Bearer", "Bearer wrong", "Basic token-n1"):
             status, reply = await one.post(body, headers={"Authorization": wrong})
-            assert (status, "no token" in reply["error"]) == (401, True)
+            assert (status, "no credential" in reply["error"]) == (401, True)
+        status, reply = await one.post(body, headers={"Authorization": "Bearer token-reader"})
+        assert (status, reply["error"]) == (403, "not for a credential of role operator")
+        assert one.collector.core.counts.rejected == {"token": 4, "role": 1}
         for path in ("/metrics", "/api/v1/nodes", "/api/v1/account", "/api/v1/nodes/n1"):
-            assert (await one.get(path, token="token-n1"))[0] == 401  # noqa: S106 - a test's token
+            assert (await one.get(path, token="token-n1"))[0] == 403  # noqa: S106 - a test's token
         assert (await one.get("/-/healthy", token=""))[0] == 200
         assert (await one.get("/metrics"))[0] == 200
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -44,6 +45,80 @@ def self_signed(folder: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
         )
     )
     return certificate_file, key_file
+
+
+@dataclass
+class Authority:
+    """Signs the certificates of clients."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+        made = (
+            _builder(self._name, self._key, timedelta(days=1))
+            .issuer_name(self._name)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.file = self.folder / "authority.pem"
+        self.file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+    def client(
+        self, common_name: str, *uris: str, days: float = 1, file: str = ""
+    ) -> ClientCertificate:
+        """A certificate for a client; one of negative days has ended."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        builder = _builder(subject, key, timedelta(days=days)).issuer_name(self._name)
+        if uris:
+            names = [x509.UniformResourceIdentifier(uri) for uri in uris]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        made = builder.sign(self._key, hashes.SHA256())
+        found = ClientCertificate(
+            self.folder / f"{file or common_name}.pem", self.folder / f"{file or common_name}.key",
+            made.public_bytes(serialization.Encoding.DER),
+        )  # fmt: skip
+        found.file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        found.key_file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class ClientCertificate:
+    """A client's certificate and key as files, and the certificate as TLS hands it over."""
+
+    file: Path
+    key_file: Path
+    der: bytes
+
+    def context(self, ca_file: Path) -> ssl.SSLContext:
+        """The TLS of a client that shows it."""
+        context = ssl.create_default_context(cafile=str(ca_file))
+        context.load_cert_chain(self.file, self.key_file)
+        return context
+
+
+def _builder(
+    subject: x509.Name, key: ec.EllipticCurvePrivateKey, ends_in: timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=30))
+        .not_valid_after(now + ends_in)
+    )
 
 
 def server_context(certificate_file: Path, key_file: Path) -> ssl.SSLContext:

@@ -11,6 +11,7 @@ from railscope.simulator.nvml.answers import NO_INSTANCE, NOT_FOUND, NOT_SUPPORT
 from railscope.simulator.sharing import MigDevice, Tenant, Vgpu
 
 _GONE = failure(OSError(errno.ENOENT, ""))
+_MOST_DEVICES = 7
 _MEMORY_V2 = 0x0200_0028
 _UUID_OF_MACHINE = 1
 
@@ -27,6 +28,9 @@ def tell(gpu: GpuState, now_us: int, told: Answers) -> None:
                 "index": device.index,
                 "gpu": device.gpu_instance,
                 "compute": device.compute_instance,
+                "most": _MOST_DEVICES,
+                "start": device.start,
+                "size": device.profile.memory_slices,
             }
             for device in sharing.mig_devices
         ],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import select
+from support import postgresql
 
 from collector.audit.outbox import outbox
 from collector.bill_command import bill
@@ -38,14 +40,18 @@ account = "product"
 """
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A ledger with the demo's two months, closed."""
-    found = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite"
-    ledger = Ledger.open(found)
-    demo.run(ledger)
-    ledger.close()
-    return found
+    with ExitStack() as running:
+        if request.param == "sqlite":
+            found = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite"
+        else:
+            found = running.enter_context(postgresql.running()).database()
+        ledger = Ledger.open(found)
+        demo.run(ledger)
+        ledger.close()
+        yield found
 
 
 @pytest.fixture
@@ -216,3 +222,21 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(url: str, tmp_path: P
     result = run(url, tmp_path / "file" / "below", "--format", "csv")
     assert result.exit_code == 1
     assert len(result.output.splitlines()) == 1
+
+
+def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(tmp_path: Path):
+    state = tmp_path / "state"
+    (state / "audit").mkdir(parents=True)
+    note = Checkpoint("own", Tree(3, bytes(32))).signed(SecretKey.generate("own"))
+    (state / "audit" / "checkpoint").write_text(note)
+    ledger = Ledger.open(f"sqlite:///{state}/ledger.sqlite")
+    issued = demo.run(ledger).closed.invoices
+    ledger.close()
+    config = tmp_path / "collector.toml"
+    config.write_text(f'state_directory = "{state}"\n')
+    options = ["--config", str(config), "--format", "csv", "--period", "2026-09"]
+    result = CliRunner().invoke(bill, ["export", str(tmp_path / "out"), *options])
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "out" / "focus-1.2-2026-09.csv")
+    assert {row["InvoiceId"] for row in rows} == {one.invoice_id for one in issued}
+    assert {str(row["x_AuditCheckpoint"]).split()[:2] == ["own", "3"] for row in rows} == {True}

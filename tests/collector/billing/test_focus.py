@@ -177,9 +177,19 @@ def test_what_a_seller_supports_follows_from_what_is_said_of_it():
     assert applicable(EVERY_KIND_SELLER) == tuple(sorted([*plain, *optional]))
 
 
-def test_resources_have_the_names_that_are_known():
-    (row,) = exported([usage(0, HOUR_NS)], book(price(EUR)), names={"GPU-0": "gpu-node-1, GPU 0"})
-    assert row["ResourceName"] == "gpu-node-1, GPU 0"
+@pytest.mark.parametrize(
+    ("resource", "profile", "shown"),
+    [
+        ("GPU-0", "", ("GPU-0", "GPU")),
+        ("GPU-0", "1g.10gb", ("GPU-0/1g.10gb", "MIG instance")),
+        ("MIG-7", "1g.10gb", ("MIG-7", "MIG instance")),
+        ("MIG-7", "", ("MIG-7", "MIG instance")),
+    ],
+)
+def test_no_id_is_of_a_gpu_here_and_of_an_instance_there(resource, profile, shown):
+    prices = book(price(EUR), price(EUR, mig_profile="1g.10gb"))
+    (row,) = exported([usage(0, HOUR_NS, resource=resource, mig_profile=profile)], prices)
+    assert (row["ResourceId"], row["ResourceType"]) == shown
 
 
 def test_rows_lead_to_the_record_of_their_invoice():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job import Gpu, Job, JobList, JobListError, Unplaced, pci_address
 from collector.jobs.meter import meter
+from collector.metering.units import FOREVER_NS
 
 S = 1_000_000_000
 LINE = {
@@ -51,7 +52,9 @@ def test_jobs_without_gpus_running_and_pending_ones_are_counted():
             line(job_id=9, job_state="pending"),
         ]
     )
-    assert read == JobList((), without_gpus=2, never_started=1, running=("8",))
+    assert (read.jobs, read.without_gpus, read.never_started) == ((), 2, 1)
+    (job,) = read.unended
+    assert (job.id, job.end_ns) == ("8", FOREVER_NS)
 
 
 def test_a_gpu_without_an_address_is_not_guessed():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from collector.jobs.job import Job, JobList, JobListError, Unplaced
 from collector.jobs.kubernetes import NOT_NAMED, read_kubernetes
 from collector.jobs.meter import meter
+from collector.metering.units import FOREVER_NS
 
 S = 1_000_000_000
 START, END = "2026-01-01T00:00:00Z", "2026-01-01T02:00:00Z"
@@ -65,7 +66,9 @@ def test_pods_without_gpus_that_wait_that_run_and_that_were_refused():
         pod("pulls", phase="Pending", containerStatuses=[{"state": {"waiting": {}}}]),
         pod("runs", phase="Running", containerStatuses=[{"state": {"running": {}}}]),
     )
-    assert found == JobList((), 1, 2, ("research/pulls", "research/runs"))
+    assert (found.jobs, found.without_gpus, found.never_started) == ((), 1, 2)
+    assert found.running == ("research/pulls", "research/runs")
+    assert {(job.start_ns, job.end_ns) for job in found.unended} == {(START_NS, FOREVER_NS)}
 
 
 def test_changes_follow_one_another_and_the_last_counts():

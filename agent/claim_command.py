@@ -1,0 +1,222 @@
+"""The command `railscope claim`: tell the agent of this server who is given a GPU, and who gives it back.
+
+Made for the prolog and the epilog of a scheduler, and for an administrator.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import click
+
+from agent.config import PREFIX, AgentSettings
+from agent.tenancy.names import CLAIMS, SOCKET
+from railscope import settings
+from railscope.systemd import state_directory
+
+_RETRY_SECONDS = 0.5
+_ANSWER_SECONDS = 10.0
+"""An answer waits for the disk."""
+_AWAY, _UNAVAILABLE, _CONFLICT = 0, 503, 409
+_OK = 200
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class _Agent:
+    """The agent of this server. It is asked again for as long as it is away or not ready."""
+
+    def __init__(self, where: str, token: str, timeout: float) -> None:
+        self._where, self._token, self._timeout = where, token, timeout
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Its answer. Raises ClickException with what it says against it."""
+        until = time.monotonic() + self._timeout
+        while True:
+            status, answer = self._try(method, path, body)
+            if status == _OK:
+                return answer
+            if status not in {_AWAY, _UNAVAILABLE} or time.monotonic() >= until:
+                message = answer.get("error", f"status {status}")
+                raise click.ClickException(message)
+            time.sleep(_RETRY_SECONDS)
+
+    def _try(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:
+        connection = self._connection()
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, headers)
+            answer = connection.getresponse()
+            told = json.loads(answer.read())
+            return answer.status, told if isinstance(told, dict) else {"error": str(told)}
+        except PermissionError as error:
+            message = f"{self._where}: {error.strerror}: run this as root"
+            raise click.ClickException(message) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return _AWAY, {"error": f"no agent answers at {self._where}: {error}"}
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._where.startswith("http"):
+            return _UnixConnection(self._where, _ANSWER_SECONDS)
+        parts = urlsplit(self._where)
+        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+
+
+def _reaches_the_agent(command: Command) -> Command:
+    """The options that say where the agent is."""
+    options = (
+        click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
+                     help="Settings of the agent (TOML)."),
+        click.option("--socket", "path", help="Its socket, where that is not by its settings."),
+        click.option("--url", help="Its address instead: http://127.0.0.1:PORT."),
+        click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
+                     help="File that holds the token of the address."),
+        click.option("--timeout", type=click.FloatRange(min=0), default=5.0, show_default=True,
+                     help="Seconds to wait for an agent that is away."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _agent(where: Mapping[str, Any]) -> _Agent:
+    """The agent by the options; without any, by its default settings."""
+    token_file: Path | None = where["token_file"]
+    try:
+        token = token_file.read_text("utf-8").strip() if token_file else ""
+    except OSError as error:
+        message = f"{token_file}: {error.strerror}"
+        raise click.ClickException(message) from error
+    if where["url"]:
+        return _Agent(where["url"], token, where["timeout"])
+    if where["path"]:
+        return _Agent(where["path"], "", where["timeout"])
+    loaded = settings.load(AgentSettings, file=where["config"], prefix=PREFIX)
+    state = state_directory(loaded.state_directory, AgentSettings().state_directory)
+    return _Agent(loaded.tenancy.socket or str(state / SOCKET), "", where["timeout"])
+
+
+@click.group()
+def claim() -> None:
+    """Tell the agent of this server who is given a GPU, and when it is given back."""
+
+
+@claim.command()
+@click.option("--id", "name", help="What the claim is known by, once and for ever.")
+@click.option("--gpu", "gpus", multiple=True,
+              help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several with commas.")  # fmt: skip
+@click.option("--tenant", default="", help="Whose it is, as bills have it.")
+@click.option("--owner", default="", help="Whose it is, as the scheduler has it: an account.")
+@click.option("--workload", default="", help="What holds it: slurm:123, kubernetes:research/train.")
+@click.option("--start", help="Since when (RFC 3339); else since now.")
+@click.option("--shared", is_flag=True, help="Others may hold the same.")
+@click.option("--system", is_flag=True, help="A health check, or the administrator's own use.")
+@click.option("--from-slurm", is_flag=True,
+              help="In a prolog: id, GPUs, owner and workload by SLURM_JOB_ID and the like.")  # fmt: skip
+@_reaches_the_agent
+def start(gpus: tuple[str, ...], **options: Any) -> None:
+    """Say that GPUs were given to somebody. Said twice it is said once."""
+    body = {
+        "id": options["name"], "gpus": [name for text in gpus for name in text.split(",") if name],
+        "tenant": options["tenant"], "owner": options["owner"], "workload": options["workload"],
+        "start": options["start"], "exclusive": not options["shared"], "system": options["system"],
+    }  # fmt: skip
+    if options["from_slurm"]:
+        job = _slurm(os.environ)
+        if not job["gpus"] and not body["gpus"]:
+            return  # a job without GPUs claims none
+        body = {**job, **{key: value for key, value in body.items() if value not in (None, "", [])}}
+    _wanted(body, ("id", "--id"), ("gpus", "--gpu"))
+    answer = _agent(options).ask("POST", CLAIMS, {k: v for k, v in body.items() if v is not None})
+    told = answer["claim"]
+    click.echo(f"{told['id']}: {', '.join(told['devices'])} since {told['start']}")
+
+
+@claim.command()
+@click.argument("name", required=False)
+@click.option("--id", "other", help="The same as the argument.")
+@click.option("--end", "when", help="Until when (RFC 3339); else until now.")
+@click.option("--from-slurm", is_flag=True, help="In an epilog: the claims of job SLURM_JOB_ID.")
+@_reaches_the_agent
+def end(name: str | None, other: str | None, when: str | None, **options: Any) -> None:
+    """Say that GPUs were given back. Said twice it is said once."""
+    agent, body = _agent(options), {} if when is None else {"end": when}
+    names = [name or other] if name or other else []
+    if options["from_slurm"]:
+        workload = _slurm(os.environ)["workload"]
+        claims = agent.ask("GET", CLAIMS)["claims"]
+        names = [c["id"] for c in claims if (c["source"], c["workload"]) == ("command", workload)]
+    elif not names:
+        message = "say which claim: its id, or --from-slurm"
+        raise click.UsageError(message)
+    for one in dict.fromkeys(names):
+        told = agent.ask("POST", f"{CLAIMS}/{quote(str(one), safe='')}/end", body)["claim"]
+        click.echo(f"{told['id']}: {', '.join(told['devices'])} until {told['end']}")
+
+
+@claim.command(name="list")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table",
+              show_default=True, help="How to print.")  # fmt: skip
+@_reaches_the_agent
+def show(form: str, **options: Any) -> None:
+    """Show all claims in force on this server, by whatever word."""
+    claims = _agent(options).ask("GET", CLAIMS)["claims"]
+    if form == "json":
+        click.echo(json.dumps(claims, indent=1))
+        return
+    head = ("device", "source", "level", "workload", "tenant", "owner", "start", "id")
+    rows = [head, *(tuple(str(claim[name]) for name in head) for claim in claims)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _slurm(environment: Mapping[str, str]) -> dict[str, Any]:
+    """A job as its prolog sees it (slurm.schedmd.com/prolog_epilog.html). GPUs are device files."""
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job.isdecimal():
+        message = "SLURM_JOB_ID is not set: --from-slurm is for prolog and epilog"
+        raise click.ClickException(message)
+    numbers = [n for n in environment.get("SLURM_JOB_GPUS", "").split(",") if n]
+    names: Sequence[str] = [f"/dev/nvidia{n}" if n.isdecimal() else n for n in numbers]
+    owner = environment.get("SLURM_JOB_ACCOUNT") or environment.get("SLURM_JOB_USER", "")
+    return {
+        "id": f"slurm-{job}", "gpus": list(names), "owner": owner, "workload": f"slurm:{job}",
+        "again": True,
+    }  # fmt: skip
+
+
+def _wanted(body: Mapping[str, Any], *options: tuple[str, str]) -> None:
+    for key, option in options:
+        if not body.get(key):
+            message = f"{option} is missing"
+            raise click.UsageError(message)
+    if not body.get("tenant") and not body.get("owner"):
+        message = "say --tenant or --owner"
+        raise click.UsageError(message)

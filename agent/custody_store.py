@@ -1,0 +1,111 @@
+"""What an agent keeps of the collector's audit log: the newest checkpoint it saw, and evidence.
+
+    held         the checkpoint, with the agent's own cosignature
+    log.pub      the public key of the log, as it was first seen
+    witness.key  the agent's key for cosignatures
+    evidence/    pairs of checkpoints that no one log can have
+
+Blocking: use it off the loop. All of it is durable on return.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from railscope.audit.note import NoteError, PublicKey, SecretKey
+
+MOST_EVIDENCE = 100
+"""Pairs that are kept; who can make more has made the point."""
+_PARTIAL = ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class CustodyStore:
+    """A folder below the agent's state directory. Raises OSError, NoteError."""
+
+    folder: Path
+
+    def open(self) -> None:
+        """Make the folder; what was written half is not there."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for partial in self.folder.glob(f"*{_PARTIAL}"):
+            partial.unlink()
+
+    def held(self) -> str:
+        """The checkpoint that is held; empty where there is none."""
+        return self._text("held")
+
+    def hold(self, note: str) -> None:
+        """Hold another one."""
+        self._write("held", note)
+
+    def log_key(self) -> PublicKey | None:
+        """The log's key, as it was first seen."""
+        text = self._text("log.pub")
+        return PublicKey.parse(text) if text else None
+
+    def trust(self, key: PublicKey) -> None:
+        """Take a key for the log's from now on."""
+        self._write("log.pub", f"{key}\n")
+
+    def witness(self, node: str) -> SecretKey:
+        """The agent's own key, made where there is none."""
+        text = self._text("witness.key")
+        if text:
+            return SecretKey.parse(text)
+        key = SecretKey.generate(quote(node, safe="") or "node")
+        self._write("witness.key", key.secret_text() + "\n")
+        return key
+
+    def keep_evidence(self, kind: str, held: str, offered: str) -> Path | None:
+        """Keep two checkpoints that contradict each other; nothing where there are too many."""
+        digest = hashlib.sha256(f"{held}\0{offered}".encode()).hexdigest()
+        folder = self.folder / "evidence" / f"{kind}-{digest[:16]}"
+        if (folder / "offered").exists():
+            return folder
+        if folder.parent.exists() and len(list(folder.parent.iterdir())) >= MOST_EVIDENCE:
+            return None
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = folder.relative_to(self.folder)
+        self._write(f"{name}/held", held)
+        self._write(f"{name}/offered", offered)
+        _sync(folder.parent)
+        _sync(self.folder)
+        return folder
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.folder / name).read_bytes().decode()
+        except FileNotFoundError:
+            return ""
+        except UnicodeDecodeError as error:
+            message = f"{self.folder / name}: no text: {error}"
+            raise NoteError(message) from error
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

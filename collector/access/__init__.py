@@ -1,0 +1,1 @@
+"""Who may ask the collector for what: credentials, roles, the table of routes, the gate before them."""

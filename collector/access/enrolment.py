@@ -1,0 +1,117 @@
+"""What has changed in who may ask, from one state of the tokens file to the next.
+
+What the audit log has been told is kept in a file, so that a change made while the collector was
+down is told at its next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from collector.access.credential import Credential, Role
+from collector.access.credentials import Credentials, Entry, Key
+from collector.segments import write_durably
+
+_MOST_NAMED = 20
+"""Keys named in one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One holder has got keys, or lost some."""
+
+    type: str
+    """Of the audit record: identity.enrol_approve, rotate or revoke."""
+    holder: Credential | None
+    """None where a certificate is revoked that the file does not list."""
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """An entry as the file keeps it."""
+
+    kind: str
+    value: str
+    role: Role
+    name: str
+    tenant: str
+    until_ns: int | None
+
+
+class _State(msgspec.Struct, frozen=True):
+    entries: list[_Kept] = []
+    revoked: list[str] = []
+
+
+@dataclass(slots=True)
+class Told:
+    """The credentials that the audit log knows of. Blocking; raises OSError."""
+
+    path: Path
+    credentials: Credentials = field(default_factory=Credentials)
+
+    def read(self) -> None:
+        """Read what was kept. Raises MsgspecError where the file is damaged."""
+        if not self.path.exists():
+            return
+        state = msgspec.json.decode(self.path.read_bytes(), type=_State)
+        entries = {
+            Key(kept.kind, kept.value): Entry(
+                Credential(kept.name, kept.role, kept.tenant), kept.until_ns
+            )
+            for kept in state.entries
+        }
+        self.credentials = Credentials(entries, frozenset(state.revoked))
+
+    def keep(self, credentials: Credentials) -> None:
+        """Keep these as told; durable on return."""
+        entries = [
+            _Kept(key.kind, key.value, who.role, who.name, who.tenant, entry.until_ns)
+            for key, entry in credentials.entries.items()
+            for who in (entry.credential,)
+        ]
+        state = _State(entries, sorted(credentials.revoked))
+        write_durably(self.path, msgspec.json.encode(state))
+        self.credentials = credentials
+
+
+def changes(old: Credentials, new: Credentials) -> list[Change]:
+    """What is to be recorded, holder by holder."""
+    before, after = _by_holder(old.entries), _by_holder(new.entries)
+    found = []
+    for holder in dict.fromkeys((*before, *after)):
+        had, has = before.get(holder, {}), after.get(holder, {})
+        if had == has:
+            continue
+        kind = "enrol_approve" if not had else "rotate" if has else "revoke"
+        added = tuple(text for key, text in has.items() if had.get(key) != text)
+        removed = tuple(text for key, text in had.items() if has.get(key) != text)
+        found.append(Change(f"identity.{kind}", holder, _few(added), _few(removed)))
+    for key in _certificates(new.revoked - old.revoked):
+        found += [Change("identity.revoke", None, removed=(key.short,))]
+    for key in _certificates(old.revoked - new.revoked):
+        found += [Change("identity.enrol_approve", None, added=(key.short,))]
+    return found
+
+
+def _certificates(digests: frozenset[str]) -> list[Key]:
+    return [Key("certificate", digest) for digest in sorted(digests)]
+
+
+def _by_holder(entries: Mapping[Key, Entry]) -> dict[Credential, dict[Key, str]]:
+    found: dict[Credential, dict[Key, str]] = {}
+    for key, entry in entries.items():
+        until = "" if entry.until_ns is None else f" until {entry.until_ns // 10**9}"
+        found.setdefault(entry.credential, {})[key] = key.short + until
+    return found
+
+
+def _few(texts: tuple[str, ...]) -> tuple[str, ...]:
+    if len(texts) <= _MOST_NAMED:
+        return texts
+    return (*texts[:_MOST_NAMED], f"and {len(texts) - _MOST_NAMED} more")

@@ -1,0 +1,46 @@
+"""How often an address may fail to say who it is.
+
+Only failures are held back: whoever shows a good credential is served, also from an address from
+which others try bad ones. What is kept is bounded; the address that failed longest ago goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
+
+MOST_AT_ONCE = 30
+SECONDS_PER_FAILURE = 2.0
+"""One more failure is answered as such after so long."""
+MOST_ADDRESSES = 4096
+_NETWORK_BITS = 64
+
+
+@dataclass(slots=True)
+class Throttle:
+    """A leaking bucket for each address: how many failures are in it, as of when."""
+
+    _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+
+    def fails(self, address: str, now_seconds: float) -> bool:
+        """Take note of a failure; whether there have been too many. The clock never goes back."""
+        source = _source(address)
+        level, since = self._levels.pop(source, (0.0, now_seconds))
+        level = max(0.0, level - (now_seconds - since) / SECONDS_PER_FAILURE)
+        full = level + 1 > MOST_AT_ONCE
+        self._levels[source] = (level if full else level + 1, now_seconds)
+        if len(self._levels) > MOST_ADDRESSES:
+            self._levels.popitem(last=False)
+        return full
+
+
+def _source(address: str) -> str:
+    """Whom an address belongs to: in IPv6 a whole network is one host's."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address) and not found.ipv4_mapped:
+        return str(int(found) >> (128 - _NETWORK_BITS))
+    return str(getattr(found, "ipv4_mapped", None) or found)

@@ -1,0 +1,237 @@
+"""What is recorded of credentials: who was given one and who lost one, their use, their misuse.
+
+What happens often is drawn together. A credential's use is recorded once a day for each address;
+the use of an expired one and what a tenant tries on others, once at once and once more for each
+minute in which it went on, with the count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import structlog
+
+from collector.access.billing_api import Exported
+from collector.access.credential import Credential, Role
+from collector.access.credentials import Credentials, Key
+from collector.access.enrolment import Change, Told, changes
+from collector.audit.draft import Draft
+from collector.audit.log import AuditError, to_its_end
+from collector.audit.trail import Denial, Trail
+from railscope.audit.record import Actor, Data, RecordError, Subject
+
+EVERY_SECONDS = 60.0
+MOST_TOLD_APART = 100
+"""Misuses in a minute; those beyond are counted together."""
+MOST_A_DAY = 100_000
+"""Credentials by address, and exports, told apart in a day; those beyond are counted together."""
+_GROUP = 256
+_MOST_QUOTED = 200
+_DAY_NS = 86_400_000_000_000
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Misuse:
+    """A credential was shown for what it is not good for, or not any more."""
+
+    type: str
+    credential: Credential
+    address: str
+    key: str = ""
+    path: str = ""
+
+
+@dataclass(slots=True)
+class AccessTrail:
+    """Records through a `Trail`: `open` it, `run` it while that runs. What is noted never waits."""
+
+    trail: Trail
+    told: Told
+    wall_ns: Callable[[], int] = time.time_ns
+    _day: int = -1
+    _today: set[Hashable] = field(default_factory=set)
+    _more_today: int = 0
+    _misuses: dict[Misuse, int] = field(default_factory=dict)
+    _more_misuses: int = 0
+    _drafts: list[Draft] = field(default_factory=list)
+    _current: Credentials | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # What is noted -------------------------------------------------------------------------------
+
+    def denied(self, denial: Denial) -> None:
+        """Somebody was turned away."""
+        self.trail.deny(denial)
+
+    def used(self, credential: Credential, key: Key, address: str) -> None:
+        """A credential was good: recorded the first time that day from this address."""
+        if self._first_today((credential, address)):
+            data: Data = {"key": key.short, "role": credential.role.value, **_tenant(credential)}
+            kind = "access.token" if key.kind == "token" else "access.login"
+            self._note(self._draft(kind, _actor(credential, key.kind, address), "done", data))
+
+    def exported(self, exported: Exported) -> None:
+        """Somebody was given an export: recorded the first time that day, while it stays the same."""
+        if self._first_today(exported):
+            data: Data = {
+                "period": exported.period, "format": exported.form, "sha256": exported.digest,
+            }  # fmt: skip
+            data |= {"tenant": exported.tenant} if exported.tenant else {}
+            actor = _actor(exported.credential, "", exported.address)
+            self._note(self._draft("billing.export", actor, "done", data))
+
+    def _first_today(self, what: Hashable) -> bool:
+        day = self.wall_ns() // _DAY_NS
+        if day != self._day:
+            self._draft_more_today()
+            self._day = day
+            self._today.clear()
+        if what in self._today:
+            return False
+        if len(self._today) >= MOST_A_DAY:
+            self._more_today += 1
+            return False
+        self._today.add(what)
+        return True
+
+    def expired(self, credential: Credential, key: Key, address: str) -> None:
+        """A credential was shown whose time is over."""
+        self._misuse(Misuse("identity.expired", credential, address, key.short))
+
+    def crossed(self, credential: Credential, path: str, address: str) -> None:
+        """A tenant asked for what is another's."""
+        quoted = path[:_MOST_QUOTED]
+        self._misuse(Misuse("access.cross_tenant", credential, address, path=quoted))
+
+    def enrolled(self, credentials: Credentials) -> None:
+        """Who may ask is as of now this: what is new in it is recorded."""
+        self._current = credentials
+        self._wake.set()
+
+    def _misuse(self, misuse: Misuse) -> None:
+        if misuse in self._misuses:
+            self._misuses[misuse] += 1
+        elif len(self._misuses) >= MOST_TOLD_APART:
+            self._more_misuses += 1
+        else:
+            self._misuses[misuse] = 0
+            self._note(self._draft_misuse(misuse, 1))
+
+    def _note(self, draft: Draft) -> None:
+        self._drafts.append(draft)
+        self._wake.set()
+
+    # What is recorded ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Record what is noted, until cancelled; then what is left."""
+        try:
+            while True:
+                await self._minute()
+        finally:
+            self._close_minute()
+            self._draft_more_today()
+            await to_its_end(self._write())
+
+    def open(self) -> None:
+        """Read what the log has been told before. Blocking; before `run`."""
+        try:
+            self.told.read()
+        except (OSError, ValueError) as error:
+            log.error("identities_unreadable", file=str(self.told.path), problem=str(error),
+                      advice="all who are in the tokens file are recorded anew")  # fmt: skip
+
+    async def _minute(self) -> None:
+        deadline = asyncio.get_running_loop().time() + EVERY_SECONDS
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    await to_its_end(self._write())
+        except TimeoutError:
+            self._close_minute()
+            self._wake.set()
+
+    def _close_minute(self) -> None:
+        """Draft how often each misuse came again."""
+        for misuse, count in self._misuses.items():
+            if count:
+                self._drafts.append(self._draft_misuse(misuse, count))
+        if self._more_misuses:
+            data: Data = {"reason": "more than are told apart", "count": self._more_misuses}
+            self._drafts.append(self._draft("access.denied", Actor("unknown", ""), "denied", data))
+        self._misuses.clear()
+        self._more_misuses = 0
+
+    def _draft_more_today(self) -> None:
+        if self._more_today:
+            data: Data = {"reason": "more than are told apart", "count": self._more_today}
+            self._note(self._draft("access.token", Actor("credential", ""), "done", data))
+        self._more_today = 0
+
+    async def _write(self) -> None:
+        drafts, self._drafts = self._drafts, []
+        await self._append(iter(drafts))
+        current = self._current
+        if current is None or current is self.told.credentials:
+            return
+        found = await asyncio.to_thread(changes, self.told.credentials, current)
+        if await self._append(map(self._draft_change, found)):
+            try:
+                await asyncio.to_thread(self.told.keep, current)
+            except OSError as error:
+                log.error("identities_not_kept", file=str(self.told.path), problem=str(error),
+                          advice="what was recorded now is recorded again later")  # fmt: skip
+
+    async def _append(self, drafts: Iterator[Draft]) -> bool:
+        """Record all, in groups; whether none was lost."""
+        lost = 0
+        while group := list(islice(drafts, _GROUP)):
+            lost += sum(await asyncio.gather(*(self._lost(draft) for draft in group)))
+        return not lost
+
+    async def _lost(self, draft: Draft) -> bool:
+        try:
+            await self.trail.log.append(draft)
+        except (AuditError, RecordError) as error:
+            self.trail.lost += 1
+            log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
+            return True
+        return False
+
+    # How it is spelled ---------------------------------------------------------------------------
+
+    def _draft_misuse(self, misuse: Misuse, count: int) -> Draft:
+        told = {"key": misuse.key} if misuse.key else {"path": misuse.path}
+        data: Data = {**told, "count": count, **_tenant(misuse.credential)}
+        actor = _actor(misuse.credential, "", misuse.address)
+        return self._draft(misuse.type, actor, "denied", data)
+
+    def _draft_change(self, change: Change) -> Draft:
+        data: Data = {"added": list(change.added), "removed": list(change.removed)}
+        subject = Subject()
+        if change.holder:
+            data |= {"holder": change.holder.label, "role": change.holder.role.value}
+            data |= _tenant(change.holder)
+            subject = Subject(change.holder.name if change.holder.role is Role.NODE else "")
+        actor = Actor("administrator", "", "tokens file")
+        return Draft(change.type, actor, self.wall_ns(), "done", subject, data)
+
+    def _draft(self, kind: str, actor: Actor, outcome: str, data: Data) -> Draft:
+        return Draft(kind, actor, self.wall_ns(), outcome, data=data)
+
+
+def _actor(credential: Credential, kind: str, address: str) -> Actor:
+    return Actor("credential", credential.label, kind, address)
+
+
+def _tenant(credential: Credential) -> dict[str, str]:
+    """Whose record it is, where it is a tenant's."""
+    return {"tenant": credential.tenant} if credential.tenant else {}

@@ -1,0 +1,99 @@
+"""What no signature covers but somebody must explain: gaps, claims without an end, impossible times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from collector.audit.continuity import MOST_FINDINGS, Continuity
+from collector.audit.holding import ASSIGN, DONE, RELEASE, TRANSFER
+from railscope.audit.record import Record
+
+TOLERANCE_NS = 2_000_000_000
+"""By how much the clock of the log's own writer may run backwards."""
+AHEAD_NS = 60_000_000_000
+"""By how much what a node tells may lie in the future when it comes."""
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(slots=True)
+class Pairing:
+    """Whether claims are given before they are given back, and once."""
+
+    findings: list[tuple[int, str]] = field(default_factory=list)
+    _open: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        """Take the next record of the log."""
+        claim = record.data.get("claim")
+        if record.src.kind != "agent" or not isinstance(claim, str):
+            return
+        key = record.obj.gpu, claim
+        since = self._open.get(key)
+        problem = ""
+        if record.type == ASSIGN and record.out == DONE:
+            self._open[key] = record.seq
+            problem = f"was assigned by record {since} already" if since is not None else ""
+        elif record.type in {ASSIGN, TRANSFER, RELEASE}:
+            problem = "had not been assigned" if since is None else ""
+            if record.type == RELEASE:
+                self._open.pop(key, None)
+        if problem and len(self.findings) < MOST_FINDINGS:
+            what = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
+            self.findings.append((record.seq, what))
+
+
+@dataclass(slots=True)
+class Times:
+    """Whether instants are possible, by the clock of who wrote the log."""
+
+    findings: list[tuple[int, str]] = field(default_factory=list)
+    _latest_ns: int = 0
+
+    def add(self, record: Record) -> None:
+        """Take the next record of the log."""
+        instant_ns, received = int(record.t), record.data.get("received_ns")
+        uncertain_ns = record.tu * _NS_PER_MS
+        problem = ""
+        if isinstance(received, str) and received.isdecimal():
+            ahead_ns = instant_ns - int(received)
+            if ahead_ns > AHEAD_NS + uncertain_ns:
+                problem = f"lies {ahead_ns // 10**9} s after the moment it came"
+        elif record.src.kind != "agent" and not record.ref:
+            back_ns = self._latest_ns - instant_ns
+            if back_ns > TOLERANCE_NS + uncertain_ns:
+                problem = f"lies {back_ns // 10**9} s before a record that was written earlier"
+            self._latest_ns = max(self._latest_ns, instant_ns)
+        if problem and len(self.findings) < MOST_FINDINGS:
+            self.findings.append((record.seq, f"{record.type}: its time {problem}"))
+
+
+@dataclass(slots=True)
+class Explaining:
+    """All that is looked for, record by record."""
+
+    continuity: Continuity = field(default_factory=Continuity)
+    pairing: Pairing = field(default_factory=Pairing)
+    times: Times = field(default_factory=Times)
+    witnesses: dict[str, str] = field(default_factory=dict)
+    """The last key that was recorded of each witness, by node."""
+    issued: list[Record] = field(default_factory=list)
+    """Records of invoices that were issued."""
+
+    def add(self, record: Record) -> None:
+        """Take the next record of the log."""
+        self.continuity.add(record)
+        self.pairing.add(record)
+        self.times.add(record)
+        key = record.data.get("key")
+        if record.type == "log.witness" and isinstance(key, str):
+            self.witnesses[record.obj.node] = key
+        elif record.type == "billing.issue":
+            self.issued.append(record)
+
+    def findings(self) -> tuple[str, ...]:
+        """What somebody must explain."""
+        found = sorted([*self.pairing.findings, *self.times.findings])
+        return (
+            *self.continuity.findings(),
+            *(f"record {sequence}: {what}" for sequence, what in found),
+        )

@@ -1,0 +1,64 @@
+"""Who vouches for a log: the cosignatures beside it, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from collector.audit.guard import FOLDER
+from collector.audit.witnesses import Vouched
+from railscope.audit.checkpoint import read_checkpoint
+from railscope.audit.note import NoteError, PublicKey
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A node that has cosigned a checkpoint of the log, and when it saw it."""
+
+    node: str
+    size: int
+    seconds: int
+
+
+def signed_notes(said: Mapping[str, Vouched], key: PublicKey) -> Iterator[str]:
+    """Of what witnesses have said, what the log's key has signed: each size once."""
+    sizes = set()
+    for vouched in said.values():
+        try:
+            tree = read_checkpoint(vouched.note, key).tree
+        except NoteError:
+            continue  # `vouched_for` says so
+        if tree not in sizes:
+            sizes.add(tree)
+            yield vouched.note
+
+
+def disputed_notes(folder: Path) -> Iterator[str]:
+    """Checkpoints that agents hold and the collector could not explain. Raises OSError."""
+    disputed = folder / FOLDER
+    for path in sorted(disputed.iterdir()) if disputed.exists() else ():
+        yield path.read_bytes().decode(errors="replace")
+
+
+def vouched_for(
+    said: Mapping[str, Vouched], key: PublicKey, keys: Mapping[str, str]
+) -> tuple[tuple[Witness, ...], tuple[str, ...]]:
+    """Who vouches, and what is wrong with what others say.
+
+    `keys` are those of the witnesses, as the log has recorded them.
+    """
+    found, doubts = [], []
+    for node, vouched in sorted(said.items()):
+        try:
+            tree = read_checkpoint(vouched.note, key).tree
+            seconds = vouched.seconds()
+        except NoteError as error:
+            doubts.append(f"witness {node}: {error}")
+            continue
+        if keys.get(node) != vouched.key:
+            doubts.append(f"witness {node}: its key is not the one that the log has recorded")
+            continue
+        found.append(Witness(node, tree.size, seconds))
+    found.sort(key=lambda one: (-one.size, one.node))
+    return tuple(found), tuple(doubts)

@@ -1,0 +1,73 @@
+"""Statements and exports for the API, from the books. Blocking: for a thread of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from collector.access.billing_api import BillingError
+from collector.billing.books_export import with_origins
+from collector.billing.closed import ClosingError
+from collector.billing.closing import Books
+from collector.billing.export import ExportError, Form, Listed, Order, document
+from collector.billing.focus import Seller
+from collector.billing.invoice import InvoiceError
+from collector.billing.periods import parse
+from collector.billing.seller_file import SellerFileError
+from collector.billing.statements import FORMS, statement
+from collector.ledger.database import LedgerError
+from railscope.settings import SettingsError
+
+_FAILURES = (ExportError, InvoiceError, LedgerError, OverflowError, SellerFileError, SettingsError)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBooks:
+    """What `collector.access.billing_api.Billing` asks for.
+
+    `seller` is given the tenants that are billed and says who bills; it is asked each time, so that
+    a changed file counts at once. Whoever is given an export is recorded by who serves it.
+    """
+
+    books: Books
+    seller: Callable[[Iterable[str]], Seller]
+    wall_ns: Callable[[], int] = time.time_ns
+
+    @property
+    def statement_forms(self) -> Sequence[str]:
+        """Forms of a statement; JSON is the one of an API."""
+        return sorted(FORMS, key=lambda form: (form != "json", form))
+
+    @property
+    def export_forms(self) -> Sequence[str]:
+        """Forms of an export; Parquet where PyArrow is installed."""
+        return [form for form in Form if form is not Form.PARQUET or find_spec("pyarrow")]
+
+    def statement(self, tenant: str, period: str, form: str) -> bytes | None:
+        """A tenant's statement of a closed month; None where there is none. Raises BillingError."""
+        with _readable():
+            seller = self.seller([tenant]).invoice_issuer
+            try:
+                return FORMS[form](statement(self.books, tenant, parse(period), seller))
+            except ClosingError:
+                return None
+
+    def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
+        """What was invoiced for a month; None where nothing was. Raises BillingError."""
+        with _readable():
+            span = parse(period)
+            found = Listed(tuple(self.books.store.invoices(span, tenant)))
+            seller = self.seller({invoice.tenant for invoice in found.all})
+            order = Order(seller, self.wall_ns(), period=span, tenant=tenant)
+            return document(found, with_origins(order, self.books), Form(form))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        raise BillingError(str(error)) from error

@@ -1,0 +1,178 @@
+"""Whatever is told, in whatever order: claims begin and end once, and a restart changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.sources.nvidia.slices import share
+from agent.tenancy.book import Book, Kept, Look, Open
+from agent.tenancy.held import Held, Level, Told
+from railscope.frame import Event, Instant
+from railscope.reading import Absent
+
+NS = 1_000_000_000
+BEGIN = Instant(1_790_000_000 * NS, 1_000 * NS)
+START, END = "claim_start", "claim_end"
+SOURCES = {"kubernetes": Level.NODE_PLUGIN, "command": Level.SCHEDULER, "file": Level.ADMINISTRATOR}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One look: what each place tells (None: it cannot be read), how long after the one before."""
+
+    tells: dict[str, tuple[Held, ...] | None]
+    seconds: int
+    wall_step: int = 0
+    restart: bool = False
+    lost: frozenset[str] = field(default_factory=frozenset)
+
+
+def held(source: str, workload: int, gpu: int, place: int, tenant: int) -> Held:
+    name = f"kubernetes:{workload}" if source in {"command", "file"} else str(workload)
+    slots = share(place, 2)
+    return Held(
+        source=source, level=SOURCES[source], workload=name, gpu=f"GPU-{gpu}", tenant=str(tenant),
+        device=f"GPU-{gpu}::{place}", compute=slots, memory=slots,
+        reference="" if source == "kubernetes" else f"{workload}",
+    )  # fmt: skip
+
+
+def helds(source: str) -> st.SearchStrategy[tuple[Held, ...] | None]:
+    one = st.builds(
+        held,
+        st.just(source),
+        st.integers(0, 2),
+        st.integers(0, 1),
+        st.integers(0, 1),
+        st.integers(0, 1),
+    )
+    some = st.lists(one, max_size=4, unique_by=lambda each: each.key).map(tuple)
+    return st.one_of(st.none(), some)
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        st.fixed_dictionaries({source: helds(source) for source in SOURCES}),
+        st.integers(1, 4000),
+        st.sampled_from([0, 0, 0, 0, -7200, 7200]),
+        st.booleans(),
+        st.frozensets(st.sampled_from(["GPU-0", "GPU-1"]), max_size=1),
+    ),
+    max_size=8,
+)
+
+
+@dataclass
+class Run:
+    """A book that is led through steps; `restarts` says whether it is written and read anew."""
+
+    restarts: bool
+    book: Book = field(default_factory=lambda: Book("n", "boot"))
+    events: list[Event] = field(default_factory=list)
+    now: Instant = BEGIN
+
+    def go(self, step: Step) -> tuple[Open, ...]:
+        before, boot_ns = self.book.open, self.now.boot_ns + step.seconds * NS
+        wall_ns = self.now.wall_ns + (step.seconds + step.wall_step) * NS
+        self.now = Instant(wall_ns, boot_ns)
+        if self.restarts and step.restart:
+            written = msgspec.json.encode(self.book.kept)
+            self.book = Book("n", "boot", msgspec.json.decode(written, type=Kept))
+        looks = [
+            Look(
+                source,
+                Told(unread=Absent.GONE) if tells is None else Told(tells, unread_gpus=step.lost),
+                Instant(wall_ns, boot_ns - 1), self.now,
+            )
+            for source, tells in step.tells.items()
+        ]  # fmt: skip
+        self.book.settle(looks, self.now)
+        self.events += self.book.take_events()
+        return before
+
+
+@given(steps)
+def test_starts_and_ends_pair_up(sequence):
+    run = Run(restarts=False)
+    for step in sequence:
+        run.go(step)
+    began, ended = {}, {}
+    for event in run.events:
+        key, facts = event.entity.key, event.facts
+        if event.event_class.name == START:
+            assert began.setdefault(key, facts) == facts, "told again, it says the same"
+        else:
+            assert key in began, "nothing ends that has not begun"
+            assert ended.setdefault(key, facts) == facts
+            assert int(facts["end_ns"]) >= int(began[key]["start_ns"])
+            assert int(facts["uncertainty_ns"]) >= 0
+    assert {one.id for one in run.book.open} == {key[1] for key in began.keys() - ended.keys()}
+    assert all(count == 1 for count in Counter(one.id for one in run.book.open).values())
+
+
+@given(steps)
+def test_a_restart_at_any_point_changes_nothing(sequence):
+    plain, restarted = Run(restarts=False), Run(restarts=True)
+    for step in sequence:
+        plain.go(step)
+        restarted.go(step)
+        assert plain.book.open == restarted.book.open
+    stories = [
+        {(e.event_class.name, e.entity.key) for e in run.events} for run in (plain, restarted)
+    ]
+    assert stories[0] == stories[1]
+
+
+@given(steps)
+def test_what_cannot_be_read_ends_nothing(sequence):
+    run = Run(restarts=False)
+    for step in sequence:
+        before = run.go(step)
+        after = {one.id for one in run.book.open}
+        higher = {
+            (h.gpu, h.workload_of) for source in ("command", "file") for h in step.tells[source] or ()
+        } | {(o.held.gpu, o.held.workload_of) for o in before if o.adapter != "kubernetes"}  # fmt: skip
+        for one in before:
+            silent = step.tells[one.adapter] is None
+            left = (one.held.gpu, one.held.workload_of) in higher and one.adapter != "file"
+            if silent:
+                assert one.id in after
+            elif one.held.gpu in step.lost and not left:
+                present = {h.key: h for h in step.tells[one.adapter] or ()}
+                told = present.get(one.held.key)
+                assert one.id in after or (told is not None and not told.agrees(one.held))
+
+
+@given(steps)
+def test_a_workload_has_one_claim_on_what_it_holds(sequence):
+    """The same pod by the kubelet and by a higher word is one claim, and nothing is doubled."""
+    run = Run(restarts=True)
+    for step in sequence:
+        run.go(step)
+        readable = [
+            one
+            for one in run.book.open
+            if step.tells[one.adapter] is not None and one.held.gpu not in step.lost
+        ]
+        for one in readable:
+            for other in readable:
+                if one.held.level < other.held.level and one.held.gpu == other.held.gpu:
+                    same = one.held.workload_of == other.held.workload_of
+                    assert not (same and one.held.compute.overlaps(other.held.compute))
+
+
+@given(steps)
+def test_present_claims_are_told_or_left_to_a_higher_word(sequence):
+    run = Run(restarts=False)
+    for step in sequence:
+        run.go(step)
+        for held_ in step.tells["file"] or ():
+            assert any(one.held.agrees(held_) for one in run.book.open), (
+                "the highest is always told"
+            )

@@ -1,0 +1,386 @@
+"""Claims told over the agent's socket, and what of them survives."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.tenancy import NODE, Looked, cut, mig_uuid, node, told, uuid
+
+from agent.config import TenancySettings
+from agent.tenancy.endpoint import MOST_BODY_BYTES, ClaimsEndpoint
+from agent.tenancy.told import FILE
+from railscope.cli import root
+from railscope.settings import SettingsError
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: that of a socket has at most 107 bytes."""
+    made = Path(tempfile.mkdtemp(prefix="claims-"))
+    yield made
+    shutil.rmtree(made)
+
+
+class Over(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=20)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self.path))
+
+
+def ask(
+    where: Path | http.client.HTTPConnection, method: str, path: str, body: Any = None
+) -> tuple[int, Any]:
+    """Ask over a connection of its own; what comes back is JSON, or text that is none."""
+    content = body if isinstance(body, bytes) or body is None else json.dumps(body)
+    with closing(Over(where) if isinstance(where, Path) else where) as over:
+        over.request(method, path, content)
+        answer = over.getresponse()
+        told = answer.read()
+        return answer.status, json.loads(told) if told.startswith(b"{") else told.decode()
+
+
+class Served:
+    """An endpoint in a thread of its own, and the tenancy behind it."""
+
+    def __init__(self, folder: Path, settings: TenancySettings | None = None) -> None:
+        self.host = node(3)
+        cut(self.host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+        self.looked = Looked(self.host)
+        self.looked.tenancy.remember(folder, NODE)
+        self.endpoint = ClaimsEndpoint(
+            settings or TenancySettings(), folder, self.looked.tenancy, self.host.clock
+        )
+        self.path = folder / "claims.sock"
+
+
+@contextmanager
+def serving(served: Served) -> Iterator[Served]:
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        await served.endpoint.start()
+        ready.set()
+        await stop.wait()
+        await served.endpoint.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield served
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Served]:
+    made = Served(folder)
+    made.looked.look()
+    with serving(made):
+        yield made
+
+
+BATCH = {"id": "b-1", "gpus": ["0", "1"], "tenant": "red", "workload": "batch"}
+
+
+def test_a_claim_is_told_begins_and_ends(served):
+    over = served.path
+    status, answer = ask(over, "POST", "/v1/claims", BATCH)
+    start_ns = served.host.clock.now().wall_ns
+    assert (status, answer["claim"]["devices"]) == (200, [uuid(0), uuid(1)])
+    served.host.clock.advance(2)
+    assert ask(over, "POST", "/v1/claims", BATCH)[0] == 200, "told again, nothing changes"
+    began = served.looked.look()
+    assert told(began) == [
+        ("claim_start", "command", "batch", uuid(0)), ("claim_start", "command", "batch", uuid(1)),
+    ]  # fmt: skip
+    facts = began[0].facts
+    assert (facts["start_ns"], facts["uncertainty_ns"]) == (str(start_ns), "0")
+    assert (facts["tenant"], facts["level"]) == ("red", "scheduler")
+    end_ns = served.host.clock.now().wall_ns
+    assert ask(over, "POST", "/v1/claims/b-1/end")[0] == 200
+    served.host.clock.advance(1)
+    assert ask(over, "POST", "/v1/claims/b-1/end", {})[0] == 200
+    ended = served.looked.look()
+    assert {event.facts["end_ns"] for event in ended} == {str(end_ns)}
+    assert {event.entity for event in ended} == {event.entity for event in began}
+    assert served.looked.look() == []
+
+
+def test_one_that_begins_and_ends_between_two_looks(served):
+    over = served.path
+    ask(over, "POST", "/v1/claims", {**BATCH, "gpus": [mig_uuid(2, 1)], "system": True})
+    served.host.clock.advance(1)
+    ask(over, "POST", "/v1/claims/b-1/end")
+    began, ended = served.looked.look()
+    assert began.facts["compute"] == "480-840"
+    assert began.facts["system"] == "true"
+    assert int(ended.facts["end_ns"]) - int(began.facts["start_ns"]) == 10**9
+
+
+def test_an_id_begins_again_only_where_that_is_asked_for(served):
+    over = served.path
+    ask(over, "POST", "/v1/claims", BATCH)
+    served.looked.look()
+    served.host.clock.advance(1)
+    ask(over, "POST", "/v1/claims/b-1/end")
+    assert ask(over, "POST", "/v1/claims", BATCH)[0] == 409
+    served.host.clock.advance(1)
+    again = {**BATCH, "again": True}
+    assert ask(over, "POST", "/v1/claims", again)[0] == 200
+    assert ask(over, "POST", "/v1/claims", again)[0] == 200
+    events = served.looked.look()
+    assert (
+        sorted(event.event_class.name for event in events)
+        == ["claim_end"] * 2 + ["claim_start"] * 2
+    )
+    ends = {e.facts["end_ns"] for e in events if e.event_class.name == "claim_end"}
+    starts = {e.facts["start_ns"] for e in events if e.event_class.name == "claim_start"}
+    assert int(*starts) - int(*ends) == 10**9
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "message"),
+    [
+        (("POST", "/v1/claims", b"{"), 400, "truncated"),
+        (("POST", "/v1/claims", []), 422, "Expected `object`"),
+        (("POST", "/v1/claims", {**BATCH, "gpu": "0"}), 422, "unknown field `gpu`"),
+        (("POST", "/v1/claims", {**BATCH, "id": "../a"}), 422, "$.id"),
+        (("POST", "/v1/claims", {**BATCH, "gpus": []}), 422, "$.gpus"),
+        (("POST", "/v1/claims", {**BATCH, "tenant": "a\nb"}), 422, "$.tenant"),
+        (("POST", "/v1/claims", {**BATCH, "tenant": ""}), 422, "say tenant or owner"),
+        (("POST", "/v1/claims", {**BATCH, "gpus": ["7"]}), 422, "no GPU '7' here: name it by"),
+        (("POST", "/v1/claims", {**BATCH, "gpus": ["0000:ff:00.0"]}), 422, "no GPU"),
+        (("POST", "/v1/claims", {**BATCH, "start": "2026-01-01T00:00:00"}), 422, "no offset"),
+        (("POST", "/v1/claims", {**BATCH, "start": "2999-01-01T00:00:00Z"}), 422, "not over yet"),
+        (("POST", "/v1/claims", b"x" * (MOST_BODY_BYTES + 1)), 413, "at most"),
+        (("POST", "/v1/claims/none/end", {}), 404, "no claim 'none'"),
+        (("PUT", "/v1/claims", {}), 405, "no PUT"),
+        (("GET", "/", None), 404, "no GET /"),
+    ],
+)
+def test_what_is_refused(served, request_, status, message):
+    told_, content = ask(served.path, *request_)
+    assert (told_, message in str(content)) == (status, True), content
+    assert ask(served.path, "GET", "/v1/claims") == (200, {"claims": []})
+
+
+def test_another_claim_with_the_same_id_is_refused(served):
+    over = served.path
+    ask(over, "POST", "/v1/claims", BATCH)
+    status, answer = ask(over, "POST", "/v1/claims", {**BATCH, "tenant": "blue"})
+    assert (status, answer["error"]) == (
+        409,
+        "there is a claim 'b-1' already, and it says something else",
+    )
+
+
+def test_the_socket_is_roots(served):
+    assert served.path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.usefixtures("served")
+def test_a_socket_that_an_agent_serves_is_left_to_it(folder):
+    with pytest.raises(SettingsError, match="another agent serves it"):
+        asyncio.run(Served(folder).endpoint.start())
+
+
+def test_a_socket_that_nobody_serves_is_taken(folder):
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(folder / "claims.sock"))
+    with serving(Served(folder)) as made:
+        assert ask(made.path, "GET", "/v1/claims")[0] == 200
+    assert not made.path.exists()
+
+
+def test_before_gpus_are_known_it_may_be_tried_again(folder):
+    with serving(Served(folder)) as made:
+        status, answer = ask(made.path, "POST", "/v1/claims", BATCH)
+        assert (status, "try again" in answer["error"]) == (503, True)
+
+
+def test_what_the_disk_does_not_take_is_not_told(served, folder):
+    (folder / f"{FILE}.partial").mkdir()
+    over = served.path
+    status, answer = ask(over, "POST", "/v1/claims", BATCH)
+    assert (status, "Is a directory" in answer["error"]) == (503, True)
+    assert served.looked.look() == []
+    (folder / f"{FILE}.partial").rmdir()
+    assert ask(over, "POST", "/v1/claims", BATCH)[0] == 200
+
+
+def test_a_damaged_file_is_put_aside(folder):
+    (folder / FILE).write_text("[{")
+    made = Served(folder)
+    made.looked.look()
+    assert "put aside" in made.looked.said("command")[0][1]
+    assert (folder / f"{FILE}.damaged").exists()
+
+
+def test_over_loopback_with_a_token(folder):
+    (folder / "token").write_text("secret\n")
+    settings = TenancySettings(listen="127.0.0.1:0", token_file=str(folder / "token"))
+    made = Served(folder, settings)
+    made.looked.look()
+    with serving(made):
+        (_, tcp) = made.endpoint._servers  # noqa: SLF001 - where it listens
+        port = tcp._server.sockets[0].getsockname()[1]  # noqa: SLF001
+        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        assert ask(plain, "GET", "/v1/claims")[0] == 401
+        url = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(folder / "token")]
+        outcome = CliRunner().invoke(root, ["claim", "list", "--format", "json", *url])
+        assert (outcome.exit_code, outcome.stdout) == (0, "[]\n")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"listen": "0.0.0.0:9470", "token": "t"}, "loopback"),
+        ({"listen": "127.0.0.1:9470"}, "needs tenancy.token"),
+        ({"listen": "127.0.0.1:9470", "token_file": "/nowhere"}, "cannot be read"),
+    ],
+)
+def test_an_address_that_is_not_safe(folder, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        Served(folder, TenancySettings(**settings))
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def run(served: Served, *words: str, **environment: str) -> Result:
+    command = ["claim", *words, "--socket", str(served.path), "--timeout", "0"]
+    return CliRunner().invoke(root, command, env={"SLURM_JOB_ID": None, **environment})
+
+
+def test_the_command(served):
+    outcome = run(served, "start", "--id", "m-1", "--gpu", "0,1", "--tenant", "red")
+    assert (outcome.exit_code, outcome.stdout.startswith(f"m-1: {uuid(0)}, {uuid(1)} since ")) == (
+        0,
+        True,
+    )
+    listed = run(served, "list")
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["device", uuid(0), uuid(1)]
+    served.looked.look()
+    assert run(served, "list").stdout == listed.stdout, "told by the look now"
+    assert run(served, "end", "m-1").exit_code == 0
+    served.looked.look()
+    assert run(served, "list", "--format", "json").stdout == "[]\n"
+    refused = run(served, "end", "m-2")
+    assert (refused.exit_code, "no claim 'm-2'" in refused.output) == (1, True)
+    for words in (
+        ["start", "--gpu", "0", "--tenant", "red"],
+        ["start", "--id", "a", "--gpu", "0"],
+        ["end"],
+    ):
+        assert run(served, *words).exit_code == 2
+
+
+def test_prolog_and_epilog_of_slurm(served):
+    job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0,1", "SLURM_JOB_ACCOUNT": "astro"}
+    for restart in range(2):
+        assert run(served, "start", "--from-slurm", **job).exit_code == 0
+        (first, _) = began = served.looked.look()
+        assert (first.facts["workload"], first.facts["owner"]) == ("slurm:123", "astro")
+        assert run(served, "end", "--from-slurm", **job).exit_code == 0, restart
+        assert [event.entity for event in served.looked.look()] == [event.entity for event in began]
+    assert run(served, "start", "--from-slurm", SLURM_JOB_ID="124").exit_code == 0
+    assert served.looked.look() == [], "a job without GPUs claims none"
+    assert run(served, "start", "--from-slurm").exit_code == 1
+
+
+def test_a_job_told_by_its_prolog_is_told_once(served):
+    folder = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_123"
+    served.host.files[f"{folder}/step_0/user/task_0/cgroup.procs"] = "50\n"
+    served.host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0"}
+    job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "astro"}
+    run(served, "start", "--from-slurm", **job)
+    assert told(served.looked.look()) == [("claim_start", "command", "slurm:123", uuid(0))]
+    run(served, "end", "--from-slurm", **job)
+    assert told(served.looked.look()) == [("claim_end", "command", "slurm:123", uuid(0))]
+    assert served.looked.look() == [], "its control group takes a while to go"
+
+
+def test_no_agent(folder):
+    words = ["claim", "list", "--socket", str(folder / "none.sock"), "--timeout", "0"]
+    outcome = CliRunner().invoke(root, words)
+    assert (outcome.exit_code, "no agent answers at" in outcome.output) == (1, True)
+
+
+# A whole agent -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def agent(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent in a process of its own, on a recorded node with two GPUs."""
+    command = [
+        sys.executable, "-m", "railscope", "agent", "run", "--listen", "127.0.0.1:0",
+        "--replay", str(CAPTURES / "hgx-h100-load"), "--state-directory", str(folder),
+    ]  # fmt: skip
+    environment = {**os.environ, "RAILSCOPE_AGENT_PERIODS__TENANCY": "0.5"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def insist(folder: Path, method: str, path: str, body: Any = None) -> Any:
+    """Ask until there is an answer of 200."""
+    until, last = time.monotonic() + 60, None
+    while time.monotonic() < until:
+        try:
+            status, last = ask(folder / "claims.sock", method, path, body)
+            if status == 200:
+                return last
+        except OSError as error:
+            last = error
+        time.sleep(0.05)
+    raise AssertionError(last)
+
+
+def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(folder):
+    for number in range(3):
+        with agent(folder) as process:
+            for part in range(3):
+                name = f"c-{number}-{part}"
+                insist(folder, "POST", "/v1/claims", {**BATCH, "id": name, "gpus": ["0"]})
+                if part:
+                    insist(folder, "POST", f"/v1/claims/{name}/end")
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    with agent(folder):
+        listed = {one["id"] for one in insist(folder, "GET", "/v1/claims")["claims"]}
+        assert listed == {"c-0-0", "c-1-0", "c-2-0"}
+        for number in range(3):
+            status, _ = ask(folder / "claims.sock", "POST", f"/v1/claims/c-{number}-1/end")
+            assert status == 200, "that it has ended is known"

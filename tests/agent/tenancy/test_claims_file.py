@@ -1,0 +1,149 @@
+"""Claims by an administrator's word."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.clock import NS, START
+from support.tenancy import LISTED, Looked, node, pod, told, uuid
+
+from agent.config import TenancySettings
+from agent.tenancy.claims_file import ClaimsFileError, Line, parse
+
+PATH = "/etc/railscope/gpus.toml"
+
+
+def at(seconds: float) -> str:
+    """So many seconds after the first look, as RFC 3339."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return (epoch + timedelta(seconds=START.wall_ns // NS + 5 + seconds)).isoformat()
+
+
+def claim(**said: str) -> str:
+    return "[[claim]]\n" + "".join(
+        f"{name} = {value if name in {'from', 'to', 'system'} else repr(value)}\n"
+        for name, value in said.items()
+    )
+
+
+def looking(text, path=PATH):
+    host = node()
+    host.files[path] = text
+    return host, Looked(host, TenancySettings(file=path))
+
+
+def test_toml_and_csv_say_the_same():
+    toml = claim(gpu="0", tenant="red", workload="batch") + claim(
+        gpu="*",
+        tenant="blue",
+        **{"from": "2026-01-01T00:00:00Z", "to": "2026-02-01T01:00:00+01:00"},
+    )
+    table = (
+        "# who has what\nholds,tenant,from,to,workload\n0,red,,,batch\n"
+        "*,blue,2026-01-01T00:00:00Z,2026-02-01T01:00:00+01:00,\n"
+    )
+    assert parse(toml.encode(), toml=True) == parse(table.encode(), toml=False)
+    assert parse(toml.encode(), toml=True) == (
+        Line("0", "red", workload="batch"),
+        Line("*", "blue", 1_767_225_600 * NS, 1_769_904_000 * NS),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpu,tenant\n0", "line 2: 1 values for 2 columns"),
+        ("gpu,tenant\n,red", "line 2: gpu is missing"),
+        ("gpu,tenant,until\n0,red,", "line 2: unknown until"),
+        ("gpu,tenant,from\n0,red,2026-01-01T00:00:00", "no offset"),
+        ("gpu,tenant,from\n0,red,tomorrow", "no instant"),
+        ("gpu,tenant,from,to\n0,red,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z", "ends before"),
+        ("gpu,tenant,system\n0,red,perhaps", "system is true or false"),
+        ('gpu,tenant\n"0,red', "no CSV"),
+        ("[[claim]]\ngpu = 0\ntenant = 'red'", "claim 1: gpu is missing"),
+        ("[[claims]]\ngpu = '0'", "only [[claim]]"),
+        ("[[claim]", "no TOML"),
+        ("\ufffe".encode("utf-16").decode("latin-1"), "no TOML"),
+    ],
+)
+def test_what_is_wrong_is_said(text, message):
+    with pytest.raises(ClaimsFileError) as wrong:
+        parse(text.encode(), toml=text.startswith("[") or "ÿ" in text)
+    assert message in str(wrong.value)
+
+
+def test_dates_are_kept_to_the_nanosecond():
+    text = claim(gpu="0", tenant="red", **{"from": at(7), "to": at(33)})
+    host, looked = looking(text)
+    assert looked.look() == []
+    assert looked.look() == []
+    (began,) = looked.look()
+    assert began.facts["start_ns"] == str(START.wall_ns + 12 * NS)
+    assert (began.facts["uncertainty_ns"], began.facts["level"]) == ("0", "administrator")
+    assert began.facts["tenant"] == "red"
+    for _ in range(4):
+        assert looked.look() == []
+    (ended,) = looked.look()
+    assert ended.entity == began.entity
+    assert ended.facts["end_ns"] == str(START.wall_ns + 38 * NS)
+    assert (ended.facts["uncertainty_ns"], ended.facts["why"]) == ("0", "ended")
+    for _ in range(3):
+        assert looked.look() == []
+    host.files[PATH] = text.replace(at(33), at(333))
+    (again,) = looked.look()
+    assert again.facts["start_ns"] == str(host.clock.now().wall_ns), "it had ended: from now on"
+    assert again.entity != began.entity
+
+
+def test_one_that_is_over_is_told_whole():
+    _, looked = looking(claim(gpu=uuid(1), tenant="red", **{"from": at(-500), "to": at(-100)}))
+    assert [event.event_class.name for event in looked.look()] == ["claim_start", "claim_end"]
+
+
+def test_a_node_and_all_its_gpus():
+    host, looked = looking("holds,tenant\ngpu-1,red\ngpu-2,blue\n", "/etc/claims.csv")
+    assert {event.facts["tenant"] for event in looked.look()} == {"red"}
+    assert len(looked.tenancy.open) == 2
+    host.files["/etc/claims.csv"] = "holds,tenant\ngpu-2,blue\n"
+    assert [event.event_class.name for event in looked.look()] == ["claim_end"] * 2
+
+
+def test_a_file_that_is_wrong_or_gone_changes_nothing():
+    host, looked = looking(claim(gpu="0", tenant="red"))
+    assert len(looked.look()) == 1
+    for content in ("[[claim]]", "[[", FileNotFoundError(2, "gone")):
+        host.files[PATH] = content
+        assert looked.look() == []
+        assert looked.said("file")[0][0] == "broken"
+        assert looked.value("gpu_claims", uuid(0)) in {"error", "gone"}
+    host.files[PATH] = ""
+    assert [event.event_class.name for event in looked.look()] == ["claim_end"]
+
+
+def test_another_tenant_is_another_claim():
+    host, looked = looking(claim(gpu="0", tenant="red"))
+    looked.look()
+    host.files[PATH] = claim(gpu="0", tenant="blue")
+    ended, began = looked.look()
+    assert (ended.facts["tenant"], ended.facts["why"]) == ("red", "changed")
+    assert (began.facts["tenant"], began.facts["start_ns"]) == ("blue", ended.facts["end_ns"])
+
+
+def test_a_word_about_a_pod_goes_before_the_pods_own():
+    host, looked = looking(
+        claim(gpu="0", tenant="red", workload="kubernetes:research/train", **{"from": at(20)})
+    )
+    host.calls[LISTED] = [pod("train", uuid(0), uuid(1))]
+    began = looked.look()
+    assert len(began) == 2
+    later = [event for _ in range(4) for event in looked.look()]
+    assert told(later) == [
+        ("claim_end", "kubernetes", "research/train", uuid(0)),
+        ("claim_start", "file", "kubernetes:research/train", uuid(0)),
+    ]
+    assert later[0].facts["end_ns"] == later[1].facts["start_ns"]
+    host.files[PATH] = ""
+    assert told(looked.look()) == [("claim_end", "file", "kubernetes:research/train", uuid(0))]
+    assert looked.look() == [], "it may be about to go away"
+    assert told(looked.look(301)) == [("claim_start", "kubernetes", "research/train", uuid(0))]

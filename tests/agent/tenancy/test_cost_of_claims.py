@@ -1,0 +1,87 @@
+"""What a look costs: questions to the machine, and processor time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from support.machine import FakeHost
+from support.tenancy import LISTED, Looked, keeps_pod, node, pod, runs, uuid
+
+PODS, GPUS = 50, 8
+
+
+def full() -> FakeHost:
+    """Eight GPUs, each with a pod of two processes, and forty-two pods without one."""
+    host = node(GPUS)
+    pods = []
+    for number in range(PODS):
+        group = keeps_pod(host, number, f"pod-{number}")
+        pods.append(pod(f"pod-{number}", *([uuid(number)] if number < GPUS else [])))
+        if number < GPUS:
+            for process in range(2):
+                runs(host, number, 1000 + 10 * number + process, group)
+    host.calls[LISTED] = pods
+    for bus in range(200):
+        folder = f"/sys/bus/pci/devices/0000:{bus:02x}:00.0"
+        host.files[f"{folder}/vendor"] = "0x10de\n" if bus < GPUS else "0x8086\n"
+        host.files[f"{folder}/class"] = "0x030200\n"
+        host.files[f"{folder}/driver/bind"] = ""
+    return host
+
+
+def counting(host: FakeHost) -> Counter[str]:
+    """Count the questions that tenancy itself asks: the driver's sources run before it."""
+    asked: Counter[str] = Counter()
+    for name in ("read", "names", "resolve", "call"):
+        real = getattr(host, name)
+
+        def ask(*arguments: Any, name: str = name, real: Any = real) -> Any:
+            asked[name if name != "call" else f"{arguments[0]}.{arguments[1]}"] += 1
+            return real(*arguments)
+
+        setattr(host, name, ask)
+    return asked
+
+
+def test_questions_of_a_look():
+    looked = Looked(full())
+    for _ in range(2):
+        looked.look()
+    assert len(looked.tenancy.open) == GPUS
+    assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
+    host = looked.host
+    asked = counting(host)
+    looked.tenancy._look(host)  # noqa: SLF001 - one look by itself
+    assert {key: count for key, count in asked.items() if key.startswith("nvml.")} == {}, (
+        "lists of processes are not read again"
+    )
+    assert asked["kubelet.List"] == 1
+    assert asked["read"] == 2 * GPUS, "the start of each process, and nothing else of it"
+    assert asked["names"] <= 20
+    assert asked["resolve"] <= GPUS + 1
+    assert sum(asked.values()) <= 48, asked
+
+
+def test_time_of_a_look():
+    looked = Looked(full())
+    looked.look()
+    host = looked.host
+    # A dictionary's folders are slow to list; a file system's are not.
+    folders: dict[str, Any] = {}
+    names = host.names
+    host.names = lambda path: (
+        folders[path] if path in folders else folders.setdefault(path, names(path))
+    )
+    host.names("/var/log/pods")
+    fastest = 1.0
+    for _ in range(20):
+        try:
+            host.clock.advance(5)
+            begun = time.thread_time()
+            looked.tenancy._look(host)  # noqa: SLF001 - one look by itself
+            fastest = min(fastest, time.thread_time() - begun)
+        finally:
+            looked.tenancy._just_looked = False  # noqa: SLF001
+    assert fastest < 0.005, f"{fastest * 1000:.2f} ms"

@@ -1,0 +1,146 @@
+"""A kubelet over its real socket, recorded and replayed: the same claims come of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support import pod_resources as wire
+from support.tenancy import SOCKET, Looked, node, told, uuid
+
+from agent.config import TenancySettings
+from agent.host.real import RealHost
+from agent.host.recorded import RecordedHost
+from agent.host.recording import RecordingHost, Redactor
+from agent.owners.device_ids import ClaimedDevice
+from agent.owners.pod_resources import Claim, Container, Devices, Pod
+from agent.source import Finding
+from railscope.capture import About, Capture
+
+Answer = Callable[[bytes, grpc.ServicerContext], bytes]
+PODS = (
+    Pod("train-0", "research", (Container("main", (Devices("nvidia.com/gpu", (uuid(0),), (0,)),)),)),
+    Pod("web", "shop", (Container("main"),)),
+    Pod(
+        "claimed", "research",
+        (Container("main", (), (Claim("c", "research", (ClaimedDevice("gpu.nvidia.com", "n", "gpu-1"),)),)),),
+    ),
+)  # fmt: skip
+LISTED = b"".join(wire.listed(pod) for pod in PODS)
+
+
+@contextmanager
+def kubelet(path: Path, answers: dict[str, Answer]) -> Iterator[str]:
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in answers.items()
+    }
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),)
+    )
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield str(path)
+    finally:
+        server.stop(0).wait()
+
+
+class Asked:
+    """A fake machine whose kubelet is a real one."""
+
+    def __init__(self, socket: str) -> None:
+        self.host = node()
+        self.real = RealHost()
+        self.looked = Looked(self.host, TenancySettings(kubelet_socket=socket))
+        ask = self.host.call
+
+        def call(seam: str, function: str, *arguments: int | str) -> Any:
+            host = self.real if seam == "kubelet" else None
+            return (
+                host.call(seam, function, *arguments) if host else ask(seam, function, *arguments)
+            )
+
+        self.host.call = call  # type: ignore[method-assign]
+
+    def look(self) -> list[tuple[str, ...]]:
+        return told(self.looked.look())
+
+    @property
+    def said(self) -> Finding:
+        return next(f for f in self.looked.findings if "Kubernetes" in f.what)
+
+
+def test_a_real_server_goes_away_and_comes_back(tmp_path):
+    answers: dict[str, Answer] = {"List": lambda _request, _context: LISTED}
+    asked = Asked(str(tmp_path / "s"))
+    with kubelet(tmp_path / "s", answers):
+        assert asked.look() == [
+            ("claim_start", "kubernetes", "research/train-0", uuid(0)),
+            ("claim_start", "kubernetes", "research/claimed", uuid(1)),
+        ]
+    for _ in range(2):
+        assert asked.look() == []
+    assert asked.said.verdict == "broken"
+    with kubelet(tmp_path / "s", {"List": lambda _request, _context: wire.listed(PODS[0])}):
+        assert asked.look() == [("claim_end", "kubernetes", "research/claimed", uuid(1))]
+    with kubelet(tmp_path / "s", {}):
+        assert asked.look() == []
+        assert "status 12" in asked.said.detail
+
+
+@pytest.mark.parametrize(
+    ("content", "detail"),
+    [(b"\xff", "a number that does not end"), (b"\x0a\x05ab", "field 1 has 5 bytes")],
+)
+def test_an_answer_that_is_none(tmp_path, content, detail):
+    asked = Asked(str(tmp_path / "s"))
+    with kubelet(tmp_path / "s", {"List": lambda _request, _context: LISTED}):
+        assert len(asked.look()) == 2
+    with kubelet(tmp_path / "s", {"List": lambda _request, _context: content}):
+        assert asked.look() == []
+        assert asked.said.verdict == "broken"
+        assert detail in asked.said.detail
+
+
+def test_a_server_that_refuses(tmp_path):
+    def refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
+        raise AssertionError
+
+    asked = Asked(str(tmp_path / "s"))
+    with kubelet(tmp_path / "s", {"List": refuse}):
+        asked.look()
+    assert asked.said.verdict == "denied"
+    assert "tenancy.conf" in asked.said.remedy
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_was_recorded_is_replayed(tmp_path, hidden):
+    redactor = Redactor() if hidden else None
+    host = RecordingHost(RealHost(), redactor)
+    with kubelet(tmp_path / "s", {"List": lambda _request, _context: LISTED}) as socket:
+        answer = host.call("kubelet", "List", socket)
+        with pytest.raises(OSError, match="status 12"):
+            host.call("kubelet", "GetAllocatableResources", socket)
+    (moment,) = [m for m in host.moments if m.calls]
+    written = json.loads(moment.to_line())
+    assert ("research" in json.dumps(written)) is not hidden
+    about = About("n", "b", 0, 0, 10**9, "recorded")
+    replayed = RecordedHost(Capture(about, (moment,)), host.clock, lambda: 10**9)
+    again = replayed.call("kubelet", "List", socket)
+    assert len(again) == len(answer) == 2, "pods without devices are nobody's business here"
+    assert (again == answer) is not hidden
+    with pytest.raises(OSError, match="not supported"):
+        replayed.call("kubelet", "GetAllocatableResources", socket)
+
+
+def test_a_copied_tree_has_no_kubelet(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        RealHost(tmp_path).call("kubelet", "List", SOCKET)

@@ -1,0 +1,151 @@
+"""What outlives the agent: claims in force, their ids, the names of GPUs."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from support.tenancy import LISTED, NODE, Looked, ends, node, pod, runs, told, uuid
+
+from agent.tenancy.memory import FILE
+
+
+def after_restart(looked, folder):
+    """Another agent on the same machine, with the same state directory."""
+    fresh = Looked(looked.host)
+    fresh.tenancy.remember(folder, NODE)
+    return fresh
+
+
+def remembering(host, folder):
+    looked = Looked(host)
+    looked.tenancy.remember(folder, NODE)
+    return looked
+
+
+def test_a_restarted_agent_tells_the_same_claims_again(tmp_path):
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    looked = remembering(host, tmp_path)
+    (began,) = looked.look()
+    host.clock.advance(600)
+    fresh = after_restart(looked, tmp_path)
+    (again,) = fresh.look()
+    assert (again.event_class, again.entity, again.facts) == (
+        began.event_class, began.entity, began.facts,
+    )  # fmt: skip
+    host.calls[LISTED] = []
+    (ended,) = fresh.look()
+    assert ended.entity == began.entity
+
+
+def test_what_ended_while_the_agent_was_away(tmp_path):
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    looked = remembering(host, tmp_path)
+    looked.look()
+    host.clock.advance(600)
+    host.calls[LISTED] = [pod("next", uuid(0))]
+    again, ended, began = after_restart(looked, tmp_path).look()
+    assert told([again, ended, began]) == [
+        ("claim_start", "kubernetes", "research/train", uuid(0)),
+        ("claim_end", "kubernetes", "research/train", uuid(0)),
+        ("claim_start", "kubernetes", "research/next", uuid(0)),
+    ]
+    assert ended.facts["uncertainty_ns"] == began.facts["uncertainty_ns"] == str(605 * 10**9)
+
+
+def test_an_end_that_was_lost_is_told_again(tmp_path):
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    looked = remembering(host, tmp_path)
+    looked.look()
+    host.calls[LISTED] = []
+    (ended,) = looked.look()
+    fresh = after_restart(looked, tmp_path)
+    assert [(e.event_class.name, e.entity) for e in fresh.look()] == [
+        ("claim_start", ended.entity), ("claim_end", ended.entity),
+    ]  # fmt: skip
+    assert after_restart(fresh, tmp_path).look() == []
+
+
+def test_all_is_told_again_every_hour():
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    looked = Looked(host)
+    (began,) = looked.look()
+    assert sum(len(looked.look(600)) for _ in range(5)) == 0
+    (again,) = looked.look(600)
+    assert (again.entity, again.facts) == (began.entity, began.facts)
+
+
+def test_unclaimed_use_goes_on_over_a_restart(tmp_path):
+    host = node()
+    runs(host, 0, 11, "/system.slice/miner.service")
+    looked = remembering(host, tmp_path)
+    looked.look()
+    (began,) = looked.look()
+    fresh = after_restart(looked, tmp_path)
+    (again,) = fresh.look()
+    assert again.entity == began.entity
+    assert fresh.look() == []
+    ends(host, 0, 11)
+    (ended,) = fresh.look()
+    assert ended.entity == began.entity
+
+
+def test_a_damaged_file_is_put_aside_and_told(tmp_path):
+    (tmp_path / FILE).write_text('{"format": 1, "book"')
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    looked = remembering(host, tmp_path)
+    assert len(looked.look()) == 1
+    ((verdict, detail, _),) = looked.said("memory of claims")
+    assert verdict == "broken"
+    assert "damaged" in detail
+    assert (tmp_path / f"{FILE}.damaged").read_text() == '{"format": 1, "book"'
+    assert len(after_restart(looked, tmp_path).look()) == 1, "and it is kept again"
+
+
+def test_a_file_of_another_format_is_damaged_to_this_program(tmp_path):
+    (tmp_path / FILE).write_text('{"format": 9, "book": {}, "gpus": []}')
+    looked = remembering(node(), tmp_path)
+    looked.look()
+    assert looked.said("memory of claims")[0][0] == "broken"
+
+
+def test_a_disk_that_takes_nothing_is_told(tmp_path):
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    (tmp_path / f"{FILE}.partial").mkdir()
+    looked = remembering(host, tmp_path)
+    assert len(looked.look()) == 1
+    ((verdict, detail, _),) = looked.said("memory of claims")
+    assert verdict == "broken"
+    assert os.strerror(errno.EISDIR) in detail
+    (tmp_path / f"{FILE}.partial").rmdir()
+    looked.look(61)
+    looked.look(61)
+    assert not looked.said("memory of claims")
+
+
+def test_names_of_gpus_outlive_the_driver(tmp_path):
+    host = node()
+    looked = remembering(host, tmp_path)
+    looked.look()
+    host.calls["nvml.nvmlDeviceGetCount()"] = 0
+    host.calls[LISTED] = [pod("train", "1")]
+    (began,) = after_restart(looked, tmp_path).look()
+    assert began.entity.key[0] == uuid(1)
+
+
+def test_another_boot_is_another_clock(tmp_path):
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    looked = remembering(host, tmp_path)
+    looked.look()
+    host.boot_id = "boot-2"
+    host.clock.advance(100)
+    host.calls[LISTED] = []
+    ended = after_restart(looked, tmp_path).look()[-1]
+    assert ended.facts["uncertainty_ns"] == str(105 * 10**9), "by the wall clock"

@@ -1,0 +1,255 @@
+"""Who uses a GPU, whether somebody gave it to them, and which owners may be believed."""
+
+from __future__ import annotations
+
+import pytest
+from support.machine import DENIED
+from support.tenancy import (
+    LISTED,
+    Looked,
+    cut,
+    ends,
+    keeps_pod,
+    mig_uuid,
+    node,
+    pod,
+    pod_group,
+    runs,
+    told,
+    uuid,
+)
+
+from agent.config import TenancySettings
+from agent.host import NvmlError
+from railscope.settings import SettingsError
+
+BEGAN, ENDED = "unclaimed_use_start", "unclaimed_use_end"
+HEX = "ab" * 32
+
+
+def test_use_without_a_claim_is_told_at_the_second_look():
+    host = node()
+    looked = Looked(host)
+    looked.look()
+    runs(host, 0, 4711, "/user.slice/user-1000.slice/session-3.scope", ticks=99_999_999)
+    assert looked.look() == []
+    first_ns = host.clock.now().wall_ns
+    assert looked.value("gpu_unclaimed_processes", uuid(0)) == 1
+    (began,) = looked.look()
+    assert told([began]) == [(BEGAN, "systemd", "session-3", uuid(0))]
+    assert began.facts["level"] == "process"
+    assert began.facts["owner"] == "1000"
+    assert began.facts["pids"] == "4711"
+    assert began.facts["start_ns"] == str(first_ns)
+    assert began.facts["uncertainty_ns"] == str(5 * 10**9)
+    assert looked.look() == []
+    ends(host, 0, 4711)
+    (ended,) = looked.look()
+    assert (ended.event_class.name, ended.entity) == (ENDED, began.entity)
+    assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
+
+
+def test_use_is_no_older_than_its_process():
+    host = node()
+    looked = Looked(host)
+    now_ticks = host.clock.now().boot_ns // 10_000_000
+    runs(host, 0, 1, "/system.slice/miner.service", ticks=now_ticks + 400)
+    looked.look()
+    (began,) = looked.look()
+    assert began.facts["uncertainty_ns"] == str(10**9), "it was started one second before"
+
+
+def test_one_that_is_there_for_one_look_only_is_counted_and_not_told():
+    host = node()
+    looked = Looked(host)
+    runs(host, 0, 4711, "/system.slice/cron.service")
+    looked.look()
+    ends(host, 0, 4711)
+    assert looked.look() == []
+    assert looked.look() == []
+
+
+def test_a_pods_processes_are_its_own_and_no_other_pods():
+    host = node()
+    group = keeps_pod(host, 1, "train")
+    other = keeps_pod(host, 2, "thief")
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    runs(host, 0, 11, group)
+    runs(host, 0, 12, other)
+    looked = Looked(host)
+    looked.look()
+    assert looked.value("gpu_unclaimed_processes", uuid(0)) == 1
+    assert told(looked.look()) == [(BEGAN, "kubernetes", "research/thief", uuid(0))]
+
+
+def test_a_pod_whose_name_is_not_known_is_whoever_holds_the_gpu():
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    runs(host, 0, 11, pod_group(1)[1])
+    runs(host, 1, 12, pod_group(2)[1])
+    looked = Looked(host)
+    looked.look()
+    assert told(looked.look()) == [(BEGAN, "kubernetes", pod_group(2)[0], uuid(1))]
+
+
+def test_while_the_kubelet_is_away_nothing_is_said_of_pods():
+    host = node()
+    group = keeps_pod(host, 1, "train")
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    looked = Looked(host)
+    looked.look()
+    host.calls[LISTED] = DENIED
+    runs(host, 1, 12, keeps_pod(host, 2, "late"))
+    runs(host, 0, 13, group)
+    runs(host, 1, 14, "/system.slice/miner.service")
+    looked.look()
+    assert told(looked.look()) == [(BEGAN, "systemd", "miner.service", uuid(1))]
+
+
+def test_processes_of_a_mig_device():
+    host = node(1)
+    cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    group = keeps_pod(host, 1, "train")
+    host.calls[LISTED] = [pod("train", mig_uuid(0, 0), resource="nvidia.com/mig-3g.40gb")]
+    for place, pid in ((0, 11), (1, 12)):
+        instance = {"gpuInstanceId": place + 1, "computeInstanceId": 0}
+        runs(host, mig_uuid(0, place), pid, group, listed=instance)
+    looked = Looked(host)
+    looked.look()
+    (began,) = looked.look()
+    assert began.facts["device"] == mig_uuid(0, 1)
+    assert (began.facts["compute"], began.facts["pids"]) == ("480-840", "12")
+
+
+def test_whoever_is_trusted_holds_what_its_processes_are_on():
+    host = node()
+    host.calls[f"owner.container({HEX},team)"] = {"name": "jupyter", "label": "vision"}
+    runs(host, 0, 11, f"/system.slice/docker-{HEX}.scope")
+    runs(host, 0, 12, f"/system.slice/docker-{HEX}.scope")
+    runs(host, 1, 13, "/system.slice/miner.service")
+    looked = Looked(host, TenancySettings(trust="docker", owner_label="team"))
+    (began,) = looked.look()
+    assert told([began]) == [("claim_start", "docker", "jupyter", uuid(0))]
+    assert began.facts["owner"] == "vision"
+    assert began.facts["level"] == "node_plugin"
+    assert (began.facts["pids"], began.facts["exclusive"]) == ("11 12", "false")
+    assert told(looked.look()) == [(BEGAN, "systemd", "miner.service", uuid(1))]
+    ends(host, 0, 11)
+    assert looked.look() == []
+    ends(host, 0, 12)
+    assert told(looked.look()) == [("claim_end", "docker", "jupyter", uuid(0))]
+
+
+def test_an_owner_that_is_not_known_is_no_setting():
+    with pytest.raises(SettingsError, match=r"tenancy\.trust: lxc is no owner"):
+        Looked(node(), TenancySettings(trust="docker lxc"))
+
+
+@pytest.mark.parametrize(
+    ("group", "source", "workload"),
+    [
+        (f"/system.slice/docker-{HEX}.scope", "docker", HEX),
+        (f"/machine.slice/libpod-{HEX}.scope", "podman", HEX),
+        (f"/system.slice/crio-{HEX}.scope", "cri-o", HEX),
+        (f"/system.slice/cri-containerd-{HEX}.scope", "containerd", HEX),
+        ("/system.slice/miner.service", "systemd", "miner.service"),
+        ("/machine.slice/machine-qemu\\x2d1\\x2dweb.scope", "libvirt", "web"),
+        ("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", "slurm", "7"),
+        ("/", "process", "python3"),
+    ],
+)
+def test_each_kind_of_owner(group, source, workload):
+    host = node()
+    runs(host, 1, 11, group)
+    looked = Looked(host)
+    first, second = looked.look(), looked.look()
+    if source == "slurm":  # Slurm let it in: that is what is known of the job
+        assert told(first) == [("claim_start", source, workload, uuid(1))]
+    else:
+        assert told(second) == [(BEGAN, source, workload, uuid(1))]
+
+
+def test_a_process_that_cannot_be_seen_may_be_that_of_any_claim():
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    for gpu in (0, 1):
+        key = f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})"
+        host.calls[key] = [{"pid": 50 + gpu, "usedGpuMemory": 1}]
+    looked = Looked(host)
+    for _ in range(2):
+        looked.look()
+    assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
+    assert looked.value("gpu_unclaimed_processes", uuid(1)) == 1
+    assert told(looked.look()) == [(BEGAN, "process", "51", uuid(1))]
+    assert "PID and cgroup namespaces" in looked.said("processes")[0][2]
+
+
+def test_what_serves_whoever_is_there_is_not_without_a_claim():
+    host = node()
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    runs(host, 0, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")
+    runs(host, 1, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")
+    looked = Looked(host)
+    looked.look()
+    assert [(e.entity.key[0]) for e in looked.look()] == [uuid(1)]
+
+
+def test_the_administrators_own_use():
+    host = node()
+    runs(host, 1, 11, "/system.slice/dcgm-check.service")
+    looked = Looked(host, TenancySettings(system="dcgm-check.service"))
+    looked.look()
+    (began,) = looked.look()
+    assert began.facts["system"] == "true"
+
+
+def test_a_pid_that_is_used_again_is_another_process():
+    host = node()
+    runs(host, 0, 11, "/system.slice/one.service", ticks=5)
+    looked = Looked(host)
+    looked.look()
+    assert told(looked.look()) == [(BEGAN, "systemd", "one.service", uuid(0))]
+    ends(host, 0, 11)
+    runs(host, 0, 11, "/system.slice/two.service", ticks=6)
+    assert told(looked.look()) == [(ENDED, "systemd", "one.service", uuid(0))]
+    assert told(looked.look()) == [(BEGAN, "systemd", "two.service", uuid(0))]
+
+
+def test_a_driver_that_does_not_answer_ends_no_use():
+    host = node()
+    runs(host, 0, 11, "/system.slice/one.service")
+    looked = Looked(host)
+    looked.look()
+    assert len(looked.look()) == 1
+    key = "nvml.nvmlDeviceGetComputeRunningProcesses(0)"
+    listed = host.calls[key]
+    host.calls[key] = NvmlError(15)
+    assert looked.look() == []
+    assert looked.value("gpu_unclaimed_processes", uuid(0)) == "gone"
+    host.calls[key] = listed
+    assert looked.look() == []
+    host.calls["nvml.nvmlDeviceGetCount()"] = 0
+    assert looked.look() == []
+
+
+def test_a_claim_that_comes_later_ends_use_without_one():
+    host = node()
+    group = keeps_pod(host, 1, "train")
+    host.calls[LISTED] = []
+    runs(host, 0, 11, group)
+    looked = Looked(host)
+    looked.look()
+    assert len(looked.look()) == 1
+    host.calls[LISTED] = [pod("train", uuid(0))]
+    assert [event.event_class.name for event in looked.look()] == ["claim_start", ENDED]
+
+
+def test_control_groups_are_read_once():
+    host = node()
+    reads: list[str] = []
+    runs(host, 0, 11, "/system.slice/one.service")
+    host.files["/proc/11/cgroup"] = lambda: reads.append("group") or "0::/system.slice/one.service"
+    looked = Looked(host)
+    for _ in range(5):
+        looked.look()
+    assert len(reads) == 1

@@ -1,0 +1,103 @@
+"""MIG devices and shares as slots of a GPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.sources.nvidia.slices import (
+    CAPACITY,
+    WHOLE,
+    Instance,
+    Slots,
+    covered,
+    part,
+    places,
+    share,
+)
+
+
+def instance(
+    place: int, profile: str, start: int | None = None, size: int | None = None, **more: int
+) -> Instance:
+    more = {"gpu_instance": place, "compute_instance": 0, **more}
+    return Instance(
+        f"MIG-{place}-{more['compute_instance']}", profile, start=start, size=size, **more
+    )
+
+
+def slots(found):
+    return {uuid: (place.compute.word, place.memory.word) for uuid, place in found.items()}
+
+
+def test_placements_as_the_driver_tells_them():
+    """The layout that NVIDIA's guide shows: 3g at 4, 2g at 0, 1g at 2 and 3."""
+    found = places([
+        instance(2, "3g.20gb", 4, 4), instance(3, "2g.10gb", 0, 2),
+        instance(9, "1g.5gb", 2, 1), instance(10, "1g.5gb+me", 3, 1),
+    ])  # fmt: skip
+    assert slots(found) == {
+        "MIG-2-0": ("480-840", "420-840"), "MIG-3-0": ("0-240", "0-210"),
+        "MIG-9-0": ("240-360", "210-315"), "MIG-10-0": ("360-480", "315-420"),
+    }  # fmt: skip
+
+
+def test_a_gpu_with_four_slices():
+    found = places([instance(1, "2g.12gb", 0, 2, most=4), instance(5, "1g.6gb", 3, 1, most=4)])
+    assert slots(found) == {"MIG-1-0": ("0-420", "0-420"), "MIG-5-0": ("630-840", "630-840")}
+    assert slots(places([instance(0, "4g.24gb", 0, 4, most=4)])) == {"MIG-0-0": ("0-840", "0-840")}
+
+
+def test_all_of_a_gpu():
+    assert slots(places([instance(0, "7g.80gb", 0, 8)])) == {"MIG-0-0": ("0-840", "0-840")}
+
+
+def test_compute_instances_share_the_memory_of_theirs():
+    found = places([
+        instance(1, "1c.3g.40gb", 0, 4, compute_instance=1), instance(1, "2c.3g.40gb", 0, 4, compute_instance=2),
+    ])  # fmt: skip
+    assert slots(found) == {"MIG-1-1": ("0-120", "0-140"), "MIG-1-2": ("120-360", "140-420")}
+
+
+def test_a_profile_that_is_not_understood_has_no_place():
+    assert places([instance(1, "", 0, 4), instance(2, "half")]) == {}
+
+
+@given(st.permutations(["1g.10gb"] * 3 + ["2g.20gb", "3g.40gb"]), st.data())
+def test_without_placements_no_two_overlap(profiles, data):
+    count = data.draw(st.integers(1, 4))
+    found = places([instance(place, profile) for place, profile in enumerate(profiles[:count])])
+    for which in ("compute", "memory"):
+        given_ = [getattr(place, which) for place in found.values()]
+        assert covered(given_) == sum(each.high - each.low for each in given_)
+
+
+@given(st.integers(1, 64))
+def test_shares_tile_a_gpu(count):
+    shares = [share(place, count) for place in range(count)]
+    assert shares[0].low == 0
+    assert shares[-1].high == CAPACITY
+    assert all(one.high == other.low for one, other in itertools.pairwise(shares))
+
+
+@given(st.integers(1, 7), st.integers(0, 6))
+def test_shares_of_a_part_are_of_that_part(count, start):
+    of = Slots(start * 120, (start + 1) * 120)
+    parts = [part(of, place, count) for place in range(count)]
+    assert (parts[0].low, parts[-1].high) == (of.low, of.high)
+    assert covered(parts) == 120
+
+
+@pytest.mark.parametrize("wrong", [(-1, 840), (0, 841), (5, 5), (9, 3)])
+def test_what_no_gpu_has(wrong):
+    with pytest.raises(ValueError, match="are no slots"):
+        Slots(*wrong)
+
+
+def test_a_share_that_is_not_there():
+    with pytest.raises(ValueError, match="no share 4 of 4"):
+        share(4, 4)
+    assert covered([WHOLE, Slots(0, 10)]) == CAPACITY

@@ -1,0 +1,231 @@
+"""Who holds what by Slurm: control groups, environments, and what a prolog wrote down."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from support.machine import DENIED, FakeHost
+from support.shared import captured
+from support.tenancy import NODE, Looked, cut, ends, mig_uuid, node, runs, told, uuid
+
+from agent.config import TenancySettings
+
+SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
+SLUID = "sEKNKTV3WPV500"
+
+
+def job(host: FakeHost, folder: str, pid: int, *, daemon: int = 0, **environ: str) -> None:
+    """A job's folder with one task, and what its environment says."""
+    host.files[f"{folder}/step_0/user/task_0/cgroup.procs"] = f"{pid}\n"
+    host.files[f"{folder}/step_0/slurm/cgroup.procs"] = f"{daemon}\n" if daemon else ""
+    if environ:
+        host.calls[f"owner.environ({pid})"] = {f"SLURM_{k}": v for k, v in environ.items()}
+
+
+def leaves(host, folder):
+    for path in [path for path in host.files if path.startswith(folder + "/")]:
+        del host.files[path]
+
+
+def test_a_job_by_its_environment():
+    host = node(4)
+    host.calls["nvml.nvmlDeviceGetMinorNumber(1)"] = 5
+    host.files[f"{SCOPE}/cgroup.procs"] = ""
+    job(
+        host,
+        f"{SCOPE}/job_211",
+        50,
+        JOB_ID="211",
+        JOB_GPUS="0,5",
+        JOB_ACCOUNT="astro",
+        JOB_USER="eva",
+    )
+    looked = Looked(host)
+    began = looked.look()
+    assert told(began) == [
+        ("claim_start", "slurm", "211", uuid(0)),
+        ("claim_start", "slurm", "211", uuid(1)),
+    ]
+    assert {event.facts["owner"] for event in began} == {"astro"}
+    assert {event.facts["level"] for event in began} == {"node_plugin"}
+    host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "211", "SLURM_JOB_ACCOUNT": "else"}
+    assert looked.look() == [], "what it said first counts: a job may change it"
+    assert host.asked["owner.environ(50)"] == 1
+    leaves(host, f"{SCOPE}/job_211")
+    assert [event[0] for event in told(looked.look())] == ["claim_end", "claim_end"]
+
+
+def test_a_job_named_by_its_sluid():
+    host = node()
+    job(host, f"{SCOPE}/{SLUID}", 50, daemon=49)
+    host.files["/proc/49/cmdline"] = "slurmstepd: [3385.0]\0"
+    runs(host, 1, 50, f"/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0")
+    looked = Looked(host)
+    looked.look()
+    assert looked.value("gpu_claims", uuid(1)) == 1
+    assert looked.value("gpu_unclaimed_processes", uuid(1)) == 0
+    assert [one.held.workload for one in looked.tenancy.open] == ["3385"]
+
+
+def test_the_first_hierarchy_of_version_1_that_has_jobs():
+    host = node()
+    folder = "/sys/fs/cgroup/memory/slurm/uid_1000/job_7"
+    host.files[f"{folder}/step_batch/task_0/cgroup.procs"] = "70\n"
+    host.files["/sys/fs/cgroup/cpuset/slurm/uid_1000/job_7/cgroup.procs"] = ""
+    host.calls["owner.environ(70)"] = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "1"}
+    assert told(Looked(host).look()) == [("claim_start", "slurm", "7", uuid(1))]
+
+
+def test_mig_devices_by_their_uuid():
+    host = node(1)
+    cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    job(host, f"{SCOPE}/job_8", 50, JOB_ID="8", JOB_GPUS="0")
+    host.calls["owner.environ(50)"]["CUDA_VISIBLE_DEVICES"] = mig_uuid(0, 1)
+    (began,) = Looked(host).look()
+    assert (began.facts["device"], began.facts["compute"]) == (mig_uuid(0, 1), "480-840")
+
+
+def test_a_job_that_says_nothing_holds_what_its_processes_are_on_until_it_ends():
+    host = node()
+    folder = f"{SCOPE}/job_9"
+    job(host, folder, 50)
+    host.calls["owner.environ(50)"] = DENIED
+    looked = Looked(host)
+    assert looked.look() == []
+    assert looked.said("Slurm")[-1][0] == "denied"
+    runs(host, 1, 50, "/system.slice/slurmstepd.scope/job_9/step_0/user/task_0")
+    assert told(looked.look()) == [("claim_start", "slurm", "9", uuid(1))]
+    ends(host, 1, 50)
+    for _ in range(3):
+        assert looked.look() == []
+    leaves(host, folder)
+    assert told(looked.look()) == [("claim_end", "slurm", "9", uuid(1))]
+
+
+def test_a_process_on_a_gpu_that_its_job_does_not_have():
+    host = node()
+    job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0")
+    for gpu in (0, 1):
+        runs(host, gpu, 50, "/system.slice/slurmstepd.scope/job_9/step_0/user/task_0")
+    looked = Looked(host)
+    looked.look()
+    assert told(looked.look()) == [("unclaimed_use_start", "slurm", "9", uuid(1))]
+
+
+def test_a_job_that_says_it_is_another_is_not_believed():
+    host = node()
+    job(host, f"{SCOPE}/job_9", 50, JOB_ID="8", JOB_GPUS="0", JOB_ACCOUNT="victim")
+    assert Looked(host).look() == []
+
+
+def test_shares_are_nobodys_own():
+    host = node()
+    job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0", SHARDS_ON_NODE="2")
+    (began,) = Looked(host).look()
+    assert began.facts["exclusive"] == "false"
+
+
+def test_control_groups_that_cannot_be_read_end_nothing():
+    host = node()
+    job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0")
+    looked = Looked(host)
+    assert len(looked.look()) == 1
+    readable = host.names
+
+    def names(path: str) -> list[str]:
+        if path.startswith("/sys/fs/cgroup/system.slice"):
+            raise DENIED
+        return readable(path)
+
+    host.names = names
+    assert looked.look() == []
+    assert looked.value("gpu_claims", uuid(0)) == "denied"
+    host.names = readable
+    assert looked.look() == []
+
+
+def test_files_by_gpu():
+    host = node(3)
+    cut(host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    folder = "/run/jobs"
+    host.files |= {
+        f"{folder}/0": "123\n", f"{folder}/1": "", f"{folder}/2.2": "124\n125\n",
+        f"{folder}/notes": "hello",
+    }  # fmt: skip
+    looked = Looked(host, TenancySettings(slurm_gpu_files=folder))
+    began = looked.look()
+    assert told(began) == [
+        ("claim_start", "slurm", "123", uuid(0)),
+        ("claim_start", "slurm", "124", uuid(2)),
+        ("claim_start", "slurm", "125", uuid(2)),
+    ]
+    assert [event.facts["exclusive"] for event in began] == ["true", "false", "false"]
+    assert {event.facts["level"] for event in began} == {"scheduler"}
+    assert began[1].facts["device"] == mig_uuid(2, 1)
+    assert any("notes" in detail for _, detail, _ in looked.said("jobs by GPU"))
+    leaves(host, folder)
+    assert looked.look() == [], "the folder is gone: nothing is known"
+    host.files[f"{folder}/1"] = "123"
+    assert sorted(event[0] for event in told(looked.look())) == ["claim_end"] * 3 + ["claim_start"]
+
+
+GRES_CONF = f"NodeName={NODE} Name=gpu File=/dev/nvidia[1,0]\n"
+
+
+def as_json(number: int, gres: str) -> str:
+    return json.dumps({"jobs": [{
+        "job_id": number, "job_state": ["RUNNING"], "start_time": 1_789_999_000, "end_time": 0,
+        "account": "astro", "nodes": NODE, "gres_detail": [gres],
+    }]})  # fmt: skip
+
+
+def test_files_of_jobs():
+    host = node()
+    host.files["/etc/slurm/gres.conf"] = GRES_CONF
+    host.files["/run/jobs/211.json"] = as_json(211, "gpu:h100:1(IDX:0)")
+    settings = TenancySettings(slurm_job_files="/run/jobs")
+    looked = Looked(host, settings)
+    (began,) = looked.look()
+    assert told([began]) == [("claim_start", "slurm", "211", uuid(1))]
+    assert began.facts["start_ns"] == str(1_789_999_000 * 10**9)
+    assert began.facts["uncertainty_ns"] == str(10**9)
+    assert began.facts["owner"] == "astro"
+    host.files["/run/jobs/211.json"] = "{"
+    assert len(looked.look()) == 1, "its file says nothing any more"
+    assert any("211.json" in detail for _, detail, _ in looked.said("jobs by scontrol"))
+
+
+def test_what_scontrol_says_goes_before_what_the_job_says():
+    host = node()
+    host.files["/run/jobs/9"] = as_json(9, "gpu:1(IDX:0)")
+    job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="1", JOB_ACCOUNT="else")
+    (began,) = Looked(host, TenancySettings(slurm_job_files="/run/jobs")).look()
+    assert (began.entity.key[0], began.facts["owner"]) == (uuid(0), "astro")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["scontrol_out_all_gpus.txt", "scontrol_out_main_array_job.txt", "scontrol_out_multi_node.txt"],
+)
+def test_jobs_of_a_real_cluster(name):
+    text = captured(f"jobs/slurm/{name}").read_text()
+    lines = [line.split() for line in text.splitlines() if "IDX:" in line]
+    first = lines[0][0].removeprefix("Nodes=")
+    name = re.sub(r"\[(\d+).*", r"\1", first)  # of several nodes, the first
+    host = node(8)
+    host.files["/proc/sys/kernel/hostname"] = name
+    host.files["/run/jobs/1"] = text
+    looked = Looked(host, TenancySettings(slurm_job_files="/run/jobs"))
+    looked.look()
+    assert not looked.said("jobs by scontrol")
+    indices = set()
+    for words in lines:
+        if words[0] != f"Nodes={first}":
+            continue
+        for piece in words[-1].partition("IDX:")[2].rstrip(")").split(","):
+            low, _, high = piece.partition("-")
+            indices |= set(range(int(low), int(high or low) + 1))
+    assert "JobState=RUNNING" in text
+    assert {one.held.gpu for one in looked.tenancy.open} == {uuid(index) for index in indices}

@@ -1,0 +1,159 @@
+"""GPUs that were handed to virtual machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.machine import DENIED
+from support.tenancy import Looked, node, told, uuid
+
+from agent.owners import FormatError
+from agent.owners.libvirt import Domain, command, domain
+
+ADDRESS = "0000:3b:00.0"
+RUNNING = "/run/libvirt/qemu"
+PROJECT = "5d1f6a0c8f5a4bb69d2b3f6f6d6f0f11"
+DEFINITION = f"""
+<domain type='kvm' id='2'>
+  <name>instance-0000002a</name>
+  <uuid>1b6a5c0e-8d0e-4d4e-9a57-7a3a0e4d5e11</uuid>
+  <metadata>
+    <nova:instance xmlns:nova="http://openstack.org/xmlns/libvirt/nova/1.1">
+      <nova:name>train-vm</nova:name>
+      <nova:owner>
+        <nova:user uuid="8f">eva</nova:user>
+        <nova:project uuid="{PROJECT}">vision</nova:project>
+      </nova:owner>
+    </nova:instance>
+  </metadata>
+  <devices>
+    <graphics type='vnc' passwd='secret'/>
+    <hostdev mode='subsystem' type='pci' managed='yes'>
+      <driver name='vfio'/>
+      <source><address domain='0x0000' bus='0x3b' slot='0x00' function='0x0'/></source>
+      <address type='pci' domain='0x0000' bus='0x06' slot='0x00' function='0x0'/>
+    </hostdev>
+    <hostdev mode='subsystem' type='mdev' model='vfio-pci'>
+      <source><address uuid='c2177883-f1bb-47f0-914d-32a22e3a8804'/></source>
+    </hostdev>
+  </devices>
+</domain>"""
+MACHINE = Domain(
+    name="instance-0000002a",
+    uuid="1b6a5c0e-8d0e-4d4e-9a57-7a3a0e4d5e11",
+    pci_addresses=(ADDRESS,),
+    mediated=("c2177883-f1bb-47f0-914d-32a22e3a8804",),
+    instance="train-vm",
+    project="vision",
+    project_id=PROJECT,
+    user="eva",
+)
+
+
+def answer(**more: Any) -> dict[str, Any]:
+    return {
+        "name": "web", "uuid": "u", "pci_addresses": [ADDRESS], "mediated": [], "instance": "",
+        "project": "", "project_id": "", "user": "", **more,
+    }  # fmt: skip
+
+
+def handed_over(gpus=1):
+    host = node(gpus)
+    folder = f"/sys/bus/pci/devices/{ADDRESS}"
+    host.files |= {f"{folder}/vendor": "0x10de\n", f"{folder}/class": "0x030200\n"}
+    host.links[f"{folder}/driver"] = "/sys/bus/pci/drivers/vfio-pci"
+    host.files["/sys/bus/pci/drivers/vfio-pci/bind"] = ""
+    return host
+
+
+def test_a_definition_and_the_state_that_wraps_it():
+    assert domain(DEFINITION.encode()) == MACHINE
+    state = f"<domstatus state='running' pid='77'>{DEFINITION}</domstatus>"
+    assert domain(state.encode()) == MACHINE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "<domain", "<network/>", "<!DOCTYPE a [<!ENTITY b 'c'>]><domain/>",
+        DEFINITION.replace("0x3b", "lots"),
+    ],
+)  # fmt: skip
+def test_what_is_no_definition(text):
+    with pytest.raises(FormatError):
+        domain(text.encode())
+
+
+def test_command_lines():
+    words = [
+        "/usr/bin/qemu-system-x86_64", "-name", "guest=web,debug-threads=on", "-uuid", "u",
+        "-device", '{"driver":"vfio-pci","host":"0000:3B:00.0","id":"hostdev0"}',
+        "-device", "vfio-pci,host=5e:00.0,id=hostdev1", "-device", "virtio-net,host=5f:00.0",
+    ]  # fmt: skip
+    found = command("\0".join(words).encode() + b"\0")
+    assert found == Domain("web", "u", (ADDRESS, "0000:5e:00.0"))
+    assert command(b"python3\0-device\0vfio-pci,host=5e:00.0\0") is None
+    assert command(b"") is None
+
+
+def test_a_machine_has_its_gpu_while_it_runs():
+    host = handed_over()
+    looked = Looked(host)
+    looked.look()
+    host.files[f"{RUNNING}/web.xml"] = ""
+    host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer(project_id=PROJECT)
+    (began,) = looked.look()
+    assert told([began]) == [("claim_start", "libvirt", "web", f"pci:{ADDRESS}")]
+    assert began.facts["owner"] == PROJECT
+    assert looked.value("gpu_claims", f"pci:{ADDRESS}") == 1
+    host.calls[f"owner.domain({RUNNING}/web.xml)"] = DENIED
+    assert looked.look() == []
+    del host.files[f"{RUNNING}/web.xml"]
+    assert told(looked.look()) == [("claim_end", "libvirt", "web", f"pci:{ADDRESS}")]
+
+
+def test_a_gpu_that_the_driver_had_keeps_its_name():
+    host = handed_over(2)
+    host.calls["nvml.nvmlDeviceGetPciInfo(1)"] = {"busId": "00000000:3B:00.0"}
+    looked = Looked(host)
+    looked.look()
+    host.calls["nvml.nvmlDeviceGetCount()"] = 1
+    host.files[f"{RUNNING}/web.xml"] = ""
+    host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer()
+    assert told(looked.look()) == [("claim_start", "libvirt", "web", uuid(1))]
+
+
+def test_metadata_may_be_in_the_definition_only():
+    host = handed_over()
+    host.files[f"{RUNNING}/web.xml"] = ""
+    host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer()
+    host.calls["owner.domain(/etc/libvirt/qemu/web.xml)"] = answer(project_id=PROJECT)
+    (began,) = Looked(host).look()
+    assert began.facts["owner"] == PROJECT
+
+
+def test_a_machine_without_libvirt():
+    host = handed_over()
+    host.files |= {"/proc/77/comm": "qemu-system-x86\n", "/proc/78/comm": "bash\n"}
+    host.calls["owner.machine(77)"] = answer(name="bare")
+    looked = Looked(host)
+    assert told(looked.look()) == [("claim_start", "libvirt", "bare", f"pci:{ADDRESS}")]
+    assert looked.look() == []
+    assert host.asked["owner.machine(77)"] == 1
+    del host.files["/proc/77/comm"]
+    assert told(looked.look()) == [("claim_end", "libvirt", "bare", f"pci:{ADDRESS}")]
+
+
+def test_a_virtual_gpu():
+    host = handed_over()
+    identity = "c2177883-f1bb-47f0-914d-32a22e3a8804"
+    host.calls["nvml.nvmlDeviceGetPciInfo(0)"] = {"busId": "00000000:5E:00.0"}
+    there = f"/sys/devices/pci0000:5d/0000:5d:01.0/0000:5e:00.0/{identity}"
+    host.links[f"/sys/bus/mdev/devices/{identity}"] = there
+    host.files[f"{there}/mdev_type/name"] = "GRID"
+    host.files[f"{RUNNING}/web.xml"] = ""
+    host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer(pci_addresses=[], mediated=[identity])
+    (began,) = Looked(host).look()
+    assert told([began]) == [("claim_start", "libvirt", "web", uuid(0))]
+    assert (began.facts["device"], began.facts["exclusive"]) == (identity, "false")

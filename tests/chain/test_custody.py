@@ -1,0 +1,243 @@
+"""Agents hold checkpoints of the collector's audit log: over real HTTP, with logs put back and forked."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
+
+from support.audit import draft
+from support.clock import ManualClock
+from test_ingest import Running, running, settings_in
+
+from agent.config import CollectorLink, CustodySettings
+from agent.custody import Custody
+from agent.custody_client import AwayError, CustodyClient
+from agent.custody_store import CustodyStore
+from agent.stats import DISPUTED, HOLDS, HOLDS_NONE, CustodyState
+from collector.audit.log import AuditError
+from collector.audit.verify import Outcome, VerifyError, verify
+from collector.config import Audit, CollectorSettings
+from railscope.audit.note import PublicKey
+
+
+def custody_of(folder: Path, url: str, node: str = "n1", key: str = "") -> Custody:
+    """An agent's custody, as it is after each start."""
+    link = CollectorLink(url=url, token=f"token-{node}", timeout_seconds=5)
+    made = Custody(
+        CustodySettings(log_key=key), node, CustodyClient(link), CustodyStore(folder / node),
+        ManualClock(), [], CustodyState(),
+    )  # fmt: skip
+    made._open()  # noqa: SLF001 - as `run` does first
+    return made
+
+
+def waiting_for(folder: Path, agents: int, seconds: float = 3600) -> CollectorSettings:
+    return settings_in(folder, audit=Audit(ask_agents=agents, ask_seconds=seconds))
+
+
+async def sign(one: Running, records: int = 1) -> None:
+    """Record something, and have it signed."""
+    log = one.collector.trail.log
+    for number in range(records):
+        await log.append(draft(number))
+    await log.sign()
+
+
+def audit_folder(folder: Path) -> Path:
+    return folder / "state" / "audit"
+
+
+def key_of(folder: Path) -> PublicKey:
+    return PublicKey.parse((audit_folder(folder) / "key.pub").read_text())
+
+
+async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        custody = custody_of(tmp_path / "agents", one.url)
+        for records in (1, 300, 0):
+            await sign(one, records)
+            await custody.look()
+            assert custody.state == CustodyState(HOLDS, one.collector.trail.log.signed.size)
+        (vouched,) = one.collector.audit.custody.witnesses.nodes.values()
+        assert vouched.seconds() == custody.clock.now().wall_ns // 10**9
+        assert vouched.note == custody.store.held()
+        await custody.client.close()
+    found = verify(audit_folder(tmp_path), key_of(tmp_path))
+    assert [one.node for one in found.witnesses] == ["n1"]
+    assert custody.tell == []
+
+
+async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
+        for _ in range(2):
+            custody = custody_of(tmp_path / "agents", one.url)
+            await custody.look()
+            held = custody.store.held()
+            await custody.client.close()
+    assert custody_of(tmp_path / "agents", one.url).store.held() == held
+
+
+async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_path: Path) -> None:
+    """T6: a restore. The collector asks its agents, and one of them knows better."""
+    settings = waiting_for(tmp_path, agents=1)
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one, 5)
+    shutil.copytree(audit_folder(tmp_path), tmp_path / "backup")
+    async with running(settings_in(tmp_path)) as one:
+        custody = custody_of(tmp_path / "agents", one.url)
+        await sign(one, 5)
+        await custody.look()
+        held = custody.store.held()
+        await custody.client.close()
+    shutil.rmtree(audit_folder(tmp_path))
+    shutil.copytree(tmp_path / "backup", audit_folder(tmp_path))
+
+    async with running(settings) as one:
+        with pytest.raises(AuditError, match="0 of 1 agents have shown"):
+            await sign(one)
+        custody = custody_of(tmp_path / "agents", one.url)
+        await custody.look()
+        with pytest.raises(
+            AuditError, match="n1 holds a signed checkpoint that this log has never"
+        ):
+            await sign(one)
+        await custody.client.close()
+        unsigned = one.collector.trail.log.size - one.collector.trail.log.signed.size
+        assert unsigned >= 2
+    assert (custody.state.state, custody.store.held()) == (DISPUTED, held)
+    (event,) = custody.tell
+    assert event.facts["kind"] == "rollback"
+    (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
+    assert (evidence / "held").read_text() == held
+    with pytest.raises(VerifyError) as caught:
+        verify(audit_folder(tmp_path), key_of(tmp_path))
+    assert caught.value.outcome == Outcome.FORKED
+
+    async with running(settings) as one:
+        with pytest.raises(AuditError, match="holds a checkpoint that this log has never had"):
+            await sign(one)
+
+
+async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one, 5)
+    shutil.copytree(tmp_path / "state", tmp_path / "other")
+    async with running(settings_in(tmp_path)) as one:
+        custody = custody_of(tmp_path / "agents", one.url)
+        await sign(one, 5)
+        await custody.look()
+        await custody.client.close()
+        size = one.collector.trail.log.signed.size
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "other").rename(tmp_path / "state")
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one, 50)
+        assert one.collector.trail.log.signed.size > size
+        custody = custody_of(tmp_path / "agents", one.url)
+        for _ in range(3):
+            await custody.look()
+        with pytest.raises(AuditError, match=r"the first \d+ records are others"):
+            await sign(one)
+        await custody.client.close()
+    assert [event.facts["kind"] for event in custody.tell] == ["fork"]
+    assert custody.state == CustodyState(DISPUTED, size)
+
+
+async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one, 5)
+        custody = custody_of(tmp_path / "agents", one.url)
+        await custody.look()
+        await custody.client.close()
+    shutil.rmtree(audit_folder(tmp_path))
+    async with running(waiting_for(tmp_path, agents=1)) as one:
+        custody = custody_of(tmp_path / "agents", one.url)
+        await custody.look()
+        assert custody.state.state == DISPUTED
+        assert "n1" in one.collector.audit.guard.refused
+        await custody.client.close()
+    assert not (audit_folder(tmp_path) / "checkpoint").exists()
+
+
+async def test_a_new_key_is_no_key_of_the_log(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
+        custody = custody_of(tmp_path / "agents", one.url)
+        await custody.look()
+        await custody.client.close()
+    shutil.rmtree(tmp_path / "state")
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one, 9)
+        custody = custody_of(tmp_path / "agents", one.url)
+        await custody.look()
+        await custody.client.close()
+    assert [event.facts["kind"] for event in custody.tell] == ["other_key"]
+
+
+async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
+    tmp_path: Path,
+) -> None:
+    async with running(waiting_for(tmp_path, agents=2)) as one:
+        log = one.collector.trail.log
+        for node in ("n1", "n2"):
+            assert log.signed.size == 0
+            custody = custody_of(tmp_path / "agents", one.url, node)
+            await custody.look()
+            assert custody.state.state == HOLDS_NONE
+            await custody.client.close()
+        async with asyncio.timeout(10):
+            while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
+                await asyncio.sleep(0.01)
+    assert not verify(audit_folder(tmp_path), key_of(tmp_path)).findings
+
+
+async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path) -> None:
+    async with running(waiting_for(tmp_path, agents=3, seconds=0.05)) as one:
+        log = one.collector.trail.log
+        async with asyncio.timeout(10):
+            while log.signed.size == 0:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+        raws = b"".join(log.records(0))
+    assert b'"signed_without":"witnesses"' in raws
+    assert b'"asked":3' in raws
+
+
+async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
+        right = str(audit_folder(tmp_path) / "key.pub")
+        custody = custody_of(tmp_path / "agents", one.url, key=right)
+        await custody.look()
+        assert custody.state.state == HOLDS
+        assert not (tmp_path / "agents" / "n1" / "log.pub").exists()
+        await custody.client.close()
+
+
+async def test_only_nodes_are_served(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
+        for path in ("", "/key", "/consistency?from=0&to=1"):
+            assert (await one.get(f"/v1/checkpoint{path}"))[0] == 403
+            assert (await one.get(f"/v1/checkpoint{path}", token="nobodys"))[0] == 401  # noqa: S106 - a test's
+            assert (await one.get(f"/v1/checkpoint{path}", token="token-n1"))[0] == 200  # noqa: S106 - as above
+        for query, status in (("from=2&to=1", 404), ("from=0&to=99999", 404), ("from=x&to=1", 400)):
+            path = f"/v1/checkpoint/consistency?{query}"
+            assert (await one.get(path, token="token-n1"))[0] == status  # noqa: S106 - as above
+
+
+async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
+        custody = custody_of(tmp_path / "agents", one.url)
+        await custody.look()
+    with pytest.raises(AwayError):
+        await custody.look()
+    assert (custody.state.state, custody.tell) == (HOLDS, [])
+    await custody.client.close()

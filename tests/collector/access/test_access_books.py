@@ -1,0 +1,154 @@
+"""Statements and exports of a real ledger, asked for over HTTP: each tenant gets its own."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from support.books import ONE, TWO, after, claim, gpu, opened, world
+from test_access_isolation import record
+from test_audit_trail import records
+from test_ingest import running, settings_in
+
+from collector.access.credential import Credential, Role
+from collector.access.credentials import digest, quoted, section
+from collector.billing.periods import name_of
+from collector.config import LedgerSettings
+from collector.ledger.store import Ledger
+from collector.service import Collector
+
+TENANTS = ("imaging", "speech")
+GPUS = {"imaging": "GPU-imaging-0", "speech": "GPU-speech-0"}
+PERIOD = name_of(ONE)
+
+
+def fill(folder: Path) -> None:
+    """A ledger with a closed period, in which each tenant has had a GPU of its own."""
+    (folder / "state").mkdir()
+    known = world(*(gpu(GPUS[tenant], claim(tenant, 3, 30)) for tenant in TENANTS))
+    ledger = Ledger.open(f"sqlite:///{folder / 'state' / 'ledger.sqlite'}")
+    opened(ledger, known).close(ONE, after(ONE))
+    ledger.close()
+
+
+@asynccontextmanager
+async def served(folder: Path, *, ledger: bool = True, url: str = "") -> AsyncIterator[Any]:
+    """Ask as somebody: status and content."""
+    if ledger:
+        await asyncio.to_thread(fill, folder)
+    settings = settings_in(folder, ledger=LedgerSettings(url=url))
+    who = [Credential("x", Role.TENANT, tenant) for tenant in (*TENANTS, "idle")]
+    who += [Credential("x", role) for role in (Role.FINANCE, Role.OPERATOR)]
+    lines = [f'[{section(one)}]\n{quoted(one.name)} = "{digest(one.label)}"\n' for one in who]
+    (folder / "tokens.toml").write_text("".join(lines))
+    collector = Collector(settings)
+    await record(collector, [])
+    runner = web.AppRunner(collector.application(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/api/v1/"
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(credential: Credential, path: str) -> tuple[int, str, str]:
+            headers = {"Authorization": f"Bearer {credential.label}"}
+            async with session.get(url + path, headers=headers) as answer:
+                content = (await answer.read()).decode(errors="replace")
+                return answer.status, content, answer.headers["Content-Type"]
+
+        try:
+            yield ask
+        finally:
+            await runner.cleanup()
+            collector.trail.log.close()
+            collector.database.close()
+
+
+async def test_each_tenant_gets_its_own_statement_in_every_form(tmp_path: Path) -> None:
+    async with served(tmp_path) as ask:
+        for tenant, other in zip(TENANTS, reversed(TENANTS), strict=True):
+            who = Credential("x", Role.TENANT, tenant)
+            for form in ("json", "text", "html", "csv"):
+                status, content, media = await ask(
+                    who, f"statements/{tenant}/{PERIOD}?format={form}"
+                )
+                assert status == 200, content
+                assert tenant in content
+                assert other not in content, (form, "neither the name nor its GPU")
+                assert media.startswith("text/" if form != "json" else "application/json")
+            found = msgspec.json.decode((await ask(who, f"statements/{tenant}/{PERIOD}"))[1])
+            assert found["tenant"] == tenant
+            assert {line["resource"] for line in found["lines"]} == {GPUS[tenant]}
+            assert (await ask(who, f"statements/{other}/{PERIOD}"))[0] == 403
+            status, content, _ = await ask(who, f"statements/{tenant}/{name_of(TWO)}")
+            assert status == 404
+            assert other not in content
+        idle = Credential("x", Role.TENANT, "idle")
+        status, content, _ = await ask(idle, f"statements/idle/{PERIOD}")
+        assert (status, "imaging" in content, "speech" in content) == (404, False, False)
+
+
+async def test_each_tenant_exports_its_own_rows_and_finance_all(tmp_path: Path) -> None:
+    async with served(tmp_path) as ask:
+
+        async def billed(credential: Credential, path: str) -> set[str]:
+            status, content, _ = await ask(credential, path)
+            assert status == 200, content
+            return {row["SubAccountId"] for row in csv.DictReader(io.StringIO(content))}
+
+        finance = Credential("x", Role.FINANCE)
+        assert await billed(finance, f"exports/{PERIOD}?format=csv") == set(TENANTS)
+        assert await billed(finance, f"exports/{PERIOD}?tenant=speech") == {"speech"}
+        for tenant, other in zip(TENANTS, reversed(TENANTS), strict=True):
+            who = Credential("x", Role.TENANT, tenant)
+            for path in (f"exports/{PERIOD}", f"exports/{PERIOD}?tenant={tenant}"):
+                assert await billed(who, path) == {tenant}
+                assert other not in (await ask(who, path))[1]
+            assert (await ask(who, f"exports/{PERIOD}?tenant={other}"))[0] == 403
+        idle = Credential("x", Role.TENANT, "idle")
+        assert (await ask(idle, f"exports/{PERIOD}"))[0] == 404
+        assert (await ask(Credential("x", Role.OPERATOR), f"exports/{PERIOD}"))[0] == 403
+
+
+async def test_a_provisional_statement_names_no_gpu_of_others(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    known = world(gpu(GPUS["imaging"], claim("imaging", 3, 30)), gpu(GPUS["speech"]))
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}")
+    books = opened(ledger, known)
+    late = world(*known.known.values(), gpu("GPU-speech-1"))
+    type(books)(books.ledger, books.store, late).close(ONE, after(ONE), provisional=True)
+    ledger.close()
+    async with served(tmp_path, ledger=False) as ask:
+        who = Credential("x", Role.TENANT, "imaging")
+        for form in ("json", "text", "html", "csv"):
+            status, content, _ = await ask(who, f"statements/imaging/{PERIOD}?format={form}")
+            assert status == 200
+            assert "speech" not in content
+            assert form == "csv" or "PROVISIONAL" in content
+
+
+@pytest.mark.parametrize("path", ["statements/imaging/2026-01", "exports/2026-01"])
+async def test_a_ledger_that_is_away_is_said_to_be(tmp_path: Path, path: str) -> None:
+    away = f"sqlite:///{tmp_path}/nowhere/ledger.sqlite"
+    async with served(tmp_path, ledger=False, url=away) as ask:
+        status, content, _ = await ask(Credential("x", Role.FINANCE), path)
+        assert (status, content) == (503, "the ledger cannot be read now\n")
+
+
+async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> None:
+    await asyncio.to_thread(fill, tmp_path)
+    settings = settings_in(tmp_path)
+    (tmp_path / "tokens.toml").write_text(f'[tenants.imaging]\nv = "{digest("token-v")}"\n')
+    async with running(settings) as one:
+        assert (await one.get(f"/api/v1/exports/{PERIOD}", token="token-v"))[0] == 200  # noqa: S106 - a test's token
+    (found,) = [r for r in records(tmp_path / "state" / "audit") if r.type == "billing.export"]
+    assert (found.data["tenant"], found.actor.id) == ("imaging", "tenant/imaging/v")
+    assert len(str(found.data["sha256"])) == 64

@@ -1,0 +1,265 @@
+"""The tokens file, certificates, and whom each stands for."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.certificates import Authority
+
+from collector.access import certificate
+from collector.access.authentication import authenticate
+from collector.access.certificate import SCHEME, credential_in
+from collector.access.credential import Credential, Role, is_name
+from collector.access.credentials import (
+    Credentials,
+    Entry,
+    EntryError,
+    Key,
+    digest,
+    digest_of,
+    load,
+    parse,
+    quoted,
+    section,
+)
+from collector.access.enrolment import Told, changes
+from railscope.settings import SettingsError
+
+NOON_NS = 1_790_000_000_000_000_000
+A, B, C = (digest(name) for name in "abc")
+names = st.text(min_size=1, max_size=12).filter(is_name)
+holders = st.builds(Credential, names, st.sampled_from([r for r in Role if r is not Role.TENANT]))
+holders |= st.builds(Credential, names, st.just(Role.TENANT), names)
+untils = st.none() | st.integers(min_value=0, max_value=4_000_000_000)
+
+
+@given(st.dictionaries(st.binary(min_size=4, max_size=4), st.tuples(holders, untils), max_size=6))
+def test_what_is_written_as_a_file_is_read_as_it_was(
+    keys: dict[bytes, tuple[Credential, int | None]],
+) -> None:
+    expected, lines = {}, {}
+    for seed, (holder, until) in keys.items():
+        value = digest_of(seed)
+        expected[Key("token", value)] = Entry(holder, None if until is None else until * 10**9)
+        end = f", until = {datetime.fromtimestamp(until, UTC).isoformat()}" if until else ""
+        end = ", until = 1970-01-01T00:00:00Z" if until == 0 else end
+        place = lines.setdefault(section(holder), {})
+        place.setdefault(holder.name, []).append(f'{{ token = "{value}"{end} }}')
+    text = "".join(
+        f"[{place}]\n"
+        + "".join(f"{quoted(who)} = [{', '.join(all_)}]\n" for who, all_ in of.items())
+        for place, of in lines.items()
+    )
+    assert parse(text).entries == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[readers]\n", "unknown section 'readers'; known are nodes, operators"),
+        ("nodes = 1\n", r"\[nodes\] must be a section"),
+        ("[tenants]\nvision = 1\n", r"\[tenants.vision\] must be a section"),
+        (f'[tenants.""]\na = "{A}"\n', r"\[tenants.\]: '' is no name"),
+        ('[nodes]\n"" = "x"\n', "'' is no name"),
+        ('[nodes]\n"e\u0301" = "x"\n', "is no name: write printable text in Unicode's NFC"),
+        ('[nodes]\nn1 = "secret"\n', r"\[nodes\] n1 must be sha256:<64 hex digits>"),
+        (f'[nodes]\nn1 = "{A[:-1]}"\n', "must be sha256:<64 hex digits>"),
+        (f'[nodes]\nn1 = "{A}"\nn2 = "{A}"\n', "node/n1 and node/n2 share a token"),
+        (
+            f'[nodes]\nn1 = "{A}"\n[operators]\nn1 = "{A}"\n',
+            "node/n1 and operator/n1 share a token",
+        ),
+        (f'[nodes]\nn1 = ["{A}", {{ token = "{A}", until = 2027-01-01T00:00:00Z }}]\n', "two ends"),
+        (f'[nodes]\nn1 = {{ token = "{A}", unti = 1 }}\n', "must name a token, a certificate"),
+        (f'[nodes]\nn1 = {{ token = "{A}", certificate = "{B}" }}\n', "must name a token, a cert"),
+        ("[nodes]\nn1 = { until = 2027-01-01T00:00:00Z }\n", "must name a token"),
+        (f'[nodes]\nn1 = {{ token = "{A}", until = 2027-01-01 }}\n', "with an offset"),
+        (f'[nodes]\nn1 = {{ token = "{A}", until = 2027-01-01T00:00:00 }}\n', "with an offset"),
+        ('[nodes]\nn1 = { common_name = "" }\n', "the common_name must be printable text"),
+        (f'[revoked]\nn1 = "{A}"\n', "holds certificates"),
+        ('[revoked]\ncertificates = ["x"]\n', "certificates must be sha256"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(EntryError, match=said):
+        parse(text)
+    file = tmp_path / "tokens.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=f"tokens_file {file}: .*{said}"):
+        load(file)
+
+
+def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="does not exist: make one with `railscope collector"):
+        load(tmp_path / "none")
+    (tmp_path / "bad").write_text("[")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load(tmp_path / "bad")
+
+
+FILE = f"""
+[nodes]
+n1 = ["{A}", {{ token = "{B}", until = 2026-01-01T00:00:00Z }}]
+[tenants.vision]
+board = {{ token = "{C}", until = 2030-01-01T00:00:00Z }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "who", "reason"),
+    [
+        ([], None, "no credential"),
+        (["Bearer a"], "node/n1", ""),
+        (["bearer a"], "node/n1", ""),
+        (["Bearer b"], None, "expired"),
+        (["Bearer c"], "tenant/vision/board", ""),
+        (["Bearer d"], None, "unknown token"),
+        (["Bearer"], None, "unknown token"),
+        (["Bearer  a"], None, "unknown token"),
+        (["Bearer a "], None, "unknown token"),
+        (["Basic a"], None, "unknown token"),
+        (["a"], None, "unknown token"),
+        ([""], None, "unknown token"),
+        (["Bearer a", "Bearer a"], None, "unknown token"),
+        ([f"Bearer {A}"], None, "unknown token"),
+        (["Bearer \udcff"], None, "unknown token"),
+    ],
+)
+def test_a_token_is_good_as_it_is_or_not_at_all(
+    shown: list[str], who: str | None, reason: str
+) -> None:
+    found = authenticate(parse(FILE), shown, b"", NOON_NS)
+    assert (found.credential and found.credential.label, found.reason) == (who, reason)
+
+
+@given(holders)
+def test_a_label_is_one_holders_and_a_certificate_may_carry_it(holder: Credential) -> None:
+    assert credential_in(SCHEME + holder.label) == holder
+
+
+@given(st.text(max_size=30) | st.from_regex(r"(node|tenant|finance)(/[a-z%2F]{0,4}){0,3}"))
+def test_a_uri_names_somebody_in_one_spelling_only(text: str) -> None:
+    found = credential_in(SCHEME + text)
+    assert found is None or found.label == text
+
+
+@pytest.mark.parametrize(
+    ("uris", "who"),
+    [
+        ((), None),
+        (("railscope:node/n1",), "node/n1"),
+        (("spiffe://cluster/n1", "railscope:node/n1"), "node/n1"),
+        (("railscope:tenant/vision/board",), "tenant/vision/board"),
+        (("railscope:node/n1", "railscope:node/n2"), None),
+        (("railscope:node/n1", "RAILSCOPE:node/n2"), None),
+        (("RAILSCOPE:node/n1",), None),
+        (("railscope:root/n1",), None),
+        (("railscope:node/",), None),
+        (("railscope:node/n1/n2",), None),
+        (("railscope:tenant/vision",), None),
+        (("railscope:tenant//board",), None),
+        (("railscope:node/%6E1",), None),
+    ],
+)
+def test_a_certificate_names_one_holder_or_nobody(
+    uris: tuple[str, ...], who: str | None, tmp_path: Path
+) -> None:
+    shown = Authority(tmp_path).client("n9", *uris)
+    found = authenticate(Credentials(), [], shown.der, NOON_NS - 10**18)
+    assert (found.credential and found.credential.label) == who
+    assert found.reason == ("" if who else "unknown certificate")
+
+
+def test_what_the_file_lists_goes_before_what_a_certificate_says(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    named, common = authority.client("n1", "railscope:node/n1"), authority.client("board.example")
+    listed = f'certificate = "{digest_of(named.der)}"'
+
+    def who(text: str, der: bytes, now_ns: int = NOON_NS - 10**18) -> str:
+        found = authenticate(parse(text), [], der, now_ns)
+        return found.credential.label if found.credential else found.reason
+
+    assert who("", named.der) == "node/n1"
+    assert who(f"[operators]\nboard = {{ {listed} }}\n", named.der) == "operator/board"
+    ended = f"[nodes]\nn1 = {{ {listed}, until = 1970-01-01T00:00:00Z }}\n"
+    assert who(ended, named.der) == "expired"
+    assert who('[operators]\nboard = { common_name = "n1" }\n', named.der) == "node/n1"
+    assert who('[operators]\nboard = { common_name = "board.example" }\n', common.der) == (
+        "operator/board"
+    )
+    revoked = f'[revoked]\ncertificates = ["{digest_of(named.der)}"]\n'
+    assert who(revoked, named.der) == "revoked"
+    assert who(f"[operators]\nboard = {{ {listed} }}\n{revoked}", named.der) == "revoked"
+    assert who("", named.der, NOON_NS + 10**18) == "expired"
+    assert who("", b"no certificate") == "unknown certificate"
+
+
+def test_a_certificate_does_not_make_a_wrong_token_good(tmp_path: Path) -> None:
+    der = Authority(tmp_path).client("n1", "railscope:node/n1").der
+    assert authenticate(Credentials(), ["Bearer x"], der, 0).reason == "unknown token"
+    assert certificate.read(der).fingerprint == digest_of(der)
+
+
+# Changes ------------------------------------------------------------------------------------------
+
+
+def told(old: str, new: str) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    return [
+        (found.type, found.holder.label if found.holder else "", found.added, found.removed)
+        for found in changes(parse(old), parse(new))
+    ]
+
+
+def test_every_change_of_the_file_has_its_name() -> None:
+    a, b = (f"token {value.removeprefix('sha256:')[:16]}" for value in (A, B))
+    one, both = f'[nodes]\nn1 = "{A}"\n', f'[nodes]\nn1 = ["{A}", "{B}"]\n'
+    assert told("", one) == [("identity.enrol_approve", "node/n1", (a,), ())]
+    assert told(one, both) == [("identity.rotate", "node/n1", (b,), ())]
+    assert told(both, one) == [("identity.rotate", "node/n1", (), (b,))]
+    assert told(one, "") == [("identity.revoke", "node/n1", (), (a,))]
+    assert told(one, one) == []
+    moved = f'[tenants.vision]\nboard = "{A}"\n'
+    assert told(one, moved) == [
+        ("identity.revoke", "node/n1", (), (a,)),
+        ("identity.enrol_approve", "tenant/vision/board", (a,), ()),
+    ]
+    ends = f'[nodes]\nn1 = {{ token = "{A}", until = 2027-01-01T00:00:00Z }}\n'
+    assert told(one, ends) == [("identity.rotate", "node/n1", (f"{a} until 1798761600",), (a,))]
+    revoked = f'[revoked]\ncertificates = ["{A}"]\n'
+    shown = f"certificate {A.removeprefix('sha256:')[:16]}"
+    assert told("", revoked) == [("identity.revoke", "", (), (shown,))]
+    assert told(revoked, "") == [("identity.enrol_approve", "", (shown,), ())]
+
+
+@given(
+    st.dictionaries(
+        st.builds(Key, st.sampled_from(["token", "certificate"]), names),
+        st.builds(Entry, holders, st.none() | st.integers()),
+        max_size=5,
+    ),
+    st.frozensets(names, max_size=3),
+)
+def test_what_was_told_is_kept_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, entries: dict[Key, Entry], revoked: frozenset[str]
+) -> None:
+    path, credentials = (
+        tmp_path_factory.mktemp("told") / "identities",
+        Credentials(entries, revoked),
+    )
+    Told(path).keep(credentials)
+    again = Told(path)
+    again.read()
+    assert again.credentials == credentials
+    assert changes(again.credentials, credentials) == []
+
+
+def test_no_two_names_of_a_section_are_mixed_up() -> None:
+    text = f'[tenants."a/b"]\nc = "{A}"\n[tenants.a]\n"b/c" = "{B}"\n'
+    labels = {entry.credential.label for entry in parse(text).entries.values()}
+    assert labels == {"tenant/a%2Fb/c", "tenant/a/b%2Fc"}
+    assert tomllib.loads(text)

@@ -1,0 +1,215 @@
+"""The audit log for those who read it over the network: whose an entry is, and its proofs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.audit import KEY, NOON_NS, audit_log, running
+
+from collector.access import entries as module
+from collector.access.credential import Credential, Role
+from collector.access.entries import Entries, NotYetError, Wanted, sole_tenant
+from collector.audit.draft import Draft, record_of
+from collector.audit.proof import check_proof
+from railscope.audit.checkpoint import read_checkpoint
+from railscope.audit.merkle import Tree, consistent, includes, leaf_hash
+from railscope.audit.record import Actor, Data, Source, encode
+
+SCHEDULER = Actor("scheduler", "slurm")
+names = st.sampled_from(["vision", "speech", "a/b", "a", "b"])
+
+
+def draft(data: Data, actor: Actor = SCHEDULER, references: tuple[str, ...] = ()) -> Draft:
+    return Draft("tenancy.assign", actor, NOON_NS, "done", data=data, references=references)
+
+
+def of(tenant: str, number: int) -> Draft:
+    return draft({"tenant": tenant, "number": number}) if tenant else draft({"number": number})
+
+
+@pytest.mark.parametrize(
+    ("data", "label", "whose"),
+    [
+        ({}, "", ""),
+        ({"tenant": "vision"}, "", "vision"),
+        ({"tenant": ""}, "", ""),
+        ({"tenant": None}, "", ""),
+        ({"tenant": 7}, "", ""),
+        ({"tenants": ["vision"]}, "", "vision"),
+        ({"tenants": ["vision", "speech"]}, "", ""),
+        ({"tenant": "vision", "to_tenant": "speech"}, "", ""),
+        ({"tenant": "vision", "to_tenant": "vision"}, "", "vision"),
+        ({"tenant": "vision", "more": {"for_tenant": "speech"}}, "", ""),
+        ({"tenant": "vision", "tenants": {"speech": 1}}, "", ""),
+        ({"tenant": "vision", "other_claim": "x"}, "", ""),
+        ({}, "tenant/vision/board", "vision"),
+        ({}, "tenant/a%2Fb/board", "a/b"),
+        ({"tenant": "vision"}, "tenant/vision/board", "vision"),
+        ({"tenant": "vision"}, "tenant/speech/board", ""),
+        ({"tenant": "vision"}, "finance/bills", "vision"),
+        ({}, "finance/bills", ""),
+    ],
+)
+def test_whose_a_record_is(data: Data, label: str, whose: str) -> None:
+    actor = Actor("credential", label) if label else SCHEDULER
+    made = record_of(draft(data, actor), Source("collector", "c", "b", 0), 0)
+    assert sole_tenant(made) == whose
+    if whose:
+        assert b"tenant" in encode(made), "what the index looks for before it decodes"
+
+
+def log_of(folder: Path, *groups: list[Draft]) -> list[Tree]:
+    """A log signed after each group."""
+
+    async def write() -> list[Tree]:
+        signed = []
+        async with running(audit_log(folder)) as log:
+            for group in groups:
+                await asyncio.gather(*(log.append(one) for one in group))
+                await log.sign()
+                signed.append(log.signed)
+        return signed
+
+    return asyncio.run(write())
+
+
+def check(page: dict[str, Any]) -> list[Any]:
+    """The numbers of a page's entries, once all of its proofs have been checked."""
+    tree = read_checkpoint(page["checkpoint"], KEY.public).tree
+    assert tree.size == page["size"]
+    numbers = []
+    for entry in json.loads(msgspec.json.encode(page))["entries"]:
+        proof = [base64.b64decode(one) for one in entry["proof"]]
+        leaf = base64.b64decode(entry["leaf"])
+        assert includes(leaf, entry["index"], tree.size, proof, tree.root)
+        if "withheld" not in entry:
+            raw = json.dumps(
+                entry["record"], sort_keys=True, separators=(",", ":"), ensure_ascii=False
+            )
+            assert leaf_hash(raw.encode()) == leaf, (
+                "the canonical bytes can be made from the answer"
+            )
+        assert entry["record"]["seq"] == entry["index"]
+        numbers.append(entry["record"]["data"]["number"])
+    return numbers
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(["vision", "speech", ""]), max_size=300), max_size=3),
+    st.integers(1, 120), st.integers(0, 700),
+)  # fmt: skip
+def test_a_tenant_pages_through_its_own_entries(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[list[str]], most: int, first: int
+) -> None:
+    folder = tmp_path_factory.mktemp("audit")
+    tenants = ["", *(tenant for group in groups for tenant in group)]
+    numbered = iter(of(tenant, number) for number, tenant in enumerate(tenants))
+    log_of(folder, [next(numbered)], *([next(numbered) for _ in group] for group in groups))
+    entries = Entries(folder, KEY.public)
+    for tenant in ("vision", "speech", "nobody", None):
+        own = [n for n, whose in enumerate(tenants) if tenant in (None, whose) and n >= first]
+        found, at = [], first
+        while at is not None:
+            page = entries.page(Wanted(at, most, tenant, of_tenant_only=tenant is not None))
+            assert len(page["entries"]) <= most
+            found += check(page)
+            at = page["next"]
+        assert found == own
+
+
+def test_an_index_that_is_ahead_shows_only_what_its_checkpoint_covers(tmp_path: Path) -> None:
+    log_of(tmp_path, [of("vision", n) for n in range(256)])
+    file = tmp_path / "checkpoint"
+    before = file.read_bytes()
+    log_of(tmp_path, [of("vision", 256), of("vision", 257)])
+    entries, wanted = Entries(tmp_path, KEY.public), Wanted(250, 100, "vision", of_tenant_only=True)
+    assert check(entries.page(wanted)) == list(range(250, 258))
+    file.write_bytes(before)
+    assert check(entries.page(wanted)) == list(range(250, 256))
+
+
+def test_a_reference_that_could_name_somebody_is_withheld_from_a_tenant(tmp_path: Path) -> None:
+    claim = "slurm/n1/speech-job/GPU-0/1"
+    open_ = draft({"tenant": "vision", "number": 0, "claim": "c"}, references=("frame/n1/1", "c"))
+    closed = draft({"tenant": "vision", "number": 1}, references=("frame/n1/1", claim))
+    log_of(tmp_path, [open_, closed])
+    entries = Entries(tmp_path, KEY.public)
+    own = entries.page(Wanted(0, 100, "vision", of_tenant_only=True))
+    assert check(own) == [0, 1]
+    shown = msgspec.json.encode(own)
+    assert claim.encode() not in shown
+    assert own["entries"][1]["withheld"] == ["ref"]
+    assert base64.b64encode(claim.encode())[:-4] not in shown
+    assert entries.proof(1, "vision") is None
+    assert claim.encode() in msgspec.json.encode(entries.page(Wanted(0, 100, "vision")))
+
+
+@given(names, st.text(min_size=1, max_size=5))
+def test_a_credentials_own_records_are_its_tenants(tenant: str, name: str) -> None:
+    label = Credential(name, Role.TENANT, tenant).label
+    made = record_of(draft({}, Actor("credential", label)), Source("c", "c", "b", 0), 0)
+    assert sole_tenant(made) == tenant
+
+
+def test_a_proof_is_what_the_command_takes_and_only_for_who_may(tmp_path: Path) -> None:
+    log_of(tmp_path, [of("vision", 0), of("speech", 1), of("", 2)])
+    entries = Entries(tmp_path, KEY.public)
+    proof = entries.proof(0, "vision")
+    assert proof
+    assert json.loads(check_proof(proof, KEY.public))["data"]["number"] == 0
+    assert entries.proof(1, "vision") is entries.proof(2, "vision") is None
+    assert entries.proof(99, "vision") is entries.proof(99, None) is None
+    assert all(entries.proof(index, None) for index in range(3))
+
+
+def test_a_log_grows_as_its_proofs_say(tmp_path: Path) -> None:
+    signed = log_of(tmp_path, *([of("", n) for n in range(count)] for count in (3, 1, 300, 7)))
+    entries = Entries(tmp_path, KEY.public)
+    for tree in signed:
+        found = entries.consistency(tree.size)
+        assert found
+        now = read_checkpoint(found["checkpoint"], KEY.public).tree
+        proof = [base64.b64decode(one) for one in found["proof"]]
+        assert consistent(tree, now, proof)
+    assert entries.consistency(signed[-1].size + 1) is None
+
+
+async def test_the_index_catches_up_by_itself_a_little_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_READ", 10)
+    monkeypatch.setattr(module, "_INDEXED_AT_ONCE", 7)
+    await asyncio.to_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
+    entries = Entries(tmp_path, KEY.public)
+    with pytest.raises(NotYetError, match="50 records are still to be read"):
+        entries.page(Wanted(0, 100, "vision"))
+    assert len(check(entries.page(Wanted(0, 100)))) == 60, "who reads all needs no index"
+    task = asyncio.create_task(entries.run())
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                page = entries.page(Wanted(0, 100, "vision"))
+                break
+            except NotYetError:
+                await asyncio.sleep(0.01)
+    task.cancel()
+    assert len(check(page)) == 60
+
+
+def test_before_the_first_checkpoint_and_with_a_broken_one(tmp_path: Path) -> None:
+    entries = Entries(tmp_path, KEY.public)
+    with pytest.raises(FileNotFoundError):
+        entries.page(Wanted())
+    log_of(tmp_path, [of("vision", 0)])
+    (tmp_path / "checkpoint").write_text("nonsense")
+    with pytest.raises(ValueError, match="no"):
+        entries.page(Wanted())

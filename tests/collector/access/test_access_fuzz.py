@@ -1,0 +1,243 @@
+"""Odd paths, methods and headers against the real server: nothing opens, and nothing breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from http.client import BadStatusLine, HTTPResponse
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.billing_port import BookedRows
+from test_access_isolation import record
+from test_ingest import settings_in
+
+from collector import web
+from collector.access.credentials import digest
+from collector.account.tally import Account, Key
+from collector.audit.draft import Draft
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY
+from collector.service import Collector
+from collector.views.refresh import Views
+from collector.views.table import Cell, View
+from railscope.audit.record import Actor
+from railscope.catalog import collector as catalog
+
+SECRET, OWN = 312_345_678, 387_654_321
+"""Numbers of another tenant and of the cluster, and of the tenant who asks."""
+PATHS = (
+    "/", "/-/healthy", "/-/ready", "/metrics", "/v1/frames", "/api/v1/cluster", "/api/v1/rails",
+    "/api/v1/nodes", "/api/v1/nodes/n1", "/api/v1/events", "/api/v1/tenants", "/api/v1/account",
+    "/api/v1/statements/speech/2026-01", "/api/v1/statements/vision/2026-01",
+    "/api/v1/exports/2026-01", "/api/v1/exports/2026-01?tenant=speech", "/api/v1/audit",
+    "/api/v1/audit/entries/0", "/api/v1/audit/checkpoint", "/api/v1/audit/consistency",
+)  # fmt: skip
+DRAFTS = [
+    Draft(
+        "tenancy.assign", Actor("scheduler", "slurm"), 1, "done", data={"tenant": who, "n": number}
+    )
+    for who, number in (("speech", SECRET), ("vision", OWN))
+]
+OPEN_PAGES = (b"<!doctype html>", b"healthy\n", b"ready\n")
+METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "TRACE", "get", "X")
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server in a thread of its own."""
+    folder = tmp_path_factory.mktemp("collector")
+    ready, listening = threading.Event(), []
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        collector = collector_in(folder)
+        await record(collector, DRAFTS)
+        runner = web.runner(collector.application())
+        await runner.setup()
+        listening.append((await web.start(runner, "127.0.0.1:0", None))[1])
+        stop.append(asyncio.Event())
+        ready.set()
+        await stop[0].wait()
+        await runner.cleanup()
+        collector.trail.log.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    stop: list[asyncio.Event] = []
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(20)
+    yield listening[0]
+    loop.call_soon_threadsafe(stop[0].set)
+    thread.join()
+    loop.close()
+
+
+def collector_in(folder: Path) -> Collector:
+    made = settings_in(folder)
+    (folder / "tokens.toml").write_text(
+        f'[operators]\no = "{digest("operator")}"\n[tenants.vision]\nv = "{digest("tenant")}"\n'
+        f'[nodes]\nn1 = "{digest("node")}"\n'
+    )
+    booked = {("speech", "2026-01"): [("gpu", SECRET)], ("vision", "2026-01"): [("gpu", OWN)]}
+    collector = Collector(made, billing=BookedRows(booked))
+    times = {"speech": SECRET, "vision": OWN}
+    sums = {Key(1, State.OBSERVED, who): ns * GPU_CAPACITY for who, ns in times.items()}
+    cells = [Cell(catalog.TENANT_GPU_TIME, (who, "observed"), ns) for who, ns in times.items()]
+    other = (Cell(catalog.NODE_AGE, ("n1",), SECRET), Cell(catalog.NODES, (), SECRET))
+    collector.refresher.views = Views(
+        1, View("cluster", 1, other[1:]), View("rail", 1), View("tenant", 1, tuple(cells)),
+        View("node", 1, other[:1]), Account(1, 1, SECRET * GPU_CAPACITY, sums),
+    )  # fmt: skip
+    return collector
+
+
+def ask(port: int, request: bytes, method: str = "GET") -> tuple[int, bytes]:
+    """Send bytes and read one answer: its status, and its body; 0 where it is no HTTP."""
+    with socket.create_connection(("127.0.0.1", port), 20) as one:
+        one.sendall(request)
+        answer = HTTPResponse(one, method=method)
+        try:
+            answer.begin()
+        except BadStatusLine as line:
+            return 0, str(line).encode()
+        return answer.status, answer.read()
+
+
+@st.composite
+def spelled(draw: st.DrawFn) -> bytes:
+    """A path, as somebody might write it who wants in."""
+    path = draw(st.sampled_from(PATHS))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(path) - 1))
+        trick = draw(
+            st.sampled_from(
+                ["encode", "twice", "upper", "slash", "dot", "dots", "end", "cut", "query", "absolute",
+                 "null", "raw", "semicolon"]
+            )
+        )  # fmt: skip
+        path = {
+            "encode": f"{path[:at]}%{ord(path[at]):02x}{path[at + 1 :]}",
+            "twice": f"{path[:at]}%25{ord(path[at]):02X}{path[at + 1 :]}",
+            "upper": path[:at] + path[at].upper() + path[at + 1 :],
+            "slash": f"{path[:at]}/{path[at:]}",
+            "dot": f"{path[:at]}/./{path[at:]}",
+            "dots": f"/-/healthy/..{path}",
+            "end": f"{path}/",
+            "cut": path[: at + 1],
+            "query": f"{path}?tenant=vision&tenant=speech&format=json&from=0&limit=-1&old=1e3",
+            "absolute": f"http://127.0.0.1{path}",
+            "null": f"{path[:at]}%00{path[at:]}",
+            "raw": path[:at] + draw(st.text(max_size=2)) + path[at:],
+            "semicolon": f"{path[:at]};{path[at:]}",
+        }[trick]
+    return path.encode(errors="surrogatepass").replace(b"\r", b"").replace(b"\n", b"")
+
+
+headers = st.sampled_from(
+    [
+        b"Authorization: Bearer wrong", b"authorization:Bearer wrong", b"Authorization: ",
+        b"Authorization: Bearer \xff\xfe", b"Authorization: Basic dGVuYW50Og==",
+        b"Accept: \xff", b"Accept: application/openmetrics-text;q=x", b"Accept-Encoding: gzip;q=x",
+        b"X-Forwarded-For: 127.0.0.1", b"X-Original-URL: /metrics", b"X-HTTP-Method-Override: GET",
+        b"Expect: 100-continue", b"Expect: x", b"Transfer-Encoding: chunked", b"Content-Length: 5",
+        b"Content-Length: x", b"Content-Encoding: gzip", b"Upgrade: websocket", b"Range: bytes=0-",
+        b"X-Railscope-Sent: \xff", b"Cookie: \x01", b"Host: other", b"A" * 9000 + b": b",
+    ]
+)  # fmt: skip
+
+
+def request_of(method: str, path: bytes, more: list[bytes], version: bytes = b"1.1") -> bytes:
+    head = [method.encode() + b" " + path + b" HTTP/" + version, b"Host: x", b"Connection: close"]
+    return b"\r\n".join([*head, *more, b"", b""])
+
+
+FUZZ = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@FUZZ
+@given(
+    st.sampled_from(METHODS),
+    spelled(),
+    st.lists(headers, max_size=3),
+    st.sampled_from([b"1.0", b"1.1"]),
+)
+@example("GET", b"/metrics", [], b"1.1")
+@example("GET", b"*", [], b"1.1")
+def test_nothing_opens_to_who_shows_nothing_good(
+    port: int, method: str, path: bytes, more: list[bytes], version: bytes
+) -> None:
+    status, answer = ask(port, request_of(method, path, more, version), method)
+    assert status < 500, answer
+    assert str(SECRET).encode() not in answer
+    assert str(OWN).encode() not in answer
+    if status == 200:
+        _, page = ask(port, request_of("GET", path, more, version))
+        assert page.startswith(OPEN_PAGES), page
+    else:
+        assert status in {400, 401, 417, 429}, answer
+
+
+@FUZZ
+@given(st.sampled_from(METHODS), spelled(), st.lists(headers, max_size=2))
+@example("GET", b"/api/v1/statements/speech/2026-01", [])
+@example("GET", b"/api/v1/exports/2026-01", [])
+def test_a_tenant_gets_nothing_of_others_by_any_spelling(
+    port: int, method: str, path: bytes, more: list[bytes]
+) -> None:
+    given_ = [b"Authorization: Bearer tenant", *more]
+    status, answer = ask(port, request_of(method, path, given_), method)
+    assert status < 500, answer
+    assert str(SECRET).encode() not in answer
+    # What is no HTTP at all is quoted back to who has sent it.
+    assert status == 400 or b"speech" not in answer, answer
+
+
+@FUZZ
+@given(st.binary(max_size=200))
+def test_noise_is_no_request(port: int, noise: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), 20) as one:
+        one.sendall(noise + b"\r\n\r\n")
+        one.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: one.recv(1 << 16), b""))
+    statuses = {int(found) for found in re.findall(rb"^HTTP/1\.[01] (\d{3})", answer, re.MULTILINE)}
+    assert statuses <= {400, 401, 405, 417, 429}, answer
+
+
+def test_two_requests_of_one_connection_are_two_askers(port: int) -> None:
+    statuses, pages = [], []
+    with socket.create_connection(("127.0.0.1", port), 20) as one:
+        for shown in (
+            b"Authorization: Bearer operator\r\n",
+            b"Authorization: Bearer tenant\r\n",
+            b"",
+        ):
+            one.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + shown + b"\r\n")
+            answer = HTTPResponse(one)
+            answer.begin()
+            statuses.append(answer.status)
+            pages.append(answer.read())
+    assert statuses[:2] == [200, 200]
+    assert statuses[2] in {401, 429}
+    assert [str(SECRET).encode() in page for page in pages] == [True, False, False]
+    assert [str(OWN).encode() in page for page in pages] == [True, True, False]
+
+
+def test_a_request_that_cannot_be_read_leaves_no_token_in_the_log(
+    port: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for line in (b"Authorization: Bearer top-secret\x01", b"Authorization Bearer top-secret"):
+        status, _ = ask(port, request_of("GET", b"/metrics", [line]))
+        assert status == 400
+    shown = capfd.readouterr()
+    assert "top-secret" not in shown.out + shown.err + caplog.text

@@ -1,0 +1,300 @@
+"""What any credential can obtain, over all paths, is what a five-line model says."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.billing_port import BookedRows
+from test_ingest import settings_in
+
+from collector.access.credential import Credential, Role, is_name
+from collector.access.credentials import digest, quoted, section
+from collector.access.scope import own_cells
+from collector.account.tally import Account, Key
+from collector.audit.draft import Draft
+from collector.core import SeenEvent
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY
+from collector.service import Collector
+from collector.views.refresh import Views
+from collector.views.table import Cell, View
+from railscope.audit.record import Actor, Data, Subject
+from railscope.catalog import METRICS, rollups
+from railscope.catalog import collector as catalog
+from railscope.wire import WireEntity, WireEvent
+
+NOON_NS = 1_790_000_000_000_000_000
+PERIODS = ("2026-01", "2026-02")
+FIRST = 300_000_000
+A_RAIL = next(d.metric for d in rollups().values() if d.metric.about.labels == ("rail",))
+A_TENANT = next(d.metric for d in rollups().values() if d.metric.about.labels == ("tenant",))
+A_CLUSTER = next(d.metric for d in rollups().values() if d.metric.about.labels == ())
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number that nothing else in the cluster is, of somebody (or of several, or of nobody)."""
+
+    number: int
+    kind: str
+    of: frozenset[str] = frozenset()
+
+
+def visible(fact: Fact, who: Credential) -> bool:
+    """The model."""
+    if who.role is Role.TENANT:
+        return fact.of == {who.tenant}
+    operator = fact.kind in {"cluster", "use"}
+    finance = fact.kind in {"use in the API", "account", "use", "invoice"}
+    return {Role.AUDITOR: True, Role.OPERATOR: operator, Role.FINANCE: finance}.get(who.role, False)
+
+
+@dataclass
+class Cluster:
+    """A cluster of random facts, each in all the places where such a fact shows."""
+
+    tenants: list[str]
+    nodes: list[str]
+    draw: st.DrawFn
+    facts: list[Fact] = field(default_factory=list)
+    cells: dict[str, list[Cell]] = field(default_factory=lambda: {"tenant": [], "node": []})
+    booked: dict[tuple[str, str], list[tuple[str, int]]] = field(default_factory=dict)
+    drafts: list[Draft] = field(default_factory=list)
+    events: list[SeenEvent] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(FIRST))
+
+    def __post_init__(self) -> None:
+        self.sums: dict[Key, int] = {}
+        for tenant in self.tenants:
+            self._uses(tenant)
+        self.cells["cluster"] = [Cell(A_CLUSTER, (), self._fact("cluster"))]
+        self.cells["rail"] = [Cell(A_RAIL, ("0",), self._fact("cluster"))]
+        for node in self.nodes:
+            self.cells["node"].append(Cell(catalog.NODE_AGE, (node,), self._fact("cluster")))
+            facts = {
+                "tenant": self.draw(st.sampled_from(self.tenants)),
+                "x": str(self._fact("cluster")),
+            }
+            event = WireEvent("claim_start", 0, WireEntity("claim", ("g", "c")), NOON_NS, 1, facts)
+            self.events.append(SeenEvent(node, "boot", event))
+        for _ in range(self.draw(st.integers(0, 12))):
+            self._record()
+
+    def _fact(self, kind: str, *of: str) -> int:
+        fact = Fact(next(self._numbers), kind, frozenset(of))
+        self.facts.append(fact)
+        return fact.number
+
+    def _uses(self, tenant: str) -> None:
+        if self.draw(st.booleans()):
+            held = self._fact("use", tenant)
+            self.sums[Key(20_000, State.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
+            cell = Cell(catalog.TENANT_GPU_TIME, (tenant, "observed"), held)
+            self.cells["tenant"] += [cell, Cell(A_TENANT, (tenant,), self._fact("use", tenant))]
+        for period in PERIODS:
+            if self.draw(st.booleans()):
+                rows = [(f"gpu {period}", self._fact("invoice", tenant))]
+                self.booked[tenant, period] = rows
+
+    def _record(self) -> None:
+        one, two = (self.draw(st.sampled_from(self.tenants)) for _ in range(2))
+        shape = self.draw(
+            st.sampled_from(["nobody", "one", "two", "list", "actor", "deep", "claim", "other"])
+        )
+        actor = Actor("scheduler", "slurm")
+        of: tuple[str, ...] = (one,)
+        data: Data = {"tenant": one}
+        references: tuple[str, ...] = (f"frame/n/{one.encode().hex()}",)
+        if shape == "nobody":
+            of, data = (), {}
+        elif shape == "two":
+            of, data = (one, two), {"tenant": one, "to_tenant": two}
+        elif shape == "list":
+            of, data = (one, two), {"tenants": [one, two]}
+        elif shape == "actor":
+            label = Credential("board", Role.TENANT, two).label
+            of, actor = (one, two), Actor("credential", label)
+        elif shape == "deep":
+            of, data = (one, two), {"tenant": one, "more": {"from_tenant": two}}
+        elif shape == "claim":
+            references = (f"slurm/n/{self._fact('audit')}/0/1",)
+        elif shape == "other":
+            of, data = (one, "somebody else"), {"tenant": one, "other_claim": "slurm/n/1"}
+        data |= {"number": self._fact("audit", *of)}
+        self.drafts.append(
+            Draft("tenancy.assign", actor, NOON_NS, "done", Subject("n"), data, references)
+        )
+
+    def views(self) -> Views:
+        made = {name: View(name, NOON_NS, tuple(cells)) for name, cells in self.cells.items()}
+        account = Account(NOON_NS, 1, sum(self.sums.values()), self.sums)
+        return Views(NOON_NS, **made, account=account)
+
+
+tenant_names = (
+    st.sampled_from(
+        ["a", "A", "ab", "a b", "a/b", "a%2Fb", "..", "tenant", "audit", "é", "a?b", "n1"]
+    )
+    | st.text(max_size=6).map(lambda text: f"team {text}|")
+).filter(is_name)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    tenants = draw(st.lists(tenant_names, min_size=2, max_size=4, unique=True))
+    nodes = draw(st.lists(st.sampled_from(["node-1", "node-2", "n/3"]), max_size=2, unique=True))
+    return Cluster(tenants, nodes, draw)
+
+
+def holders(cluster: Cluster) -> list[Credential]:
+    plain = [Credential("x", role) for role in Role if role is not Role.TENANT]
+    return [*plain, *(Credential("x", Role.TENANT, tenant) for tenant in cluster.tenants)]
+
+
+def paths(cluster: Cluster, size: int) -> Iterator[str]:
+    """All there is to ask for, and what could be tried on it."""
+    named = [*cluster.tenants, "nobody-at-all"]
+    yield from (
+        "/metrics",
+        *(f"/api/v1/{view}" for view in ("cluster", "rails", "nodes", "events")),
+    )
+    for tail in ("", *(f"?tenant={quote(tenant, safe='')}" for tenant in named)):
+        yield from (f"/{path}{tail}" for path in ("metrics", "api/v1/tenants", "api/v1/account"))
+        yield f"/api/v1/audit{tail}"
+        for period in PERIODS:
+            yield from (
+                f"/api/v1/exports/{period}{tail}",
+                f"/api/v1/exports/{period}{tail and '?'}",
+            )
+    for tenant in named:
+        for period in PERIODS:
+            at = f"/api/v1/statements/{quote(tenant, safe='')}/{period}"
+            yield from (at, f"{at}?format=text")
+    yield from (f"/api/v1/audit/entries/{index}" for index in range(size))
+    yield from ("/api/v1/audit?from=2&limit=3", "/api/v1/audit/checkpoint")
+    yield "/api/v1/audit/consistency?old=1"
+
+
+async def record(collector: Collector, drafts: list[Draft]) -> int:
+    """Write the audit log, signed to its end; how many records are in it."""
+    log = collector.trail.log
+    collector.trail.open()
+    task = asyncio.create_task(log.run())
+    await asyncio.gather(*(log.append(draft) for draft in drafts))
+    await log.sign()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return log.signed.size
+
+
+async def obtained(cluster: Cluster, folder: Path) -> dict[Credential, list[tuple[str, int, str]]]:
+    """For each credential all paths, with what was answered."""
+    settings_ = settings_in(folder)
+    lines = [
+        f'[{section(who)}]\n{quoted(who.name)} = "{digest(who.label)}"\n'
+        for who in holders(cluster)
+    ]
+    (folder / "tokens.toml").write_text("".join(lines))
+    collector = Collector(settings_, billing=BookedRows(cluster.booked))
+    collector.refresher.views = cluster.views()
+    collector.core.events.extend(cluster.events)
+    for node in cluster.nodes:
+        collector.core.fleet.node(node)
+    size = await record(collector, cluster.drafts)
+    runner = web.AppRunner(collector.application(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    found: dict[Credential, list[tuple[str, int, str]]] = {}
+    try:
+        async with aiohttp.ClientSession() as session:
+            for who in holders(cluster):
+                headers = {"Authorization": f"Bearer {who.label}"}
+                for path in paths(cluster, size):
+                    url = aiohttp.client.URL(base + path, encoded=True)
+                    async with session.get(url, headers=headers) as answer:
+                        text = await answer.text()
+                        found.setdefault(who, []).append((path, answer.status, text))
+    finally:
+        await runner.cleanup()
+        collector.trail.log.close()
+    return found
+
+
+def told(texts: list[str]) -> set[int]:
+    """The numbers in answers, also where they are within base64."""
+    spelled = " ".join(texts)
+    for word in re.findall(r"[A-Za-z0-9+/]{40,}={0,2}", spelled):
+        try:
+            spelled += " " + base64.b64decode(word, validate=True).decode(errors="replace")
+        except binascii.Error:
+            continue
+    return {int(number[:9]) for number in re.findall(r"3\d{8,}", spelled)}
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from (key, *strings(one))
+    elif isinstance(value, list):
+        for one in value:
+            yield from strings(one)
+
+
+def names_in(path: str, text: str) -> set[str]:
+    """Names in an answer: label values of metrics, texts of JSON, cells of CSV."""
+    if path.startswith("/metrics"):
+        return set(re.findall(r'(?:tenant|node)="((?:[^"\\]|\\.)*)"', text))
+    if text.startswith(("{", "[")):
+        return set(strings(json.loads(text)))
+    return {cell for line in text.splitlines() for cell in line.split(",")}
+
+
+@settings(max_examples=40, deadline=None)
+@given(clusters())
+def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(obtained(cluster, Path(folder)))
+    everything = {fact.number for fact in cluster.facts}
+    for who, answers in found.items():
+        assert not [answer for answer in answers if answer[1] >= 500], who
+        good = [(path, text) for path, status, text in answers if status == 200]
+        expected = {fact.number for fact in cluster.facts if visible(fact, who)}
+        assert told([text for _, text in good]) & everything == expected, who
+        assert told([text for _, _, text in answers]) & everything == expected, who
+        if who.role is Role.TENANT:
+            others = {*cluster.tenants, *cluster.nodes, "nobody-at-all"} - {who.tenant}
+            known = {"tenant", "audit", "n", "a"}  # words of the answers themselves
+            for path, text in good:
+                assert not names_in(path, text) & (others - known), (who, path)
+
+
+def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
+    internal = replace(catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds")
+    metrics = (catalog.TENANT_GPU_TIME, internal)
+    cells = [Cell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")]
+    assert own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a") == cells[:1]
+
+
+def test_what_is_told_of_tenants_has_their_label_and_the_name_that_goes_with_it() -> None:
+    metrics = [*METRICS.values(), *(derived.metric for derived in rollups().values())]
+    of_tenants = {metric.name for metric in metrics if "tenant" in metric.about.labels}
+    assert of_tenants == {m.name for m in metrics if m.name.startswith("railscope_tenant_")}
+    assert len(of_tenants) > 10

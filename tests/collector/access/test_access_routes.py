@@ -1,0 +1,303 @@
+"""Every route, every role, every kind of credential, against a running collector with TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from makers import Sender, gpu_schema
+from support.billing_port import BookedRows
+from support.certificates import Authority, self_signed
+from test_audit_trail import records
+from test_ingest import Running, running, settings_in
+
+from collector.access.credential import Role
+from collector.access.credentials import digest, digest_of
+from collector.access.gate import Gate, application
+from collector.access.routes import ROUTES, Route, Sees
+from collector.config import Tls
+
+ALL = "node operator finance auditor tenant"
+EVERYTHING = {  # who may ask, and what they are told; written here once more, by hand
+    ("GET", "/metrics"): ("operator auditor tenant", 200),
+    ("GET", "/api/v1/cluster"): ("operator auditor", 200),
+    ("GET", "/api/v1/rails"): ("operator auditor", 200),
+    ("GET", "/api/v1/nodes"): ("operator auditor", 200),
+    ("GET", "/api/v1/nodes/n1"): ("operator auditor", 200),
+    ("GET", "/api/v1/nodes/n9"): ("operator auditor", 404),
+    ("GET", "/api/v1/events"): ("operator auditor", 200),
+    ("GET", "/api/v1/tenants"): ("operator finance auditor tenant", 200),
+    ("GET", "/api/v1/account"): ("operator finance auditor tenant", 200),
+    ("GET", "/api/v1/statements/vision/2026-01"): ("finance auditor tenant", 200),
+    ("GET", "/api/v1/statements/vision/2026-02"): ("finance auditor tenant", 404),
+    ("GET", "/api/v1/statements/vision/2026-1"): ("finance auditor tenant", 400),
+    ("GET", "/api/v1/statements/vision/2026-01?format=x"): ("finance auditor tenant", 400),
+    ("GET", "/api/v1/statements/speech/2026-01"): ("finance auditor", 200),
+    ("GET", "/api/v1/statements/nobody/2026-01"): ("finance auditor", 404),
+    ("GET", "/api/v1/exports/2026-01"): ("finance auditor tenant", 200),
+    ("GET", "/api/v1/exports/2026-01?tenant=speech"): ("finance auditor", 200),
+    ("GET", "/api/v1/exports/2026-01?tenant=vision&tenant=speech"): ("finance auditor", 200),
+    ("GET", "/api/v1/audit"): ("auditor tenant", 200),
+    ("GET", "/api/v1/audit?from=x"): ("auditor tenant", 400),
+    ("GET", "/api/v1/audit?tenant=speech"): ("auditor", 200),
+    ("GET", "/api/v1/audit/entries/99999999"): ("auditor tenant", 404),
+    ("GET", "/api/v1/audit/entries/x"): ("auditor tenant", 404),
+    ("GET", "/api/v1/audit/checkpoint"): (ALL, 200),
+    ("GET", "/api/v1/audit/consistency?old=1"): (ALL, 200),
+    ("GET", "/api/v1/audit/consistency?old=99999999"): (ALL, 404),
+    ("POST", "/v1/frames"): ("node", 400),
+    ("GET", "/v1/checkpoint"): ("node", 200),
+    ("GET", "/v1/checkpoint/key"): ("node", 200),
+    ("GET", "/v1/checkpoint/consistency"): ("node", 400),
+    ("POST", "/v1/checkpoint/cosignature"): ("node", 413),
+    # Nothing is there, or not like this; who has shown nothing is not told.
+    ("GET", "/v1/frames"): (ALL, 405),
+    ("POST", "/metrics"): (ALL, 405),
+    ("OPTIONS", "/metrics"): (ALL, 405),
+    ("DELETE", "/api/v1/audit"): (ALL, 405),
+    ("PUT", "/api/v1/statements/vision/2026-01"): (ALL, 405),
+    ("GET", "/api/v1/statements"): (ALL, 404),
+    ("GET", "/api/v1/tenants/vision"): (ALL, 404),
+    ("GET", "/metrics/"): (ALL, 404),
+    ("GET", "//metrics"): (ALL, 404),
+    ("GET", "/METRICS"): (ALL, 404),
+    ("GET", "/-/metrics"): (ALL, 404),
+    ("GET", "/-/healthy/"): (ALL, 404),
+    ("GET", "/-/healthy/..%2f..%2fmetrics"): (ALL, 404),
+    ("GET", "/nothing"): (ALL, 404),
+}
+OPEN = {("GET", "/"): 200, ("GET", "/-/healthy"): 200, ("GET", "/-/ready"): 200}
+_addresses = (f"127.0.{high}.{low}" for high in itertools.count(1) for low in range(1, 250))
+
+
+@dataclass
+class Site:
+    """A collector with TLS, and the certificates of its clients."""
+
+    one: Running
+    authority: Authority
+    ca_file: Path
+    certificates: dict[str, Any]
+
+    async def ask(
+        self, method: str, path: str, token: str = "", certificate: str = ""
+    ) -> tuple[int, str, dict[str, str]]:
+        """Ask from an address that has never failed before."""
+        tls = ssl.create_default_context(cafile=str(self.ca_file))
+        if certificate:
+            tls = self.certificates[certificate].context(self.ca_file)
+        connector = aiohttp.TCPConnector(ssl=tls, local_addr=(next(_addresses), 0))
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with aiohttp.ClientSession(connector=connector) as session:
+            url = aiohttp.client.URL(self.one.url + path, encoded=True)
+            async with session.request(method, url, headers=headers) as response:
+                return response.status, await response.text(), dict(response.headers)
+
+
+TOKENS = {role: f"token-of-{role}" for role in Role}
+
+
+def tokens_text(revoked: str) -> str:
+    ended = "until = 2026-01-01T00:00:00Z }"
+    lines = []
+    for role, place, name in (
+        (Role.NODE, "nodes", "n1"), (Role.OPERATOR, "operators", "board"),
+        (Role.FINANCE, "finance", "bills"), (Role.AUDITOR, "auditors", "audit"),
+        (Role.TENANT, "tenants.vision", "board"),
+    ):  # fmt: skip
+        old = f'{{ token = "{digest("ended-" + role)}", {ended}'
+        lines += [f"[{place}]", f'{name} = ["{digest(TOKENS[role])}", {old}]']
+    lines += [
+        "[tenants.speech]", f'board = "{digest("token-of-speech")}"',
+        "[revoked]", f'certificates = ["{revoked}"]',
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+@contextlib.asynccontextmanager
+async def site(folder: Path) -> AsyncIterator[Site]:
+    """A collector that knows a node, two tenants and their invoices."""
+    server, key = self_signed(folder / "server")
+    authority = Authority(folder / "authority")
+    names = {role: f"railscope:{role}/n1" for role in Role} | {
+        Role.TENANT: "railscope:tenant/vision/board"
+    }
+    made = {str(role): authority.client(f"client-{role}", uri) for role, uri in names.items()} | {
+        "revoked": authority.client("revoked", "railscope:auditor/old"),
+        "unlisted": authority.client("unlisted"),
+        "ended": authority.client("ended", "railscope:auditor/ended", days=-1),
+        "foreign": Authority(folder / "foreign").client("foreign", "railscope:auditor/x"),
+    }
+    tls = Tls(certificate_file=str(server), key_file=str(key), client_ca_file=str(authority.file))
+    (folder / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n")
+    settings = settings_in(folder, tls=tls, claims_file=str(folder / "claims.csv"))
+    (folder / "tokens.toml").write_text(tokens_text(digest_of(made["revoked"].der)))
+    async with running(settings, ready=lambda one: booked(one.collector)) as one:
+        found = Site(one, authority, server, made)
+        sender = Sender()
+        frames = sender.frames(gpu_schema("n1"), [[50, 60, 1000, 2000, 10, 20]], at=0)
+        body = sender.body(frames, schemas=True)
+        client = made["node"].context(server)
+        connector = aiohttp.TCPConnector(ssl=client)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(
+                one.url + "/v1/frames", data=body, headers=sender.sent(2).to_headers()
+            ) as r,
+        ):
+            assert r.status == 200, await r.text()
+        async with asyncio.timeout(20):
+            while (await found.ask("GET", "/-/ready"))[0] != 200:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.05)
+            while one.collector.trail.log.signed.size == 0:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+        yield found
+
+
+def booked(collector: Any) -> None:
+    collector.billing = BookedRows(
+        {("vision", "2026-01"): [("gpu", 7)], ("speech", "2026-01"): [("gpu", 11)]}
+    )
+
+
+async def test_every_route_for_every_role_by_token_and_by_certificate(tmp_path: Path) -> None:
+    async with site(tmp_path) as one:
+        for (method, path), (roles, status) in EVERYTHING.items():
+            for role in Role:
+                expected = status if role in roles.split() else 403
+                for shown in ({"token": TOKENS[role]}, {"certificate": str(role)}):
+                    found, text, headers = await one.ask(method, path, **shown)
+                    assert found == expected, (method, path, role, shown, text)
+                    assert headers["Cache-Control"] == "no-store"
+                    assert headers["Vary"].split(", ")[0] == "Authorization"
+                    if role is Role.TENANT:
+                        assert "speech" not in text, (method, path)
+                    if method == "GET":
+                        head, nothing, _ = await one.ask("HEAD", path, **shown)
+                        assert (head, nothing) == (expected, ""), (path, role)
+        (found, _, _) = await one.ask("GET", "/metrics", token=TOKENS[Role.NODE])
+        assert found == 403
+
+
+BAD = (
+    {}, {"token": "wrong"}, {"certificate": "unlisted"}, {"certificate": "revoked"},
+    {"token": "wrong", "certificate": "auditor"}, *({"token": f"ended-{role}"} for role in Role),
+)  # fmt: skip
+
+
+async def test_every_route_is_closed_to_those_who_show_nothing_good(tmp_path: Path) -> None:
+    async with site(tmp_path) as one:
+        answers = set()
+        for (method, path), shown in itertools.product(EVERYTHING, BAD):
+            status, text, headers = await one.ask(method, path, **shown)
+            assert status == 401, (method, path, shown)
+            assert headers["WWW-Authenticate"].startswith('Bearer realm="railscope"')
+            assert headers["Cache-Control"] == "no-store"
+            answers.add(text)
+        assert len(answers) == 1, "nobody learns from the text what there is"
+        for (method, path), status in OPEN.items():
+            for shown in ({}, {"token": "wrong"}, {"certificate": "revoked"}):
+                assert (await one.ask(method, path, **shown))[0] == status
+        for certificate in ("ended", "foreign"):
+            with pytest.raises(aiohttp.ClientError):
+                await one.ask("GET", "/-/healthy", certificate=certificate)
+
+
+async def test_a_tenant_cannot_tell_whether_another_exists(tmp_path: Path) -> None:
+    async with site(tmp_path) as one:
+        answers = []
+        for other in ("speech", "nobody", "Vision", "vision%20", "vision%2f", "%76ision%00"):
+            path = f"/api/v1/statements/{other}/2026-01"
+            status, text, headers = await one.ask("GET", path, token=TOKENS[Role.TENANT])
+            answers.append((status, text, {k: v for k, v in headers.items() if k != "Date"}))
+        assert all(answer == answers[0] for answer in answers)
+        assert answers[0][0] == 403
+        path = "/api/v1/statements/%76isio%6E/2026-01"
+        assert (await one.ask("GET", path, token=TOKENS[Role.TENANT]))[0] == 200
+    found = list(records(tmp_path / "state" / "audit"))
+    crossed = [record for record in found if record.type == "access.cross_tenant"]
+    assert len(crossed) == 6
+    assert {(r.actor.id, r.data["tenant"], r.out) for r in crossed} == {
+        ("tenant/vision/board", "vision", "denied")
+    }
+    assert {(r.actor.auth, r.actor.id) for r in found if r.type == "access.denied"} == {
+        ("token", "tenant/vision/board")
+    }
+    denied = {r.data["path"] for r in found if r.type == "access.denied"}
+    assert denied >= {"/api/v1/statements/speech/2026-01", "/api/v1/statements/nobody/2026-01"}
+
+
+async def test_a_node_speaks_for_itself_only(tmp_path: Path) -> None:
+    async with site(tmp_path) as one:
+        sender = Sender("n2")
+        frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
+        connector = aiohttp.TCPConnector(ssl=one.certificates["node"].context(one.ca_file))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(
+                one.one.url + "/v1/frames", data=sender.body(frames, schemas=True),
+                headers=sender.sent(2).to_headers(),
+            ) as response,
+        ):  # fmt: skip
+            assert response.status == 403
+            assert "credential is that of 'n1'" in await response.text()
+
+
+async def test_with_open_reading_who_shows_nothing_is_an_operator_and_no_more(
+    tmp_path: Path,
+) -> None:
+    settings = settings_in(tmp_path, open_reading=True)
+    async with running(settings) as one:
+        async with aiohttp.ClientSession() as session:
+            for (method, path), (roles, _) in EVERYTHING.items():
+                url = aiohttp.client.URL(one.url + path, encoded=True)
+                async with session.request(method, url) as answer:
+                    may = "operator" in roles.split()
+                    assert (answer.status not in {401, 429}) is may, (method, path)
+        assert (await one.get("/metrics", token="wrong"))[0] in {401, 429}  # noqa: S106 - a test's token
+    denied = [r for r in records(tmp_path / "state" / "audit") if r.type == "access.denied"]
+    assert {(r.actor.kind, r.actor.auth) for r in denied} == {("unknown", ""), ("unknown", "token")}
+
+
+# The table ----------------------------------------------------------------------------------------
+
+
+def test_no_route_is_without_roles_and_all_are_in_the_test() -> None:
+    def shape(path: str) -> str:
+        return path.partition("?")[0]
+
+    walked = {(method, shape(path)) for method, path in (*EVERYTHING, *OPEN)}
+    for route in ROUTES:
+        assert route.roles, route
+        path = route.path.format(node="n1", tenant="vision", period="2026-01", index="x")
+        if route.name == "audit_entry":
+            path = "/api/v1/audit/entries/x"
+        assert (route.method, path) in walked
+        named = "{tenant}" in route.path
+        assert named is (route.tenants is Sees.NAMED)
+    assert {route.name for route in ROUTES if route.open} == {"landing", "healthy", "ready"}
+    assert len({route.name for route in ROUTES}) == len(list(ROUTES))
+
+
+def test_a_route_without_a_handler_and_a_handler_without_a_route_are_refused() -> None:
+    route = Route("one", "/one", frozenset({Role.AUDITOR}))
+    for handlers, routes in (({}, [route]), ({"one": None, "two": None}, [route])):
+        with pytest.raises(ValueError, match="routes and handlers differ"):
+            application(Gate(None, None), handlers, 1, routes)  # type: ignore[arg-type]
+
+
+def test_the_page_lists_the_routes_as_they_are() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "access.md").read_text()
+    for route in ROUTES:
+        roles = ", ".join(sorted(role for role in Role if route.admits(role)))
+        who = "anyone" if route.open else roles
+        assert f"| `{route.method} {route.path}` | {who} | {route.tenants} |\n" in text
+    assert text.count("| `GET /") + text.count("| `POST /") == len(list(ROUTES))

@@ -1,0 +1,252 @@
+"""What is recorded of credentials: given, changed, taken, used, misused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.audit import NOON_NS, audit_log
+from test_audit_trail import records
+from test_ingest import Running, running, settings_in
+
+from collector.access import trail as module
+from collector.access.billing_api import Exported
+from collector.access.credential import Credential, Role
+from collector.access.credentials import Credentials, Entry, Key, digest
+from collector.access.enrolment import Told
+from collector.access.throttle import MOST_ADDRESSES, MOST_AT_ONCE, SECONDS_PER_FAILURE, Throttle
+from collector.access.tokens_file import TokensFile
+from collector.access.trail import MOST_TOLD_APART, AccessTrail
+from collector.audit.trail import Trail
+from railscope.audit.record import Record
+
+DAY_NS = 86_400_000_000_000
+BOARD = Credential("board", Role.TENANT, "vision")
+KEY = Key("token", digest("board"))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = NOON_NS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+async def told(folder: Path, note: Callable[[AccessTrail, Clock], None]) -> list[Record]:
+    """What is recorded of what is noted, by a trail that is stopped behind it."""
+    clock = Clock()
+    trail = Trail(audit_log(folder), "1.0", clock)
+    access = AccessTrail(trail, Told(folder.parent / "identities"), clock)
+    trail.open()
+    access.open()
+    tasks = [asyncio.create_task(trail.run()), asyncio.create_task(access.run())]
+    await asyncio.sleep(0)
+    note(access, clock)
+    for task in reversed(tasks):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    trail.log.close()
+    assert trail.lost == 0
+    found = records(folder)
+    return [one for one in found if one.type.startswith(("access.", "identity.", "billing."))]
+
+
+async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> None:
+    def note(access: AccessTrail, clock: Clock) -> None:
+        for _ in range(3):
+            access.used(BOARD, KEY, "10.0.0.1")
+            access.used(BOARD, Key("certificate", digest("c")), "10.0.0.2")
+        clock.now_ns += DAY_NS
+        access.used(BOARD, KEY, "10.0.0.1")
+
+    found = await told(tmp_path / "audit", note)
+    assert [(r.type, r.actor.id, r.actor.auth, r.actor.ip, r.data["tenant"]) for r in found] == [
+        ("access.token", "tenant/vision/board", "token", "10.0.0.1", "vision"),
+        ("access.login", "tenant/vision/board", "certificate", "10.0.0.2", "vision"),
+        ("access.token", "tenant/vision/board", "token", "10.0.0.1", "vision"),
+    ]
+    assert "board" not in str([record.data for record in found]), "no token, and not its digest"
+    assert digest("board").removeprefix("sha256:") not in str(found)
+
+
+async def test_a_crowd_of_addresses_is_counted_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_A_DAY", 5)
+
+    def note(access: AccessTrail, _: Clock) -> None:
+        for n in range(12):
+            access.used(BOARD, KEY, f"10.0.0.{n}")
+
+    found = await told(tmp_path / "audit", note)
+    assert [record.data.get("count", 1) for record in found] == [1] * 5 + [7]
+
+
+async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> None:
+    def note(access: AccessTrail, _: Clock) -> None:
+        for _ in range(4):
+            access.expired(BOARD, KEY, "10.0.0.1")
+        access.crossed(BOARD, "/api/v1/statements/speech/2026-01", "10.0.0.1")
+
+    found = await told(tmp_path / "audit", note)
+    assert [(r.type, r.data["count"], r.out) for r in found] == [
+        ("identity.expired", 1, "denied"),
+        ("access.cross_tenant", 1, "denied"),
+        ("identity.expired", 3, "denied"),
+    ]
+    assert all(record.data["tenant"] == "vision" for record in found)
+
+
+async def test_a_flood_of_misuse_is_bounded_and_counted_whole(tmp_path: Path) -> None:
+    def note(access: AccessTrail, _: Clock) -> None:
+        for n in range(3 * MOST_TOLD_APART):
+            access.crossed(BOARD, f"/api/v1/statements/{n}/2026-01" + "x" * 900, "10.0.0.1")
+
+    found = await told(tmp_path / "audit", note)
+    assert len(found) == MOST_TOLD_APART + 1
+    counts = [record.data["count"] for record in found]
+    assert sum(count for count in counts if isinstance(count, int)) == 3 * MOST_TOLD_APART
+
+
+async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: Path) -> None:
+    def note(access: AccessTrail, _: Clock) -> None:
+        for content in ("aa", "aa", "bb"):
+            access.exported(Exported(BOARD, "10.0.0.1", "2026-01", "csv", "vision", content))
+
+    found = await told(tmp_path / "audit", note)
+    assert [(r.type, r.data["sha256"], r.data["tenant"]) for r in found] == [
+        ("billing.export", "aa", "vision"),
+        ("billing.export", "bb", "vision"),
+    ]
+
+
+async def test_ten_thousand_nodes_are_recorded_at_the_first_start(tmp_path: Path) -> None:
+    many = Credentials(
+        {Key("token", digest(str(n))): Entry(Credential(f"n{n}", Role.NODE)) for n in range(10_000)}
+    )
+    found = await told(tmp_path / "audit", lambda access, _: access.enrolled(many))
+    assert len(found) == 10_000
+    assert {record.obj.node for record in found} == {f"n{n}" for n in range(10_000)}
+    again = await told(tmp_path / "again", lambda access, _: access.enrolled(many))
+    assert again == []
+
+
+# The running collector ----------------------------------------------------------------------------
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.02)
+
+
+def loaded(one: Running, name: str) -> Callable[[], bool]:
+    return lambda: any(
+        entry.credential.name == name for entry in one.collector.tokens.credentials.entries.values()
+    )
+
+
+async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    file = tmp_path / "tokens.toml"
+    kept = file.read_text()
+    async with running(settings) as one:
+        assert (await one.get("/metrics"))[0] == 200
+        added = f'[tenants.vision]\nboard = "{digest("token-board")}"\n'
+        file.write_text(kept.replace(digest("token-reader"), digest("token-new")) + added)
+        await until(loaded(one, "board"))
+        assert (await one.get("/metrics"))[0] == 401
+        assert (await one.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - a test's token
+        assert (await one.get("/metrics", token="token-board"))[0] == 200  # noqa: S106 - as above
+        assert (await one.get("/api/v1/nodes", token="token-board"))[0] == 403  # noqa: S106 - as above
+        file.write_text("[nodes\n")
+        await until(lambda: not one.collector.tokens.valid)
+        assert (await one.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - as above
+        page = (await one.get("/metrics", token="token-new"))[1]  # noqa: S106 - as above
+        assert 'railscope_collector_file_valid{file="tokens"} 0' in page.splitlines()
+    ended = f'[tenants.vision]\nboard = {{ token = "{digest("token-board")}", until = 2026-01-01T00:00:00Z }}\n'
+    file.write_text(ended)
+    async with running(settings) as one:
+        for _ in range(3):
+            assert (await one.get("/metrics", token="token-board"))[0] == 401  # noqa: S106 - as above
+    found = list(records(tmp_path / "state" / "audit"))
+    identities = [
+        (r.type.removeprefix("identity."), r.data["holder"])
+        for r in found if r.type.startswith("identity.") and "holder" in r.data
+    ]  # fmt: skip
+    nodes = [f"node/n{n}" for n in (1, 2, 3)]
+    assert identities[:4] == [("enrol_approve", who) for who in (*nodes, "operator/reader")]
+    assert identities[4:6] == [
+        ("rotate", "operator/reader"),
+        ("enrol_approve", "tenant/vision/board"),
+    ]
+    assert sorted(identities[6:]) == sorted(
+        [
+            *(("revoke", who) for who in (*nodes, "operator/reader")),
+            ("rotate", "tenant/vision/board"),
+        ]
+    )
+    expired = [record for record in found if record.type == "identity.expired"]
+    assert [(r.actor.id, r.data["count"]) for r in expired] == [
+        ("tenant/vision/board", 1), ("tenant/vision/board", 2),
+    ]  # fmt: skip
+    denials = [(r.data["reason"], r.actor.id) for r in found if r.type == "access.denied"]
+    assert ("expired", "tenant/vision/board") in denials
+
+
+async def test_a_file_that_is_being_written_revokes_nobody(tmp_path: Path) -> None:
+    settings_in(tmp_path)
+    path = tmp_path / "tokens.toml"
+    kept, file = path.read_text(), TokensFile(path)
+    before = file.credentials
+    file.read()
+    path.write_text("")
+    assert file.read() is None
+    path.write_text(kept)
+    assert [file.read() for _ in range(3)] == [None, before, None]
+    path.write_text("")
+    assert [file.read() for _ in range(3)] == [None, Credentials(), None]
+    path.unlink()
+    assert (file.read(), file.valid) == (None, False)
+    path.write_text(kept)
+    assert [file.read() for _ in range(3)] == [None, before, None]
+    assert file.valid
+
+
+# Failures -----------------------------------------------------------------------------------------
+
+
+async def test_who_fails_too_often_is_held_back_and_others_are_not(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        found = [(await one.get("/metrics", token="wrong"))[0] for _ in range(MOST_AT_ONCE + 9)]  # noqa: S106 - a test's
+        assert found[:MOST_AT_ONCE] == [401] * MOST_AT_ONCE
+        assert set(found[MOST_AT_ONCE:]) <= {401, 429}
+        assert found[-1] == 429
+        assert (await one.get("/metrics"))[0] == 200, "from the same address"
+        assert one.collector.trail.denied == len(found), "none is left out of the counts"
+
+
+def test_a_bucket_leaks_and_its_memory_is_bounded() -> None:
+    throttle = Throttle()
+    assert [throttle.fails("10.0.0.1", 0.0) for _ in range(MOST_AT_ONCE)] == [False] * MOST_AT_ONCE
+    assert throttle.fails("10.0.0.1", 0.0)
+    assert not throttle.fails("10.0.0.2", 0.0)
+    assert not throttle.fails("10.0.0.1", SECONDS_PER_FAILURE)
+    assert throttle.fails("10.0.0.1", SECONDS_PER_FAILURE)
+    for n in range(2 * MOST_ADDRESSES):
+        throttle.fails(f"10.1.{n >> 8}.{n & 255}", 9.0)
+    assert len(throttle._levels) == MOST_ADDRESSES  # noqa: SLF001 - its bound is the point
+
+
+def test_a_network_of_version_six_is_one_source() -> None:
+    throttle = Throttle()
+    flood = [throttle.fails(f"2001:db8::{n:x}", 0.0) for n in range(MOST_AT_ONCE + 1)]
+    assert flood[-1]
+    assert not throttle.fails("2001:db8:0:1::1", 0.0)
+    assert [throttle.fails("::ffff:10.0.0.1", 0.0) for _ in range(MOST_AT_ONCE)][-1] is False
+    assert throttle.fails("10.0.0.1", 0.0), "the same address, spelled as IPv6"
+    assert not throttle.fails("fe80::1%eth0", 0.0)
+    assert not throttle.fails("", 0.0)

@@ -1,0 +1,76 @@
+"""What the API gives out of the books is what the commands write."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collector.access.billing_api import Billing, BillingError
+from collector.billing import demo
+from collector.billing.books_export import with_origins
+from collector.billing.closing import Books
+from collector.billing.export import Form, Order, export
+from collector.billing.focus_parquet import read_from
+from collector.billing.periods import parse
+from collector.billing.served import ServedBooks
+from collector.ledger.store import Ledger
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Books]:
+    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite")
+    demo.run(ledger)
+    yield Books.of(ledger)
+    ledger.close()
+
+
+@pytest.fixture
+def served(books: Books) -> ServedBooks:
+    found = ServedBooks(books, lambda _tenants: demo.SELLER)
+    checked: Billing = found
+    assert checked is found
+    return found
+
+
+@pytest.mark.parametrize("tenant", [None, "vision"])
+def test_an_export_is_the_file_that_the_command_writes(served, books, tmp_path: Path, tenant):
+    order = Order(demo.SELLER, 0, period=parse("2026-09"), tenant=tenant)
+    export(books.store, with_origins(order, books), tmp_path)
+    assert served.export_forms == list(Form)
+    for form in served.export_forms:
+        written = (tmp_path / f"{order.stem}.{form}").read_bytes()
+        assert served.export(tenant, "2026-09", form) == written
+
+
+def test_a_tenant_gets_nothing_of_others(served):
+    raw = served.export("vision", "2026-10", "parquet")
+    assert {row["SubAccountId"] for row in read_from(io.BytesIO(raw))} == {"vision"}
+    assert served.export("nobody", "2026-10", "csv") is None
+    assert served.export(None, "2027-01", "csv") is None
+
+
+def test_statements_come_in_their_forms(served):
+    assert served.statement_forms[0] == "json"
+    (invoice,) = served.books.store.invoices(parse("2026-09"), "vision")
+    for form in served.statement_forms:
+        assert invoice.invoice_id.encode() in served.statement("vision", "2026-09", form)
+    assert json.loads(served.statement("vision", "2026-09", "json"))
+    assert served.statement("nobody", "2026-09", "json") is None
+    assert served.statement("vision", "2027-01", "json") is None
+
+
+def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
+    nobody_pays = replace(served, seller=lambda _tenants: replace(demo.SELLER, accounts={}))
+    with pytest.raises(BillingError, match="no account pays"):
+        nobody_pays.export("vision", "2026-09", "csv")
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    gone = replace(served, books=Books.of(ledger))
+    ledger.close()
+    (tmp_path / "ledger.sqlite").write_bytes(b"this was a database once, and is none any more")
+    with pytest.raises(BillingError, match=r"ledger\.sqlite"):
+        gone.export("vision", "2026-09", "csv")

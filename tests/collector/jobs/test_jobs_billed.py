@@ -1,0 +1,176 @@
+"""A cluster's job history alone: imported, closed, stated, and compared with the books again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from collector.billing.periods import parse
+from collector.jobs.job import Job, JobList, Unplaced
+from collector.jobs.ledger import Terms, days_of_period, listed_with_stand_ins
+from collector.ledger.tiling import DAY_NS, check
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from railscope.cli import root as railscope
+
+S = 1_000_000_000
+DECEMBER, JANUARY = parse("2025-12"), parse("2026-01")
+START = DECEMBER.start_ns // S
+HOUR = 3600
+HEADER = "JobIDRaw|User|Account|Start|End|NodeList|AllocTRES"
+PRICES = """
+version = 1
+published = 2024-01-01T00:00:00Z
+currency = "EUR"
+
+[[price]]
+sku = "h100"
+tariff = "allocated"
+nano_per_gpu_hour = 2_000_000_000
+from = 2024-01-01T00:00:00Z
+version = 1
+"""
+TENANTS = """tenant,source,owner,from,to
+institute,slurm,physics,2025-01-01T00:00:00Z,2025-12-11T00:00:00Z
+faculty,slurm,physics,2025-12-11T00:00:00Z,
+"""
+
+
+def row(number: int, account: str, first: int, last: int | None, gpus: int) -> str:
+    """A job from one hour of December to another."""
+    end = "Unknown" if last is None else START + last * HOUR
+    return f"{number}|u|{account}|{START + first * HOUR}|{end}|n[1-2]|cpu=1,gres/gpu={gpus}"
+
+
+ROWS = [
+    row(1, "physics", 0, 10, 4),
+    row(2, "physics", 230, 250, 2),  # over the day on which the account changes hands
+    row(3, "chemistry", 5, 100, 8),
+    row(4, "chemistry", 31 * 24 - 5, 31 * 24 + 7, 1),  # runs on into January
+    row(5, "biology", 31 * 24 - 3, None, 2),
+]
+
+
+class Cluster:
+    """A folder with a ledger, prices and books."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'ledger.sqlite'}"
+        self.tenants = self.file("tenants.csv", TENANTS)
+
+    def file(self, name: str, text: str) -> Path:
+        found = self.folder / name
+        found.write_text(text)
+        return found
+
+    def books(self, *rows: str) -> Path:
+        return self.file("sacct.txt", "\n".join([HEADER, *rows, ""]))
+
+    def bill(self, *words: object) -> Result:
+        given = [*map(str, words), "--ledger", self.url]
+        return CliRunner().invoke(railscope, ["bill", *given])
+
+    def publish(self) -> None:
+        """Let there be prices."""
+        published = self.bill("prices", "publish", self.file("prices.toml", PRICES))
+        assert published.exit_code == 0, published.output
+
+    def imported(self, books: Path, period: str) -> Result:
+        return self.bill(
+            "import-jobs", books, "--period", period, "--stand-ins", "--as-observed",
+            "--sku", "h100", "--tenants", self.tenants,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def totals(printed: str) -> dict[str, str]:
+    """What each tenant pays, as a closing prints it."""
+    lines = [line.split() for line in printed.splitlines() if line.endswith("EUR")]
+    return {words[0]: words[-2] for words in lines}
+
+
+def test_history_is_billed_and_agrees_with_the_books(cluster):
+    books = cluster.books(*ROWS)
+    assert cluster.imported(books, "2025-12").exit_code == 0
+    cluster.publish()
+    closed = cluster.bill("close", "2025-12")
+    assert closed.exit_code == 0, closed.output
+    assert totals(closed.stdout) == {
+        "institute": "120.00",  # 2 EUR for 4 x 10 and 2 x 10 hours
+        "faculty": "40.00",  # 2 x 10
+        "chemistry": "1,530.00",  # 8 x 95 and 1 x 5
+        "biology": "12.00",  # 2 x 3, and still running
+    }
+    assert "1,530.00" in cluster.bill("statement", "chemistry", "2025-12").stdout
+    agreed = cluster.bill("reconcile", "2025-12", "--slurm", books, "--tenants", cluster.tenants)
+    assert agreed.exit_code == 0, agreed.output
+    assert "jobs that differ: 0" in agreed.stdout
+    assert "not compared, as they have not ended: 5" in agreed.stdout
+
+
+def test_a_difference_from_the_books_is_named_and_fails(cluster):
+    cluster.imported(cluster.books(*ROWS), "2025-12")
+    cluster.publish()
+    other = cluster.books(ROWS[0], *ROWS[2:4], row(6, "biology", 1, 2, 1))
+    found = cluster.bill("reconcile", "2025-12", "--slurm", other, "--tenants", cluster.tenants)
+    assert found.exit_code == 1
+    differing = [line for line in found.stdout.splitlines() if line.startswith("  job ")]
+    assert [line.split()[1] for line in differing] == ["2", "5", "6"]
+    assert "in the ledger and not in the books" in differing[0]
+    assert "in the books and not in the ledger" in differing[2]
+
+
+def test_months_follow_one_another_and_a_gpu_that_no_one_uses_stays(cluster):
+    cluster.imported(cluster.books(*ROWS), "2025-12")
+    later = cluster.books(*ROWS[:4], row(5, "biology", 31 * 24 - 3, 31 * 24 + 1, 2))
+    january = cluster.imported(later, "2026-01")
+    assert january.exit_code == 0, january.output
+    assert january.stdout.splitlines()[-1] == f"ledger: {12 * 31} GPU-days written, 0 were there"
+    cluster.publish()
+    for period in ("2025-12", "2026-01"):
+        closed = cluster.bill("close", period)
+        assert closed.exit_code == 0, closed.output
+    assert totals(closed.stdout) == {"chemistry": "14.00", "biology": "4.00"}
+
+
+def test_books_that_cannot_be_read_are_one_clear_line(cluster):
+    cluster.imported(cluster.books(*ROWS), "2025-12")
+    wrong = cluster.file("wrong.txt", "hello\n")
+    for option in ("--slurm", "--kubernetes"):
+        found = cluster.bill("reconcile", "2025-12", option, wrong)
+        assert found.exit_code == 1
+        assert found.stderr.startswith(f"Error: {wrong}: ")
+    refused = cluster.bill("reconcile", "2025-12", "--slurm", wrong, "--tenants", wrong)
+    assert refused.exit_code == 1
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_period_is_complete_and_whole():
+    part = (Unplaced("", 2, "counted"),)
+    running = Job(DECEMBER.start_ns + 40 * DAY_NS, "2", "a", "u", FOREVER_NS, unplaced=part)
+    listed = listed_with_stand_ins(
+        JobList(
+            (Job(DECEMBER.start_ns - S, "1", "a", "u", DECEMBER.start_ns + S, unplaced=part),),
+            unended=(running,),
+        )
+    )
+    found = list(days_of_period(listed, DECEMBER, Terms("", 0), ["n9/00000000:01:00.0"]))
+    assert len(found) == 3 * 31
+    quantity = 0
+    for day in found:
+        check(day)
+        whole = sum(e.quantity for e in day.entries if e.tiling is Tiling.COMPUTE)
+        assert whole == GPU_CAPACITY * DAY_NS
+        quantity += sum(e.quantity for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE)
+        # A claim's own start decides on its price, also where that was in another period.
+        assert {claim.start_ns for claim in day.claims} <= {DECEMBER.start_ns - S}
+    assert quantity == 2 * GPU_CAPACITY * S
+    january = list(days_of_period(listed, JANUARY, Terms("", 0)))
+    held = sum(e.quantity for day in january for e in day.entries if e.tenant)
+    assert held == 2 * 2 * GPU_CAPACITY * (JANUARY.end_ns - running.start_ns)

@@ -1,0 +1,79 @@
+"""Who has the simulated GPUs, as the agent makes it out."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from agent.config import TenancySettings
+from agent.source import Table
+from agent.sources.nvidia.inventory import Gpus
+from agent.sources.nvidia.sharing import ProcessLists, Sharing
+from agent.tenancy.source import Tenancy
+from agent.walk import Walk
+from railscope.catalog import tenancy as c
+from railscope.frame import Event
+from railscope.simulator import NodeSpec, simulate
+
+SECONDS = 20
+MODES = ("whole", "mig", "mps", "time_slicing")
+NS = 10**9
+
+
+def looked(spec: NodeSpec) -> tuple[Tenancy, list[Event], dict[str, list[int]]]:
+    """Tenancy after it has looked at a simulated node every five seconds; events; the columns."""
+    walk = Walk(simulate(spec, SECONDS))
+    gpus, lists = Gpus(), ProcessLists()
+    sharing, tenancy = Sharing(5.0, gpus, lists), Tenancy(TenancySettings(), "", 5.0, gpus, lists)
+    events: list[Event] = []
+    values: dict[str, list[int]] = {}
+    for second in range(0, SECONDS + 1, 5):
+        walk._clock.go_to(second * NS)  # noqa: SLF001 - a look at each
+        sharing.read(walk.host, Table(len(sharing.probe(walk.host).columns)))
+        columns = tenancy.probe(walk.host).columns
+        table = Table(len(columns))
+        tenancy.read(walk.host, table)
+        events += table.events
+        assert not any(table.reasons)
+        values = {}
+        for (metric, _), value in zip(columns, table.values, strict=True):
+            values.setdefault(metric.name, []).append(value)
+    return tenancy, events, values
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scheduler", ["kubernetes", "slurm"])
+def test_every_process_has_a_claim_but_the_stray_one(scheduler: str, mode: str) -> None:
+    for stray in (False, True):
+        spec = NodeSpec("n", gpus=2, mode=mode, scheduler=scheduler, stray=stray)
+        tenancy, events, values = looked(spec)
+        assert sum(values[c.GPU_UNCLAIMED_PROCESSES.name]) == stray
+        unclaimed = [one.held for one in tenancy.open if not one.is_claim]
+        assert [(held.source, held.workload) for held in unclaimed] == [
+            ("systemd", "session-7")
+        ] * stray
+        assert len(events) == len(tenancy.open), "all began, and nothing ended"
+        assert {one.held.source for one in tenancy.open if one.is_claim} == {scheduler}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_two_claims_have_the_same_slots(mode: str) -> None:
+    tenancy, _, values = looked(NodeSpec("n", gpus=2, mode=mode, scheduler="kubernetes"))
+    for one, other in combinations(tenancy.open, 2):
+        if one.held.gpu == other.held.gpu:
+            assert not one.held.compute.overlaps(other.held.compute)
+            assert not one.held.memory.overlaps(other.held.memory)
+    assert set(values[c.GPU_CLAIMED.name]) == {840}
+
+
+def test_without_a_job_nobody_holds_anything() -> None:
+    for scheduler in ("kubernetes", "slurm"):
+        spec = NodeSpec("n", gpus=2, scenario="idle", scheduler=scheduler)
+        tenancy, events, _ = looked(spec)
+        assert (tenancy.open, events) == ((), [])
+
+
+def test_a_scheduler_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="no scheduler 'pbs'"):
+        NodeSpec("n", scheduler="pbs")

@@ -1,0 +1,43 @@
+"""Statements and exports from rows in memory, for those who test who may see them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class BookedRows:
+    """What each tenant owes in each month: (tenant, period) to lines of text and amount."""
+
+    booked: dict[tuple[str, str], list[tuple[str, int]]] = field(default_factory=dict)
+    statement_forms: Sequence[str] = ("json", "text")
+    export_forms: Sequence[str] = ("csv", "json")
+
+    def __call__(self) -> BookedRows:
+        """Who makes statements and exports."""
+        return self
+
+    def statement(self, tenant: str, period: str, form: str) -> bytes | None:
+        """All lines of one tenant and month."""
+        rows = self.booked.get((tenant, period))
+        if rows is None:
+            return None
+        if form == "text":
+            return "".join(f"{tenant} {what} {amount}\n" for what, amount in rows).encode()
+        return json.dumps({"tenant": tenant, "period": period, "lines": rows}).encode()
+
+    def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
+        """All lines of a month, of one tenant or of all."""
+        found = [
+            [who, what, amount]
+            for (who, month), rows in sorted(self.booked.items())
+            if month == period and tenant in (None, who)
+            for what, amount in rows
+        ]
+        if not found:
+            return None
+        if form == "json":
+            return json.dumps(found).encode()
+        return "".join(",".join(map(str, row)) + "\n" for row in found).encode()
