@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gc
-import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,17 +27,7 @@ from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
 from collector.api import Api
-from collector.audit.custody_api import CustodyApi
-from collector.audit.drain import Drain
-from collector.audit.guard import Guard
-from collector.audit.keys import keep, load_or_generate
-from collector.audit.log import AuditLog
-from collector.audit.numbers import AuditNumbers
-from collector.audit.observed import Observed
-from collector.audit.personal import FOLDER as PERSONAL
-from collector.audit.personal import Salts
-from collector.audit.trail import Trail
-from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
+from collector.auditing import OBSERVED, Auditing
 from collector.config import CollectorSettings
 from collector.core import Checkpoint, Core, SeenEvent, events_of
 from collector.evidence.days import Door
@@ -56,7 +44,6 @@ from collector.segments import LogStats, read_segment, segment_path, segments, w
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from railscope import __version__, listen
-from railscope.audit.record import Source
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
 from railscope.wire import WireError, unpack
@@ -64,7 +51,6 @@ from railscope.wire import WireError, unpack
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
-OBSERVED = "observed"
 MOST_REPLAYED_BYTES = 1 << 30
 """What was accepted once is read again, even if the limits have become narrower since."""
 _DAY_NS = 86_400_000_000_000
@@ -91,20 +77,12 @@ class Collector:
             self.folder / "frames", log_settings.segment_bytes, log_settings.most_bytes,
             on_rotate=self._checkpoint,
         )  # fmt: skip
-        self.trail = self._trail()
-        self.observed = Observed(
-            self.trail.log, Salts(self.folder / PERSONAL), self.folder / OBSERVED, self._events
+        self.auditing = Auditing(
+            self.settings, self.folder, lambda: self.ledger_url, self._events, self._known_nodes
         )
-        self.core.listeners.append(self.observed.listen)
-        self.core.on_envelope.append(self.observed.hear)
+        self.auditing.listen_to(self.core)
+        self.trail = self.auditing.trail
         self._first_segment = 0
-        self.guard = Guard(
-            self.trail.log, self.settings.audit.ask_agents, self.settings.audit.ask_seconds,
-            self._known_nodes, self.trail.wall_ns,
-        )  # fmt: skip
-        self.custody = CustodyApi(self.trail.log, self.guard, Witnesses(self.trail.log.folder))
-        self.drain = Drain(self._outbox, self.trail.log)
-        self._outbox_database: Database | None = None
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
@@ -126,15 +104,10 @@ class Collector:
         )  # fmt: skip
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
-    def _known_nodes(self) -> int:
-        """How many agents may hold checkpoints: all that were ever heard of here."""
+    def _known_nodes(self) -> set[str]:
         entries = self.tokens.credentials.entries.values()
         listed = {one.credential.name for one in entries if one.credential.role is Role.NODE}
-        return len(listed | self.custody.witnesses.nodes.keys() | self.core.fleet.nodes.keys())
-
-    @property
-    def _key_file(self) -> Path:
-        return Path(self.settings.audit.key_file or self.folder / "audit.key")
+        return listed | self.core.fleet.nodes.keys()
 
     def _ledger_url(self) -> str:
         ledger = self.settings.ledger
@@ -151,19 +124,6 @@ class Collector:
         database = Database(self.ledger_url)
         return Door(Ledger(database), EvidenceStore(database))
 
-    def _outbox(self) -> Database:
-        """The database whose changes are to be recorded. Blocking; raises LedgerError."""
-        if self._outbox_database is None:
-            self._outbox_database = Database(self.ledger_url)
-        return self._outbox_database
-
-    def _trail(self) -> Trail:
-        audit = self.settings.audit
-        key = load_or_generate(self._key_file, audit.origin)
-        source = Source("collector", audit.origin, secrets.token_hex(8), 0)
-        settings = hashlib.sha256(msgspec.json.encode(self.settings, order="sorted")).hexdigest()
-        return Trail(AuditLog(self.folder / "audit", key, source), __version__, settings=settings)
-
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""
         lock = self._lock()
@@ -176,19 +136,16 @@ class Collector:
             watchdog.cancel()
             self.settler.close()
             self.log.close()
-            self.trail.log.close()
+            self.auditing.close()
             self.books.close()
-            if self._outbox_database:
-                self._outbox_database.close()
             os.close(lock)
 
     def application(self) -> Application:
         """All that is served, behind the gate."""
         ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
-        audit = AuditNumbers(self.observed, self.drain, self.guard, self.custody.witnesses)
         own = Own(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
-            audit.cells,
+            self.auditing.numbers.cells,
         )  # fmt: skip
         api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
         gate = Gate(
@@ -199,7 +156,7 @@ class Collector:
             "frames": ingest.handle,
             **api.handlers(),
             **AuditApi(self.entries).handlers(),
-            **self.custody.handlers(),
+            **self.auditing.custody.handlers(),
             **BillingApi(self.billing or self.books.open, self.access.exported).handlers(),
         }
         return application(gate, handlers, self.settings.limits.body_bytes)
@@ -226,10 +183,7 @@ class Collector:
                 group.create_task(self.tokens.watch())
                 group.create_task(self.entries.run())
                 group.create_task(self.log.run())
-                group.create_task(self.observed.run())
-                group.create_task(self.guard.run())
-                group.create_task(self.custody.run())
-                group.create_task(self.drain.run())
+                self.auditing.start(group)
                 group.create_task(self.files.watch())
                 group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
@@ -256,11 +210,7 @@ class Collector:
 
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
-        keep(self._key_file, self.trail.log.signer)
-        self.trail.open()
-        self.guard.open()
-        self._read_witnesses()
-        self.observed.open()
+        self.auditing.open()
         self.access.open()
         self.files.refresh()
         damaged = self.core.schemas.open()
@@ -273,12 +223,6 @@ class Collector:
                 self._replay(segment_path(self.folder / "frames", number))
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
-
-    def _read_witnesses(self) -> None:
-        try:
-            self.custody.witnesses.nodes = read_witnesses(self.trail.log.folder)
-        except WitnessError as error:
-            log.error("cosignatures_damaged", problem=str(error), advice="agents say them again")
 
     def _replay(self, path: Path) -> None:
         for _, record in read_segment(path, self.log.stats):
@@ -313,7 +257,7 @@ class Collector:
         newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
         self.core.received.forget_before(horizon)
-        observed = self.observed.snapshot(horizon)
+        observed = self.auditing.observed.snapshot(horizon)
         if observed is None:
             log.warning("checkpoint_waits", advice="events are to be recorded from these segments")
             return
