@@ -7,6 +7,7 @@ from typing import Any
 
 GIGA = 1e9
 HOURS_NS = 3_600_000_000_000
+_HELD, _ALWAYS = ("observed", "inferred"), ("idle", "unknown")
 _RAIL = (
     ("GPU busy", "railscope_rail_mean_gpu_utilization_ratio", 100, "{:.0f} %"),
     ("power", "railscope_rail_sum_gpu_power_watts", 1, "{:.0f} W"),
@@ -72,10 +73,14 @@ def account_table(account: dict[str, Any]) -> str:
             f"unseen {_hours(tenant['held_unknown_ns'])}",
         ]
         for name, tenant in account["tenants"].items()
+        if int(tenant["held_ns"])
     ]
     body += [
-        ["idle", *_time(account["idle_ns"]), ""],
-        ["unknown", *_time(account["unknown_ns"]), ""],
+        [state, *_time(ns), ""]
+        for state, ns in account["states"].items()
+        if state in _ALWAYS or (state not in _HELD and int(ns))
+    ]
+    body += [
         [f"{account['gpus']} GPUs x time", *_time(account["capacity_ns"]),
          "adds up" if account["balances"] else "DOES NOT ADD UP"],
     ]  # fmt: skip

@@ -19,7 +19,9 @@ def verdict(
     received = int(views["own"]["railscope_collector_received_frames_total"])
     missing = int(views["own"]["railscope_collector_missing_frames"])
     account = views["account"]
-    parts = (int(account["held_ns"]), int(account["idle_ns"]), int(account["unknown_ns"]))
+    held = ("observed", "inferred")
+    others = [int(ns) for state, ns in account["states"].items() if state not in held]
+    parts = [int(account["held_ns"]), *filter(None, others)]
     checks = [
         (not silent, f"every node reported ({len(nodes)} of them)", f"silent: {', '.join(silent)}"),
         (
