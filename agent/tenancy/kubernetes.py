@@ -17,8 +17,7 @@ import msgspec
 
 from agent.facts import counted
 from agent.host import Host
-from agent.host.kubelet import ALLOCATABLE, LIST
-from agent.host.owners import KUBELET
+from agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from agent.owners import FormatError
 from agent.owners.device_ids import ClaimedDevice, DeviceId, device_id
 from agent.owners.pod_resources import Devices as Given
