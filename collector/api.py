@@ -209,5 +209,6 @@ _LANDING = """<!doctype html>
 <a href="/-/ready">ready</a>.</p>
 <ul><li><a href="/api/v1/cluster">cluster</a><li><a href="/api/v1/rails">rails</a>
 <li><a href="/api/v1/tenants">tenants</a><li><a href="/api/v1/nodes">nodes</a>
-<li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a></ul></html>
+<li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a>
+<li><a href="/api/v1/statements">statements</a><li><a href="/api/v1/audit">audit log</a></ul></html>
 """

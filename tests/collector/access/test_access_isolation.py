@@ -175,7 +175,7 @@ def paths(cluster: Cluster, size: int) -> Iterator[str]:
     )
     for tail in ("", *(f"?tenant={quote(tenant, safe='')}" for tenant in named)):
         yield from (f"/{path}{tail}" for path in ("metrics", "api/v1/tenants", "api/v1/account"))
-        yield f"/api/v1/audit{tail}"
+        yield from (f"/api/v1/audit{tail}", f"/api/v1/statements{tail}")
         for period in PERIODS:
             yield from (
                 f"/api/v1/exports/{period}{tail}",
