@@ -204,8 +204,7 @@ class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         described(
             "Owners whose processes count as claims where no scheduler gives out GPUs, set apart by"
-            " spaces: docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes.",
-            pattern="^( |docker|containerd|cri-o|podman|systemd|libvirt|slurm|kubernetes)*$",
+            " spaces: docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes."
         ),
     ] = ""
     system: Annotated[

@@ -1,7 +1,7 @@
 """Who holds the GPUs of this node, and who uses them without holding them.
 
     held            a claim as one place tells it; whose word it is; what part of a GPU it is of
-    devices, slices the GPUs and MIG devices of the node, and the slots that each is
+    devices         the GPUs and MIG devices of the node by all their names
     kubernetes      pods, by the kubelet
     pod_folders     which pods there are, by what the kubelet keeps of them
     slurm           jobs, by their control groups, their environment and what a prolog wrote down

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from agent.sources.nvidia.inventory import GpuDevice
-from agent.tenancy.slices import WHOLE, Instance, Slots, places
+from agent.sources.nvidia.slices import WHOLE, Slots
 
 UNKNOWN_NUMBER = -1
 
@@ -121,19 +121,6 @@ class Devices:
 def known(gpu: GpuDevice) -> Known:
     """A GPU as NVML told of it."""
     facts = gpu.entity.facts
-    instances = [
-        Instance(
-            device.uuid,
-            device.entity.facts.get("profile", ""),
-            int(device.entity.facts.get("gpu_instance", 0)),
-            int(device.entity.facts.get("compute_instance", 0)),
-            device.start,
-            device.size,
-            device.most,
-        )
-        for device in gpu.mig_devices
-    ]
-    found = places(instances)
     parts = tuple(
         Part(
             device.uuid,
@@ -142,8 +129,8 @@ def known(gpu: GpuDevice) -> Known:
             device.entity.facts.get("compute_instance", ""),
             device.entity.facts.get("mig_index", ""),
             device.start,
-            found[device.uuid].compute if device.uuid in found else None,
-            found[device.uuid].memory if device.uuid in found else None,
+            device.place.compute if device.place else None,
+            device.place.memory if device.place else None,
         )
         for device in gpu.mig_devices
     )

@@ -14,8 +14,8 @@ import msgspec
 
 from agent.host import Host
 from agent.source import Finding
+from agent.sources.nvidia.slices import WHOLE, Slots
 from agent.tenancy.devices import Devices
-from agent.tenancy.slices import WHOLE, Slots
 from railscope.reading import Absent
 
 

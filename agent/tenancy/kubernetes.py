@@ -17,18 +17,17 @@ import msgspec
 
 from agent.facts import counted
 from agent.host import Host
-from agent.host.kubelet import ALLOCATABLE, LIST
-from agent.host.owners import KUBELET
+from agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from agent.owners import FormatError
 from agent.owners.device_ids import ClaimedDevice, DeviceId, device_id
 from agent.owners.pod_resources import Devices as Given
 from agent.owners.pod_resources import Pod
 from agent.source import Finding, Verdict
+from agent.sources.nvidia.slices import part
 from agent.tenancy import naming
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
 from agent.tenancy.pod_folders import PodFolders, Pods
-from agent.tenancy.slices import part
 from agent.tenancy.trouble import unread
 
 WHAT = "claims by Kubernetes"

@@ -15,6 +15,7 @@ from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.sharing import ProcessLists
+from agent.sources.nvidia.slices import covered
 from agent.tenancy import unclaimed
 from agent.tenancy.book import Book, Look, Open, claims_on
 from agent.tenancy.claims_file import ClaimsFile
@@ -24,7 +25,6 @@ from agent.tenancy.kubernetes import Kubernetes
 from agent.tenancy.libvirt import Libvirt
 from agent.tenancy.memory import Memory
 from agent.tenancy.processes import Processes, Use, Uses, on
-from agent.tenancy.slices import covered
 from agent.tenancy.slurm import Places, Slurm
 from agent.tenancy.told import ToldClaims
 from railscope.catalog import tenancy as c
@@ -32,13 +32,28 @@ from railscope.catalog.entities import GPU
 from railscope.entity import Entity
 from railscope.frame import Event
 from railscope.reading import Absent
+from railscope.settings import SettingsError
 
 MOST_EVENTS_A_FRAME = 500
 """A collector takes so many events in one envelope, of some seconds and of all sources."""
 WAIT_FOR_GPUS_NS = 15_000_000_000
 """So long the driver has to tell of its GPUs before those remembered have to do."""
 PROCESS, UNCLAIMED = "process", "unclaimed"
+OWNERS = frozenset(
+    ["docker", "containerd", "cri-o", "podman", "systemd", "libvirt", "slurm", "kubernetes"]
+)
+"""Whose processes may count as claims."""
 _METRICS = (c.GPU_CLAIMS, c.GPU_CLAIMED, c.GPU_UNCLAIMED_PROCESSES)
+
+
+def _owners(trusted: str) -> frozenset[str]:
+    """Owners that are trusted. Raises SettingsError for one that is not known."""
+    words = frozenset(trusted.split())
+    if unknown := sorted(words - OWNERS):
+        known = ", ".join(sorted(OWNERS))
+        message = f"tenancy.trust: {', '.join(unknown)} is no owner of processes; known are {known}"
+        raise SettingsError(message)
+    return words
 
 
 class Tenancy(HoldsNothing):
@@ -57,13 +72,14 @@ class Tenancy(HoldsNothing):
         gpus: Gpus | None = None,
         lists: ProcessLists | None = None,
     ) -> None:
+        """Raises SettingsError for an owner that is not known."""
         self.period_seconds = period_seconds
         self.told = ToldClaims()
         self.devices = Devices()
         self._settings, self._node = settings, node
         self._gpus = gpus or Gpus()
         self._system = frozenset(settings.system.split())
-        self._trusted = frozenset(settings.trust.split())
+        self._trusted = _owners(settings.trust)
         self._kubernetes = Kubernetes(settings.kubelet_socket, self._system)
         self._processes = Processes(lists or ProcessLists(), settings.owner_label)
         places = Places(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)

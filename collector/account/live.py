@@ -10,9 +10,10 @@ from collector.account.amounts import Amounts
 from collector.account.gpu import GpuAccount
 from collector.account.tally import HELD, Account, Sums, add
 from collector.evidence.assemble import Files, evidence_of
-from collector.evidence.book import EvidenceBook, Trouble
+from collector.evidence.book import EvidenceBook
 from collector.evidence.chunk import Span
 from collector.evidence.places import Places
+from collector.evidence.trouble import Trouble
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Evidence, Level
 from collector.metering.holders import conflicts
@@ -148,6 +149,5 @@ class LiveAccount:
                 if levels[conflict.earlier] is Level.ADMINISTRATOR:
                     continue  # an exception to a claim on the node; the file's reader names others
                 facts = {"earlier": conflict.earlier, "later": conflict.later}
-                facts |= {"end_ns": str(conflict.end_ns)}
                 node = where.stays[-1].node if where.stays else ""
                 self.book.trouble(Trouble("conflict", gpu, node, conflict.start_ns, facts))

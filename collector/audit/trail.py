@@ -42,6 +42,8 @@ class Denial:
     """The check that failed."""
     name: str = ""
     """Who it was, where the credential is somebody's."""
+    shown: str = "token"
+    """What was shown: a token, a certificate, or nothing."""
 
     def quoted(self) -> Denial:
         """The same, with no more of the path than is recorded."""
@@ -165,7 +167,7 @@ class Trail:
 
     async def _record_denial(self, denial: Denial, count: int) -> None:
         who = unicodedata.normalize("NFC", denial.name)
-        actor = Actor("credential" if who else "unknown", who, "token", denial.address)
+        actor = Actor("credential" if who else "unknown", who, denial.shown, denial.address)
         data: Data = {"path": denial.path, "reason": denial.reason, "count": count}
         await self._record("access.denied", data, actor, "denied")
 

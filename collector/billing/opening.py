@@ -27,12 +27,12 @@ from collector.billing.seller_file import SellerFileError
 from collector.config import PREFIX, CollectorSettings
 from collector.evidence import store as evidence_store
 from collector.ledger.database import Database, LedgerError
+from collector.ledger.location import ledger_url
 from collector.ledger.store import Ledger
 from railscope import settings, systemd
 from railscope.settings import SettingsError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-LEDGER_FILE = "ledger.sqlite"
 _FAILURES = (
     ClosingError,
     InvoiceError,
@@ -103,14 +103,7 @@ class Place:
     def _url(self) -> str:
         if self.ledger:
             return self.ledger
-        ledger = self._settings.ledger
-        if ledger.url_file:
-            try:
-                return Path(ledger.url_file).read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
-                raise SettingsError(message) from error
-        return ledger.url or f"sqlite:///{self._state_directory() / LEDGER_FILE}"
+        return ledger_url(self._settings.ledger, self._state_directory())
 
     def _state_directory(self) -> Path:
         current = self._settings.state_directory

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from collector.metering.measures import Measure
-from collector.metering.units import compute_slices, memory_slices
+from collector.metering.units import WHOLE, compute_slices, memory_slices
 from railscope.frame import NO_LANE
 from railscope.wire import WireEntity, WireSchema, lanes
 
@@ -32,6 +33,8 @@ _PROFILE = re.compile(r"(\d+)g\.(\d+)gb")
 _MODEL_MEMORY = re.compile(r"(\d+) ?GB", re.IGNORECASE)
 _USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 _COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
+_SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})")
+_TILINGS = ("compute", "memory")
 
 
 class Counter(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -97,10 +100,11 @@ def sku_of(model: str) -> str:
 def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[Part, ...]], ...]:
     """How each GPU of the stream is cut.
 
-    The driver's list of devices does not say where in a GPU an instance lies: places are given in the
-    order of their numbers. Instances that do not fit so are left out.
+    Agents tell the slots of each device. One that does not say where in a GPU an instance lies gets
+    places in the order of their numbers; instances that do not fit so are left out.
     """
     found: dict[str, dict[int, WireEntity]] = {}
+    told: dict[str, dict[str, Part]] = {}
     models: dict[str, str] = {}
     for entity in wire.entities:
         if entity.kind == _GPU:
@@ -109,9 +113,44 @@ def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[Part, ...]], ...]:
         elif entity.kind == _MIG and entity.facts.get("gpu_instance", "").isdecimal():
             instances = found.setdefault(entity.key[0], {})
             instances.setdefault(int(entity.facts["gpu_instance"]), entity)
+            if part := _told(entity):
+                parts = told.setdefault(entity.key[0], {})
+                instance = entity.facts["gpu_instance"]
+                parts[instance] = _together(parts[instance], part) if instance in parts else part
     return tuple(
-        (gpu, _placed([e for _, e in sorted(instances.items())], models.get(gpu, "")))
+        (gpu, _parts(list(told.get(gpu, {}).values()), instances, models.get(gpu, "")))
         for gpu, instances in found.items()
+    )
+
+
+def _parts(told: list[Part], instances: dict[int, WireEntity], model: str) -> tuple[Part, ...]:
+    """The instances of one GPU: as they were told, if all were and no two overlap."""
+    if len(told) == len(instances) and _are_apart(told):
+        return tuple(sorted(told))
+    return _placed([e for _, e in sorted(instances.items())], model)
+
+
+def _are_apart(parts: list[Part]) -> bool:
+    tilings = (sorted(part.compute for part in parts), sorted(part.memory for part in parts))
+    return all(one[1] <= other[0] for slots in tilings for one, other in pairwise(slots))
+
+
+def _told(device: WireEntity) -> Part | None:
+    """The slots of a MIG device by the word of its agent; None where it does not say."""
+    compute, memory = (_SLOTS.fullmatch(device.facts.get(f"{what}_slots", "")) for what in _TILINGS)
+    if compute is None or memory is None:
+        return None
+    low_high = [(int(found[1]), int(found[2])) for found in (compute, memory)]
+    if not all(low < high <= WHOLE.high for low, high in low_high):
+        return None
+    return Part(*low_high)
+
+
+def _together(one: Part, other: Part) -> Part:
+    """The slots of an instance that has several devices."""
+    return Part(
+        (min(one.compute[0], other.compute[0]), max(one.compute[1], other.compute[1])),
+        (min(one.memory[0], other.memory[0]), max(one.memory[1], other.memory[1])),
     )
 
 

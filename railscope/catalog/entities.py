@@ -76,7 +76,14 @@ NVLINK_FEC = EntityKind("nvlink_fec", ("gpu", "link", "corrected_symbols"), part
 MIG = EntityKind(
     "mig",
     ("gpu", "mig"),
-    ("profile", "gpu_instance", "compute_instance", "mig_index"),
+    (
+        "profile",
+        "gpu_instance",
+        "compute_instance",
+        "mig_index",
+        "compute_slots",
+        "memory_slots",  # [low, high) of the GPU's 840, as claims have them
+    ),
     part_of=GPU,
 )
 MIG_PIPE = EntityKind("mig_pipe", ("gpu", "mig", "pipe"), part_of=GPU)

@@ -56,6 +56,7 @@ async def test_a_device_tells_its_memory_and_size() -> None:
         facts = {e.key[1]: dict(e.facts) for e in entities if e.kind.name == "mig"}
         assert facts[large] == {
             "profile": "3g.40gb", "gpu_instance": "2", "compute_instance": "0", "mig_index": "1",
+            "compute_slots": "480-840", "memory_slots": "420-840",
         }  # fmt: skip
 
 

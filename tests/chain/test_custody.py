@@ -64,7 +64,7 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
             await sign(one, records)
             await custody.look()
             assert custody.state == CustodyState(HOLDS, one.collector.trail.log.signed.size)
-        (vouched,) = one.collector.auditing.custody.witnesses.nodes.values()
+        (vouched,) = one.collector.audit.custody.witnesses.nodes.values()
         assert vouched.seconds() == custody.clock.now().wall_ns // 10**9
         assert vouched.note == custody.store.held()
         await custody.client.close()
@@ -161,7 +161,7 @@ async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) 
         custody = custody_of(tmp_path / "agents", one.url)
         await custody.look()
         assert custody.state.state == DISPUTED
-        assert "n1" in one.collector.auditing.guard.refused
+        assert "n1" in one.collector.audit.guard.refused
         await custody.client.close()
     assert not (audit_folder(tmp_path) / "checkpoint").exists()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from agent.facts import counted, known, text
 from agent.host import Host, Json, NvmlError
 from agent.source import Finding, Verdict
+from agent.sources.nvidia.slices import MOST_DEVICES, Instance, Place, places
 from agent.topology.network import Network, Wiring
 from agent.topology.pci import NO_NUMA_NODE, gpu_addresses, pci_address
 from railscope.catalog import gpu_health as h
@@ -44,11 +45,10 @@ class MigDevice:
 
     uuid: str
     entity: Entity
+    place: Place | None = None
+    """Its slots of the GPU; None where its profile is not understood."""
     start: int | None = None
-    """Its first slice of memory, and how many it has; None where the driver does not say."""
-    size: int | None = None
-    most: int = 7
-    """How many MIG devices its GPU can have."""
+    """Its first slice of memory; None where the driver does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +183,29 @@ class _Driver:
 
 def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
     """The MIG devices of a GPU that is cut into some. Raises NvmlError where they cannot be told."""
+    listed = host.call("nvml", "nvmlDeviceGetMigDevices", index)
+    instances = [
+        Instance(
+            told["uuid"], _profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
+            int(told["gpu"]), int(told["compute"]), told.get("start"), told.get("size"),
+            told.get("most", MOST_DEVICES),
+        )
+        for told in listed
+    ]  # fmt: skip
+    slots = places(instances)
     found = []
-    for told in host.call("nvml", "nvmlDeviceGetMigDevices", index):
+    for told, instance in zip(listed, instances, strict=True):
+        place = slots.get(instance.uuid)
         facts = known(
-            profile=_profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
+            profile=instance.profile,
             gpu_instance=str(told["gpu"]),
             compute_instance=str(told["compute"]),
             mig_index=str(told["index"]),
+            compute_slots=place.compute.word if place else "",
+            memory_slots=place.memory.word if place else "",
         )
-        entity = Entity(MIG, (*gpu.key, told["uuid"]), facts)
-        place = told.get("start"), told.get("size"), told.get("most", 7)
-        found.append(MigDevice(told["uuid"], entity, *place))
+        entity = Entity(MIG, (*gpu.key, instance.uuid), facts)
+        found.append(MigDevice(instance.uuid, entity, place, instance.start))
     return tuple(found)
 
 

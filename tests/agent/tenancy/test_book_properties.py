@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.sources.nvidia.slices import share
 from agent.tenancy.book import Book, Kept, Look, Open
 from agent.tenancy.held import Held, Level, Told
-from agent.tenancy.slices import share
 from railscope.frame import Event, Instant
 from railscope.reading import Absent
 

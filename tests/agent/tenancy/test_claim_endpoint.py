@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -80,24 +81,23 @@ class Served:
 
 @contextmanager
 def serving(served: Served) -> Iterator[Served]:
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-    stop = asyncio.Event()
+    started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:
+        stop = asyncio.Event()
         await served.endpoint.start()
-        ready.set()
+        started.put((asyncio.get_running_loop(), stop))
         await stop.wait()
         await served.endpoint.close()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(20)
+    loop, stop = started.get(timeout=20)
     try:
         yield served
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
-        loop.close()
 
 
 @pytest.fixture
@@ -207,10 +207,10 @@ def test_the_socket_is_roots(served):
     assert served.path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.usefixtures("served")
-def test_a_socket_that_an_agent_serves_is_left_to_it(folder):
+def test_a_socket_that_an_agent_serves_is_left_to_it(served, folder):
     with pytest.raises(SettingsError, match="another agent serves it"):
         asyncio.run(Served(folder).endpoint.start())
+    assert ask(served.path, "GET", "/v1/claims")[0] == 200, "it goes on serving"
 
 
 def test_a_socket_that_nobody_serves_is_taken(folder):

@@ -21,6 +21,7 @@ from support.tenancy import (
 
 from agent.config import TenancySettings
 from agent.host import NvmlError
+from railscope.settings import SettingsError
 
 BEGAN, ENDED = "unclaimed_use_start", "unclaimed_use_end"
 HEX = "ab" * 32
@@ -137,6 +138,11 @@ def test_whoever_is_trusted_holds_what_its_processes_are_on():
     assert looked.look() == []
     ends(host, 0, 12)
     assert told(looked.look()) == [("claim_end", "docker", "jupyter", uuid(0))]
+
+
+def test_an_owner_that_is_not_known_is_no_setting():
+    with pytest.raises(SettingsError, match=r"tenancy\.trust: lxc is no owner"):
+        Looked(node(), TenancySettings(trust="docker lxc"))
 
 
 @pytest.mark.parametrize(

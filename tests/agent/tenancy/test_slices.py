@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.tenancy.slices import CAPACITY, WHOLE, Instance, Slots, covered, part, places, share
+from agent.sources.nvidia.slices import (
+    CAPACITY,
+    WHOLE,
+    Instance,
+    Slots,
+    covered,
+    part,
+    places,
+    share,
+)
 
 
 def instance(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from collector.ledger.reconcile import gpu_days
 from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
@@ -98,7 +97,7 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     assert after.gpus == 1
     found = site.door.ledger.revision("GPU-0", DAY).tiling
     assert found.sku == "h100-80gb-hbm3"
-    assert not gpu_days(site.door.ledger, {"GPU-0": [(at(0), at(LATER))]}, DAY, DAY + 1)
+    assert set(site.door.ledger.tiled(DAY, DAY + 1).values()) == {GPU_CAPACITY * DAY_NS}
     evidence = site.door.store.evidence("GPU-0", at(0), at(DAY_SECONDS)).evidence
     assert tuple(tile(evidence, at(0), at(DAY_SECONDS))) == found.entries
     assert site.door.store.gpus() == ["GPU-0"]
@@ -166,6 +165,8 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
     site.texts["tenants"] = MAP + "bob,kubernetes,ns,2026-09-04T00:00:00Z,\n"
     await site.round(LATER + 600)
     assert hours(site)["observed", "bob"] == 6
+    assert amount(site, "bob") > 500 * 6 * HOURS, "the open day's too"
+    assert amount(site, "kubernetes:ns") == 0
     site.restart(site.checkpoint())
     await site.round(LATER + 700)
     assert site.door.ledger.revision("GPU-0", DAY).number == 2
@@ -198,6 +199,50 @@ async def test_a_node_that_comes_back_after_days_ends_the_silence_of_all_of_them
         for entry in site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
     }
     assert silences == {at(back) - at(20 * HOURS - 30)}, "its length is known now"
+
+
+async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: Site):
+    node = Reporter()
+    accept(site.core, a_day(node, until=20 * HOURS))
+    back = DAY_SECONDS + HOURS
+    accept(site.core, node.told(gpus_of("GPU-0"), range(back, LATER, 30)))
+    before = await site.account(LATER)
+    await site.round(LATER)
+    after = await site.account(LATER)
+    assert after.balances
+    assert seconds_of(after) == seconds_of(before)
+    assert seconds_of(after)["inferred", "kubernetes:ns"] == 5 * HOURS + 60
+
+
+async def test_a_counter_that_starts_over_is_told(site: Site):
+    heard: list = []
+    site.core.evidence.listeners.append(heard.append)
+    accept(site.core, a_day(Reporter(), until=HOURS))
+    after = Reporter(boot_id="boot-2", run="run-2", booted_at=HOURS)
+    accept(site.core, after.told(gpus_of("GPU-0"), range(HOURS, 2 * HOURS, 30)))
+    await site.round(3 * HOURS)
+    await site.round(3 * HOURS + 60)
+    assert [(t.kind, t.gpu, t.facts["measure"], t.instant_ns) for t in heard] == [
+        ("counter_reset", "GPU-0", "energy", at(HOURS))
+    ]
+
+
+async def test_two_claims_on_one_slot_are_in_the_audit_log_once_for_ever(site: Site):
+    begins = [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 1800, tenant="bob")]
+    accept(site.core, Reporter().told(gpus_of("GPU-0"), range(0, HOURS, 30), events={0: begins}))
+    checkpoint = site.checkpoint()
+    for _ in range(2):
+        await site.round(2 * HOURS)
+        await site.account(2 * HOURS)
+        await site.round(2 * HOURS + 60)
+        with site.door.ledger.database.transaction() as connection:
+            rows = connection.execute(select(outbox)).all()
+        site.restart(checkpoint)
+    assert [(row.type, row.outcome, row.recorded_ns) for row in rows] == [
+        ("tenancy.conflict", "seen", at(1800))
+    ]
+    assert '"earlier":"a"' in rows[0].data
+    assert '"gpu":"GPU-0"' in rows[0].subject
 
 
 async def test_two_collectors_with_overlapping_frames_write_what_one_would(

@@ -1,0 +1,103 @@
+"""Everything that keeps the audit log: who writes into it, who may sign it, who holds what it signed."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from asyncio import TaskGroup
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from collector.audit.custody_api import CustodyApi
+from collector.audit.drain import Drain
+from collector.audit.guard import Guard
+from collector.audit.keys import keep, load_or_generate
+from collector.audit.log import AuditLog
+from collector.audit.numbers import AuditNumbers
+from collector.audit.observed import Observed
+from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import Salts
+from collector.audit.trail import Trail
+from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
+from collector.config import CollectorSettings
+from collector.ledger.database import Database
+from collector.restart import Restart
+from railscope import __version__
+from railscope.audit.record import Source
+
+log = structlog.get_logger(__name__)
+
+OBSERVED = "observed"
+
+
+@dataclass(slots=True)
+class AuditOffice:
+    """The log of a collector with all who work on it; `open` it, then `start` it, then `close` it."""
+
+    key_file: Path
+    trail: Trail
+    observed: Observed
+    guard: Guard
+    custody: CustodyApi
+    drain: Drain
+
+    @classmethod
+    def of(
+        cls,
+        settings: CollectorSettings,
+        restart: Restart,
+        nodes: Callable[[], set[str]],
+        database: Callable[[], Database],
+    ) -> AuditOffice:
+        """The office of a state directory; `nodes` have a credential, `database` is the ledger's.
+
+        Raises SettingsError where the key cannot be used.
+        """
+        folder, core = restart.folder, restart.core
+        key_file = Path(settings.audit.key_file or folder / "audit.key")
+        key = load_or_generate(key_file, settings.audit.origin)
+        source = Source("collector", settings.audit.origin, secrets.token_hex(8), 0)
+        audit = AuditLog(folder / "audit", key, source)
+        digest = hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
+        trail = Trail(audit, __version__, settings=digest)
+        witnesses = Witnesses(audit.folder)
+        observed = Observed(audit, Salts(folder / PERSONAL), folder / OBSERVED, restart.events)
+        core.listeners.append(observed.listen)
+        core.on_envelope.append(observed.hear)
+        restart.copies[observed.file] = observed.snapshot
+        guard = Guard(
+            audit, settings.audit.ask_agents, settings.audit.ask_seconds,
+            lambda: len(nodes() | witnesses.nodes.keys() | core.fleet.nodes.keys()),
+            trail.wall_ns,
+        )  # fmt: skip
+        custody = CustodyApi(audit, guard, witnesses)
+        return cls(key_file, trail, observed, guard, custody, Drain(database, audit))
+
+    def open(self) -> None:
+        """Open the log and learn what it holds. Blocking; raises SettingsError, OSError."""
+        keep(self.key_file, self.trail.log.signer)
+        self.trail.open()
+        self.guard.open()
+        try:
+            self.custody.witnesses.nodes = read_witnesses(self.trail.log.folder)
+        except WitnessError as error:
+            log.error("cosignatures_damaged", problem=str(error), advice="agents say them again")
+        self.observed.open()
+
+    def start(self, outer: TaskGroup, group: TaskGroup) -> None:
+        """Work until cancelled; what writes the log ends with the outer group, after all others."""
+        outer.create_task(self.trail.run())
+        for work in (self.observed, self.guard, self.custody, self.drain):
+            group.create_task(work.run())
+
+    def numbers(self) -> AuditNumbers:
+        """What the office says of itself on the page."""
+        return AuditNumbers(self.observed, self.drain, self.guard, self.custody.witnesses)
+
+    def close(self) -> None:
+        """Close the log."""
+        self.trail.log.close()

@@ -1,0 +1,31 @@
+"""One database for all parts of a collector, opened when the first of them asks."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from collector.ledger.database import Database
+
+
+@dataclass(slots=True)
+class SharedDatabase:
+    """The database of a URL. Any thread may ask; while it is away, each that asks is told."""
+
+    url: str
+    _opened: Database | None = None
+    _opening: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self) -> Database:
+        """The database, with its tables. Blocking; raises LedgerError."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = Database(self.url)
+            return self._opened
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._opening:
+            if self._opened is not None:
+                self._opened.close()
+            self._opened = None

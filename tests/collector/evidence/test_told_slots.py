@@ -1,0 +1,59 @@
+"""MIG instances lie where the agent of their node says that they do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.evidence.seen import Part, metered
+from railscope.wire import WireEntity, WireSchema
+
+WHOLE = (0, 840)
+
+
+def layout(*devices: dict[str, str]) -> tuple[Part, ...]:
+    """The layout of one GPU with MIG devices that have these facts."""
+    mig = [
+        WireEntity(kind="mig", key=("GPU-0", f"MIG-{place}"), facts={"profile": "3g.40gb", **facts})
+        for place, facts in enumerate(devices)
+    ]
+    entities = (WireEntity(kind="gpu", key=("GPU-0",), facts={}), *mig)
+    wire = WireSchema("mig", (), entities)
+    ((_, parts),) = metered(wire).layouts
+    return parts
+
+
+def device(instance: int, compute: str, memory: str) -> dict[str, str]:
+    return {"gpu_instance": str(instance), "compute_slots": compute, "memory_slots": memory}
+
+
+def test_slots_that_are_told_count():
+    second = device(1, "480-840", "420-840")
+    assert layout(second) == (Part((480, 840), (420, 840)),)
+    assert layout(second, device(2, "0-360", "0-420")) == (
+        Part((0, 360), (0, 420)), Part((480, 840), (420, 840)),
+    )  # fmt: skip
+
+
+def test_devices_of_one_instance_are_one_instance():
+    assert layout(device(1, "0-120", "0-140"), device(1, "120-360", "140-420")) == (
+        Part((0, 360), (0, 420)),
+    )
+
+
+def test_slots_that_no_gpu_has_are_not_believed():
+    in_order = (Part((0, 360), (0, 420)), Part((480, 840), (420, 840)))
+    for wrong in (device(2, "0-999", "0-420"), device(2, "5-5", "0-420"), device(2, "0-360", "0-420"),
+                  {"gpu_instance": "2"}):  # fmt: skip
+        assert layout(device(1, "0-360", "0-420"), wrong) == in_order
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.text("0123456789-", max_size=8)), max_size=4))
+def test_whatever_is_told_no_two_instances_overlap(told):
+    parts = layout(*(device(instance, text, text) for instance, text in told))
+    for tiling in ("compute", "memory"):
+        slots = sorted(getattr(part, tiling) for part in parts)
+        assert all(one[1] <= other[0] for one, other in pairwise(slots))
+        assert all(0 <= low < high <= WHOLE[1] for low, high in slots)
