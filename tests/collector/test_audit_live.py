@@ -109,7 +109,7 @@ async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
 
 async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
-        database = Database(one.collector.ledger_url)
+        database = Database(one.collector.database.url)
         with database.transaction(writes=True) as connection:
             put(connection, "fact/1", draft(1, kind="billing.price"))
 
@@ -135,7 +135,7 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
     for _ in range(2):
         async with running(settings_in(tmp_path)) as one:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while one.collector.auditing.observed.waiting:  # noqa: ASYNC110 - no event for tests
+                while one.collector.audit.observed.waiting:  # noqa: ASYNC110 - no event for tests
                     await asyncio.sleep(0.01)
             upgrades = [record for record in records(one) if record.type == "admin.upgrade"]
     assert [record.data["before"] for record in upgrades] == ["0.0.1"]
