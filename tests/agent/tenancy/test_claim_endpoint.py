@@ -309,7 +309,8 @@ def test_prolog_and_epilog_of_slurm(served):
     for restart in range(2):
         assert run(served, "start", "--from-slurm", **job).exit_code == 0
         (first, _) = began = served.looked.look()
-        assert (first.facts["workload"], first.facts["owner"]) == ("slurm:123", "astro")
+        assert (first.facts["source"], first.facts["workload"]) == ("slurm", "123")
+        assert (first.facts["owner"], first.facts["level"]) == ("astro", "scheduler")
         assert run(served, "end", "--from-slurm", **job).exit_code == 0, restart
         assert [event.entity for event in served.looked.look()] == [event.entity for event in began]
     assert run(served, "start", "--from-slurm", SLURM_JOB_ID="124").exit_code == 0
@@ -323,9 +324,9 @@ def test_a_job_told_by_its_prolog_is_told_once(served):
     served.host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0"}
     job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "astro"}
     run(served, "start", "--from-slurm", **job)
-    assert told(served.looked.look()) == [("claim_start", "command", "slurm:123", uuid(0))]
+    assert told(served.looked.look()) == [("claim_start", "slurm", "123", uuid(0))]
     run(served, "end", "--from-slurm", **job)
-    assert told(served.looked.look()) == [("claim_end", "command", "slurm:123", uuid(0))]
+    assert told(served.looked.look()) == [("claim_end", "slurm", "123", uuid(0))]
     assert served.looked.look() == [], "its control group takes a while to go"
 
 
