@@ -75,6 +75,8 @@ class Settler:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _door: Door | None = None
     _open_days: OpenDays = field(init=False)
+    _written: dict[str, str] = field(default_factory=dict)
+    """What files said when they were written last: another collector's may say something else."""
     _handled: set[Change] = field(default_factory=set)
     _counted: dict[GpuDay, int] = field(default_factory=dict)
     """The revisions that are in the settled sums, of the days that may still change."""
@@ -125,7 +127,9 @@ class Settler:
         texts = self.texts()
         now_ns = self.wall_ns()
         for kind, text in (texts or {}).items():
-            await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+            if self._written.get(kind) != text:
+                await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+                self._written[kind] = text
         await self._store(door, now_ns, everything=everything)
         if texts is None:
             return
