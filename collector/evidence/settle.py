@@ -101,13 +101,18 @@ class Settler:
             self._door = None
 
     async def attempt(self) -> bool:
-        """One round; false where the database could not be used, which is said once."""
+        """One round; false where the database could not be used, which is said once.
+
+        Whatever it is that goes wrong, frames must be taken in nevertheless.
+        """
         try:
             await self.round()
-        except (LedgerError, OSError) as error:
+        except Exception as fault:  # noqa: BLE001 - see above
             self.counts.failures += 1
             if not self.failing:
-                log.error("evidence_not_stored", problem=str(error), parts=len(self.book.chunks),
+                known = isinstance(fault, (LedgerError, OSError))
+                problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
+                log.error("evidence_not_stored", problem=problem, parts=len(self.book.chunks),
                           advice="it stays in memory and in the checkpoint, and is tried again")  # fmt: skip
             self.failing = True
             return False

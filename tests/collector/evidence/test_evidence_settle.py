@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 from support.settling import Site, content
@@ -359,6 +359,40 @@ async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Si
 
 def _fail(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_path: Path):
+    site = make("one", f"sqlite:///{tmp_path / 'ledger.db'}")
+    accept(site.core, a_day(Reporter(), until=2 * HOURS))
+    await site.round(3 * HOURS)
+    with site.door.ledger.database.engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER evidence_part_no_update"))
+        rows = connection.execute(select(parts).order_by(parts.c.start_ns)).all()
+        for row, content_ in ((rows[2], rows[3].content), (rows[3], b"nonsense")):
+            connection.execute(
+                parts.update().where(parts.c.part == row.part).values(content=content_)
+            )
+    with capture_logs() as logs:
+        known = site.door.store.evidence("GPU-0", at(0), at(2 * HOURS))
+    assert [line["event"] for line in logs] == ["evidence_damaged"] * 2
+    assert {"it was altered"} < {line["problem"] for line in logs}
+    assert len(known.evidence.stretches) == 2
+
+
+async def test_a_fault_of_ours_does_not_end_the_collector(site: Site):
+    accept(site.core, a_day(Reporter(), until=HOURS))
+    assert await site.settler.attempt()
+    site.door.store.homes = _wrong  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        assert not await site.settler.attempt()
+    assert logs[0]["problem"] == "KeyError: 'a fault'"
+    del site.door.store.homes
+    assert await site.settler.attempt()
+
+
+def _wrong() -> None:
+    message = "a fault"
+    raise KeyError(message)
 
 
 async def test_stored_evidence_cannot_be_changed(site: Site):
