@@ -4,6 +4,10 @@ Of each instance: its application, how many GPUs (0 or 1), how many percent of a
 was scheduled and when deleted, in seconds from the start of the trace. What began before has no start
 and what lasts longer no end: they are taken to be there from the first to the last second of the trace.
 The trace names no devices, so GPUs are stand-ins, and cards are cut in equal parts, one size a card.
+
+A part that comes out whole in 840ths is metered exactly: every percentage that 5 divides. Any other is no
+number of units; it is told, and not metered. Rounding it would bill one tenant for what another had, or
+more than a card: three parts of 33.4 % fit none.
 Source: alibaba/clusterdata:cluster-trace-gpu-v2025/README.md.
 """
 
@@ -20,7 +24,6 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from collector.jobs.job import NS_PER_SECOND, Job, Unplaced
-from collector.jobs.portion import portion
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
 from collector.metering.units import GPU_CAPACITY, Slots
 
@@ -101,6 +104,15 @@ def _evidence(claims: dict[str, list[Claim]]) -> Iterator[Evidence]:
         end = max(claim.end_ns for claim in own)
         sighting = Sighting(Witness.SCHEDULER, start, end)
         yield Evidence(card, (Stay(start, card, end),), tuple(own), sightings=(sighting,))
+
+
+def portion(part: Fraction) -> int | None:
+    """The units of a part of a device; None where they would not be whole. Raises ValueError."""
+    if not 0 < part <= 1:
+        message = f"{part} is no part of a device"
+        raise ValueError(message)
+    units = part * GPU_CAPACITY
+    return int(units) if units.denominator == 1 else None
 
 
 class _Pool:

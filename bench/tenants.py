@@ -15,6 +15,7 @@ from bench.metering import DAYS, FIRST_DAY, MONTH
 from bench.report import Aim, Report, mebibytes
 from collector.billing.instants import DAY_NS
 from collector.jobs.ledger import Terms, days, with_stand_ins
+from collector.jobs.reconcile import compare
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import GPU_CAPACITY, Tiling
@@ -104,15 +105,23 @@ def _real(report: Report) -> None:
         return
     started = time.process_time()
     found = alibaba.instances()
-    jobs = with_stand_ins(alibaba.jobs(found))
+    listed = alibaba.jobs(found)
+    jobs = with_stand_ins(listed)
     gpu_days = held = 0
+    ledger = []
     for day in days(jobs, Terms("", 0)):
         gpu_days += 1
-        held += sum(e.quantity for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE)
+        ledger += [e for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE]
+    held = sum(entry.quantity for entry in ledger)
     seconds = time.process_time() - started
+    comparison = compare(ledger, listed, 0)
+    compared = time.process_time() - started - seconds
     expected = sum(GPU_CAPACITY * len(job.gpus) * job.duration_ns for job in jobs)
     what = "a real month, held - sum of its instances, GPU-ns"
     report.ratio(what, abs(held - expected) / GPU_CAPACITY, EXACT)
+    differing = len(comparison.differences) + sum(bool(t.difference) for t in comparison.tenants)
+    report.ratio("jobs and tenants of it that differ from its list (R3)", differing, EXACT)
+    report.figure("R3 of a real month", f"{comparison.jobs:,} jobs, {compared:.1f} s")
     cards, inexact = alibaba.cards(found)
     report.figure("a real month", f"{len(jobs):,} jobs, {gpu_days:,} GPU-days, {seconds:.1f} s")
     told = f"{len(found) - len(inexact):,} exact on {len(cards):,} cards, {len(inexact):,} told"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,8 @@ class Own:
     sink: SinkCounts
     trail: Trail
     tokens: Validity
+    audit: Callable[[], list[Cell]] = list
+    """What the parts of the audit log count."""
 
     @property
     def why_unknown(self) -> str:
@@ -83,6 +85,7 @@ class Own:
         ]
         return [
             *(Cell(metric, (), value) for metric, value in plain),
+            *self.audit(),
             *(cluster_cells(views.account) if views.account else ()),
             *(Cell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
             Cell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),

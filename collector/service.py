@@ -80,13 +80,14 @@ class Collector:
         )  # fmt: skip
         self.database = SharedDatabase(ledger_url(self.settings.ledger, self.folder))
         self.audit = AuditOffice.of(
-            self.settings.audit, self.restart, self._listed_nodes, self.database.open
+            self.settings, self.restart, self._listed_nodes, self.database.open
         )
         self.trail = self.audit.trail
         self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
         self.files = AdministratorsFiles.of(self.settings)
+        self.audit.observed.tenant_of = self._tenant_of
         self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
         self.settler = Settler(
             self.core.evidence, self.live, self._door, self.files.texts,
@@ -96,7 +97,7 @@ class Collector:
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
         )  # fmt: skip
-        self.books = LedgerBooks(self.database.url, self.settings.billing.seller_file)
+        self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
@@ -107,6 +108,9 @@ class Collector:
         """The nodes that have a credential."""
         entries = self.tokens.credentials.entries.values()
         return {one.credential.name for one in entries if one.credential.role is Role.NODE}
+
+    def _tenant_of(self, source: str, owner: str, instant_ns: int) -> str:
+        return self.files.tenants.content.at(source, owner, instant_ns)
 
     def _door(self) -> Door:
         """The ledger and the evidence in its database. Blocking; raises LedgerError."""
@@ -126,13 +130,16 @@ class Collector:
             self.database.close()
             self.log.close()
             self.audit.close()
-            self.books.close()
             os.close(lock)
 
     def application(self) -> Application:
         """All that is served, behind the gate."""
         ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
-        own = Own(self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens)
+        audit = self.audit.numbers()
+        own = Own(
+            self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
+            audit.cells,
+        )  # fmt: skip
         api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
         gate = Gate(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,

@@ -29,7 +29,8 @@ for unit in deploy/systemd/*.service; do
     sed "s|/opt/railscope/bin/|$prefix/bin/|; s|/etc/railscope/|$configuration/|g" "$unit" \
         >"$units/$(basename "$unit")"
 done
-for sample in agent.toml collector.toml tokens.toml claims.csv seller.toml; do
+samples="agent.toml collector.toml tokens.toml seller.toml"
+for sample in $samples claims.csv tenants.csv quotas.csv calendar.toml; do
     if [ ! -e "$configuration/$sample" ]; then
         cp "deploy/$sample" "$configuration/$sample"
     fi

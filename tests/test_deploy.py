@@ -20,9 +20,10 @@ import pytest
 
 import agent.config
 import collector.config
-from collector import claims
 from collector.access import credentials
 from collector.access.credential import Credential, Role
+from collector.account import quotas
+from collector.evidence import calendar_file, claims_file, tenants_file
 from railscope import settings
 
 ROOT = Path(__file__).parent.parent
@@ -256,12 +257,25 @@ def test_sample_tokens_can_be_loaded(tmp_path: Path):
 
 def test_sample_claims_can_be_read():
     text = (DEPLOY / "claims.csv").read_text()
-    assert claims.parse(text) == claims.Claims.of([])
-    assert text.splitlines()[2] == ",".join(claims.HEADER)
+    assert claims_file.parse(text) == claims_file.FileClaims.of([])
+    assert text.splitlines()[2] == ",".join(claims_file.HEADER)
     bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
-    assert set(claims.parse(bare).by_target) == {
+    assert set(claims_file.parse(bare).by_target) == {
         "gpu-001", "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
     }  # fmt: skip
+
+
+def test_sample_tenants_quotas_and_calendar_can_be_read():
+    for name, parse, most in (
+        ("tenants.csv", tenants_file.parse, lambda found: len(list(found))),
+        ("quotas.csv", quotas.parse, lambda found: len(found.quotas)),
+        ("calendar.toml", calendar_file.parse, lambda found: len(found.entries)),
+    ):
+        text = (DEPLOY / name).read_text()
+        assert most(parse(text)) == 0
+        row = r"\[\[|\w+ = " if name == "calendar.toml" else r"[\w-]+,"
+        bare = re.sub(rf"^# (?={row})", "", text, flags=re.MULTILINE)
+        assert most(parse(bare)) == (3 if name == "calendar.toml" else 2)
 
 
 # make and continuous integration ---------------------------------------------------------------

@@ -29,6 +29,13 @@ class Outcome:
     holder: Credential | None = None
     """Whose the key was, where it is nobody's any more."""
 
+    @property
+    def shown(self) -> str:
+        """`token`, `certificate`, or nothing."""
+        if self.key:
+            return self.key.kind
+        return "token" if self.reason == UNKNOWN_TOKEN else ""
+
 
 _NOBODY = Outcome(None, NOTHING)
 

@@ -1,10 +1,9 @@
-"""The books for those who ask over the network, opened when somebody does."""
+"""The books for those who ask over the network."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from collector.access.billing_api import BillingError
@@ -12,38 +11,27 @@ from collector.billing import seller_file
 from collector.billing.closing import Books
 from collector.billing.focus import Account, Seller
 from collector.billing.served import ServedBooks
-from collector.ledger.database import LedgerError
+from collector.ledger.database import Database, LedgerError
 from collector.ledger.store import Ledger
 
 _NOBODY = "GPU cluster"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LedgerBooks:
-    """Statements and exports of one database."""
+    """Statements and exports of the ledger in a database."""
 
-    url: str
+    database: Callable[[], Database]
+    """Opens it; raises LedgerError."""
     sellers: str = ""
     """File that says who bills; without one, each tenant pays for itself."""
-    _books: Books | None = None
-    _opening: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self) -> ServedBooks:
-        """The books, opened once. Blocking; raises BillingError where there are none now."""
-        with self._opening:
-            if self._books is None:
-                try:
-                    self._books = Books.of(Ledger.open(self.url, make=False))
-                except LedgerError as error:
-                    raise BillingError(str(error)) from error
-            return ServedBooks(self._books, self._seller)
-
-    def close(self) -> None:
-        """Close the database."""
-        with self._opening:
-            if self._books is not None:
-                self._books.ledger.close()
-            self._books = None
+        """The books. Blocking; raises BillingError where there are none now."""
+        try:
+            return ServedBooks(Books.of(Ledger(self.database())), self._seller)
+        except LedgerError as error:
+            raise BillingError(str(error)) from error
 
     def _seller(self, tenants: Iterable[str]) -> Seller:
         if not self.sellers:

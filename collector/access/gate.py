@@ -105,11 +105,11 @@ class Gate:
             if credential is ANYONE:
                 return self._unknown(request, route, Outcome(None, NOTHING))
             text = f"not for a credential of role {credential.role}"
-            return self._forbidden(request, route, credential, (ROLE, text))
+            return self._forbidden(request, route, found, (ROLE, text))
         if credential.role is Role.TENANT and not _own(request, credential.tenant):
             self.witness.crossed(credential, _path(request), request.remote or "")
             text = "a tenant's credential is for that tenant only"
-            return self._forbidden(request, route, credential, (CROSS_TENANT, text))
+            return self._forbidden(request, route, found, (CROSS_TENANT, text))
         return credential
 
     def _outcome(self, request: web.Request) -> Outcome:
@@ -124,14 +124,16 @@ class Gate:
     def _unknown(self, request: web.Request, route: Route | None, found: Outcome) -> web.Response:
         address = request.remote or ""
         label = found.holder.label if found.holder else ""
-        self.witness.denied(Denial(address, _path(request), found.reason, label))
+        self.witness.denied(Denial(address, _path(request), found.reason, label, found.shown))
         if found.holder and found.key and found.reason == EXPIRED:
             self.witness.expired(found.holder, found.key, address)
         self.refused(route, "token")
         if self._throttle.fails(address, time.monotonic()):
             headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
             return json_answer(
-                {"error": "too many failures"}, HTTPStatus.TOO_MANY_REQUESTS, headers
+                {"error": "too many wrong credentials from this address"},
+                HTTPStatus.TOO_MANY_REQUESTS,
+                headers,
             )
         log.warning("request_denied", sender=address, path=_path(request), reason=found.reason)
         text = "no credential that is valid here: show a token as bearer token, or a certificate"
@@ -139,11 +141,12 @@ class Gate:
         return json_answer({"error": text}, HTTPStatus.UNAUTHORIZED, headers)
 
     def _forbidden(
-        self, request: web.Request, route: Route, credential: Credential, why: tuple[str, str]
+        self, request: web.Request, route: Route, found: Outcome, why: tuple[str, str]
     ) -> web.Response:
         reason, text = why
+        label = found.credential.label if found.credential else ""
         address = request.remote or ""
-        self.witness.denied(Denial(address, _path(request), reason, credential.label))
+        self.witness.denied(Denial(address, _path(request), reason, label, found.shown))
         self.refused(route, reason)
         headers = {"WWW-Authenticate": _SCOPE, **_PRIVATE}
         return json_answer({"error": text}, HTTPStatus.FORBIDDEN, headers)

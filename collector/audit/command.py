@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
+from unicodedata import normalize
 
 import click
 
-from collector.audit.journal import JournalError, read_journal
+from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import SaltError, Salts
 from collector.audit.proof import ProofError, check_proof, make_proof
+from collector.audit.showing import (
+    checkpoint_of,
+    decoded,
+    extent,
+    instant,
+    note_of,
+    records,
+    shown,
+    wanted,
+)  # fmt: skip
 from collector.audit.tiles import TileError, Tiles
 from collector.audit.verify import Outcome, VerifyError, verify
 from collector.audit.vouching import Witness
-from railscope.audit.checkpoint import SIZE, Checkpoint, read_checkpoint
+from collector.config import CollectorSettings
 from railscope.audit.note import NoteError, PublicKey, read_note
-from railscope.audit.record import Record, RecordError, decode
+from railscope.audit.record import Record
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 _KEY = click.option(
@@ -28,6 +38,11 @@ _KEY = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="The bytes that were hashed.")
 
 
+_SALTS = click.option(
+    "--salts", type=click.Path(file_okay=False, path_type=Path),
+    default=Path(CollectorSettings().state_directory) / PERSONAL, show_default=True,
+    help="Where the collector keeps the salts of names.",
+)  # fmt: skip
 _MOST_NAMED = 20
 
 
@@ -44,7 +59,8 @@ def audit() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A checkpoint that someone else kept; may be given several times.",
 )  # fmt: skip
-def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
+@click.option("--ledger", "ledger", help="URL of the ledger, to compare its invoices, too.")
+def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: str | None) -> None:
     """Read and hash every record again, and compare with what was signed.
 
     Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 records that were
@@ -54,6 +70,7 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
     public = _key(key)
     try:
         found = verify(folder, public, [_kept(anchor) for anchor in anchors])
+        waiting = _invoices(ledger, found.issued) if ledger else []
     except VerifyError as error:
         click.echo(f"{error.outcome.name.lower().replace('_', ' ')}: {error}", err=True)
         sys.exit(error.outcome)
@@ -64,14 +81,34 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...]) -> None:
     )
     for line in _vouching(found.witnesses):
         click.echo(line)
-    for finding in found.findings:
+    for finding in (*found.findings, *waiting):
         click.echo(f"to explain: {finding}")
+
+
+def _invoices(url: str, issued: Sequence[Record]) -> list[str]:
+    """Compare with the ledger; what is to be recorded still. Raises VerifyError."""
+    # The ledger's libraries are large, and most checks do without.
+    from collector.audit.invoices import compare_invoices  # noqa: PLC0415
+    from collector.billing.store import BillingStore  # noqa: PLC0415
+    from collector.ledger.database import Database, LedgerError  # noqa: PLC0415
+
+    try:
+        database = Database(url)
+        try:
+            wrong, waiting = compare_invoices(issued, BillingStore(database))
+        finally:
+            database.close()
+    except LedgerError as error:
+        raise VerifyError(Outcome.UNREADABLE, str(error)) from error
+    if wrong:
+        raise VerifyError(Outcome.ALTERED, "; ".join(wrong))
+    return waiting
 
 
 def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
     """Who vouches for how much of the log: the first ones by name."""
     for one in witnesses[:_MOST_NAMED]:
-        yield (f"vouched for: {one.size} records, by {one.node}, {_instant(one.seconds * 10**9)}")
+        yield (f"vouched for: {one.size} records, by {one.node}, {instant(one.seconds * 10**9)}")
     if len(witnesses) > _MOST_NAMED:
         yield f"vouched for: by {len(witnesses) - _MOST_NAMED} more"
 
@@ -81,8 +118,8 @@ def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
 @_KEY
 def checkpoint(folder: Path, key: str) -> None:
     """Print the signed checkpoint: keep it elsewhere, and give it to `verify --anchor`."""
-    note = _note(folder)
-    _checkpoint(note, _key(key), folder)
+    note = note_of(folder)
+    checkpoint_of(note, _key(key), folder)
     click.echo(note, nl=False)
 
 
@@ -92,8 +129,8 @@ def checkpoint(folder: Path, key: str) -> None:
 @click.argument("sequence", type=click.IntRange(min=0))
 def prove(folder: Path, key: str, sequence: int) -> None:
     """Print record SEQUENCE with the proof that the signed log holds it."""
-    note = _note(folder)
-    signed = _checkpoint(note, _key(key), folder)
+    note = note_of(folder)
+    signed = checkpoint_of(note, _key(key), folder)
     try:
         proof = make_proof(Tiles(folder, signed.tree.size), sequence, note)
     except (TileError, ValueError) as error:
@@ -120,14 +157,54 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 @click.option("--node", help="Only records about this node.")
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, help="First sequence.")
 @_JSON
-def show(folder: Path, kind: str | None, node: str | None, first: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
+@click.option("--person", help="Only records that are committed to this name.")
+@_SALTS
+def show(  # noqa: PLR0913, PLR0917 - its options
+    folder: Path, kind: str | None, node: str | None, first: int, as_json: bool,  # noqa: FBT001 - a flag
+    person: str | None, salts: Path,
+) -> None:  # fmt: skip
     """Print records, one a line, the signed ones and those that are not signed yet.
 
-    They are printed as they lie there; `verify` says whether they are what was signed.
+    They are printed as they lie there; `verify` says whether they are what was signed. Names of
+    persons are not in them: --person finds the records of a name that you know.
     """
-    for raw in _records(folder, *_extent(folder), first):
-        if _wanted(raw, kind, node):
-            click.echo(_shown(raw, as_json=as_json))
+    commitment = _commitment(salts, person) if person else None
+    for raw in records(folder, *extent(folder), first):
+        if commitment and commitment not in decoded(raw).pii.values():
+            continue
+        if wanted(raw, kind, node):
+            click.echo(shown(raw, as_json=as_json))
+
+
+@audit.command()
+@click.argument("person")
+@_SALTS
+def forget(person: str, salts: Path) -> None:
+    """Make it impossible to tell which records are about PERSON, a name as it was told.
+
+    The log stays as it is and verifies as before; what it says of the name can never be confirmed
+    again.
+    """
+    try:
+        found = Salts(salts).forget(normalize("NFC", person))
+    except OSError as error:
+        message = f"{salts}: {error.strerror}"
+        raise click.ClickException(message) from error
+    if not found:
+        message = f"{salts} has no salt of that name: no record is about it, or it was forgotten"
+        raise click.ClickException(message)
+    click.echo("forgotten: no record can be told to be about that name any more")
+
+
+def _commitment(salts: Path, person: str) -> str:
+    try:
+        found = Salts(salts).known(normalize("NFC", person))
+    except (OSError, SaltError) as error:
+        raise click.ClickException(str(error)) from error
+    if found is None:
+        message = f"{salts} has no salt of that name: nothing can be confirmed of it"
+        raise click.ClickException(message)
+    return found
 
 
 @audit.command()
@@ -136,9 +213,9 @@ def show(folder: Path, kind: str | None, node: str | None, first: int, as_json: 
 @_JSON
 def tail(folder: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
     """Print the newest records."""
-    size, unsigned = _extent(folder)
-    for raw in _records(folder, size, unsigned, max(0, size + len(unsigned) - count)):
-        click.echo(_shown(raw, as_json=as_json))
+    size, unsigned = extent(folder)
+    for raw in records(folder, size, unsigned, max(0, size + len(unsigned) - count)):
+        click.echo(shown(raw, as_json=as_json))
 
 
 def _kept(path: Path) -> str:
@@ -158,93 +235,3 @@ def _key(text: str) -> PublicKey:
     except (NoteError, OSError, UnicodeDecodeError) as error:
         click.echo(f"key problem: {error}", err=True)
         sys.exit(Outcome.KEY_PROBLEM)
-
-
-def _note(folder: Path) -> str:
-    path = folder / "checkpoint"
-    try:
-        return read_note(path)
-    except NoteError as error:
-        message = f"{path}: {error}"
-        raise click.ClickException(message) from error
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise click.ClickException(message) from error
-
-
-def _checkpoint(note: str, key: PublicKey, folder: Path) -> Checkpoint:
-    try:
-        return read_checkpoint(note, key)
-    except NoteError as error:
-        message = f"{folder / 'checkpoint'}: {error}"
-        raise click.ClickException(message) from error
-
-
-def _claimed_size(folder: Path) -> int:
-    """How many records the checkpoint speaks of, unchecked; 0 where there is none yet."""
-    path = folder / "checkpoint"
-    if not path.exists():
-        return 0
-    lines = _note(folder).split("\n")
-    if len(lines) < len(("origin", "size")) or not SIZE.fullmatch(lines[1]):
-        message = f"{path}: no checkpoint; run `railscope audit verify`"
-        raise click.ClickException(message)
-    return int(lines[1])
-
-
-def _extent(folder: Path) -> tuple[int, list[bytes]]:
-    """How many records are signed, and those that are not."""
-    try:
-        # First: what is in the journal now is signed at most later.
-        files = read_journal(folder / "journal")
-    except (JournalError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    size = _claimed_size(folder)
-    behind = max(0, size - files[0].first) if files else 0
-    return size, [raw for file in files for raw in file.records][behind:]
-
-
-def _records(folder: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
-    tiles = Tiles(folder, size)
-    try:
-        yield from tiles.records_from(first)
-    except TileError as error:
-        raise click.ClickException(str(error)) from error
-    yield from unsigned[max(0, first - size) :]
-
-
-def _decoded(raw: bytes) -> Record:
-    try:
-        return decode(raw)
-    except RecordError as error:
-        message = f"{error}; run `railscope audit verify`"
-        raise click.ClickException(message) from error
-
-
-def _wanted(raw: bytes, kind: str | None, node: str | None) -> bool:
-    record = _decoded(raw)
-    of_kind = kind is None or record.type == kind or record.type.startswith(f"{kind}.")
-    return of_kind and (node is None or record.obj.node == node)
-
-
-def _shown(raw: bytes, *, as_json: bool) -> str:
-    """A record for a person: number, time, what, who, to what, with what."""
-    if as_json:
-        return raw.decode()
-    record = _decoded(raw)
-    who = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
-    what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
-    data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
-    parts = (f"{record.seq:>8}", _instant(int(record.t)), record.type, record.out, who)
-    line = "  ".join(part for part in (*parts, what, data) if part)
-    # A name must not pass for another line, nor give orders to a terminal.
-    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
-
-
-def _instant(time_ns: int) -> str:
-    seconds, rest_ns = divmod(time_ns, 10**9)
-    try:
-        instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return f"{time_ns} ns"
-    return f"{instant}.{rest_ns // 10**6:03}Z"

@@ -76,8 +76,8 @@ class Explaining:
     times: Times = field(default_factory=Times)
     witnesses: dict[str, str] = field(default_factory=dict)
     """The last key that was recorded of each witness, by node."""
-    issued: dict[str, Record] = field(default_factory=dict)
-    """Invoices that were issued, by what the record is about."""
+    issued: list[Record] = field(default_factory=list)
+    """Records of invoices that were issued."""
 
     def add(self, record: Record) -> None:
         """Take the next record of the log."""
@@ -88,7 +88,7 @@ class Explaining:
         if record.type == "log.witness" and isinstance(key, str):
             self.witnesses[record.obj.node] = key
         elif record.type == "billing.issue":
-            self.issued[record.id] = record
+            self.issued.append(record)
 
     def findings(self) -> tuple[str, ...]:
         """What somebody must explain."""

@@ -11,6 +11,7 @@ The queue is bounded. What does not fit is read again from the frame log once th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,14 +22,21 @@ import msgspec
 import structlog
 
 from collector.audit.draft import Draft, record_of
-from collector.audit.events import beyond_recording, clean, drafts_of, is_audited, source_of
+from collector.audit.events import (
+    TenantOf,
+    beyond_recording,
+    clean,
+    drafts_of,
+    is_audited,
+    source_of,
+)
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.nodes import Nodes
 from collector.audit.personal import SaltError, Salts
-from collector.audit.recorded import Recorded, Snapshot, load
+from collector.audit.recorded import UPGRADE, Recorded, Snapshot, load
 from collector.core import SeenEvent
 from collector.segments import Record as FrameRecord
-from railscope.audit.record import RecordError, encode
+from railscope.audit.record import Actor, Data, RecordError, encode
 from railscope.wire import Envelope
 
 _ANY = (1 << 53) - 1
@@ -51,7 +59,9 @@ class Observed:
     reread: Callable[[], Iterator[SeenEvent]] = lambda: iter(())
     """Events of all frames that the frame log still has to tell at a restart."""
     most_waiting: int = MOST_WAITING
+    wall_ns: Callable[[], int] = time.time_ns
     retry_seconds: float = RETRY_SECONDS
+    tenant_of: TenantOf = lambda _source, _owner, _instant_ns: ""
     recorded: Recorded = field(default_factory=Recorded)
     nodes: Nodes = field(default_factory=Nodes)
     overflowed: int = 0
@@ -77,6 +87,13 @@ class Observed:
         self.nodes.start(found.recorded.nodes, found.drafts)
         self._waiting.extend(found.seen())
         self._facts.extend(found.drafts)
+        before, now = self.recorded.version, self.recorded.started
+        if before != now and not any(
+            one.type == UPGRADE and not one.subject.node for one in self._facts
+        ):
+            data: Data = {"before": before, "version": now}
+            actor = Actor("collector", self.audit.source.id)
+            self._facts.append(Draft(UPGRADE, actor, self.wall_ns(), "done", data=data))
 
     def hear(self, record: FrameRecord, envelope: Envelope) -> None:
         """Look at an envelope: a node that is new, has booted, has another agent or another time."""
@@ -161,7 +178,7 @@ class Observed:
                 continue
             numbers.add(number)
             try:
-                drafts = list(drafts_of(seen, holdings, self.salts.commitment))
+                drafts = list(drafts_of(seen, holdings, self.salts.commitment, self.tenant_of))
                 records = [record_of(draft, draft.source or source, _ANY) for draft in drafts]
                 for record in records:
                     encode(record)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from asyncio import TaskGroup
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from collector.audit.custody_api import CustodyApi
@@ -15,12 +17,13 @@ from collector.audit.drain import Drain
 from collector.audit.guard import Guard
 from collector.audit.keys import keep, load_or_generate
 from collector.audit.log import AuditLog
+from collector.audit.numbers import AuditNumbers
 from collector.audit.observed import Observed
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import Salts
 from collector.audit.trail import Trail
 from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
-from collector.config import Audit
+from collector.config import CollectorSettings
 from collector.ledger.database import Database
 from collector.restart import Restart
 from railscope import __version__
@@ -45,7 +48,7 @@ class AuditOffice:
     @classmethod
     def of(
         cls,
-        settings: Audit,
+        settings: CollectorSettings,
         restart: Restart,
         nodes: Callable[[], set[str]],
         database: Callable[[], Database],
@@ -55,18 +58,19 @@ class AuditOffice:
         Raises SettingsError where the key cannot be used.
         """
         folder, core = restart.folder, restart.core
-        key_file = Path(settings.key_file or folder / "audit.key")
-        key = load_or_generate(key_file, settings.origin)
-        source = Source("collector", settings.origin, secrets.token_hex(8), 0)
+        key_file = Path(settings.audit.key_file or folder / "audit.key")
+        key = load_or_generate(key_file, settings.audit.origin)
+        source = Source("collector", settings.audit.origin, secrets.token_hex(8), 0)
         audit = AuditLog(folder / "audit", key, source)
-        trail = Trail(audit, __version__)
+        digest = hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
+        trail = Trail(audit, __version__, settings=digest)
         witnesses = Witnesses(audit.folder)
         observed = Observed(audit, Salts(folder / PERSONAL), folder / OBSERVED, restart.events)
         core.listeners.append(observed.listen)
         core.on_envelope.append(observed.hear)
         restart.copies[observed.file] = observed.snapshot
         guard = Guard(
-            audit, settings.ask_agents, settings.ask_seconds,
+            audit, settings.audit.ask_agents, settings.audit.ask_seconds,
             lambda: len(nodes() | witnesses.nodes.keys() | core.fleet.nodes.keys()),
             trail.wall_ns,
         )  # fmt: skip
@@ -89,6 +93,10 @@ class AuditOffice:
         outer.create_task(self.trail.run())
         for work in (self.observed, self.guard, self.custody, self.drain):
             group.create_task(work.run())
+
+    def numbers(self) -> AuditNumbers:
+        """What the office says of itself on the page."""
+        return AuditNumbers(self.observed, self.drain, self.guard, self.custody.witnesses)
 
     def close(self) -> None:
         """Close the log."""

@@ -24,6 +24,7 @@ from railscope.wire import WireEvent
 
 BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
 OF_NODES = frozenset({JOIN, BOOT, UPGRADE, STEP})
+CONFIG = "admin.config"
 RECEIVED = "received_ns"
 MOST_BOOTS = 8
 
@@ -67,6 +68,10 @@ class Recorded(msgspec.Struct):
     runs: dict[str, dict[str, Told]] = {}
     nodes: dict[str, NodeState] = {}
     holdings: Holdings = msgspec.field(default_factory=Holdings)
+    version: str = ""
+    """Of the collector, as an upgrade, or the first start, told last."""
+    started: str = ""
+    """Of the collector that was started last."""
 
     def has(self, source: Source) -> bool:
         """Whether the record of this number is in the log."""
@@ -86,6 +91,11 @@ class Recorded(msgspec.Struct):
             self.holdings.add(record)
         elif record.obj.node and record.type in OF_NODES:
             self.nodes.setdefault(record.obj.node, NodeState()).take(record)
+        elif record.type == UPGRADE:
+            self.version = str(record.data.get("version", ""))
+        elif record.type == CONFIG:
+            self.started = str(record.data.get("collector", self.started))
+            self.version = self.version or self.started
 
     def forget_before(self, ns: int) -> None:
         """Forget runs that told something last before an instant; no frame is that old any more."""

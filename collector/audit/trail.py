@@ -42,6 +42,8 @@ class Denial:
     """The check that failed."""
     name: str = ""
     """Who it was, where the credential is somebody's."""
+    shown: str = "token"
+    """What was shown: a token, a certificate, or nothing."""
 
     def quoted(self) -> Denial:
         """The same, with no more of the path than is recorded."""
@@ -58,6 +60,8 @@ class Trail:
     log: AuditLog
     version: str
     wall_ns: Callable[[], int] = time.time_ns
+    settings: str = ""
+    """Hash of the settings: another one says that they were changed."""
     lost: int = 0
     """Records that could not be written; their content is in the journal of the system."""
     denied: int = 0
@@ -88,10 +92,21 @@ class Trail:
         if self.log.size == 0:
             genesis: Data = {"origin": self.log.signer.name}
             self.log.append_before_running(self._draft("log.genesis", genesis))
+        if self.log.lost:
+            self._report_loss()
         self.log.append_before_running(self._draft("admin.config", self._life("started")))
 
+    def _report_loss(self) -> None:
+        """Say that the end of the journal was damaged, not torn: what was there was acknowledged."""
+        size, lost = self.log.size, self.log.lost
+        log.error("audit_records_missing", folder=str(self.log.folder), missing=lost,
+                  advice="they had been acknowledged; was the disk damaged, or a copy put back?")  # fmt: skip
+        data: Data = {"missing": lost, "from": size}
+        self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
+
     def _life(self, what: str) -> Data:
-        return {"collector": self.version, "what": what}
+        known: Data = {"settings": self.settings} if self.settings else {}
+        return {"collector": self.version, "what": what, **known}
 
     async def run(self) -> None:
         """Record what comes, until cancelled; then what is left, and the end."""
@@ -152,7 +167,7 @@ class Trail:
 
     async def _record_denial(self, denial: Denial, count: int) -> None:
         who = unicodedata.normalize("NFC", denial.name)
-        actor = Actor("credential" if who else "unknown", who, "token", denial.address)
+        actor = Actor("credential" if who else "unknown", who, denial.shown, denial.address)
         data: Data = {"path": denial.path, "reason": denial.reason, "count": count}
         await self._record("access.denied", data, actor, "denied")
 

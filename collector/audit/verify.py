@@ -6,11 +6,11 @@ Every record is read and hashed again; nothing that the log's own hashes say is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from collector.audit.explaining import Explaining
-from collector.audit.journal import JournalError, JournalFile, read_journal
+from collector.audit.journal import JournalError, JournalFile, acknowledged, read_journal
 from collector.audit.levels import Levels
 from collector.audit.outcome import Outcome, VerifyError, missing_or_altered
 from collector.audit.tiles import WIDTH, TileError, Tiles, widths
@@ -39,7 +39,7 @@ class Verified:
     """What no signature covers but somebody must explain: gaps in what a source produced."""
     witnesses: tuple[Witness, ...] = ()
     """Who vouches for the log by a cosignature, the one who saw most of it first."""
-    issued: dict[str, Record] = field(default_factory=dict)
+    issued: tuple[Record, ...] = ()
     """Records of invoices that were issued."""
 
 
@@ -56,6 +56,7 @@ def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
     # What is said and in the journal now is signed at most later: a log may be checked while it is
     # written.
     said = _witnesses(folder)
+    durable = acknowledged(folder / "journal")
     files = _journal(folder)
     checkpoint = _own_checkpoint(folder, key)
     said_by_log = [*signed_notes(said, key), *disputed_notes(folder)]
@@ -70,9 +71,15 @@ def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
         raise VerifyError(Outcome.ALTERED, message)
     unsigned = _check_journal(files, checkpoint.tree.size, explaining)
     vouching, doubts = vouched_for(said, key, explaining.witnesses)
-    findings = (*explaining.findings(), *doubts, *(() if files else (_NO_JOURNAL,)))
+    findings = [*explaining.findings(), *doubts]
+    if not files:
+        findings.append(_NO_JOURNAL)
+    if (lost := durable - checkpoint.tree.size - unsigned) > 0:
+        findings.append(f"{lost} records were acknowledged and are not there")
     asked = len(kept) - len(said_by_log)
-    return Verified(checkpoint, unsigned, asked, findings, vouching, explaining.issued)
+    return Verified(
+        checkpoint, unsigned, asked, tuple(findings), vouching, tuple(explaining.issued)
+    )
 
 
 def _root_of_all(

@@ -6,24 +6,22 @@ nothing is lost between the frame log and the database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
 import structlog
 
-from collector import decode
 from collector.evidence.assemble import Facts
-from collector.evidence.chunk import CHUNK_NS, GRID_NS, Cell, Chunk, Cut, Series, Span, add_span
+from collector.evidence.chunk import Chunk, Cut, Span, add_span
 from collector.evidence.places import Presence
-from collector.evidence.told import ENDS, MOST_CHARACTERS, STARTS, Ended, Told, ToldError, told
-from collector.metering.observation import GAP_NS, QUARANTINE_NS
+from collector.evidence.seen import Part
+from collector.evidence.taking import Taking, by_chunk
+from collector.evidence.told import ENDS, STARTS, Ended, Told, ToldError, told
+from collector.evidence.trouble import Trouble
+from collector.metering.observation import QUARANTINE_NS
 from collector.schemas import Known
 from collector.segments import Record
-from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope
 
 log = structlog.get_logger(__name__)
@@ -31,18 +29,6 @@ log = structlog.get_logger(__name__)
 FLAGGED_NS = 2_000_000_000
 """A node's clock that is further off than this is told of; beyond a minute it is not believed."""
 MOST_SNAPPED_NS = FLAGGED_NS
-_VALUE = np.dtype("<i8")
-
-
-class Trouble(NamedTuple):
-    """Something about the evidence that an auditor should know: what, about what, and how."""
-
-    kind: str
-    """conflict, counter_reset, quarantine, seen_twice or refused_claim."""
-    gpu: str
-    node: str
-    instant_ns: int
-    facts: dict[str, str]
 
 
 class Kept(msgspec.Struct):
@@ -96,10 +82,10 @@ class EvidenceBook:
         since_boot_ns = record.received_wall_ns - age_ns - batch.boot_ns[-1]
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MOST_SNAPPED_NS)
-        taking = _Taking(
+        taking = Taking(
             self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns
         )
-        for number, rows in _by_chunk(batch.boot_ns):
+        for number, rows in by_chunk(batch.boot_ns):
             taking.take(self._chunk(taking, number, rows), rows)
 
     def _skew(self, record: Record, node: str) -> int:
@@ -113,7 +99,7 @@ class EvidenceBook:
         self.trouble(Trouble("quarantine", "", node, record.received_wall_ns, facts))
         return QUARANTINE_NS + 1
 
-    def _chunk(self, taking: _Taking, number: int, rows: Sequence[int]) -> Chunk:
+    def _chunk(self, taking: Taking, number: int, rows: Sequence[int]) -> Chunk:
         envelope, batch = taking.envelope, taking.batch
         first = taking.since_boot_ns + batch.boot_ns[rows[0]]
         last = taking.since_boot_ns + batch.boot_ns[rows[-1]]
@@ -134,20 +120,32 @@ class EvidenceBook:
             memory = self.gpus[uuid] = GpuMemory({}, [], [], [])
         return memory
 
-    def see(self, uuid: str, presence: Presence) -> None:
-        """A GPU was seen in a node."""
+    def see(self, uuid: str, presence: Presence) -> int:
+        """A GPU was seen in a node; when that was first heard of."""
         memory = self.gpu(uuid)
         key = f"{presence.node}\n{presence.boot}"
         found = memory.presences.get(key)
         if found is None:
             memory.presences[key] = presence
             self.changed.add(uuid)
-            return
+            return presence.heard_ns
         heard_before = presence.heard_ns < found.heard_ns
         found.heard_ns = min(found.heard_ns, presence.heard_ns)
         grew = [add_span(found.spans, each) for each in presence.spans]
         if not all(grew) or heard_before or self.tails.get(uuid) is not found.spans[-1]:
             self.changed.add(uuid)
+        return found.heard_ns
+
+    def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
+        """A GPU was cut in this way."""
+        cuts = self.gpu(uuid).cuts
+        for cut in cuts:
+            if cut.parts == parts:
+                if not add_span(cut.spans, span):
+                    self.changed.add(uuid)
+                return
+        cuts.append(Cut(parts, [span]))
+        self.changed.add(uuid)
 
     # Events ------------------------------------------------------------------------------------
 
@@ -216,15 +214,18 @@ class EvidenceBook:
         return Facts(uuid, list(memory.presences.values()), memory.told, memory.ended, memory.cuts)
 
     def forget(self, uuid: str, before_ns: int) -> None:
-        """Let go what ended before an instant, but for the newest samples."""
+        """Let go what ended before an instant, but for what says how things were then."""
         memory = self.gpus[uuid]
-        newest = max(
-            (span.last_ns for one in memory.presences.values() for span in one.spans), default=0
-        )
-        for key, presence in list(memory.presences.items()):
-            presence.spans[:] = [s for s in presence.spans if s.last_ns >= min(before_ns, newest)]
+        presences = memory.presences
+        last_ns = _last_before([p.spans for p in presences.values()], before_ns)
+        for key, presence in list(presences.items()):
+            presence.spans[:] = [s for s in presence.spans if s.last_ns >= min(before_ns, last_ns)]
             if not presence.spans:
-                del memory.presences[key]
+                del presences[key]
+        last_ns = _last_before([cut.spans for cut in memory.cuts], before_ns)
+        for cut in memory.cuts:
+            cut.spans[:] = [s for s in cut.spans if s.last_ns >= min(before_ns, last_ns)]
+        memory.cuts[:] = [cut for cut in memory.cuts if cut.spans]
         gone = {(end.node, end.id) for end in memory.ended if end.instant_ns < before_ns}
         unwritten = {(fact.node, fact.id) for fact in self.unwritten}
         gone -= unwritten
@@ -250,118 +251,9 @@ class EvidenceBook:
         self.late = set(self.gpus)
 
 
+def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:
+    """The end of what was seen last before an instant."""
+    return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
+
+
 _MOST_SAID = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Taking:
-    """One batch being taken."""
-
-    book: EvidenceBook
-    record: Record
-    envelope: Envelope
-    batch: Batch
-    known: Known
-    since_boot_ns: int
-    skew_ns: int
-    uncertainty_ns: int
-
-    def take(self, chunk: Chunk, rows: Sequence[int]) -> None:
-        """Take the rows of one chunk."""
-        if self.known.gpus:
-            self._sight(chunk, rows)
-        else:
-            for span in self._spans(rows):
-                add_span(chunk.reports, span)
-        if self.known.metered.layouts:
-            self._cut(chunk, rows)
-        if len(self.known.metered.columns):
-            self._count(chunk, rows)
-
-    def _spans(self, rows: Sequence[int]) -> list[Span]:
-        """Rows that lie at most a gap apart, as spans."""
-        found: list[Span] = []
-        for row in rows:
-            instant_ns = self.since_boot_ns + self.batch.boot_ns[row]
-            if found and instant_ns - found[-1].last_ns <= GAP_NS:
-                found[-1].last_ns = instant_ns
-            else:
-                found.append(Span(instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns))
-        return found
-
-    def _sight(self, chunk: Chunk, rows: Sequence[int]) -> None:
-        """The GPUs that said anything at all in these rows."""
-        columns = self.known.layout.columns
-        codes = decode.reasons(self.batch, columns) if self.batch.reasons else None
-        everywhere = self._spans(rows)
-        heard_ns = self.record.received_wall_ns
-        skus = self.known.metered.skus
-        for gpu in self.known.gpus:
-            if len(gpu.uuid) > MOST_CHARACTERS:
-                continue
-            spans = everywhere
-            if codes is not None:
-                spoke = (codes[np.asarray(rows)][:, gpu.columns] == PRESENT).any(axis=1)
-                spans = self._spans([row for row, said in zip(rows, spoke, strict=True) if said])
-            if not spans:
-                continue
-            chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), heard_ns, spans)
-            copies = [Span(s.first_ns, s.last_ns, s.uncertainty_ns, s.skew_ns) for s in spans]
-            presence = Presence(chunk.node, chunk.boot, heard_ns, copies)
-            self.book.see(gpu.uuid, presence)
-
-    def _cut(self, chunk: Chunk, rows: Sequence[int]) -> None:
-        """How the GPUs of the stream were cut in these rows."""
-        for gpu, parts in self.known.metered.layouts:
-            for span in self._spans(rows):
-                chunk.cut(gpu, parts, span)
-                memory = self.book.gpu(gpu)
-                for cut in memory.cuts:
-                    if cut.parts == parts:
-                        if not add_span(cut.spans, Span(span.first_ns, span.last_ns)):
-                            self.book.changed.add(gpu)
-                        break
-                else:
-                    memory.cuts.append(Cut(parts, [Span(span.first_ns, span.last_ns)]))
-                    self.book.changed.add(gpu)
-
-    def _count(self, chunk: Chunk, rows: Sequence[int]) -> None:
-        """Keep the first reading of each cell of the grid."""
-        batch, metered = self.batch, self.known.metered
-        name = f"{self.envelope.run} {batch.stream} {batch.schema.hex()}"
-        series = chunk.series.get(name)
-        if series is None:
-            series = chunk.series[name] = Series(self.envelope.run, metered.counters, {})
-        wanted: list[tuple[int, int]] = []
-        last = -1
-        for row in rows:
-            number = batch.boot_ns[row] // GRID_NS
-            if number != last:
-                kept = series.cells.get(number)
-                if kept is None or batch.boot_ns[row] <= kept.boot_ns:
-                    wanted.append((number, row))
-            last = number
-        if not wanted:
-            return
-        columns = self.known.layout.columns
-        table = decode.all_rows(batch, columns)[:, metered.columns]
-        codes = decode.reasons(batch, columns)[:, metered.columns]
-        for number, row in wanted:
-            values = np.where(codes[row] == PRESENT, table[row], -1).astype(_VALUE)
-            instant_ns = self.since_boot_ns + batch.boot_ns[row]
-            series.offer(number, Cell(batch.boot_ns[row], instant_ns, values.tobytes()))
-
-
-def _by_chunk(boot_ns: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Rows by chunk, in the order of the boot clock."""
-    rows: Sequence[int] = range(len(boot_ns))
-    if any(after < before for before, after in pairwise(boot_ns)):
-        rows = sorted(rows, key=lambda row: boot_ns[row])
-    first, last = boot_ns[rows[0]] // CHUNK_NS, boot_ns[rows[-1]] // CHUNK_NS
-    if first == last:
-        yield first, rows
-        return
-    grouped: dict[int, list[int]] = {}
-    for row in rows:
-        grouped.setdefault(boot_ns[row] // CHUNK_NS, []).append(row)
-    yield from grouped.items()

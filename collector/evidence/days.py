@@ -11,6 +11,7 @@ from sqlalchemy import select
 from collector.account.amounts import OpenTotals, Totals, Whose, counted_in, of_shares
 from collector.account.tally import Key, Sums, tally
 from collector.evidence.assemble import Files
+from collector.evidence.seen import OF_THE_AGENT
 from collector.evidence.store import EvidenceStore
 from collector.ledger import queries
 from collector.ledger.metered import Computed, MeteredGpu
@@ -18,7 +19,7 @@ from collector.ledger.rows import GpuDay
 from collector.ledger.schema import entries, shares
 from collector.ledger.store import Ledger, Written
 from collector.ledger.tiling import DAY_NS, DayTiling, TilingError
-from collector.metering.measures import Measure, Use
+from collector.metering.measures import Measure, Reset, Use
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, Tiling
 
@@ -69,6 +70,8 @@ class Counted(NamedTuple):
     gpu: str
     upto_ns: int
     days: OpenTotals
+    resets: list[tuple[Measure, Reset]]
+    """Where a counter that the device keeps started over."""
 
 
 def groups(jobs: Sequence[Any], homes: Homes) -> Iterator[list[Any]]:
@@ -173,5 +176,13 @@ def open_amounts(
         known = loaded.known(job.gpu, files)
         instants = [int(i.ends_ns[-1]) for i in known.counted.values() if len(i.ends_ns)]
         upto_ns = max(instants, default=job.after_ns)
-        found.append(Counted(job.gpu, upto_ns, counted_in(known, job.after_ns, upto_ns)))
+        resets = [
+            (measure, reset)
+            for measure, increments in known.counted.items()
+            if measure not in OF_THE_AGENT
+            for reset in increments.resets()
+            if reset.first_ns > job.after_ns
+        ]
+        days = counted_in(known, job.after_ns, upto_ns)
+        found.append(Counted(job.gpu, upto_ns, days, resets))
     return found

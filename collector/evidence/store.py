@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Table, and_, exists, func, or_, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
+import structlog
+from sqlalchemy import and_, func, select
 
 from collector.audit import outbox
 from collector.audit.draft import Draft
-from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence import calendar_file, claims_file, queries, tenants_file
 from collector.evidence.assemble import Files, Known, facts_of, known
 from collector.evidence.chunk import Chunk, decode
 from collector.evidence.schema import claims, files, homes, parts, releases
 from collector.evidence.told import Ended, Told
+from collector.evidence.trouble import Trouble
 from collector.ledger.database import Database
 from collector.metering.units import FOREVER_NS
 from railscope.audit.record import Actor, Data
@@ -27,16 +28,9 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-CONTEXT_NS = 3_600_000_000_000
-"""How far around a window facts are looked at, so that its edges are as those of all time."""
+log = structlog.get_logger(__name__)
+
 _LEVEL = 6
-_AT_ONCE = 500
-PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
-    "claims": claims_file.parse,
-    "tenants": tenants_file.parse,
-    "calendar": calendar_file.parse,
-}
-"""What each kind of administrators' file says."""
 
 
 class Written(NamedTuple):
@@ -83,6 +77,20 @@ def ready(chunk: Chunk, content: bytes) -> Written:
     return Written(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed)
 
 
+def _chunk(name: str, packed: bytes) -> Chunk | None:
+    """The chunk in a part; None, and said, where it is not what was written under its name."""
+    try:
+        content = zstd.decompress(packed)
+        if sha256(content).hexdigest() == name:
+            return decode(content)
+        problem = "it was altered"
+    except (zstd.ZstdError, msgspec.MsgspecError) as error:
+        problem = str(error)
+    log.error("evidence_damaged", part=name, problem=problem,
+              advice="what it said counts as not seen; restore it from a backup")  # fmt: skip
+    return None
+
+
 class EvidenceStore:
     """The facts of all collectors that write this database."""
 
@@ -95,8 +103,8 @@ class EvidenceStore:
         self, chunks: Sequence[Written], told: Iterable[Told | Ended], recorded_ns: int
     ) -> None:
         """Add facts; those that are there already are there once."""
-        starts = [_claim_row(one, recorded_ns) for one in told if isinstance(one, Told)]
-        ends = [_release_row(one, recorded_ns) for one in told if isinstance(one, Ended)]
+        starts = [queries.claim_row(one, recorded_ns) for one in told if isinstance(one, Told)]
+        ends = [queries.release_row(one, recorded_ns) for one in told if isinstance(one, Ended)]
         rows = [
             {
                 "part": one.name,
@@ -114,10 +122,10 @@ class EvidenceStore:
                 key = (gpu, one.node)
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
-            _insert(connection, parts, rows)
-            _insert(connection, claims, starts)
-            _insert(connection, releases, ends)
-            _insert(connection, homes, _new_homes(connection, since))
+            queries.insert(connection, parts, rows)
+            queries.insert(connection, claims, starts)
+            queries.insert(connection, releases, ends)
+            queries.insert(connection, homes, queries.new_homes(connection, since))
 
     def write_file(self, kind: str, text: str, recorded_ns: int) -> bool:
         """Add a version of a file, unless it is the newest already."""
@@ -129,12 +137,12 @@ class EvidenceStore:
             "content": text,
         }
         with self._database.transaction(writes=True) as connection:
-            newest = connection.execute(_newest_file(files.c.kind == kind)).first()
+            newest = connection.execute(queries.newest_file(files.c.kind == kind)).first()
             if newest and newest.digest == digest:
                 return False
             if newest:
                 row["recorded_ns"] = max(recorded_ns, newest.recorded_ns + 1)
-            _insert(connection, files, [row])
+            queries.insert(connection, files, [row])
             if kind == "tenants":
                 actor = Actor("administrator", "tenants_file")
                 data: Data = {"sha256": digest, "rows": sum(1 for _ in tenants_file.parse(text))}
@@ -142,14 +150,26 @@ class EvidenceStore:
                 outbox.put(connection, f"tenant_map/{row['recorded_ns']}/{digest}", draft)
         return True
 
+    def tell_auditors(self, troubles: Sequence[Trouble]) -> None:
+        """Have troubles recorded in the audit log; one that was told before is told."""
+        if not troubles:
+            return
+        with self._database.transaction(writes=True) as connection:
+            for one in troubles:
+                try:
+                    outbox.put(connection, one.id, one.draft())
+                except outbox.OutboxError as error:
+                    log.error("trouble_not_recorded", kind=one.kind, gpu=one.gpu,
+                              problem=str(error))  # fmt: skip
+
     # Reading -----------------------------------------------------------------------------------
 
     def files(self) -> Files:
         """What administrators say, by the newest version of each file."""
         with self._database.transaction() as connection:
             texts = {
-                kind: connection.execute(_newest_file(files.c.kind == kind)).first()
-                for kind in PARSERS
+                kind: connection.execute(queries.newest_file(files.c.kind == kind)).first()
+                for kind in queries.PARSERS
             }
         said = {kind: row.content for kind, row in texts.items() if row}
         return Files(
@@ -191,24 +211,26 @@ class EvidenceStore:
         told: dict[str, list[Told]] = {}
         ended: dict[str, list[Ended]] = {}
         with self._database.transaction() as connection:
-            for some in _some(nodes):
+            for some in queries.groups_of(nodes):
                 for node in some:
-                    contents = _parts_of(connection, node, start_ns, end_ns)
-                    chunks[node] = [decode(zstd.decompress(content)) for content in contents]
-            for some in _some(gpus):
-                for content in connection.execute(_claims_of(some, start_ns, end_ns)).scalars():
+                    found = queries.parts_of(connection, node, start_ns, end_ns)
+                    chunks[node] = [chunk for part in found if (chunk := _chunk(*part))]
+            for some in queries.groups_of(gpus):
+                for content in connection.execute(
+                    queries.claims_of(some, start_ns, end_ns)
+                ).scalars():
                     one = msgspec.msgpack.decode(content, type=Told)
                     told.setdefault(one.gpu, []).append(one)
                 pairs = [(one.gpu, one.node, one.id) for gpu in some for one in told.get(gpu, ())]
-                for few in _some(pairs):
-                    for row in connection.execute(_releases_of(few)):
+                for few in queries.groups_of(pairs):
+                    for row in connection.execute(queries.releases_of(few)):
                         end = Ended(row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
                         ended.setdefault(end.gpu, []).append(end)
         return Loaded(chunks, told, ended, {gpu: homes_of.get(gpu, set()) for gpu in gpus})
 
     def told(self, gpus: Sequence[str], start_ns: int) -> list[Told | Ended]:
         """The claims of GPUs that may have been in force after an instant, and their ends."""
-        loaded = self.load(gpus, {}, start_ns, FOREVER_NS - CONTEXT_NS)
+        loaded = self.load(gpus, {}, start_ns, FOREVER_NS - queries.CONTEXT_NS)
         found: list[Told | Ended] = []
         for gpu in gpus:
             found += loaded.told.get(gpu, ())
@@ -247,9 +269,10 @@ class EvidenceStore:
                 older = and_(
                     files.c.kind == version.kind, files.c.recorded_ns < version.recorded_ns
                 )
-                last_one = connection.execute(_newest_file(older)).first()
+                last_one = connection.execute(queries.newest_file(older)).first()
                 before_it = last_one.content if last_one else ""
-                found += _differences(version.kind, before_it, version.content)
+                for span in queries.differences(version.kind, before_it, version.content):
+                    found.append(Change("", "", *span))
         return found
 
     def newest_end_ns(self, node: str) -> int | None:
@@ -258,101 +281,3 @@ class EvidenceStore:
         with self._database.transaction() as connection:
             found: int | None = connection.execute(query).scalar()
         return found
-
-
-def _parts_of(connection: Connection, node: str, start_ns: int, end_ns: int) -> list[bytes]:
-    """Parts in and around a window, and the nearest beyond on both sides."""
-    mine = parts.c.node == node
-    low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
-    before = connection.execute(
-        select(func.max(parts.c.end_ns)).where(mine, parts.c.end_ns < low)
-    ).scalar()
-    after = connection.execute(
-        select(func.min(parts.c.start_ns)).where(mine, parts.c.start_ns > high)
-    ).scalar()
-    within = and_(parts.c.end_ns >= low, parts.c.start_ns <= high)
-    wanted = or_(within, parts.c.end_ns == before, parts.c.start_ns == after)
-    query = select(parts.c.content).where(mine, wanted).order_by(parts.c.part)
-    return list(connection.execute(query).scalars())
-
-
-def _claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
-    """Claims of GPUs that may have been in force in or around a window."""
-    over = exists().where(
-        releases.c.gpu_uuid == claims.c.gpu_uuid,
-        releases.c.node == claims.c.node,
-        releases.c.claim_id == claims.c.claim_id,
-        releases.c.instant_ns < start_ns - CONTEXT_NS,
-    )
-    return select(claims.c.content).where(
-        claims.c.gpu_uuid.in_(gpus), claims.c.start_ns < end_ns + CONTEXT_NS, ~over
-    )
-
-
-def _releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
-    key = tuple_(releases.c.gpu_uuid, releases.c.node, releases.c.claim_id)
-    return select(releases).where(key.in_(pairs))
-
-
-def _newest_file(which: Any) -> Any:
-    return select(files).where(which).order_by(files.c.recorded_ns.desc()).limit(1)
-
-
-def _differences(kind: str, before: str, after: str) -> list[Change]:
-    """About when two versions of a file say different things, of whatever GPU."""
-    told = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
-    different = told[0] ^ told[1]
-    if not different:
-        return []
-    start_ns, end_ns = min(one.start_ns for one in different), max(one.end_ns for one in different)
-    return [Change("", "", start_ns, end_ns)]
-
-
-def _new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
-    """Which of these GPUs were not known in their nodes as early as that."""
-    least: dict[tuple[str, str], int] = {}
-    for some in _some(sorted({gpu for gpu, _ in since})):
-        query = select(homes).where(homes.c.gpu_uuid.in_(some))
-        for row in connection.execute(query):
-            key = (row.gpu_uuid, row.node)
-            least[key] = min(row.since_ns, least.get(key, row.since_ns))
-    return [
-        {"gpu_uuid": gpu, "node": node, "since_ns": first_ns}
-        for (gpu, node), first_ns in since.items()
-        if first_ns < least.get((gpu, node), FOREVER_NS)
-    ]
-
-
-def _claim_row(one: Told, recorded_ns: int) -> dict[str, Any]:
-    content = msgspec.msgpack.encode(one)
-    return {
-        "fact": sha256(content).hexdigest(),
-        "gpu_uuid": one.gpu,
-        "node": one.node,
-        "claim_id": one.id,
-        "start_ns": one.start_ns,
-        "recorded_ns": recorded_ns,
-        "content": content,
-    }
-
-
-def _release_row(one: Ended, recorded_ns: int) -> dict[str, Any]:
-    return {
-        "fact": sha256(msgspec.msgpack.encode(one)).hexdigest(),
-        "gpu_uuid": one.gpu,
-        "node": one.node,
-        "claim_id": one.id,
-        "instant_ns": one.instant_ns,
-        "recorded_ns": recorded_ns,
-    }
-
-
-def _insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Add rows that are not there yet."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    for some in _some(rows):
-        connection.execute(dialect.insert(table).on_conflict_do_nothing(), some)
-
-
-def _some(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from collector.billing.instants import Period
+from collector.billing.instants import DAY_NS, Period
 from collector.evidence.tenants_file import Tenants
 from collector.jobs.job import NS_PER_SECOND, Job, JobListError
 from collector.jobs.reading import read_jobs
-from collector.jobs.reconcile import Comparison, JobDifference, TenantCheck, compare
-from collector.jobs.report import hours
+from collector.jobs.reconcile import Comparison, JobDifference, compare
+from collector.jobs.report import counted, hours
 from collector.jobs.tenants import as_listed, with_tenants
 from collector.ledger.store import Ledger
 from collector.metering.tiling import Entry
@@ -67,14 +66,21 @@ class SchedulerBooks:
 
     def against(self, ledger: Ledger, period: Period, tolerance_ns: int) -> Comparison:
         """What the ledger has of these schedulers' jobs in a period. Raises LedgerError."""
-        entries = ledger.entries(period.start_ns, period.end_ns)
-        return compare(self._own(entries), self.jobs, tolerance_ns, period, self.unended)
+        entries = self._own(_by_gpu(ledger, period))
+        return compare(entries, self.jobs, tolerance_ns, period, self.unended)
 
     def _own(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """The entries of these schedulers' claims, with tenants as the books name them."""
         for entry in entries:
             if _is_of(entry, self.schedulers):
                 yield msgspec.structs.replace(entry, tenant=as_listed(entry.tenant))
+
+
+def _by_gpu(ledger: Ledger, period: Period) -> Iterator[Entry]:
+    """The entries of a period, GPU by GPU: those of a large cluster are many at once."""
+    newest = ledger.newest(period.start_ns // DAY_NS, -(-period.end_ns // DAY_NS))
+    for gpu in sorted({key.gpu for key in newest}):
+        yield from ledger.entries(period.start_ns, period.end_ns, gpu)
 
 
 def _is_of(entry: Entry, schedulers: frozenset[str]) -> bool:
@@ -84,12 +90,13 @@ def _is_of(entry: Entry, schedulers: frozenset[str]) -> bool:
     return source in schedulers or _LISTED.fullmatch(entry.claim) is not None
 
 
-# For a person and a program ------------------------------------------------------------------------
+# In words ------------------------------------------------------------------------
 
 
 def as_text(found: Comparison) -> Iterator[str]:
     """Tenants, and the jobs that differ."""
-    yield f"R3: {found.jobs:,} jobs of the scheduler's books, {len(found.tenants):,} tenants"
+    jobs, tenants = counted(found.jobs, "job"), counted(len(found.tenants), "tenant")
+    yield f"R3: {jobs} of the scheduler's books, {tenants}"
     for check in found.tenants:
         verdict = "" if check.agrees else ", MORE THAN CLOCKS EXPLAIN"
         yield (
@@ -114,7 +121,7 @@ def _spelled(one: JobDifference) -> str:
     whose = (
         f"{one.tenant}" if one.tenant in one.ledger_tenants else f"{one.tenant or '-'} / {ledger}"
     )
-    gpus = f"{len(one.ledger_gpus)} GPUs in the ledger, {one.books_gpus} in the books"
+    gpus = f"{counted(len(one.ledger_gpus), 'GPU')} in the ledger, {one.books_gpus} in the books"
     off = ""
     if one.start_off_ns or one.end_off_ns:
         shown = (f"{ns / NS_PER_SECOND:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
@@ -123,47 +130,6 @@ def _spelled(one: JobDifference) -> str:
         f"job {one.job} of {whose}, {_instant(one.start_ns)} to {_instant(one.end_ns)}: {what};"
         f" {gpus}{off}; {_hours(one.difference)} GPU-hours more in the ledger"
     )
-
-
-def as_document(found: Comparison) -> dict[str, Any]:
-    """All of it for JSON; nanoseconds are text, fractions of them as `a/b`."""
-    return {
-        "agrees": found.agrees,
-        "jobs": found.jobs,
-        "tenants": [_tenant(check) for check in found.tenants],
-        "differences": [_difference(one) for one in found.differences],
-        "compared_by_times_only": list(found.in_parts),
-        "not_ended": list(found.unended),
-    }
-
-
-def _tenant(check: TenantCheck) -> dict[str, Any]:
-    return {
-        "tenant": check.tenant,
-        "ledger_gpu_ns": str(check.found),
-        "books_gpu_ns": str(check.expected),
-        "difference_gpu_ns": str(check.difference),
-        "allowed_gpu_ns": str(check.allowed),
-        "claims": check.parts,
-        "agrees": check.agrees,
-    }
-
-
-def _difference(one: JobDifference) -> dict[str, Any]:
-    return {
-        "job": one.job,
-        "kinds": list(one.kinds),
-        "start_ns": str(one.start_ns),
-        "end_ns": str(one.end_ns),
-        "tenant": one.tenant,
-        "ledger_tenants": list(one.ledger_tenants),
-        "ledger_gpu_ns": str(one.ledger),
-        "books_gpu_ns": str(one.books),
-        "ledger_gpus": list(one.ledger_gpus),
-        "books_gpus": one.books_gpus,
-        "start_off_ns": str(one.start_off_ns),
-        "end_off_ns": str(one.end_off_ns),
-    }
 
 
 def _hours(gpu_ns: Fraction) -> str:

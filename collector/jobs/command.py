@@ -25,7 +25,7 @@ from collector.jobs.ledger import (
 )
 from collector.jobs.meter import meter
 from collector.jobs.reading import FORMATS, format_of, read_jobs
-from collector.jobs.report import as_document, as_text
+from collector.jobs.report import as_document, as_text, counted
 from collector.jobs.tenants import SOURCES, listed_with_tenants
 from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
@@ -77,6 +77,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     list does not name are listed with the reason and are in no total. Exit status 1: the file is no
     such list, or the ledger cannot take it.
     """
+    if period is not None and url is None:
+        message = "--period says what of a ledger is written: give --ledger, too"
+        raise click.UsageError(message)
     form, jobs = _read(file, form, zone_of(timezone))
     if tenants_path is not None:
         jobs = listed_with_tenants(jobs, SOURCES[form], tenants_in(tenants_path))
@@ -102,7 +105,8 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     for line in as_text(jobs, metered):
         click.echo(line)
     if written:
-        click.echo(f"ledger: {written.added} GPU-days written, {written.unchanged} were there")
+        days_written = counted(written.added, "GPU-day")
+        click.echo(f"ledger: {days_written} written, {written.unchanged} were there")
 
 
 def _write(

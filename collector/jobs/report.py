@@ -74,7 +74,7 @@ def as_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
         )
     ]
     yield from _table(rows)
-    what = f"{_counted(len(jobs.jobs), 'job')} on {_counted(metered.gpus, 'GPU')}"
+    what = f"{counted(len(jobs.jobs), 'job')} on {counted(metered.gpus, 'GPU')}"
     yield f"{what}; held and free add up to capacity x time"
     yield f"conflicts: {len(metered.clashes)}"
     for gpu, conflict in metered.clashes:
@@ -85,7 +85,7 @@ def as_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     for job, part in parts:
         held = hours(part.gpus * job.duration_ns)
         place = part.where or "some node"
-        what = f"{_counted(part.gpus, 'GPU')}, {held}: {part.reason}"
+        what = f"{counted(part.gpus, 'GPU')}, {held}: {part.reason}"
         yield f"  job {job.id} of {job.tenant} on {place}: {what}"
     if metered.unplaced_ns:
         rows = [("TENANT, NOT PLACED", "GPU-HOURS", "GPU-NANOSECONDS")]
@@ -101,7 +101,8 @@ def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
         yield f"{name:<{wide[0]}}  {time:>{wide[1]}}  {count:>{wide[2]}}"
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """How many of something there are."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

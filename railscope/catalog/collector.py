@@ -389,3 +389,47 @@ DENIALS = Metric(
     help="Requests that were turned away for want of the right credential.",
     origin="collector",
 )
+AUDIT_WAITING = Metric(
+    "railscope_audit_waiting_events",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Events of agents that are not in the audit log yet.",
+    origin="collector",
+)
+AUDIT_OVERFLOWED = Metric(
+    "railscope_audit_overflowed_events_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Events of agents that were too many at once for the audit log, and were read again from the frame log.",
+    origin="collector",
+)
+AUDIT_UNNUMBERED = Metric(
+    "railscope_audit_unnumbered_events_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Events that could not be recorded because an old agent does not number them.",
+    origin="collector",
+)
+OUTBOX_WAITING = Metric(
+    "railscope_audit_outbox_waiting_records",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Records of changes to the ledger that are not in the audit log yet.",
+    origin="ledger",
+)
+AUDIT_DISPUTED = Metric(
+    "railscope_audit_log_disputed",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Whether an agent holds a checkpoint that the audit log has never had (1), so that nothing is signed, or not (0).",
+    origin="checkpoints that agents hold",
+)
+AUDIT_WITNESSES = Metric(
+    "railscope_audit_witnesses",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Nodes that have cosigned a checkpoint of the audit log.",
+    origin="cosignatures of agents",
+)

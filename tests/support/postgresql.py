@@ -71,7 +71,7 @@ def running() -> Iterator[PostgreSQL]:
                 _wait(server, process, log)
                 yield server
             finally:
-                process.send_signal(signal.SIGINT)  # end at once, whoever is connected
+                process.send_signal(signal.SIGQUIT)  # end at once: nothing of it is kept
                 process.wait(START_SECONDS)
 
 

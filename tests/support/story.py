@@ -96,10 +96,12 @@ class Reporter:
     booted_at: int = -5000
     skew: float = 0
     uncertainty_ns: int | None = None
+    origin_ns: int = START_NS
+    """When second 0 is."""
     sequences: dict[str, int] = field(default_factory=dict)
 
     def _instant(self, second: float) -> Instant:
-        wall_ns = at(second + self.skew)
+        wall_ns = self.origin_ns + round((second + self.skew) * SECOND)
         boot_ns = round((second - self.booted_at) * SECOND)
         return Instant(wall_ns, boot_ns, self.uncertainty_ns)
 
@@ -132,7 +134,8 @@ class Reporter:
         found = envelope(origin, encode_batches(frames), wire, agent_version="test")
         instant = self._instant(sent)
         clocks = SentAt(instant.wall_ns, instant.boot_ns, self.boot_id)
-        return Record(self.node, at(sent), clocks, pack(found)), found
+        received_ns = self.origin_ns + round(sent * SECOND)
+        return Record(self.node, received_ns, clocks, pack(found)), found
 
     def told(
         self, schema: Schema, seconds: Iterable[int], *, each: int = 10, **more: object

@@ -22,6 +22,7 @@ from test_ingest import running, settings_in
 from collector.access.credential import Credential, Role
 from collector.access.credentials import digest, quoted, section
 from collector.billing.periods import name_of
+from collector.config import LedgerSettings
 from collector.ledger.store import Ledger
 from collector.service import Collector
 
@@ -40,11 +41,11 @@ def fill(folder: Path) -> None:
 
 
 @asynccontextmanager
-async def served(folder: Path, *, ledger: bool = True) -> AsyncIterator[Any]:
+async def served(folder: Path, *, ledger: bool = True, url: str = "") -> AsyncIterator[Any]:
     """Ask as somebody: status and content."""
     if ledger:
         await asyncio.to_thread(fill, folder)
-    settings = settings_in(folder)
+    settings = settings_in(folder, ledger=LedgerSettings(url=url))
     who = [Credential("x", Role.TENANT, tenant) for tenant in (*TENANTS, "idle")]
     who += [Credential("x", role) for role in (Role.FINANCE, Role.OPERATOR)]
     lines = [f'[{section(one)}]\n{quoted(one.name)} = "{digest(one.label)}"\n' for one in who]
@@ -68,7 +69,7 @@ async def served(folder: Path, *, ledger: bool = True) -> AsyncIterator[Any]:
         finally:
             await runner.cleanup()
             collector.trail.log.close()
-            collector.books.close()
+            collector.database.close()
 
 
 async def test_each_tenant_gets_its_own_statement_in_every_form(tmp_path: Path) -> None:
@@ -93,6 +94,21 @@ async def test_each_tenant_gets_its_own_statement_in_every_form(tmp_path: Path) 
         idle = Credential("x", Role.TENANT, "idle")
         status, content, _ = await ask(idle, f"statements/idle/{PERIOD}")
         assert (status, "imaging" in content, "speech" in content) == (404, False, False)
+
+
+async def test_each_tenant_is_told_of_its_own_invoices(tmp_path: Path) -> None:
+    async with served(tmp_path) as ask:
+        for tenant in TENANTS:
+            status, content, _ = await ask(Credential("x", Role.TENANT, tenant), "statements")
+            found = msgspec.json.decode(content)
+            assert (status, found["forms"][0]) == (200, "json")
+            assert [(one["tenant"], one["period"], one["void"]) for one in found["statements"]] == [
+                (tenant, PERIOD, False)
+            ]
+        _, content, _ = await ask(Credential("x", Role.FINANCE), "statements")
+        assert {one["tenant"] for one in msgspec.json.decode(content)["statements"]} == set(TENANTS)
+        _, content, _ = await ask(Credential("x", Role.TENANT, "idle"), "statements")
+        assert msgspec.json.decode(content)["statements"] == []
 
 
 async def test_each_tenant_exports_its_own_rows_and_finance_all(tmp_path: Path) -> None:
@@ -135,10 +151,9 @@ async def test_a_provisional_statement_names_no_gpu_of_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", ["statements/imaging/2026-01", "exports/2026-01"])
-async def test_without_a_ledger_it_is_said_that_there_is_none_now(
-    tmp_path: Path, path: str
-) -> None:
-    async with served(tmp_path, ledger=False) as ask:
+async def test_a_ledger_that_is_away_is_said_to_be(tmp_path: Path, path: str) -> None:
+    away = f"sqlite:///{tmp_path}/nowhere/ledger.sqlite"
+    async with served(tmp_path, ledger=False, url=away) as ask:
         status, content, _ = await ask(Credential("x", Role.FINANCE), path)
         assert (status, content) == (503, "the ledger cannot be read now\n")
 

@@ -34,8 +34,8 @@ from collector.service import Collector
 from collector.views.refresh import Views
 from collector.views.table import Cell, View
 from railscope.audit.record import Actor, Data, Subject
+from railscope.catalog import METRICS, rollups
 from railscope.catalog import collector as catalog
-from railscope.catalog import rollups
 from railscope.wire import WireEntity, WireEvent
 
 NOON_NS = 1_790_000_000_000_000_000
@@ -175,7 +175,7 @@ def paths(cluster: Cluster, size: int) -> Iterator[str]:
     )
     for tail in ("", *(f"?tenant={quote(tenant, safe='')}" for tenant in named)):
         yield from (f"/{path}{tail}" for path in ("metrics", "api/v1/tenants", "api/v1/account"))
-        yield f"/api/v1/audit{tail}"
+        yield from (f"/api/v1/audit{tail}", f"/api/v1/statements{tail}")
         for period in PERIODS:
             yield from (
                 f"/api/v1/exports/{period}{tail}",
@@ -244,7 +244,7 @@ def told(texts: list[str]) -> set[int]:
             spelled += " " + base64.b64decode(word, validate=True).decode(errors="replace")
         except binascii.Error:
             continue
-    return {int(number[:9]) for number in re.findall(r"3\d{8,}", spelled)}
+    return {int(number[:9]) for number in re.findall(r"(?<!\d)3\d{8,}", spelled)}
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -291,3 +291,10 @@ def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
     metrics = (catalog.TENANT_GPU_TIME, internal)
     cells = [Cell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")]
     assert own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a") == cells[:1]
+
+
+def test_what_is_told_of_tenants_has_their_label_and_the_name_that_goes_with_it() -> None:
+    metrics = [*METRICS.values(), *(derived.metric for derived in rollups().values())]
+    of_tenants = {metric.name for metric in metrics if "tenant" in metric.about.labels}
+    assert of_tenants == {m.name for m in metrics if m.name.startswith("railscope_tenant_")}
+    assert len(of_tenants) > 10

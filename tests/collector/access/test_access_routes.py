@@ -54,13 +54,20 @@ EVERYTHING = {  # who may ask, and what they are told; written here once more, b
     ("GET", "/api/v1/audit/consistency?old=1"): (ALL, 200),
     ("GET", "/api/v1/audit/consistency?old=99999999"): (ALL, 404),
     ("POST", "/v1/frames"): ("node", 400),
+    ("GET", "/v1/checkpoint"): ("node", 200),
+    ("GET", "/v1/checkpoint/key"): ("node", 200),
+    ("GET", "/v1/checkpoint/consistency"): ("node", 400),
+    ("POST", "/v1/checkpoint/cosignature"): ("node", 413),
     # Nothing is there, or not like this; who has shown nothing is not told.
     ("GET", "/v1/frames"): (ALL, 405),
     ("POST", "/metrics"): (ALL, 405),
     ("OPTIONS", "/metrics"): (ALL, 405),
     ("DELETE", "/api/v1/audit"): (ALL, 405),
     ("PUT", "/api/v1/statements/vision/2026-01"): (ALL, 405),
-    ("GET", "/api/v1/statements"): (ALL, 404),
+    ("GET", "/api/v1/statements"): ("finance auditor tenant", 200),
+    ("GET", "/api/v1/statements?tenant=speech"): ("finance auditor", 200),
+    ("GET", "/api/v1/statements/"): (ALL, 404),
+    ("GET", "/api/v1/statements/vision"): (ALL, 404),
     ("GET", "/api/v1/tenants/vision"): (ALL, 404),
     ("GET", "/metrics/"): (ALL, 404),
     ("GET", "//metrics"): (ALL, 404),
@@ -224,6 +231,9 @@ async def test_a_tenant_cannot_tell_whether_another_exists(tmp_path: Path) -> No
     assert {(r.actor.id, r.data["tenant"], r.out) for r in crossed} == {
         ("tenant/vision/board", "vision", "denied")
     }
+    assert {(r.actor.auth, r.actor.id) for r in found if r.type == "access.denied"} == {
+        ("token", "tenant/vision/board")
+    }
     denied = {r.data["path"] for r in found if r.type == "access.denied"}
     assert denied >= {"/api/v1/statements/speech/2026-01", "/api/v1/statements/nobody/2026-01"}
 
@@ -242,6 +252,22 @@ async def test_a_node_speaks_for_itself_only(tmp_path: Path) -> None:
         ):  # fmt: skip
             assert response.status == 403
             assert "credential is that of 'n1'" in await response.text()
+
+
+async def test_with_open_reading_who_shows_nothing_is_an_operator_and_no_more(
+    tmp_path: Path,
+) -> None:
+    settings = settings_in(tmp_path, open_reading=True)
+    async with running(settings) as one:
+        async with aiohttp.ClientSession() as session:
+            for (method, path), (roles, _) in EVERYTHING.items():
+                url = aiohttp.client.URL(one.url + path, encoded=True)
+                async with session.request(method, url) as answer:
+                    may = "operator" in roles.split()
+                    assert (answer.status not in {401, 429}) is may, (method, path)
+        assert (await one.get("/metrics", token="wrong"))[0] in {401, 429}  # noqa: S106 - a test's token
+    denied = [r for r in records(tmp_path / "state" / "audit") if r.type == "access.denied"]
+    assert {(r.actor.kind, r.actor.auth) for r in denied} == {("unknown", ""), ("unknown", "token")}
 
 
 # The table ----------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ async def test_a_checkpoint_that_is_written_but_not_known_to_be_does_not_end_sig
     async with running(audit_log(tmp_path)) as log:
         await record(log, range(300))
         # What a failure behind the rename leaves: the log believes that nothing was signed.
-        log._publish(list(log._unsigned))  # noqa: SLF001
+        log.publisher.publish(list(log._unsigned))  # noqa: SLF001
         await record(log, range(300, 310))
         await log.sign()
         assert (log.signed.size, log.size) == (310, 310)

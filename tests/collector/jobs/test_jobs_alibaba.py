@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import alibaba
+from bench.alibaba import portion
 from collector.jobs.ledger import Terms, days, with_stand_ins, write
 from collector.jobs.meter import entries
-from collector.jobs.portion import portion
 from collector.jobs.reconcile import compare
 from collector.ledger.store import Ledger
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
@@ -121,5 +121,5 @@ def test_every_way_to_share_among_eight_is_exact():
         105,
     ]
     for wrong in (Fraction(0), Fraction(-1, 2), Fraction(3, 2)):
-        with pytest.raises(ValueError, match="no part of a GPU"):
+        with pytest.raises(ValueError, match="no part of a device"):
             portion(wrong)

@@ -138,7 +138,7 @@ def test_pods_are_told_from_jobs(tmp_path):
 def test_a_ledger_is_written_once_and_never_loses_what_another_list_told(jobs, tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     assert run(jobs, "--ledger", url, "--sku", "h100").stdout.splitlines()[-1] == (
-        "ledger: 1 GPU-days written, 0 were there"
+        "ledger: 1 GPU-day written, 0 were there"
     )
     again = json.loads(run(jobs, "--ledger", url, "--sku", "h100", "--json").stdout)
     assert again["ledger"] == {"added": 0, "unchanged": 1}

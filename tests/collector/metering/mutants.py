@@ -14,7 +14,7 @@ from collector.metering.evidence import Claim, Evidence, Witness
 from collector.metering.holders import Conflict, claims_in_force
 from collector.metering.measures import Increments, Owners, Readings, increments, owners
 from collector.metering.tiling import Entry, State, tile
-from collector.metering.units import FOREVER_NS
+from collector.metering.units import FOREVER_NS, Slots
 
 
 def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[Entry]:
@@ -88,6 +88,20 @@ def handover_guessed(evidence: Evidence) -> list[Owners]:
         msgspec.structs.replace(band, ends_ns=np.full_like(band.ends_ns, FOREVER_NS))
         for band in owners(evidence)
     ]
+
+
+def parts_rounded_one_by_one(evidence: Evidence) -> list[Owners]:
+    """Each part of a GPU has its share of an increment rounded for itself."""
+    return [
+        msgspec.structs.replace(band, slots=Slots(0, band.slots.high - band.slots.low))
+        for band in owners(evidence)
+    ]
+
+
+def counted_before_it_was_read(runs: Iterable[Readings]) -> Increments:
+    """An increment counts in the window that its earlier reading lies in."""
+    right = increments(runs)
+    return msgspec.structs.replace(right, ends_ns=right.starts_ns)
 
 
 def stretched_grace(evidence: Evidence, start: int, end: int) -> list[Entry]:
@@ -178,6 +192,14 @@ MUTANTS = {
     ),
     "handover guessed": (
         Metering(owners=handover_guessed),
+        properties.p12_amounts_add_up_to_the_counter,
+    ),
+    "parts rounded one by one": (
+        Metering(owners=parts_rounded_one_by_one),
+        properties.p12_amounts_add_up_to_the_counter,
+    ),
+    "counted before it was read": (
+        Metering(increments=counted_before_it_was_read),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "grace stretched over a gap": (

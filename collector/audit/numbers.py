@@ -1,0 +1,34 @@
+"""What the parts of the audit log count, for the collector's page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collector.audit.drain import Drain
+from collector.audit.guard import Guard
+from collector.audit.observed import Observed
+from collector.audit.witnesses import Witnesses
+from collector.views.table import Cell
+from railscope.catalog import collector as c
+
+
+@dataclass(slots=True)
+class AuditNumbers:
+    """Where the numbers come from."""
+
+    observed: Observed
+    drain: Drain
+    guard: Guard
+    witnesses: Witnesses
+
+    def cells(self) -> list[Cell]:
+        """All of them."""
+        numbers = (
+            (c.AUDIT_WAITING, self.observed.waiting),
+            (c.AUDIT_OVERFLOWED, self.observed.overflowed),
+            (c.AUDIT_UNNUMBERED, self.observed.unnumbered),
+            (c.OUTBOX_WAITING, self.drain.waiting),
+            (c.AUDIT_DISPUTED, int(bool(self.guard.refused))),
+            (c.AUDIT_WITNESSES, len(self.witnesses.nodes)),
+        )
+        return [Cell(metric, (), value) for metric, value in numbers]

@@ -1,0 +1,112 @@
+"""Reading a log for a person, from its files and as it lies there. Raises ClickException throughout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from collector.audit.journal import JournalError, read_journal
+from collector.audit.tiles import TileError, Tiles
+from railscope.audit.checkpoint import SIZE, Checkpoint, read_checkpoint
+from railscope.audit.note import NoteError, PublicKey, read_note
+from railscope.audit.record import Record, RecordError, decode
+
+
+def note_of(folder: Path) -> str:
+    """The checkpoint of a log, as it lies there."""
+    path = folder / "checkpoint"
+    try:
+        return read_note(path)
+    except NoteError as error:
+        message = f"{path}: {error}"
+        raise click.ClickException(message) from error
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise click.ClickException(message) from error
+
+
+def checkpoint_of(note: str, key: PublicKey, folder: Path) -> Checkpoint:
+    """The checkpoint in a note, once it is checked."""
+    try:
+        return read_checkpoint(note, key)
+    except NoteError as error:
+        message = f"{folder / 'checkpoint'}: {error}"
+        raise click.ClickException(message) from error
+
+
+def _claimed_size(folder: Path) -> int:
+    """How many records the checkpoint speaks of, unchecked; 0 where there is none yet."""
+    path = folder / "checkpoint"
+    if not path.exists():
+        return 0
+    lines = note_of(folder).split("\n")
+    if len(lines) < len(("origin", "size")) or not SIZE.fullmatch(lines[1]):
+        message = f"{path}: no checkpoint; run `railscope audit verify`"
+        raise click.ClickException(message)
+    return int(lines[1])
+
+
+def extent(folder: Path) -> tuple[int, list[bytes]]:
+    """How many records are signed, and those that are not."""
+    try:
+        # First: what is in the journal now is signed at most later.
+        files = read_journal(folder / "journal")
+    except (JournalError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    size = _claimed_size(folder)
+    behind = max(0, size - files[0].first) if files else 0
+    return size, [raw for file in files for raw in file.records][behind:]
+
+
+def records(folder: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
+    """Records from a sequence on: the signed ones, then those that are not."""
+    tiles = Tiles(folder, size)
+    try:
+        yield from tiles.records_from(first)
+    except TileError as error:
+        raise click.ClickException(str(error)) from error
+    yield from unsigned[max(0, first - size) :]
+
+
+def decoded(raw: bytes) -> Record:
+    """The record that these bytes are."""
+    try:
+        return decode(raw)
+    except RecordError as error:
+        message = f"{error}; run `railscope audit verify`"
+        raise click.ClickException(message) from error
+
+
+def wanted(raw: bytes, kind: str | None, node: str | None) -> bool:
+    """Whether a record is of a type or family, and about a node."""
+    record = decoded(raw)
+    of_kind = kind is None or record.type == kind or record.type.startswith(f"{kind}.")
+    return of_kind and (node is None or record.obj.node == node)
+
+
+def shown(raw: bytes, *, as_json: bool) -> str:
+    """A record for a person: number, time, what, who, to what, with what."""
+    if as_json:
+        return raw.decode()
+    record = decoded(raw)
+    who = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
+    what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
+    data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
+    parts = (f"{record.seq:>8}", instant(int(record.t)), record.type, record.out, who)
+    line = "  ".join(part for part in (*parts, what, data) if part)
+    # A name must not pass for another line, nor give orders to a terminal.
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+
+
+def instant(time_ns: int) -> str:
+    """An instant for a person."""
+    seconds, rest_ns = divmod(time_ns, 10**9)
+    try:
+        instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ns} ns"
+    return f"{instant}.{rest_ns // 10**6:03}Z"

@@ -1,0 +1,131 @@
+"""The statements by which the evidence is written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Table, and_, exists, func, or_, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+
+from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence.schema import claims, files, homes, parts, releases
+from collector.evidence.told import Ended, Told
+from collector.metering.units import FOREVER_NS
+
+CONTEXT_NS = 3_600_000_000_000
+"""How far around a window facts are looked at, so that its edges are as those of all time."""
+_AT_ONCE = 500
+PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
+    "claims": claims_file.parse,
+    "tenants": tenants_file.parse,
+    "calendar": calendar_file.parse,
+}
+"""What each kind of administrators' file says."""
+
+
+def parts_of(
+    connection: Connection, node: str, start_ns: int, end_ns: int
+) -> list[tuple[str, bytes]]:
+    """Parts in and around a window, and the nearest beyond on both sides."""
+    mine = parts.c.node == node
+    low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
+    before = connection.execute(
+        select(func.max(parts.c.end_ns)).where(mine, parts.c.end_ns < low)
+    ).scalar()
+    after = connection.execute(
+        select(func.min(parts.c.start_ns)).where(mine, parts.c.start_ns > high)
+    ).scalar()
+    within = and_(parts.c.end_ns >= low, parts.c.start_ns <= high)
+    wanted = or_(within, parts.c.end_ns == before, parts.c.start_ns == after)
+    query = select(parts.c.part, parts.c.content).where(mine, wanted).order_by(parts.c.part)
+    return [(row.part, row.content) for row in connection.execute(query)]
+
+
+def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
+    """Claims of GPUs that may have been in force in or around a window."""
+    over = exists().where(
+        releases.c.gpu_uuid == claims.c.gpu_uuid,
+        releases.c.node == claims.c.node,
+        releases.c.claim_id == claims.c.claim_id,
+        releases.c.instant_ns < start_ns - CONTEXT_NS,
+    )
+    return select(claims.c.content).where(
+        claims.c.gpu_uuid.in_(gpus), claims.c.start_ns < end_ns + CONTEXT_NS, ~over
+    )
+
+
+def releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
+    """The ends of claims, each named by GPU, node and id."""
+    key = tuple_(releases.c.gpu_uuid, releases.c.node, releases.c.claim_id)
+    return select(releases).where(key.in_(pairs))
+
+
+def newest_file(which: Any) -> Any:
+    """The newest version of a file of some kind."""
+    return select(files).where(which).order_by(files.c.recorded_ns.desc()).limit(1)
+
+
+def differences(kind: str, before: str, after: str) -> list[tuple[int, int]]:
+    """About when two versions of a file say different things, of whatever GPU."""
+    told = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
+    different = told[0] ^ told[1]
+    if not different:
+        return []
+    start_ns, end_ns = min(one.start_ns for one in different), max(one.end_ns for one in different)
+    return [(start_ns, end_ns)]
+
+
+def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+    """Which of these GPUs were not known in their nodes as early as that."""
+    least: dict[tuple[str, str], int] = {}
+    for some in groups_of(sorted({gpu for gpu, _ in since})):
+        query = select(homes).where(homes.c.gpu_uuid.in_(some))
+        for row in connection.execute(query):
+            key = (row.gpu_uuid, row.node)
+            least[key] = min(row.since_ns, least.get(key, row.since_ns))
+    return [
+        {"gpu_uuid": gpu, "node": node, "since_ns": first_ns}
+        for (gpu, node), first_ns in since.items()
+        if first_ns < least.get((gpu, node), FOREVER_NS)
+    ]
+
+
+def claim_row(one: Told, recorded_ns: int) -> dict[str, Any]:
+    """A claim as a row, named by its words."""
+    content = msgspec.msgpack.encode(one)
+    return {
+        "fact": sha256(content).hexdigest(),
+        "gpu_uuid": one.gpu,
+        "node": one.node,
+        "claim_id": one.id,
+        "start_ns": one.start_ns,
+        "recorded_ns": recorded_ns,
+        "content": content,
+    }
+
+
+def release_row(one: Ended, recorded_ns: int) -> dict[str, Any]:
+    """The end of a claim as a row."""
+    return {
+        "fact": sha256(msgspec.msgpack.encode(one)).hexdigest(),
+        "gpu_uuid": one.gpu,
+        "node": one.node,
+        "claim_id": one.id,
+        "instant_ns": one.instant_ns,
+        "recorded_ns": recorded_ns,
+    }
+
+
+def insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Add rows that are not there yet."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    for some in groups_of(rows):
+        connection.execute(dialect.insert(table).on_conflict_do_nothing(), some)
+
+
+def groups_of(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """Not too many at once for one statement."""
+    return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

@@ -1,0 +1,139 @@
+"""One batch, taken into the facts: which GPUs were seen, how they were cut, what counters read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from collector import decode
+from collector.evidence.chunk import CHUNK_NS, GRID_NS, Cell, Chunk, Series, Span, add_span
+from collector.evidence.places import Presence
+from collector.evidence.seen import Part
+from collector.evidence.told import MOST_CHARACTERS
+from collector.metering.observation import GAP_NS
+from collector.schemas import Known
+from collector.segments import Record
+from railscope.reading import PRESENT
+from railscope.wire import Batch, Envelope
+
+_VALUE = np.dtype("<i8")
+
+
+class Hearing(Protocol):
+    """Who is told what a batch says of GPUs."""
+
+    def see(self, uuid: str, presence: Presence) -> int:
+        """A GPU was seen in a node; when that was first heard of."""
+
+    def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
+        """A GPU was cut in this way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """One batch being taken."""
+
+    book: Hearing
+    record: Record
+    envelope: Envelope
+    batch: Batch
+    known: Known
+    since_boot_ns: int
+    skew_ns: int
+    uncertainty_ns: int
+
+    def take(self, chunk: Chunk, rows: Sequence[int]) -> None:
+        """Take the rows of one chunk."""
+        if self.known.gpus:
+            self._sight(chunk, rows)
+        else:
+            for span in self._spans(rows):
+                add_span(chunk.reports, span)
+        if self.known.metered.layouts:
+            self._cut(chunk, rows)
+        if len(self.known.metered.columns):
+            self._count(chunk, rows)
+
+    def _spans(self, rows: Sequence[int]) -> list[Span]:
+        """Rows that lie at most a gap apart, as spans."""
+        found: list[Span] = []
+        for row in rows:
+            instant_ns = self.since_boot_ns + self.batch.boot_ns[row]
+            if found and instant_ns - found[-1].last_ns <= GAP_NS:
+                found[-1].last_ns = instant_ns
+            else:
+                found.append(Span(instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns))
+        return found
+
+    def _sight(self, chunk: Chunk, rows: Sequence[int]) -> None:
+        """The GPUs that said anything at all in these rows."""
+        columns = self.known.layout.columns
+        codes = decode.reasons(self.batch, columns) if self.batch.reasons else None
+        everywhere = self._spans(rows)
+        heard_ns = self.record.received_wall_ns
+        skus = self.known.metered.skus
+        for gpu in self.known.gpus:
+            if len(gpu.uuid) > MOST_CHARACTERS:
+                continue
+            spans = everywhere
+            if codes is not None:
+                spoke = (codes[np.asarray(rows)][:, gpu.columns] == PRESENT).any(axis=1)
+                spans = self._spans([row for row, said in zip(rows, spoke, strict=True) if said])
+            if not spans:
+                continue
+            copies = [Span(s.first_ns, s.last_ns, s.uncertainty_ns, s.skew_ns) for s in spans]
+            presence = Presence(chunk.node, chunk.boot, heard_ns, copies)
+            first_ns = self.book.see(gpu.uuid, presence)
+            chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), first_ns, spans)
+
+    def _cut(self, chunk: Chunk, rows: Sequence[int]) -> None:
+        """How the GPUs of the stream were cut in these rows."""
+        for gpu, parts in self.known.metered.layouts:
+            for span in self._spans(rows):
+                chunk.cut(gpu, parts, span)
+                self.book.cut(gpu, parts, Span(span.first_ns, span.last_ns))
+
+    def _count(self, chunk: Chunk, rows: Sequence[int]) -> None:
+        """Keep the first reading of each cell of the grid."""
+        batch, metered = self.batch, self.known.metered
+        name = f"{self.envelope.run} {batch.stream} {batch.schema.hex()}"
+        series = chunk.series.get(name)
+        if series is None:
+            series = chunk.series[name] = Series(self.envelope.run, metered.counters, {})
+        wanted: list[tuple[int, int]] = []
+        last = -1
+        for row in rows:
+            number = batch.boot_ns[row] // GRID_NS
+            if number != last:
+                kept = series.cells.get(number)
+                if kept is None or batch.boot_ns[row] <= kept.boot_ns:
+                    wanted.append((number, row))
+            last = number
+        if not wanted:
+            return
+        columns = self.known.layout.columns
+        table = decode.all_rows(batch, columns)[:, metered.columns]
+        codes = decode.reasons(batch, columns)[:, metered.columns]
+        for number, row in wanted:
+            values = np.where(codes[row] == PRESENT, table[row], -1).astype(_VALUE)
+            instant_ns = self.since_boot_ns + batch.boot_ns[row]
+            series.offer(number, Cell(batch.boot_ns[row], instant_ns, values.tobytes()))
+
+
+def by_chunk(boot_ns: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """Rows by chunk, in the order of the boot clock."""
+    rows: Sequence[int] = range(len(boot_ns))
+    if any(after < before for before, after in pairwise(boot_ns)):
+        rows = sorted(rows, key=lambda row: boot_ns[row])
+    first, last = boot_ns[rows[0]] // CHUNK_NS, boot_ns[rows[-1]] // CHUNK_NS
+    if first == last:
+        yield first, rows
+        return
+    grouped: dict[int, list[int]] = {}
+    for row in rows:
+        grouped.setdefault(boot_ns[row] // CHUNK_NS, []).append(row)
+    yield from grouped.items()

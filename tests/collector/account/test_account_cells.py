@@ -1,0 +1,112 @@
+"""The account as pages show it: every state, parts of GPUs, quotas."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.account.amounts import Whose
+from collector.account.cells import account_json, cluster_cells, tenant_cells
+from collector.account.quotas import Quotas, days_of, parse
+from collector.account.tally import Account, Key, nanoseconds
+from collector.evidence.watched import FileError
+from collector.metering.measures import Measure, Use
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY
+from railscope.catalog import METRICS
+from railscope.catalog import collector as catalog
+
+HOUR = 3_600_000_000_000
+DAY = 20_700
+NOW = DAY * 24 * HOUR + 12 * HOUR
+HEADER = "tenant,gpu_hours,period,gpus,from,to\n"
+
+
+def an_account(**held: int) -> Account:
+    """Hours of whole GPUs by tenant, observed today; one hour of each is unseen."""
+    sums = {}
+    for tenant, hours in held.items():
+        sums[Key(DAY, State.OBSERVED, tenant)] = (hours - 1) * HOUR * GPU_CAPACITY
+        sums[Key(DAY - 40, State.INFERRED, tenant)] = HOUR * GPU_CAPACITY
+    return Account(NOW, 2, sum(sums.values()), sums)
+
+
+def values(cells) -> dict:
+    return {(cell.metric.name, *cell.labels): cell.value for cell in cells}
+
+
+@given(st.dictionaries(st.sampled_from(State), st.integers(0, 10**24), max_size=10))
+def test_parts_of_gpus_are_rounded_so_that_they_add_up(parts):
+    found = nanoseconds(parts)
+    assert sum(found.values()) == sum(parts.values()) // GPU_CAPACITY
+    assert all(0 <= found[s] - Fraction(units, GPU_CAPACITY) + 1 <= 2 for s, units in parts.items())
+
+
+def test_an_account_in_json_adds_up_and_names_every_state():
+    page = account_json(an_account(alice=5, bob=3))
+    assert page["balances"]
+    assert page["states"].keys() == {state.value for state in State}
+    assert sum(map(int, page["states"].values())) == int(page["capacity_ns"]) == 8 * HOUR
+    assert page["tenants"]["alice"]["held_ns"] == str(5 * HOUR)
+    assert page["tenants"]["alice"]["held_unknown_ns"] == str(HOUR)
+    assert page["tenants"]["bob"]["states"] == {"observed": str(2 * HOUR), "inferred": str(HOUR)}
+
+
+def test_cells_tell_time_amounts_and_quotas():
+    quotas = parse(
+        HEADER + "alice,100,day,4,2020-01-01T00:00:00Z,\nalice,,month,,2020-01-01T00:00:00Z,\n"
+        "bob,2.5,month,,2020-01-01T00:00:00Z,\nbob,7,month,,2099-01-01T00:00:00Z,\n"
+    )
+    amounts = {
+        Whose(Measure.ENERGY, Use.ATTRIBUTED, "alice"): 5000,
+        Whose(Measure.MEMORY, Use.ATTRIBUTED, "alice"): 3,
+        Whose(Measure.ENERGY, Use.IDLE, ""): 77,
+    }
+    account = an_account(alice=5, bob=3)
+    found = values(tenant_cells(account, amounts, {"alice": 420}, quotas))
+    assert found[catalog.TENANT_GPU_TIME.name, "alice", "observed"] == 4 * 3600
+    assert found[catalog.TENANT_ENERGY.name, "alice"] == 5
+    assert found[catalog.TENANT_MEMORY.name, "alice"] == 3 * 1024
+    assert found[catalog.TENANT_GPUS.name, "alice"] == 0.5
+    assert found[catalog.TENANT_GPUS.name, "bob"] == 0
+    assert found[catalog.QUOTA_TIME.name, "alice", "day"] == 360_000
+    assert found[catalog.QUOTA_TIME_USED.name, "alice", "day"] == 4 * 3600, "not 40 days ago"
+    assert found[catalog.QUOTA_GPUS.name, "alice"] == 4
+    assert found[catalog.QUOTA_TIME.name, "bob", "month"] == 9000
+    assert (catalog.QUOTA_TIME.name, "alice", "month") not in found
+    assert (catalog.TENANT_ENERGY.name, "") not in found
+    whole = values(cluster_cells(account))
+    assert whole[catalog.GPU_CAPACITY.name,] == 8 * 3600
+    assert whole[catalog.GPU_TIME.name, "inferred"] == 2 * 3600
+    assert {name for name, *_ in [*found, *whole]} <= METRICS.keys()
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("alice,1,year,,2020-01-01T00:00:00Z,", "period of day or month"),
+        (",1,day,,2020-01-01T00:00:00Z,", "needs a tenant"),
+        ("alice,some,day,,2020-01-01T00:00:00Z,", "no number"),
+        ("alice,-1,day,,2020-01-01T00:00:00Z,", "less than nothing"),
+        ("alice,1/0,day,,2020-01-01T00:00:00Z,", "no number"),
+    ],
+)
+def test_a_quota_that_cannot_be_names_the_line(row: str, problem: str):
+    with pytest.raises(FileError, match=rf"line 2.*{problem}"):
+        parse(HEADER + row + "\n")
+
+
+@given(st.integers(0, 80_000))
+def test_every_day_is_in_one_month(day: int):
+    first, end = days_of("month", day * 24 * HOUR)
+    assert first <= day < end
+    assert 28 <= end - first <= 31
+    assert days_of("month", first * 24 * HOUR) == days_of("month", (end - 1) * 24 * HOUR)
+    assert days_of("day", day * 24 * HOUR) == (day, day + 1)
+
+
+def test_no_quotas_say_nothing():
+    assert not list(Quotas().in_force(NOW))

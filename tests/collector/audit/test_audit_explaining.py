@@ -1,0 +1,161 @@
+"""What `verify` says of a log that is whole: claims that do not pair, impossible times, invoices."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+from support.agent_events import Teller
+from support.audit import KEY, NOON_NS, audit_log, draft, running
+from support.books import ONE, after, claim, gpu, opened, world
+from test_audit_observed import observing, recorded
+
+from collector.audit.draft import Draft
+from collector.audit.drain import Drain
+from collector.audit.personal import Salts
+from collector.audit.verify import verify
+from collector.ledger.database import Database
+from collector.ledger.store import Ledger
+from railscope.audit.record import Actor, Data, Source, Subject
+from railscope.cli import root
+
+S_NS = 1_000_000_000
+
+
+def told(number: int, kind: str, claim_id: str, outcome: str = "done", **data: str) -> Draft:
+    """What an agent told of a claim."""
+    content: Data = {"claim": claim_id, **data}
+    source = Source("agent", "n1", "run", number)
+    return Draft(
+        f"tenancy.{kind}", Actor("scheduler", "slurm"), NOON_NS, outcome, Subject("n1", "GPU-1"),
+        content, source=source,
+    )  # fmt: skip
+
+
+def findings_of(folder: Path, drafts: list[Draft]) -> list[str]:
+    async def write() -> None:
+        async with running(audit_log(folder)) as log:
+            for one in drafts:
+                await log.append(one)
+
+    asyncio.run(write())
+    return list(verify(folder, KEY.public).findings)
+
+
+def test_claims_that_pair_need_no_explanation(tmp_path: Path) -> None:
+    pairs = [
+        told(0, "assign", "a"), told(1, "assign", "a", "seen"), told(2, "transfer", "a"),
+        told(3, "release", "a"), told(4, "assign", "b"),
+    ]  # fmt: skip
+    assert findings_of(tmp_path, pairs) == []
+
+
+def test_claims_that_do_not_pair_are_found(tmp_path: Path) -> None:
+    odd = [
+        told(0, "release", "a"), told(1, "assign", "b"), told(2, "assign", "b"),
+        told(3, "transfer", "c"), told(4, "assign", "d", "seen"),
+    ]  # fmt: skip
+    assert findings_of(tmp_path, odd) == [
+        "record 0: tenancy.release of claim a on GPU-1, which had not been assigned",
+        "record 2: tenancy.assign of claim b on GPU-1, which was assigned by record 1 already",
+        "record 3: tenancy.transfer of claim c on GPU-1, which had not been assigned",
+        "record 4: tenancy.assign of claim d on GPU-1, which had not been assigned",
+    ]
+
+
+def test_impossible_times_are_found(tmp_path: Path) -> None:
+    actor = Actor("collector", "c1")
+    back = [Draft("admin.config", actor, NOON_NS + s * S_NS, "done") for s in (0, 10, 9, 7)]
+    ahead = [
+        told(0, "assign", "a", received_ns=str(NOON_NS - 59 * S_NS)),
+        told(1, "assign", "b", received_ns=str(NOON_NS - 70 * S_NS)),
+    ]
+    assert findings_of(tmp_path, [*back, *ahead]) == [
+        "record 3: admin.config: its time lies 3 s before a record that was written earlier",
+        "record 5: tenancy.assign: its time lies 70 s after the moment it came",
+    ]
+
+
+async def test_a_late_record_of_an_agent_closes_its_gap(tmp_path: Path) -> None:
+    teller = Teller()
+    events = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
+    async with observing(tmp_path) as observed:
+        await recorded(observed, [events[0], events[4], events[2]])
+        await recorded(observed, [events[1]])
+    (finding,) = verify(tmp_path / "log", KEY.public).findings
+    assert "its records 3 to 3 are missing" in finding
+
+
+def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path) -> None:
+    """T9."""
+
+    async def write() -> None:
+        teller = Teller()
+        async with observing(tmp_path) as observed:
+            await recorded(
+                observed, [teller.claimed("a", owner="zoe"), teller.claimed("b", "GPU-2", owner="max")]
+            )  # fmt: skip
+
+    asyncio.run(write())
+    folder, salts = str(tmp_path / "log"), ["--salts", str(tmp_path / "personal")]
+    before = verify(tmp_path / "log", KEY.public)
+    found = CliRunner().invoke(root, ["audit", "show", folder, "--person", "zoe", *salts])
+    assert (found.exit_code, found.output.count("tenancy.assign")) == (0, 1)
+    assert '"a"' in found.output
+    nobody = CliRunner().invoke(root, ["audit", "show", folder, "--person", "eve", *salts])
+    assert nobody.exit_code == 1
+
+    forgotten = CliRunner().invoke(root, ["audit", "forget", "zoe", *salts])
+    assert (forgotten.exit_code, forgotten.output.startswith("forgotten")) == (0, True)
+    again = CliRunner().invoke(root, ["audit", "show", folder, "--person", "zoe", *salts])
+    assert "nothing can be confirmed" in again.output
+    assert CliRunner().invoke(root, ["audit", "forget", "zoe", *salts]).exit_code == 1
+    assert verify(tmp_path / "log", KEY.public) == before
+    assert Salts(tmp_path / "personal").known("max")
+    other = Salts(tmp_path / "personal").commitment("zoe")
+    files = (path for path in (tmp_path / "log").rglob("*") if path.is_file())
+    assert not any(other.encode() in path.read_bytes() for path in files)
+
+
+def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Database) -> None:
+    ledger = Ledger(database)
+    books = opened(ledger, world(gpu("GPU-0", claim("red", 5, 60)), gpu("GPU-1", claim("blue", 1))))
+    closed = books.close(ONE, after(ONE))
+    assert len(closed.invoices) == 2
+    key = tmp_path / "key.pub"
+    key.write_text(str(KEY.public))
+
+    def check(folder: str, url: str) -> Result:
+        command = ["audit", "verify", str(tmp_path / folder), "--key", str(key), "--ledger", url]
+        return CliRunner().invoke(root, command)
+
+    async def write(folder: str, boot: str, *, drained: bool = False, wrong: str = "") -> None:
+        async with running(audit_log(tmp_path / folder, boot=boot)) as log:
+            if log.size == 0:
+                await log.append(draft(0, kind="log.genesis"))
+            if wrong:
+                data: Data = {"invoice": closed.invoices[0].invoice_id, "content_hash": wrong}
+                await log.append(
+                    Draft("billing.issue", Actor("a", "b"), NOON_NS, "done", data=data)
+                )
+            while drained and await Drain(lambda: database, log).step():
+                pass
+
+    url = database.engine.url.render_as_string(hide_password=False)
+    asyncio.run(write("log", "b0"))
+    waiting = check("log", url)
+    assert (waiting.exit_code, waiting.output.count("is not recorded")) == (0, 2)
+    asyncio.run(write("log", "b1", drained=True))
+    good = check("log", url)
+    assert (good.exit_code, good.output.count("to explain")) == (0, 0)
+    empty = check("log", f"sqlite:///{tmp_path / 'empty.db'}")
+    assert (empty.exit_code, empty.output.count("is not in the ledger")) == (1, 2)
+    asyncio.run(write("other", "b0", wrong="0" * 64))
+    changed = check("other", url)
+    assert changed.exit_code == 1
+    assert "is not what was recorded when it was issued" in changed.output
+    assert "of another log" in changed.output
+    asyncio.run(write("log", "b2", wrong="0" * 64))
+    assert "was issued before" in check("log", url).output
+    assert check("log", "sqlite:////nowhere/at/all.db").exit_code == 5

@@ -1,0 +1,122 @@
+"""Which of a ledger's claims are compared with which books, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collector.billing.instants import Period
+from collector.jobs.books import BooksError, SchedulerBooks, as_text
+from collector.jobs.tenants import as_listed
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.store import Ledger
+from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
+
+S = 1_000_000_000
+DAY = Period(0, 86_400 * S)
+SACCT = """\
+JobIDRaw|User|Account|Start|End|NodeList|AllocTRES
+7|u|physics|100|200|n1|gres/gpu=1
+8|u|physics|300|Unknown|n1|gres/gpu=1
+"""
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    found = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    yield found
+    found.close()
+
+
+def told(name: str, workload: str, start: int, end: int, tenant: str = "slurm:physics") -> Claim:
+    """A claim as an agent tells it."""
+    return Claim(Level.SCHEDULER, start * S, f"{name}/{start}", tenant, end * S, workload, "n1")
+
+
+def written(ledger: Ledger, *claims: Claim) -> None:
+    evidence = Evidence(
+        "GPU-0", (Stay(0, "n1"),), claims, sightings=(Sighting(Witness.SCHEDULER, *_span()),)
+    )
+    ledger.write(MeteredGpu.of(evidence, {}).day(0, Computed("test", 0)))
+
+
+def _span() -> tuple[int, int]:
+    return DAY.start_ns, DAY.end_ns
+
+
+def books(folder: Path, text: str = SACCT, scheduler: str = "slurm") -> SchedulerBooks:
+    file = folder / "books"
+    file.write_text(text)
+    return SchedulerBooks.read({scheduler: [file]})
+
+
+def test_only_claims_of_the_schedulers_whose_books_are_given_are_compared(ledger, tmp_path):
+    written(
+        ledger,
+        told("slurm/n1/7/GPU-0", "7", 100, 200),
+        told("slurm/n1/8/GPU-0", "8", 300, 400),
+        told("docker/n1/abc/GPU-0", "abc", 500, 600, "docker:anna"),
+        told("kubernetes/n1/lab/p/GPU-0", "lab/p", 700, 800, "kubernetes:lab"),
+    )
+    found = books(tmp_path).against(ledger, DAY, 0)
+    assert found.agrees
+    assert (found.jobs, found.unended) == (1, ("8",))
+    assert [(check.tenant, check.found) for check in found.tenants] == [("physics", 100 * S)]
+    pods = books(tmp_path, '{"items": []}', "kubernetes").against(ledger, DAY, 0)
+    assert [one.job for one in pods.differences] == ["lab/p"]
+
+
+def test_a_claim_of_a_file_may_be_one_of_slurm(ledger, tmp_path):
+    written(
+        ledger,
+        told("file/n1/slurm:7/GPU-0", "slurm:7", 100, 200),
+        told("file/n1/night/GPU-0", "night", 500, 600),
+    )
+    assert books(tmp_path).against(ledger, DAY, 0).agrees
+
+
+def test_a_difference_in_words(ledger, tmp_path):
+    written(
+        ledger,
+        told("slurm/n1/7/GPU-0", "7", 100, 260),
+        told("slurm/n1/9/GPU-0", "9", 300, 400, "staff"),
+    )
+    found = books(tmp_path).against(ledger, DAY, 15 * S)
+    assert list(as_text(found)) == [
+        "R3: 1 job of the scheduler's books, 2 tenants",
+        (
+            "  physics: ledger 0:02:40, books 0:01:40, difference 0:01:00 of 0:00:30 allowed,"
+            " MORE THAN CLOCKS EXPLAIN"
+        ),
+        (
+            "  staff: ledger 0:01:40, books 0:00:00, difference 0:01:40 of 0:00:30 allowed,"
+            " MORE THAN CLOCKS EXPLAIN"
+        ),
+        "jobs that differ: 2",
+        (
+            "  job 7 of physics, 1970-01-01T00:01:40Z to 1970-01-01T00:03:20Z: another start or end;"
+            " 1 GPU in the ledger, 1 in the books, start and end in the ledger +0 s and +60 s;"
+            " 0:01:00 GPU-hours more in the ledger"
+        ),
+        (
+            "  job 9 of - / staff, 1970-01-01T00:05:00Z to 1970-01-01T00:06:40Z: in the ledger and not"
+            " in the books; 1 GPU in the ledger, 0 in the books; 0:01:40 GPU-hours more in the ledger"
+        ),
+        "not compared, as they have not ended: 8",
+    ]
+
+
+def test_books_that_are_none_name_their_file(tmp_path):
+    with pytest.raises(BooksError, match="books: line 1: JobID: is not in the header"):
+        books(tmp_path, "hello")
+    with pytest.raises(BooksError, match="nothing"):
+        SchedulerBooks.read({"slurm": [tmp_path / "nothing"]})
+
+
+def test_an_account_without_a_row_is_named_as_the_books_do():
+    assert as_listed("slurm:physics") == "physics"
+    assert as_listed("kubernetes:lab:x") == "lab:x"
+    assert as_listed("docker:anna") == "docker:anna"
+    assert as_listed("staff") == "staff"

@@ -1,0 +1,155 @@
+"""GPU time over real HTTP: what agents tell becomes what pages, metrics and the ledger say."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.story import SECOND, Reporter, ended, gpus_of, started
+from test_ingest import Running, running, settings_in
+
+from collector.config import LedgerSettings, Limits, MeteringSettings
+from collector.ledger.store import Ledger
+from collector.ledger.tiling import DAY_NS
+from collector.metering.tiling import State
+from collector.metering.units import GPU_CAPACITY, Tiling
+from railscope.settings import SettingsError
+
+HOURS = 3600
+LONG = 30 * HOURS
+METERING = MeteringSettings(period_seconds=0.2, quiet_seconds=0.1, settle_delay_seconds=0)
+MANY = Limits(requests_per_second=10_000)
+EPOCH = "2020-01-01T00:00:00Z"
+
+
+def reporter() -> Reporter:
+    """An agent whose story of thirty hours ends just now."""
+    now_ns = time.time_ns() // SECOND * SECOND
+    return Reporter(booted_at=-6000, origin_ns=now_ns - LONG * SECOND)
+
+
+async def tell(one: Running, node: Reporter) -> None:
+    """Thirty hours of two GPUs; a namespace holds one of them for the first day of the story."""
+
+    def told(event: Any, second: int, fact: str) -> Any:
+        event.facts[fact] = str(node.origin_ns + second * SECOND)
+        return event
+
+    begins = started("GPU-0", "job", 0, owner="ns", source="kubernetes")
+    events = {
+        3 * HOURS: [told(begins, 3 * HOURS, "start_ns")],
+        27 * HOURS: [told(ended("GPU-0", "job", 0), 27 * HOURS, "end_ns")],
+    }
+    frames = node.frames(gpus_of("GPU-0", "GPU-1"), range(0, LONG, 20), events=events)
+    for at in range(0, len(frames), 400):
+        record, _ = node.record(frames[at : at + 400], sent=LONG)
+        status, reply = await one.post(record.body, headers=record.sent.to_headers())
+        assert status == 200, reply
+
+
+def files(folder: Path) -> dict[str, str]:
+    (folder / "tenants.csv").write_text(
+        f"tenant,source,owner,from,to\nvision,kubernetes,ns,{EPOCH},\n"
+    )
+    (folder / "quotas.csv").write_text(
+        f"tenant,gpu_hours,period,gpus,from,to\nvision,9,day,2,{EPOCH},\n"
+    )
+    (folder / "calendar.toml").write_text(
+        f"[[reservation]]\nname = 'r'\ntenant = 'speech'\nholds = 'GPU-1'\nfrom = {EPOCH}\n"
+    )
+    return {
+        "tenants_file": str(folder / "tenants.csv"),
+        "quotas_file": str(folder / "quotas.csv"),
+        "calendar_file": str(folder / "calendar.toml"),
+    }
+
+
+async def metrics(one: Running) -> dict[str, float]:
+    status, text = await one.get("/metrics")
+    assert status == 200
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+    return {name: float(value) for name, value in lines}
+
+
+async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: Path):
+    settings = settings_in(tmp_path, metering=METERING, limits=MANY, **files(tmp_path))
+    node = reporter()
+    midnight_ns = time.time_ns() // DAY_NS * DAY_NS
+    async with running(settings) as one:
+        await tell(one, node)
+        await one.collector.settler.round(everything=True)
+        await one.collector.refresher.refresh()
+        account = await one.json("/api/v1/account")
+        page = await metrics(one)
+    assert account["balances"]
+    assert account["gpus"] == 2
+    assert sum(map(int, account["states"].values())) == int(account["capacity_ns"])
+    assert account["tenants"]["vision"]["held_observed_ns"] == str(24 * HOURS * SECOND)
+    assert int(account["tenants"]["speech"]["states"]["reserved"]) >= (LONG - 60) * SECOND
+    assert page['railscope_tenant_gpu_time_seconds{tenant="vision",state="observed"}'] == 24 * HOURS
+    assert page['railscope_cluster_gpu_time_seconds{state="observed"}'] == 24 * HOURS
+    energy = 'railscope_tenant_energy_joules{tenant="vision"}'
+    assert page[energy] == pytest.approx(0.5 * 24 * HOURS, rel=0.001)
+    assert (
+        page['railscope_tenant_quota_gpu_time_seconds{tenant="vision",period="day"}'] == 9 * HOURS
+    )
+    held_today_ns = max(0, node.origin_ns + 27 * HOURS * SECOND - midnight_ns)
+    used = page['railscope_tenant_quota_used_gpu_time_seconds{tenant="vision",period="day"}']
+    assert used == held_today_ns / SECOND
+    assert page['railscope_tenant_quota_gpus{tenant="vision"}'] == 2
+    assert page['railscope_tenant_held_gpus{tenant="vision"}'] == 0
+    assert page['railscope_collector_file_valid{file="tenants"}'] == 1
+    assert page["railscope_collector_ledger_failures_total"] == 0
+    async with running(settings) as one:
+        await one.collector.settler.round(everything=True)
+        await one.collector.refresher.refresh()
+        again = await one.json("/api/v1/account")
+        page_again = await metrics(one)
+    assert again["balances"]
+    assert again["tenants"]["vision"] == account["tenants"]["vision"]
+    assert page_again[energy] == page[energy]
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}")
+    first_day = node.origin_ns // DAY_NS
+    totals = ledger.totals(first_day * DAY_NS, midnight_ns)
+    ledger.close()
+    settled_ns = midnight_ns - node.origin_ns - 3 * HOURS * SECOND
+    vision = {of.state: q for of, q in totals.items() if of[:2] == (Tiling.COMPUTE, "vision")}
+    assert vision == {State.OBSERVED: min(settled_ns, 24 * HOURS * SECOND) * GPU_CAPACITY}
+
+
+async def test_a_tenants_file_that_was_never_valid_says_nothing_of_tenants(tmp_path: Path):
+    path = tmp_path / "tenants.csv"
+    path.write_text("nonsense\n")
+    settings = settings_in(tmp_path, metering=METERING, tenants_file=str(path))
+    async with running(settings) as one:
+        assert await one.collector.settler.attempt()
+        await one.collector.refresher.refresh()
+        status, text = await one.get("/api/v1/account")
+        assert (status, "the tenants file has never been valid" in text) == (503, True)
+
+
+async def test_a_collector_whose_database_is_away_takes_frames_and_says_so(tmp_path: Path):
+    nowhere = LedgerSettings(url=f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}")
+    async with running(settings_in(tmp_path, metering=METERING, ledger=nowhere)) as one:
+        node = Reporter(origin_ns=time.time_ns())
+        record, _ = node.record(node.frames(gpus_of("GPU-0"), range(0, 60, 10)))
+        assert (await one.post(record.body, headers=record.sent.to_headers()))[0] == 200
+        assert not await one.collector.settler.attempt()
+        await one.collector.refresher.refresh()
+        status, text = await one.get("/api/v1/account")
+        assert (status, "the ledger could not be read yet" in text) == (503, True)
+        page = await metrics(one)
+        assert page["railscope_collector_ledger_failures_total"] >= 1
+        assert page["railscope_collector_evidence_waiting_parts"] == 1
+        (tmp_path / "nowhere").mkdir()
+        assert await one.collector.settler.attempt()
+        await one.collector.refresher.refresh()
+        assert (await one.json("/api/v1/account"))["balances"]
+
+
+def test_a_url_file_that_is_not_there_is_named(tmp_path: Path):
+    wanted = LedgerSettings(url_file=str(tmp_path / "url"))
+    with pytest.raises(SettingsError, match=r"ledger\.url_file"):
+        Running(settings_in(tmp_path, ledger=wanted))
