@@ -120,20 +120,21 @@ class EvidenceBook:
             memory = self.gpus[uuid] = GpuMemory({}, [], [], [])
         return memory
 
-    def see(self, uuid: str, presence: Presence) -> None:
-        """A GPU was seen in a node."""
+    def see(self, uuid: str, presence: Presence) -> int:
+        """A GPU was seen in a node; when that was first heard of."""
         memory = self.gpu(uuid)
         key = f"{presence.node}\n{presence.boot}"
         found = memory.presences.get(key)
         if found is None:
             memory.presences[key] = presence
             self.changed.add(uuid)
-            return
+            return presence.heard_ns
         heard_before = presence.heard_ns < found.heard_ns
         found.heard_ns = min(found.heard_ns, presence.heard_ns)
         grew = [add_span(found.spans, each) for each in presence.spans]
         if not all(grew) or heard_before or self.tails.get(uuid) is not found.spans[-1]:
             self.changed.add(uuid)
+        return found.heard_ns
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from collector.account.amounts import OpenAmounts, add
 from collector.account.live import LiveAccount
 from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
@@ -49,13 +48,11 @@ class OpenDays:
                 self.book.late |= late
                 raise
             for counted in found:
-                if counted.gpu in anew:
-                    self.live.amounts.open[counted.gpu] = OpenAmounts(counted.upto_ns)
-                amounts = self.live.amounts.open[counted.gpu]
-                for day, totals in counted.days.items():
-                    if day > self.live.settled.days.get(counted.gpu, -1):
-                        add(amounts.days.setdefault(day, {}), totals)
-                amounts.upto_ns = max(counted.upto_ns, amounts.upto_ns)
+                last_day = self.live.settled.days.get(counted.gpu, -1)
+                days = {day: found for day, found in counted.days.items() if day > last_day}
+                self.live.amounts.count(
+                    counted.gpu, counted.upto_ns, days, anew=counted.gpu in anew
+                )
                 self.stale.discard(counted.gpu)
                 self._tell_resets(counted)
 

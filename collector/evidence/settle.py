@@ -75,6 +75,8 @@ class Settler:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _door: Door | None = None
     _open_days: OpenDays = field(init=False)
+    _written: dict[str, str] = field(default_factory=dict)
+    """What files said when they were written last: another collector's may say something else."""
     _handled: set[Change] = field(default_factory=set)
     _counted: dict[GpuDay, int] = field(default_factory=dict)
     """The revisions that are in the settled sums, of the days that may still change."""
@@ -99,13 +101,18 @@ class Settler:
             self._door = None
 
     async def attempt(self) -> bool:
-        """One round; false where the database could not be used, which is said once."""
+        """One round; false where the database could not be used, which is said once.
+
+        Whatever it is that goes wrong, frames must be taken in nevertheless.
+        """
         try:
             await self.round()
-        except (LedgerError, OSError) as error:
+        except Exception as fault:  # noqa: BLE001 - see above
             self.counts.failures += 1
             if not self.failing:
-                log.error("evidence_not_stored", problem=str(error), parts=len(self.book.chunks),
+                known = isinstance(fault, (LedgerError, OSError))
+                problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
+                log.error("evidence_not_stored", problem=problem, parts=len(self.book.chunks),
                           advice="it stays in memory and in the checkpoint, and is tried again")  # fmt: skip
             self.failing = True
             return False
@@ -125,7 +132,9 @@ class Settler:
         texts = self.texts()
         now_ns = self.wall_ns()
         for kind, text in (texts or {}).items():
-            await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+            if self._written.get(kind) != text:
+                await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+                self._written[kind] = text
         await self._store(door, now_ns, everything=everything)
         if texts is None:
             return

@@ -77,6 +77,20 @@ def ready(chunk: Chunk, content: bytes) -> Written:
     return Written(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed)
 
 
+def _chunk(name: str, packed: bytes) -> Chunk | None:
+    """The chunk in a part; None, and said, where it is not what was written under its name."""
+    try:
+        content = zstd.decompress(packed)
+        if sha256(content).hexdigest() == name:
+            return decode(content)
+        problem = "it was altered"
+    except (zstd.ZstdError, msgspec.MsgspecError) as error:
+        problem = str(error)
+    log.error("evidence_damaged", part=name, problem=problem,
+              advice="what it said counts as not seen; restore it from a backup")  # fmt: skip
+    return None
+
+
 class EvidenceStore:
     """The facts of all collectors that write this database."""
 
@@ -199,8 +213,8 @@ class EvidenceStore:
         with self._database.transaction() as connection:
             for some in queries.groups_of(nodes):
                 for node in some:
-                    contents = queries.parts_of(connection, node, start_ns, end_ns)
-                    chunks[node] = [decode(zstd.decompress(content)) for content in contents]
+                    found = queries.parts_of(connection, node, start_ns, end_ns)
+                    chunks[node] = [chunk for part in found if (chunk := _chunk(*part))]
             for some in queries.groups_of(gpus):
                 for content in connection.execute(
                     queries.claims_of(some, start_ns, end_ns)

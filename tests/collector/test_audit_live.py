@@ -109,7 +109,7 @@ async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
 
 async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
-        database = Database(one.collector.ledger_url)
+        database = Database(one.collector.database.url)
         with database.transaction(writes=True) as connection:
             put(connection, "fact/1", draft(1, kind="billing.price"))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 from support.settling import Site, content
@@ -24,6 +24,7 @@ from support.story import (
 )
 
 from collector.account.amounts import Whose
+from collector.account.quotas import days_of
 from collector.audit.outbox import outbox
 from collector.evidence.schema import claims, homes, parts
 from collector.ledger.tiling import DAY_NS
@@ -95,6 +96,9 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     assert after.balances
     assert seconds_of(after) == seconds_of(before)
     assert after.gpus == 1
+    for account in (before, after):
+        held = account.held(*days_of("month", at(LATER)))
+        assert held["alice"] == 12 * HOURS * 10**9 * GPU_CAPACITY
     found = site.door.ledger.revision("GPU-0", DAY).tiling
     assert found.sku == "h100-80gb-hbm3"
     assert set(site.door.ledger.tiled(DAY, DAY + 1).values()) == {GPU_CAPACITY * DAY_NS}
@@ -174,6 +178,19 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
         rows = connection.execute(select(outbox.c.type, outbox.c.data)).all()
     assert [row.type for row in rows] == ["billing.tenant_map"], "an auditor learns of it, once"
     assert '"rows":1' in rows[0].data
+
+
+async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
+    sides = [make(name, url) for name in ("one", "two")]
+    for one, tenant in zip(sides, ("bob", "carol"), strict=True):
+        accept(one.core, a_day(Reporter()))
+        one.texts["tenants"] = MAP + f"{tenant},kubernetes,ns,2026-09-04T00:00:00Z,\n"
+    for turn in range(4):
+        for one in sides:
+            await one.round(LATER + 60 * turn)
+    revision = sides[0].door.ledger.revision("GPU-0", DAY)
+    assert revision.number == 2, "the file that was written last counts"
+    assert "carol" in {entry.tenant for entry in revision.tiling.entries}
 
 
 async def test_a_node_that_never_comes_back_is_settled_day_by_day(site: Site):
@@ -342,6 +359,40 @@ async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Si
 
 def _fail(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_path: Path):
+    site = make("one", f"sqlite:///{tmp_path / 'ledger.db'}")
+    accept(site.core, a_day(Reporter(), until=2 * HOURS))
+    await site.round(3 * HOURS)
+    with site.door.ledger.database.engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER evidence_part_no_update"))
+        rows = connection.execute(select(parts).order_by(parts.c.start_ns)).all()
+        for row, content_ in ((rows[2], rows[3].content), (rows[3], b"nonsense")):
+            connection.execute(
+                parts.update().where(parts.c.part == row.part).values(content=content_)
+            )
+    with capture_logs() as logs:
+        known = site.door.store.evidence("GPU-0", at(0), at(2 * HOURS))
+    assert [line["event"] for line in logs] == ["evidence_damaged"] * 2
+    assert {"it was altered"} < {line["problem"] for line in logs}
+    assert len(known.evidence.stretches) == 2
+
+
+async def test_a_fault_of_ours_does_not_end_the_collector(site: Site):
+    accept(site.core, a_day(Reporter(), until=HOURS))
+    assert await site.settler.attempt()
+    site.door.store.homes = _wrong  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        assert not await site.settler.attempt()
+    assert logs[0]["problem"] == "KeyError: 'a fault'"
+    del site.door.store.homes
+    assert await site.settler.attempt()
+
+
+def _wrong() -> None:
+    message = "a fault"
+    raise KeyError(message)
 
 
 async def test_stored_evidence_cannot_be_changed(site: Site):
