@@ -36,23 +36,31 @@ class OpenAmounts:
 class Amounts:
     """All of it."""
 
-    settled: Totals = field(default_factory=dict)
     open: dict[str, OpenAmounts] = field(default_factory=dict)
+    _sum: Totals = field(default_factory=dict)
 
     def totals(self) -> Totals:
         """Everything that was counted so far."""
-        found = dict(self.settled)
-        for amounts in self.open.values():
-            for totals in amounts.days.values():
-                add(found, totals)
-        return found
+        return {whose: amount for whose, amount in self._sum.items() if amount}
 
     def settle(self, gpu: str, day: int, new: Totals, old: Totals) -> None:
         """A day of a GPU was written to the ledger, for the first time or anew."""
-        add(self.settled, new)
-        add(self.settled, old, -1)
+        add(self._sum, new)
+        add(self._sum, old, -1)
         if gpu in self.open:
-            self.open[gpu].days.pop(day, None)
+            add(self._sum, self.open[gpu].days.pop(day, {}), -1)
+
+    def count(self, gpu: str, upto_ns: int, days: OpenTotals, *, anew: bool) -> None:
+        """What was counted of a GPU's open days up to an instant, all of it or what is new."""
+        amounts = self.open.get(gpu)
+        if amounts is None or anew:
+            for totals in amounts.days.values() if amounts else ():
+                add(self._sum, totals, -1)
+            amounts = self.open[gpu] = OpenAmounts(upto_ns)
+        for day, totals in days.items():
+            add(amounts.days.setdefault(day, {}), totals)
+            add(self._sum, totals)
+        amounts.upto_ns = max(upto_ns, amounts.upto_ns)
 
 
 def add(totals: Totals, more: Mapping[Whose, int], sign: int = 1) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from collector.account.amounts import Amounts
 from collector.account.gpu import GpuAccount
-from collector.account.tally import HELD, Account, Sums, add
+from collector.account.tally import HELD, Account, Sums, add, month_of
 from collector.evidence.assemble import Files, evidence_of
-from collector.evidence.book import EvidenceBook, Trouble
+from collector.evidence.book import EvidenceBook
 from collector.evidence.chunk import Span
 from collector.evidence.places import Places
+from collector.evidence.trouble import Trouble
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Evidence, Level
 from collector.metering.holders import conflicts
@@ -24,7 +25,10 @@ Turns = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class Settled:
-    """What the ledger holds of the GPUs known here: sums, and for each the last settled day."""
+    """What the ledger holds of the GPUs known here: sums by month, and each one's last settled day.
+
+    The present day is never settled, so no one asks for single days; there would be too many.
+    """
 
     sums: Sums = field(default_factory=dict)
     days: dict[str, int] = field(default_factory=dict)
@@ -36,8 +40,9 @@ class Settled:
 
     def settle(self, gpu: str, day: int, new: Sums, old: Sums) -> None:
         """A day of a GPU was written to the ledger, for the first time or anew."""
-        add(self.sums, new)
-        add(self.sums, old, -1)
+        for found, sign in ((new, 1), (old, -1)):
+            for key, quantity in found.items():
+                add(self.sums, {key._replace(day=month_of(key.day)): quantity}, sign)
         self.capacity += sum(new.values()) - sum(old.values())
         self.days[gpu] = max(day, self.days.get(gpu, day))
 
@@ -56,6 +61,7 @@ class LiveAccount:
     """Held during a refresh: what is settled changes between two of them, not within one."""
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _fixed: Sums = field(default_factory=dict)
+    _held: dict[str, int] = field(default_factory=dict)
     _files: Files | None = None
 
     async def refresh(self, now_ns: int, offer: Turns) -> Account:
@@ -90,12 +96,12 @@ class LiveAccount:
 
     def held(self) -> dict[str, int]:
         """How many units of GPUs each tenant holds now, as of the last refresh."""
-        found: dict[str, int] = {}
-        for account in self._gpus.values():
-            for rate in account.silent:
-                if rate.state in HELD:
-                    found[rate.tenant] = found.get(rate.tenant, 0) + rate.units
-        return found
+        return {tenant: units for tenant, units in self._held.items() if units}
+
+    def _hold(self, account: GpuAccount, sign: int) -> None:
+        for rate in account.silent:
+            if rate.state in HELD:
+                self._held[rate.tenant] = self._held.get(rate.tenant, 0) + sign * rate.units
 
     def _of(self, gpu: str, files: Files, now_ns: int) -> GpuAccount | None:
         account = self._gpus.get(gpu)
@@ -109,6 +115,7 @@ class LiveAccount:
         self.book.changed.discard(gpu)
         if old := self._gpus.pop(gpu, None):
             add(self._fixed, old.fixed, -1)
+            self._hold(old, -1)
         self.book.tails.pop(gpu, None)
         evidence, where = evidence_of(self.book.facts(gpu), files)
         tail = self._tail(gpu, where)
@@ -122,6 +129,7 @@ class LiveAccount:
             return None
         self._gpus[gpu] = new
         add(self._fixed, new.fixed)
+        self._hold(new, 1)
         return new
 
     def _tail(self, gpu: str, where: Places) -> Span | None:
@@ -148,6 +156,5 @@ class LiveAccount:
                 if levels[conflict.earlier] is Level.ADMINISTRATOR:
                     continue  # an exception to a claim on the node; the file's reader names others
                 facts = {"earlier": conflict.earlier, "later": conflict.later}
-                facts |= {"end_ns": str(conflict.end_ns)}
                 node = where.stays[-1].node if where.stays else ""
                 self.book.trouble(Trouble("conflict", gpu, node, conflict.start_ns, facts))

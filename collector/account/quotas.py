@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 
+from collector.account.tally import month_of
 from collector.evidence.watched import FileError, Watched, rows, span
 
 HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")
 PERIODS = ("day", "month")
 _HOUR_NS = 3_600_000_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,8 @@ def days_of(period: str, instant_ns: int) -> tuple[int, int]:
     day = instant_ns // (24 * _HOUR_NS)
     if period == "day":
         return day, day + 1
-    first = (_EPOCH + timedelta(days=day)).replace(day=1)
-    after = (first + timedelta(days=31)).replace(day=1)
-    return (first - _EPOCH).days, (after - _EPOCH).days
+    first = month_of(day)
+    return first, month_of(first + 31)
 
 
 def parse(text: str) -> Quotas:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 from collector.ledger.tiling import DAY_NS
 from collector.metering.tiling import Entry, State
 from collector.metering.units import GPU_CAPACITY, Tiling
 
+_EPOCH = date(1970, 1, 1)
+_FIRST = _EPOCH.toordinal()
 HELD = (State.OBSERVED, State.INFERRED)
 
 
@@ -63,6 +67,12 @@ def add(sums: Sums, more: Mapping[Key, int], sign: int = 1) -> None:
             sums.pop(key, None)
 
 
+@cache
+def month_of(day: int) -> int:
+    """The first day of the month of a day, all counted from the epoch."""
+    return (_EPOCH + timedelta(days=day)).replace(day=1).toordinal() - _FIRST
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """GPU time of the cluster up to an instant. `capacity` is GPUs times time, counted by itself."""
@@ -94,7 +104,7 @@ class Account:
         return found
 
     def held(self, first_day: int, end_day: int) -> dict[str, int]:
-        """What each tenant held on days of [first, end)."""
+        """What each tenant held on days of [first, end): of open days, or of whole months."""
         found: dict[str, int] = {}
         for key, quantity in self.sums.items():
             if key.state in HELD and first_day <= key.day < end_day:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -19,6 +18,7 @@ from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.taking import Taking, by_chunk
 from collector.evidence.told import ENDS, STARTS, Ended, Told, ToldError, told
+from collector.evidence.trouble import Trouble
 from collector.metering.observation import QUARANTINE_NS
 from collector.schemas import Known
 from collector.segments import Record
@@ -29,17 +29,6 @@ log = structlog.get_logger(__name__)
 FLAGGED_NS = 2_000_000_000
 """A node's clock that is further off than this is told of; beyond a minute it is not believed."""
 MOST_SNAPPED_NS = FLAGGED_NS
-
-
-class Trouble(NamedTuple):
-    """Something about the evidence that an auditor should know: what, about what, and how."""
-
-    kind: str
-    """conflict, counter_reset, quarantine, seen_twice or refused_claim."""
-    gpu: str
-    node: str
-    instant_ns: int
-    facts: dict[str, str]
 
 
 class Kept(msgspec.Struct):
@@ -131,20 +120,21 @@ class EvidenceBook:
             memory = self.gpus[uuid] = GpuMemory({}, [], [], [])
         return memory
 
-    def see(self, uuid: str, presence: Presence) -> None:
-        """A GPU was seen in a node."""
+    def see(self, uuid: str, presence: Presence) -> int:
+        """A GPU was seen in a node; when that was first heard of."""
         memory = self.gpu(uuid)
         key = f"{presence.node}\n{presence.boot}"
         found = memory.presences.get(key)
         if found is None:
             memory.presences[key] = presence
             self.changed.add(uuid)
-            return
+            return presence.heard_ns
         heard_before = presence.heard_ns < found.heard_ns
         found.heard_ns = min(found.heard_ns, presence.heard_ns)
         grew = [add_span(found.spans, each) for each in presence.spans]
         if not all(grew) or heard_before or self.tails.get(uuid) is not found.spans[-1]:
             self.changed.add(uuid)
+        return found.heard_ns
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way."""

@@ -26,7 +26,9 @@ PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
 """What each kind of administrators' file says."""
 
 
-def parts_of(connection: Connection, node: str, start_ns: int, end_ns: int) -> list[bytes]:
+def parts_of(
+    connection: Connection, node: str, start_ns: int, end_ns: int
+) -> list[tuple[str, bytes]]:
     """Parts in and around a window, and the nearest beyond on both sides."""
     mine = parts.c.node == node
     low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
@@ -38,8 +40,8 @@ def parts_of(connection: Connection, node: str, start_ns: int, end_ns: int) -> l
     ).scalar()
     within = and_(parts.c.end_ns >= low, parts.c.start_ns <= high)
     wanted = or_(within, parts.c.end_ns == before, parts.c.start_ns == after)
-    query = select(parts.c.content).where(mine, wanted).order_by(parts.c.part)
-    return list(connection.execute(query).scalars())
+    query = select(parts.c.part, parts.c.content).where(mine, wanted).order_by(parts.c.part)
+    return [(row.part, row.content) for row in connection.execute(query)]
 
 
 def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:

@@ -15,27 +15,24 @@ from pathlib import Path
 
 import structlog
 
-from collector.account.amounts import OpenAmounts, add
 from collector.account.live import LiveAccount
 from collector.config import MeteringSettings
-from collector.evidence.assemble import Files
-from collector.evidence.book import EvidenceBook, Kept, Trouble
+from collector.evidence.book import EvidenceBook, Kept
 from collector.evidence.chunk import encode
 from collector.evidence.days import (
-    Count,
-    Counted,
     Door,
     Homes,
     Job,
     Settlement,
     groups,
-    open_amounts,
     settled_days,
     write_days,
 )
+from collector.evidence.open_days import OpenDays
 from collector.evidence.queries import CONTEXT_NS
 from collector.evidence.store import Change, Written, ready
 from collector.evidence.told import Ended, Told
+from collector.evidence.trouble import Trouble
 from collector.ledger.database import LedgerError
 from collector.ledger.rows import GpuDay
 from collector.ledger.tiling import DAY_NS
@@ -74,15 +71,22 @@ class Settler:
     wall_ns: Callable[[], int] = time.time_ns
     counts: Counts = field(default_factory=Counts)
     failing: bool = False
+    _troubles: list[Trouble] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _door: Door | None = None
-    _stale: set[str] = field(default_factory=set)
-    """GPUs whose open amounts are not those of all that is stored."""
+    _open_days: OpenDays = field(init=False)
+    _written: dict[str, str] = field(default_factory=dict)
+    """What files said when they were written last: another collector's may say something else."""
     _handled: set[Change] = field(default_factory=set)
     _counted: dict[GpuDay, int] = field(default_factory=dict)
     """The revisions that are in the settled sums, of the days that may still change."""
     _asked: set[str] = field(default_factory=set)
     """GPUs whose claims in the database are known here."""
+
+    def __post_init__(self) -> None:
+        """Listen to what is wrong with the evidence."""
+        self.book.listeners.append(self._troubles.append)
+        self._open_days = OpenDays(self.book, self.live)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -97,13 +101,18 @@ class Settler:
             self._door = None
 
     async def attempt(self) -> bool:
-        """One round; false where the database could not be used, which is said once."""
+        """One round; false where the database could not be used, which is said once.
+
+        Whatever it is that goes wrong, frames must be taken in nevertheless.
+        """
         try:
             await self.round()
-        except (LedgerError, OSError) as error:
+        except Exception as fault:  # noqa: BLE001 - see above
             self.counts.failures += 1
             if not self.failing:
-                log.error("evidence_not_stored", problem=str(error), parts=len(self.book.chunks),
+                known = isinstance(fault, (LedgerError, OSError))
+                problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
+                log.error("evidence_not_stored", problem=problem, parts=len(self.book.chunks),
                           advice="it stays in memory and in the checkpoint, and is tried again")  # fmt: skip
             self.failing = True
             return False
@@ -119,17 +128,29 @@ class Settler:
 
     async def _round(self, *, everything: bool) -> None:
         door = await self._opened()
+        await self._tell_auditors(door)
         texts = self.texts()
         now_ns = self.wall_ns()
         for kind, text in (texts or {}).items():
-            await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+            if self._written.get(kind) != text:
+                await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+                self._written[kind] = text
         await self._store(door, now_ns, everything=everything)
         if texts is None:
             return
         files = await asyncio.to_thread(door.store.files)
         homes = await asyncio.to_thread(door.store.homes)
         await self._settle(door, homes, now_ns)
-        await self._count_on(door, files, homes)
+        await self._open_days.count_on(door, files, homes)
+
+    async def _tell_auditors(self, door: Door) -> None:
+        """Have what is wrong recorded, each thing once for ever."""
+        told, self._troubles[:] = list(self._troubles), []
+        try:
+            await asyncio.to_thread(door.store.tell_auditors, told)
+        except BaseException:
+            self._troubles.extend(told)
+            raise
 
     async def _opened(self) -> Door:
         if self._door is None:
@@ -139,7 +160,7 @@ class Settler:
                 for day in settled:
                     self._apply(day)
                 self.live.ready = True
-            self._stale.update(self.book.gpus)
+            self._open_days.stale.update(self.book.gpus)
             self._door = door
         return self._door
 
@@ -186,50 +207,7 @@ class Settler:
             self.book.unwritten.pop(fact, None)
         self.counts.parts += len(written)
         for one in kept:
-            for gpu in one.chunk.gpus:
-                self._stale.add(gpu)
-                counted = self.live.amounts.open.get(gpu)
-                if counted and one.chunk.start_ns < counted.upto_ns - NS:
-                    self.book.late.add(gpu)
-        self._stale |= self.book.late
-
-    # Open days ---------------------------------------------------------------------------------
-
-    async def _count_on(self, door: Door, files: Files, homes: Homes) -> None:
-        """Count what the counters of the open days counted, as far as it is stored."""
-        wanted = sorted(self._stale & homes.keys() & self.book.gpus.keys())
-        late = self.book.late & set(wanted)
-        self.book.late -= late
-        anew = {gpu for gpu in wanted if gpu in late or gpu not in self.live.amounts.open}
-        jobs = [Count(gpu, self._counted_to(gpu, homes, anew)) for gpu in wanted]
-        for some in groups(jobs, homes):
-            try:
-                found = await asyncio.to_thread(open_amounts, door.store, homes, files, some)
-            except LedgerError:
-                self.book.late |= late
-                raise
-            for counted in found:
-                if counted.gpu in anew:
-                    self.live.amounts.open[counted.gpu] = OpenAmounts(counted.upto_ns)
-                amounts = self.live.amounts.open[counted.gpu]
-                for day, totals in counted.days.items():
-                    if day > self.live.settled.days.get(counted.gpu, -1):
-                        add(amounts.days.setdefault(day, {}), totals)
-                amounts.upto_ns = max(counted.upto_ns, amounts.upto_ns)
-                self._stale.discard(counted.gpu)
-                self._tell_resets(counted)
-
-    def _tell_resets(self, counted: Counted) -> None:
-        for measure, reset in counted.resets:
-            facts = {"measure": measure.value, "last_ns": str(reset.last_ns)}
-            trouble = Trouble("counter_reset", counted.gpu, "", reset.first_ns, facts)
-            self.book.trouble(trouble)
-
-    def _counted_to(self, gpu: str, homes: Homes, anew: set[str]) -> int:
-        """From when on the counters of a GPU are not added up yet."""
-        if gpu not in anew:
-            return self.live.amounts.open[gpu].upto_ns
-        return max(self.live.settled.open_ns(gpu), min(homes[gpu].values()) - 1)
+            self._open_days.stored(one.chunk)
 
     # Settling ----------------------------------------------------------------------------------
 
@@ -238,6 +216,8 @@ class Settler:
         end_day = (now_ns - delay_ns) // DAY_NS
         seen_ns = await asyncio.to_thread(self._seen_ns)
         changes = set(await asyncio.to_thread(door.store.changes, seen_ns))
+        if any(not (change.node or change.gpu) for change in changes - self._handled):
+            self.book.late.update(self.book.gpus)  # a file may name other tenants now
         await self._learn(door, changes - self._handled)
         due = self._due(homes, end_day, changes - self._handled)
         for some in groups(due, homes):

@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 from sqlalchemy import and_, func, select
 
 from collector.audit import outbox
@@ -17,6 +18,7 @@ from collector.evidence.assemble import Files, Known, facts_of, known
 from collector.evidence.chunk import Chunk, decode
 from collector.evidence.schema import claims, files, homes, parts, releases
 from collector.evidence.told import Ended, Told
+from collector.evidence.trouble import Trouble
 from collector.ledger.database import Database
 from collector.metering.units import FOREVER_NS
 from railscope.audit.record import Actor, Data
@@ -25,6 +27,8 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+log = structlog.get_logger(__name__)
 
 _LEVEL = 6
 
@@ -71,6 +75,20 @@ def ready(chunk: Chunk, content: bytes) -> Written:
     gpus = {gpu: s.spans[0].first_ns for gpu, s in chunk.gpus.items() if s.spans}
     packed = zstd.compress(content, _LEVEL)
     return Written(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed)
+
+
+def _chunk(name: str, packed: bytes) -> Chunk | None:
+    """The chunk in a part; None, and said, where it is not what was written under its name."""
+    try:
+        content = zstd.decompress(packed)
+        if sha256(content).hexdigest() == name:
+            return decode(content)
+        problem = "it was altered"
+    except (zstd.ZstdError, msgspec.MsgspecError) as error:
+        problem = str(error)
+    log.error("evidence_damaged", part=name, problem=problem,
+              advice="what it said counts as not seen; restore it from a backup")  # fmt: skip
+    return None
 
 
 class EvidenceStore:
@@ -132,6 +150,18 @@ class EvidenceStore:
                 outbox.put(connection, f"tenant_map/{row['recorded_ns']}/{digest}", draft)
         return True
 
+    def tell_auditors(self, troubles: Sequence[Trouble]) -> None:
+        """Have troubles recorded in the audit log; one that was told before is told."""
+        if not troubles:
+            return
+        with self._database.transaction(writes=True) as connection:
+            for one in troubles:
+                try:
+                    outbox.put(connection, one.id, one.draft())
+                except outbox.OutboxError as error:
+                    log.error("trouble_not_recorded", kind=one.kind, gpu=one.gpu,
+                              problem=str(error))  # fmt: skip
+
     # Reading -----------------------------------------------------------------------------------
 
     def files(self) -> Files:
@@ -183,8 +213,8 @@ class EvidenceStore:
         with self._database.transaction() as connection:
             for some in queries.groups_of(nodes):
                 for node in some:
-                    contents = queries.parts_of(connection, node, start_ns, end_ns)
-                    chunks[node] = [decode(zstd.decompress(content)) for content in contents]
+                    found = queries.parts_of(connection, node, start_ns, end_ns)
+                    chunks[node] = [chunk for part in found if (chunk := _chunk(*part))]
             for some in queries.groups_of(gpus):
                 for content in connection.execute(
                     queries.claims_of(some, start_ns, end_ns)

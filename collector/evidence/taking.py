@@ -26,8 +26,8 @@ _VALUE = np.dtype("<i8")
 class Hearing(Protocol):
     """Who is told what a batch says of GPUs."""
 
-    def see(self, uuid: str, presence: Presence) -> None:
-        """A GPU was seen in a node."""
+    def see(self, uuid: str, presence: Presence) -> int:
+        """A GPU was seen in a node; when that was first heard of."""
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way."""
@@ -85,10 +85,10 @@ class Taking:
                 spans = self._spans([row for row, said in zip(rows, spoke, strict=True) if said])
             if not spans:
                 continue
-            chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), heard_ns, spans)
             copies = [Span(s.first_ns, s.last_ns, s.uncertainty_ns, s.skew_ns) for s in spans]
             presence = Presence(chunk.node, chunk.boot, heard_ns, copies)
-            self.book.see(gpu.uuid, presence)
+            first_ns = self.book.see(gpu.uuid, presence)
+            chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), first_ns, spans)
 
     def _cut(self, chunk: Chunk, rows: Sequence[int]) -> None:
         """How the GPUs of the stream were cut in these rows."""

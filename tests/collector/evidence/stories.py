@@ -119,8 +119,8 @@ def _stamp(second: int) -> str:
 
 
 @st.composite
-def files(draw):
-    """What administrators say."""
+def spelled_files(draw):
+    """What administrators write, by the kind of the file."""
     spans = st.tuples(seconds, seconds).map(sorted).filter(lambda s: s[0] < s[1])
     spelled = spans.map(lambda s: (_stamp(s[0]), _stamp(s[1])))
     claims = ["tenant,holds,from,to"]
@@ -138,10 +138,19 @@ def files(draw):
         calendar.append(
             f"[[reservation]]\nname = 'r'\ntenant = 'grey'\nholds = '{holds}'\nfrom = {begin}\n"
         )
+    return {
+        "claims": "\n".join(claims) + "\n",
+        "tenants": "\n".join(tenants) + "\n",
+        "calendar": "".join(calendar),
+    }
+
+
+def read(texts: dict[str, str]) -> Files:
+    """What that says."""
     return Files(
-        claims_file.parse("\n".join(claims) + "\n"),
-        tenants_file.parse("\n".join(tenants) + "\n"),
-        calendar_file.parse("".join(calendar)),
+        claims_file.parse(texts["claims"]),
+        tenants_file.parse(texts["tenants"]),
+        calendar_file.parse(texts["calendar"]),
     )
 
 
@@ -151,4 +160,4 @@ def stories(draw):
     runs = draw(runs_of("n1", ["GPU-0", "GPU-1"], draw(st.integers(1, 2))))
     if draw(st.booleans()):
         runs += draw(runs_of("n2", draw(st.sampled_from([["GPU-2"], ["GPU-0", "GPU-2"]])), 1))
-    return Story(runs, draw(files()))
+    return Story(runs, read(draw(spelled_files())))

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from collector.ledger.reconcile import gpu_days
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 from support.settling import Site, content
@@ -25,6 +24,7 @@ from support.story import (
 )
 
 from collector.account.amounts import Whose
+from collector.account.quotas import days_of
 from collector.audit.outbox import outbox
 from collector.evidence.schema import claims, homes, parts
 from collector.ledger.tiling import DAY_NS
@@ -96,9 +96,12 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     assert after.balances
     assert seconds_of(after) == seconds_of(before)
     assert after.gpus == 1
+    for account in (before, after):
+        held = account.held(*days_of("month", at(LATER)))
+        assert held["alice"] == 12 * HOURS * 10**9 * GPU_CAPACITY
     found = site.door.ledger.revision("GPU-0", DAY).tiling
     assert found.sku == "h100-80gb-hbm3"
-    assert not gpu_days(site.door.ledger, {"GPU-0": [(at(0), at(LATER))]}, DAY, DAY + 1)
+    assert set(site.door.ledger.tiled(DAY, DAY + 1).values()) == {GPU_CAPACITY * DAY_NS}
     evidence = site.door.store.evidence("GPU-0", at(0), at(DAY_SECONDS)).evidence
     assert tuple(tile(evidence, at(0), at(DAY_SECONDS))) == found.entries
     assert site.door.store.gpus() == ["GPU-0"]
@@ -166,6 +169,8 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
     site.texts["tenants"] = MAP + "bob,kubernetes,ns,2026-09-04T00:00:00Z,\n"
     await site.round(LATER + 600)
     assert hours(site)["observed", "bob"] == 6
+    assert amount(site, "bob") > 500 * 6 * HOURS, "the open day's too"
+    assert amount(site, "kubernetes:ns") == 0
     site.restart(site.checkpoint())
     await site.round(LATER + 700)
     assert site.door.ledger.revision("GPU-0", DAY).number == 2
@@ -173,6 +178,19 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
         rows = connection.execute(select(outbox.c.type, outbox.c.data)).all()
     assert [row.type for row in rows] == ["billing.tenant_map"], "an auditor learns of it, once"
     assert '"rows":1' in rows[0].data
+
+
+async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
+    sides = [make(name, url) for name in ("one", "two")]
+    for one, tenant in zip(sides, ("bob", "carol"), strict=True):
+        accept(one.core, a_day(Reporter()))
+        one.texts["tenants"] = MAP + f"{tenant},kubernetes,ns,2026-09-04T00:00:00Z,\n"
+    for turn in range(4):
+        for one in sides:
+            await one.round(LATER + 60 * turn)
+    revision = sides[0].door.ledger.revision("GPU-0", DAY)
+    assert revision.number == 2, "the file that was written last counts"
+    assert "carol" in {entry.tenant for entry in revision.tiling.entries}
 
 
 async def test_a_node_that_never_comes_back_is_settled_day_by_day(site: Site):
@@ -224,6 +242,24 @@ async def test_a_counter_that_starts_over_is_told(site: Site):
     assert [(t.kind, t.gpu, t.facts["measure"], t.instant_ns) for t in heard] == [
         ("counter_reset", "GPU-0", "energy", at(HOURS))
     ]
+
+
+async def test_two_claims_on_one_slot_are_in_the_audit_log_once_for_ever(site: Site):
+    begins = [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 1800, tenant="bob")]
+    accept(site.core, Reporter().told(gpus_of("GPU-0"), range(0, HOURS, 30), events={0: begins}))
+    checkpoint = site.checkpoint()
+    for _ in range(2):
+        await site.round(2 * HOURS)
+        await site.account(2 * HOURS)
+        await site.round(2 * HOURS + 60)
+        with site.door.ledger.database.transaction() as connection:
+            rows = connection.execute(select(outbox)).all()
+        site.restart(checkpoint)
+    assert [(row.type, row.outcome, row.recorded_ns) for row in rows] == [
+        ("tenancy.conflict", "seen", at(1800))
+    ]
+    assert '"earlier":"a"' in rows[0].data
+    assert '"gpu":"GPU-0"' in rows[0].subject
 
 
 async def test_two_collectors_with_overlapping_frames_write_what_one_would(
@@ -323,6 +359,40 @@ async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Si
 
 def _fail(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_path: Path):
+    site = make("one", f"sqlite:///{tmp_path / 'ledger.db'}")
+    accept(site.core, a_day(Reporter(), until=2 * HOURS))
+    await site.round(3 * HOURS)
+    with site.door.ledger.database.engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER evidence_part_no_update"))
+        rows = connection.execute(select(parts).order_by(parts.c.start_ns)).all()
+        for row, content_ in ((rows[2], rows[3].content), (rows[3], b"nonsense")):
+            connection.execute(
+                parts.update().where(parts.c.part == row.part).values(content=content_)
+            )
+    with capture_logs() as logs:
+        known = site.door.store.evidence("GPU-0", at(0), at(2 * HOURS))
+    assert [line["event"] for line in logs] == ["evidence_damaged"] * 2
+    assert {"it was altered"} < {line["problem"] for line in logs}
+    assert len(known.evidence.stretches) == 2
+
+
+async def test_a_fault_of_ours_does_not_end_the_collector(site: Site):
+    accept(site.core, a_day(Reporter(), until=HOURS))
+    assert await site.settler.attempt()
+    site.door.store.homes = _wrong  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        assert not await site.settler.attempt()
+    assert logs[0]["problem"] == "KeyError: 'a fault'"
+    del site.door.store.homes
+    assert await site.settler.attempt()
+
+
+def _wrong() -> None:
+    message = "a fault"
+    raise KeyError(message)
 
 
 async def test_stored_evidence_cannot_be_changed(site: Site):

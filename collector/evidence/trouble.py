@@ -1,0 +1,40 @@
+"""What is wrong with the evidence and belongs into the audit log, once, whoever finds it."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import NamedTuple
+
+import msgspec
+
+from collector.audit.draft import Draft
+from railscope.audit.record import Actor, Data, Subject
+
+
+class Trouble(NamedTuple):
+    """Something about the evidence that an auditor should know: what, about what, and how."""
+
+    kind: str
+    """conflict, counter_reset, quarantine, seen_twice or refused_claim."""
+    gpu: str
+    node: str
+    instant_ns: int
+    facts: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        """Equal for equal troubles: two collectors and every restart find the same ones."""
+        content = msgspec.json.encode(list(self), order="deterministic")
+        return f"evidence/{sha256(content).hexdigest()[:40]}"
+
+    def draft(self) -> Draft:
+        """As it is recorded."""
+        kind = _TYPES.get(self.kind, "evidence.quarantine")
+        data: Data = {"what": self.kind, **self.facts}
+        subject = Subject(node=self.node, gpu=self.gpu)
+        actor = Actor("collector", "metering")
+        return Draft(kind, actor, self.instant_ns, "seen", subject, data)
+
+
+_TYPES = {"conflict": "tenancy.conflict", "counter_reset": "evidence.counter_reset"}
+"""What is neither is evidence that was not believed."""

@@ -1,0 +1,96 @@
+"""Whatever happened: the ledger that several collectors write, stopped and started, is that of one."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stories import spelled_files, stories
+from support.settling import Site, content
+from support.story import DAY, DAY_SECONDS, accept, at
+
+from collector.account.amounts import Whose
+from collector.metering.measures import Measure, Use
+from collector.metering.tiling import tile
+from collector.metering.units import GPU_CAPACITY
+
+# Each example makes databases and waits for the disk.
+few = settings(max_examples=settings().max_examples // 5)
+sizes = st.lists(st.integers(5, 60), min_size=1, max_size=3)
+LATER = DAY_SECONDS + 7200
+DAYS = range(DAY, DAY + 1)
+HANDS = st.lists(st.sampled_from(["one", "two", "both"]), min_size=1, max_size=7)
+
+
+def site(folder: Path, name: str, database: str) -> Site:
+    return Site(folder / name, f"sqlite:///{folder / database}")
+
+
+@few
+@given(stories(), spelled_files(), sizes, HANDS, st.data())
+async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
+    story, texts, these, hands, data
+):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        alone = site(folder, "alone", "alone.db")
+        sides = {who: site(folder, who, "shared.db") for who in ("one", "two")}
+        for each in (alone, *sides.values()):
+            each.texts = dict(texts)
+        envelopes = story.envelopes(these)
+        accept(alone.core, envelopes)
+        shares = {
+            who: [e for i, e in enumerate(envelopes) if hands[i % len(hands)] in {who, "both"}]
+            for who in sides
+        }
+        cut = data.draw(st.integers(0, len(shares["one"])))
+        accept(sides["one"].core, shares["one"][:cut])
+        kept = sides["one"].checkpoint()
+        accept(sides["one"].core, shares["one"][cut : cut + 2])
+        await sides["one"].round(data.draw(st.integers(0, 8000)))
+        sides["one"].restart(kept)
+        accept(sides["one"].core, shares["one"][cut:])
+        accept(sides["two"].core, shares["two"])
+        for turn in range(2):
+            for each in (alone, *sides.values()):
+                await each.round(LATER + 400 * turn)
+        expected = content(alone.door.ledger, DAYS)
+        assert content(sides["one"].door.ledger, DAYS) == expected
+        await still_the_evidence(alone)
+        for each in (alone, *sides.values()):
+            each.settler.close()
+
+
+async def still_the_evidence(alone: Site) -> None:
+    """The ledger is what the engine makes of the evidence, and the account goes on from it."""
+    ledger, store = alone.door
+    for gpu in alone.core.evidence.gpus:
+        known = store.evidence(gpu, at(0), at(DAY_SECONDS))
+        entries = tuple(tile(known.evidence, at(0), at(DAY_SECONDS)))
+        revision = ledger.revision(gpu, DAY)
+        assert (revision.tiling.entries if revision else ()) == entries
+        energy = known.counted.get(Measure.ENERGY)
+        shares = (
+            [s.share for s in revision.tiling.shares if s.measure is Measure.ENERGY]
+            if revision
+            else []
+        )
+        if energy is not None:
+            within = (energy.ends_ns > at(0)) & (energy.ends_ns <= at(DAY_SECONDS))
+            assert sum(share.amount for share in shares) == energy.amounts[within].sum()
+    account = await alone.account(LATER + 500)
+    assert account.balances
+    since = {
+        gpu: min(stay.start_ns for stay in evidence.stays)
+        for gpu in alone.core.evidence.gpus
+        for evidence in [alone.door.store.evidence(gpu, at(0), at(LATER)).evidence]
+        if evidence.stays
+    }
+    assert account.capacity == GPU_CAPACITY * sum(
+        account.until_ns - start for start in since.values()
+    )
+    totals = alone.live.amounts.totals()
+    assert all(amount >= 0 for amount in totals.values())
+    assert Whose(Measure.ENERGY, Use.ATTRIBUTED, "") not in totals
