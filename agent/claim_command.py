@@ -170,7 +170,12 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
     if options["from_slurm"]:
         workload = _slurm(os.environ)["workload"]
         claims = agent.ask("GET", CLAIMS)["claims"]
-        names = [c["id"] for c in claims if (c["source"], c["workload"]) == ("command", workload)]
+        job = workload.partition(":")[2]
+        names = [
+            one["id"]
+            for one in claims
+            if (one["told_by"], one["source"], one["workload"]) == ("command", "slurm", job)
+        ]
     elif not names:
         message = "say which claim: its id, or --from-slurm"
         raise click.UsageError(message)
@@ -184,7 +189,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
               show_default=True, help="How to print.")  # fmt: skip
 @_reaches_the_agent
 def show(form: str, **options: Any) -> None:
-    """Show all claims in force on this server, by whatever word."""
+    """Show all claims in force on this server, by whatever word, and use without a claim."""
     claims = _agent(options).ask("GET", CLAIMS)["claims"]
     if form == "json":
         click.echo(json.dumps(claims, indent=1))

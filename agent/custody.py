@@ -52,6 +52,7 @@ class Custody:
     _witness: SecretKey | None = None
     _told: set[tuple[str, str, str]] = field(default_factory=set)
     _problem: str = ""
+    _disagreed: str = ""
 
     def __post_init__(self) -> None:
         """Files are touched by a thread of its own."""
@@ -158,7 +159,9 @@ class Custody:
         try:
             await self.client.show(self._held, str(witness_key(self._witness)))
         except DisagreesError as error:
-            log.error("audit_log_disputed_by_both", problem=str(error))
+            if str(error) != self._disagreed:
+                log.error("audit_log_disputed_by_both", problem=str(error))
+            self._disagreed = str(error)
 
     async def _dispute(self, kind: str, offered: str) -> None:
         """Say once, loudly, what no honest log can show; and keep the proof of it."""

@@ -156,9 +156,9 @@ class Api:
     async def _account(self, _: web.Request, who: Credential) -> web.Response:
         views = self.views()
         if views.account is None:
-            text = "the account has not been computed yet"
-            if views.instant_ns:
-                text = "no one knows who holds what: " + self.own.why_unknown
+            text, why = "the account has not been computed yet", self.own.why_unknown
+            if views.instant_ns and why:
+                text = f"no one knows who holds what: {why}"
             return json_answer({"error": text}, 503)
         account = account_json(views.account)
         own = who.role is Role.TENANT
@@ -209,5 +209,6 @@ _LANDING = """<!doctype html>
 <a href="/-/ready">ready</a>.</p>
 <ul><li><a href="/api/v1/cluster">cluster</a><li><a href="/api/v1/rails">rails</a>
 <li><a href="/api/v1/tenants">tenants</a><li><a href="/api/v1/nodes">nodes</a>
-<li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a></ul></html>
+<li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a>
+<li><a href="/api/v1/statements">statements</a><li><a href="/api/v1/audit">audit log</a></ul></html>
 """

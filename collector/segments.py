@@ -119,6 +119,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, for their owner only, durable on return. Raises OSError."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    sync_folder(folder.parent)
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file as a whole, durable on return. Raises OSError."""
     # A name of its own: two may write the same file at once, and both are right.

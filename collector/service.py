@@ -87,6 +87,7 @@ class Collector:
         self.tokens.on_change = self.access.enrolled
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
         self.files = AdministratorsFiles.of(self.settings)
+        self.audit.observed.tenant_of = self._tenant_of
         self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
         self.settler = Settler(
             self.core.evidence, self.live, self._door, self.files.texts,
@@ -107,6 +108,9 @@ class Collector:
         """The nodes that have a credential."""
         entries = self.tokens.credentials.entries.values()
         return {one.credential.name for one in entries if one.credential.role is Role.NODE}
+
+    def _tenant_of(self, source: str, owner: str, instant_ns: int) -> str:
+        return self.files.tenants.content.at(source, owner, instant_ns)
 
     def _door(self) -> Door:
         """The ledger and the evidence in its database. Blocking; raises LedgerError."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from agent.host.files import RootedFiles
-from agent.host.kubelet import ALLOCATABLE, LIST, Kubelet
 from agent.owners import FormatError, pod_resources
 from agent.owners.docker import container
 from agent.owners.environ import chosen
@@ -20,6 +20,7 @@ from agent.owners.libvirt import command, domain
 from railscope.capture import Json
 
 OWNER, KUBELET = "owner", "kubelet"
+LIST, ALLOCATABLE = "List", "GetAllocatableResources"
 SEAMS = {OWNER, KUBELET}
 KUBELET_SECONDS = 4.0
 """Shorter than it is from one question to the next."""
@@ -60,6 +61,10 @@ class Owners:
     def _kubelet(self, function: str, socket: str) -> Json:
         if not self._live:
             raise FileNotFoundError(errno.ENOENT, "a copied tree has no kubelet")
+        if not Path(socket).exists():
+            raise FileNotFoundError(errno.ENOENT, f"{socket} does not exist")
+        from agent.host.kubelet import Kubelet  # noqa: PLC0415 - HTTP/2 takes 2 MiB
+
         answer = Kubelet(socket, KUBELET_SECONDS).ask(function)
         if function == LIST:
             return _plain([pod for pod in pod_resources.pods(answer) if _has(pod)])

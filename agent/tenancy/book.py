@@ -130,7 +130,7 @@ class Book:
     def settle(self, looks: Sequence[Look], now: Instant) -> None:
         """Take what all places told; at first, and every hour, tell again what is in force."""
         if self._tell_again_ns is None or now.boot_ns >= self._tell_again_ns:
-            self._tell_all_again(now)
+            self._tell_all_again(now, forget=self._tell_again_ns is not None)
             self._tell_again_ns = now.boot_ns + TELL_AGAIN_NS
         told = [(look.adapter, held) for look in looks for held in look.told.held]
         known = {(adapter, *held.key) for adapter, held in told}
@@ -253,15 +253,16 @@ class Book:
         self._tell_end(closed, now)
         self.changed = True
 
-    def _tell_all_again(self, now: Instant) -> None:
-        """What is in force, and what has ended since it was last told so: an event may be lost."""
+    def _tell_all_again(self, now: Instant, *, forget: bool) -> None:
+        """What is in force, and what has ended within the hour: an event may be lost."""
         for one in self._open.values():
             self._tell_start(one, now)
         for closed in self._closed:
             self._tell_start(closed.open, now)
             self._tell_end(closed, now)
-        self.changed |= bool(self._closed)
-        self._closed = []
+        if forget:
+            self.changed |= bool(self._closed)
+            self._closed = []
 
     def _tell_start(self, one: Open, now: Instant) -> None:
         kind = c.CLAIM_START_EVENT if one.is_claim else c.UNCLAIMED_START_EVENT

@@ -64,7 +64,6 @@ class ClaimsFile:
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
         """What the file says of this node. A file that is wrong changes nothing."""
-        del in_force
         if not self.path:
             return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no tenancy.file is set"),))
         try:
@@ -74,28 +73,37 @@ class ClaimsFile:
                 self._content = content
         except (OSError, ClaimsFileError) as error:
             return unread(WHAT, error, f"mend {self.path}: until then its claims stay as they were")
-        held = tuple(one for line in self._lines for one in self._held(line, devices))
+        held = tuple(one for line in self._lines for one in self._held(line, devices, in_force))
         detail = f"{self.path}: {counted(len(self._lines), 'claim')}, {len(held)} on devices here"
         return Told(held, (Finding(WHAT, Verdict.SUPPORTED, detail),))
 
-    def _held(self, line: Line, devices: Devices) -> Iterator[Held]:
-        for device in self._devices(line.gpu, devices):
-            yield Held(
-                source=FILE, level=Level.ADMINISTRATOR, workload=line.workload, owner=line.owner,
-                tenant=line.tenant, gpu=device.gpu, device=device.id,
-                reference="" if line.start_ns is None else str(line.start_ns),
-                compute=device.compute, memory=device.memory, profile=device.profile,
-                exclusive=line.exclusive and device.exact, system=line.system,
-                start_ns=line.start_ns, end_ns=line.end_ns,
-                uncertainty_ns=None if line.start_ns is None else 0,
-            )  # fmt: skip
-
-    def _devices(self, text: str, devices: Devices) -> list[Device]:
+    def _held(self, line: Line, devices: Devices, in_force: tuple[Held, ...]) -> Iterator[Held]:
+        """What a line says of this node; of all its GPUs, those that are lost meanwhile included."""
         node = self.node()
-        if text == "*" or text in {node, node.partition(".")[0]}:
-            return [devices.gpu(gpu.uuid) for gpu in devices.present]
-        found = naming.find(text, devices)
-        return [found] if found else []
+        of_node = line.gpu == "*" or line.gpu in {node, node.partition(".")[0]}
+        if of_node:
+            found = [devices.gpu(gpu.uuid) for gpu in devices.present]
+        else:
+            named = naming.find(line.gpu, devices)
+            found = [named] if named else []
+        claims = {device.id: self._claim(line, device, node if of_node else "") for device in found}
+        yield from claims.values()
+        for held in in_force if of_node else ():
+            if held.part not in claims and self._claim(line, devices.gpu(held.gpu), node).agrees(
+                held
+            ):
+                yield held
+
+    def _claim(self, line: Line, device: Device, node: str) -> Held:
+        return Held(
+            source=FILE, level=Level.ADMINISTRATOR, workload=line.workload, owner=line.owner,
+            tenant=line.tenant, node=node, gpu=device.gpu, device=device.id,
+            reference="" if line.start_ns is None else str(line.start_ns),
+            compute=device.compute, memory=device.memory, profile=device.profile,
+            exclusive=line.exclusive and device.exact, system=line.system,
+            start_ns=line.start_ns, end_ns=line.end_ns,
+            uncertainty_ns=None if line.start_ns is None else 0,
+        )  # fmt: skip
 
 
 def parse(content: bytes, *, toml: bool) -> tuple[Line, ...]:

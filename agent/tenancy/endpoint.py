@@ -30,7 +30,7 @@ from agent.host import Clock
 from agent.http_server import HttpServer, Request, Response
 from agent.tenancy import naming
 from agent.tenancy.devices import Device
-from agent.tenancy.held import COMMAND, Level
+from agent.tenancy.held import COMMAND, Held
 from agent.tenancy.names import CLAIMS, SOCKET
 from agent.tenancy.source import Tenancy
 from agent.tenancy.told import Claim, ConflictError, NotKeptError, UnknownError
@@ -201,29 +201,22 @@ class ClaimsEndpoint:
             raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
         return told_ns
 
-    def _in_force(self) -> list[dict[str, Any]]:
+    def _in_force(self) -> list[dict[str, str]]:
         """What the last look found; and what was told since then."""
-        found = [
-            {
-                "id": one.held.reference if one.held.source == COMMAND else one.id,
-                "source": one.held.source, "level": one.held.level.word,
-                "workload": one.held.workload, "owner": one.held.owner, "tenant": one.held.tenant,
-                "gpu": one.held.gpu, "device": one.held.part,
-                "start": _written(one.held.start_ns or 0),
-            }
-            for one in self._tenancy.open
-        ]  # fmt: skip
-        known = {(one["id"], one["device"]) for one in found}
-        return found + [
-            {
-                "id": claim.id, "source": COMMAND, "level": Level.SCHEDULER.word,
-                "workload": claim.workload, "owner": claim.owner, "tenant": claim.tenant,
-                "gpu": device.gpu, "device": device.id, "start": _written(claim.start_ns),
-            }
-            for claim in self._tenancy.told.all
-            for device in claim.devices
-            if claim.end_ns is None and (claim.id, device.id) not in known
-        ]  # fmt: skip
+        found = [_row(one.adapter, one.id, one.held) for one in self._tenancy.open]
+        known = {(row["id"], row["device"]) for row in found}
+        since = [_row(COMMAND, "", held) for held in self._tenancy.told.held if held.end_ns is None]
+        return found + [row for row in since if (row["id"], row["device"]) not in known]
+
+
+def _row(told_by: str, name: str, held: Held) -> dict[str, str]:
+    """A claim in a list; one that was told here has the id that its teller gave it."""
+    return {
+        "id": held.reference if told_by == COMMAND else name, "told_by": told_by,
+        "source": held.source, "level": held.level.word, "workload": held.workload,
+        "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
+        "start": _written(held.start_ns or 0),
+    }  # fmt: skip
 
 
 def _token(settings: TenancySettings) -> str:

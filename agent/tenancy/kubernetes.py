@@ -17,15 +17,14 @@ import msgspec
 
 from agent.facts import counted
 from agent.host import Host
-from agent.host.kubelet import ALLOCATABLE, LIST
-from agent.host.owners import KUBELET
+from agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from agent.owners import FormatError
 from agent.owners.device_ids import ClaimedDevice, DeviceId, device_id
 from agent.owners.pod_resources import Devices as Given
 from agent.owners.pod_resources import Pod
 from agent.source import Finding, Verdict
 from agent.sources.nvidia.slices import part
-from agent.tenancy import naming
+from agent.tenancy import naming, passthrough
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
 from agent.tenancy.pod_folders import PodFolders, Pods
@@ -34,6 +33,7 @@ from agent.tenancy.trouble import unread
 WHAT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"
 ASK_AGAIN_NS = 60_000_000_000
+_VENDOR = "nvidia.com/"
 _RESOURCE = re.compile(r"nvidia\.com/(?:gpu(?:\.[a-z0-9.-]+)?|mig-[a-z0-9.+-]+)")
 _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
 _PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
@@ -66,6 +66,7 @@ class Kubernetes:
     name: str = "kubernetes"
     pods: Pods = field(default_factory=Pods)
     """As of the last look."""
+    _passed: passthrough.PassedOn = field(default_factory=passthrough.PassedOn)
     _folders: PodFolders = field(default_factory=PodFolders)
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _ask_again_ns: int = 0
@@ -88,8 +89,10 @@ class Kubernetes:
         here = [pod for pod in pods if not self.pods.has_ended(pod.namespace, pod.name)]
         unknown: list[str] = []
         holdings = [
-            holding for pod in here for holding in _holdings(pod, devices, unknown)
-        ]  # fmt: skip
+            holding
+            for pod in here
+            for holding in (*_holdings(pod, devices, unknown), *self._passed_on(host, pod, devices))
+        ]
         self._learn_replicas(host, holdings)
         claimed = Counter(holding.text + holding.share for holding in holdings if holding.claimed)
         held = tuple(
@@ -125,6 +128,20 @@ class Kubernetes:
             system=pod.namespace in self.system,
             profile=device.profile,
         )
+
+    def _passed_on(self, host: Host, pod: Pod, devices: Devices) -> Iterator[_Holding]:
+        """The GPUs that a virtual machine in a pod has (KubeVirt)."""
+        others = dict.fromkeys(
+            text
+            for container in pod.containers
+            for entry in container.devices
+            if entry.resource.startswith(_VENDOR) and not _is_gpu(entry.resource)
+            for text in entry.ids
+        )
+        passed = self._passed.look(host) if others else set()
+        for text in others if passed else ():
+            for device in passthrough.named(host, text, passed, devices):
+                yield _Holding(pod, text, device)
 
     def _learn_replicas(self, host: Host, holdings: list[_Holding]) -> None:
         """Ask how many shares of a GPU there are, where somebody has one; at times, once it is known."""

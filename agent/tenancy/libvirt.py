@@ -1,7 +1,6 @@
 """Who holds what by libvirt and QEMU: GPUs that were handed to virtual machines.
 
-Such a GPU is bound to vfio-pci and gone from NVML; it keeps the UUID that it had when the driver of
-this node had it, else its PCI address names it. libvirt keeps a file for each machine that runs in
+libvirt keeps a file for each machine that runs in
 /run/libvirt/qemu; machines that run without libvirt are found by their command line.
 """
 
@@ -15,17 +14,19 @@ import msgspec
 from agent.facts import counted, linked, names, text
 from agent.host import Host
 from agent.host.owners import OWNER
+from agent.owners import FormatError
+from agent.owners import cgroup as groups
 from agent.owners.libvirt import Domain
 from agent.source import Finding, Verdict
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
+from agent.tenancy.passthrough import PassedOn, device_at
 from agent.tenancy.trouble import unread
-from agent.topology.pci import DEVICES, gpu_addresses
+from agent.topology.pci import DEVICES
 
 WHAT = "claims by virtual machines"
 RUNNING, DEFINED = "/run/libvirt/qemu", "/etc/libvirt/qemu"
 _MEDIATED = "/sys/bus/mdev/devices"
-_PASSED_ON = {"vfio-pci", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci", "xen-pciback", "pci-stub"}
 _XML = ".xml"
 
 
@@ -34,18 +35,14 @@ class Libvirt:
     """The virtual machines of this node that have GPUs."""
 
     name: str = "libvirt"
-    _bus: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
-    """The devices of the PCI bus, and which of them are GPUs: looked at where a device is new."""
+    _passed: PassedOn = field(default_factory=PassedOn)
     _looked_at: frozenset[str] = frozenset()
     _machines: dict[str, Domain] = field(default_factory=dict)
     """QEMU's processes among those looked at, by their id."""
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
         """What is held by machines that run. Where no GPU was handed over, nobody is asked."""
-        passed = {
-            address for address in self._gpus(host)
-            if linked(host, f"{DEVICES}/{address}/driver") in _PASSED_ON
-        }  # fmt: skip
+        passed = self._passed.look(host)
         mediated = set(names(host, _MEDIATED))
         if not passed and not mediated and not in_force:
             self._looked_at, self._machines = frozenset(), {}
@@ -60,20 +57,13 @@ class Libvirt:
         detail = f"{counted(len(passed), 'GPU')} handed over, {len(held)} held by machines that run"
         return Told(tuple(held), (Finding(WHAT, Verdict.SUPPORTED, detail),))
 
-    def _gpus(self, host: Host) -> list[str]:
-        there = names(host, DEVICES)
-        if there != self._bus[0]:
-            self._bus = there, gpu_addresses(host)
-        return self._bus[1]
-
     def _held(
         self, host: Host, domain: Domain, passed: set[str], devices: Devices
     ) -> Iterator[Held]:
         for address in domain.pci_addresses:
             whole = linked(host, f"{DEVICES}/{address}/physfn")
             if address in passed and not whole:
-                device = devices.at(address)
-                yield self._claim(domain, device or _unnamed(address), exclusive=True)
+                yield self._claim(domain, device_at(address, devices), exclusive=True)
             elif whole and devices.at(whole):
                 yield self._claim(domain, _share(devices.at(whole), address), exclusive=False)
         for identity in domain.mediated:
@@ -104,10 +94,18 @@ class Libvirt:
                 told = host.call(OWNER, "machine", int(pid))
             except OSError:
                 continue
-            if told is not None:
+            if told is not None and not _is_of_pod(host, pid):
                 self._machines[pid] = msgspec.convert(told, Domain)
         self._looked_at = there
         return list(self._machines.values())
+
+
+def _is_of_pod(host: Host, pid: str) -> bool:
+    """Whether a machine is that of a pod (KubeVirt), of which the kubelet tells."""
+    try:
+        return isinstance(groups.owner(host.read(f"/proc/{pid}/cgroup")), groups.Pod)
+    except (OSError, FormatError):
+        return False
 
 
 def _running(host: Host) -> Iterator[Domain]:
@@ -134,12 +132,6 @@ def _defined(host: Host, file: str) -> Domain | None:
     except OSError:
         return None
     return found if found.project_id and found.pci_addresses else None
-
-
-def _unnamed(address: str) -> Device:
-    """A GPU that the driver of this node never had while we looked."""
-    name = f"pci:{address}"
-    return Device(name, name)
 
 
 def _share(owner: Device | None, name: str) -> Device:

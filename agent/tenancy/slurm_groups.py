@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.facts import names
 from agent.host import Host
@@ -26,7 +26,7 @@ _CONTROLLERS = ("memory", "cpuset", "freezer", "devices", "systemd")
 _V1 = re.compile(r"slurm(?:_.+)?")
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _SLUID = re.compile(sluid.PATTERN)
-_OTHER_STEPS = ("step_extern", "step_batch", "step_interactive")
+_OF_THE_JOB = ("step_batch", "step_interactive")
 _SHARES = ("SLURM_SHARDS_ON_NODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 _MOST_ASKED = 8
 
@@ -56,7 +56,8 @@ class Environment:
 class JobGroups:
     """Looks for the folders of jobs; remembers the environment of each while it runs."""
 
-    _known: dict[str, Environment] = field(default_factory=dict)
+    _known: dict[str, tuple[tuple[str, ...], Environment]] = field(default_factory=dict)
+    """By folder: the steps that were asked, and what they said."""
 
     def look(self, host: Host) -> list[tuple[JobGroup, Environment]]:
         """The jobs there are. Raises OSError where their folders cannot be read."""
@@ -66,22 +67,39 @@ class JobGroups:
         return [(group, self._environment(host, group)) for group in found]
 
     def _environment(self, host: Host, group: JobGroup) -> Environment:
-        """Of the first process that tells; once it is known it stays, for it may be changed later."""
-        known = self._known.get(group.path)
-        if known is not None and (known.is_denied or known.gpus is not None):
+        """What the steps of a job say; once its GPUs are known they stay, for it may change what it says."""
+        asked, known = self._known.get(group.path, ((), Environment(_number(group.name))))
+        if known.gpus or known.is_denied:
             return known
-        number = _JOB.fullmatch(group.name)
-        job = int(number[1]) if number else (known.job if known else None)
-        found = Environment(job)
-        steps = sorted(names(host, group.path), key=lambda name: (name in _OTHER_STEPS, name))
-        for name in (step_ for step_ in steps if step_.startswith("step_")):
+        steps = tuple(name for name in names(host, group.path) if name.startswith("step_"))
+        if steps == asked and known.gpus is not None:
+            return known
+        job = known.job
+        for name in steps:
             if job is None:
                 job = _titled(host, f"{group.path}/{name}")
-            found = _asked(host, f"{group.path}/{name}", job)
-            if found.gpus is not None or found.is_denied:
-                break
-        self._known[group.path] = found
+        found = _all_told(host, group.path, steps, job)
+        self._known[group.path] = steps, found
         return found
+
+
+def _number(name: str) -> int | None:
+    found = _JOB.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def _all_told(host: Host, path: str, steps: tuple[str, ...], job: int | None) -> Environment:
+    """What the steps of a job say: those of the whole job first, else all of the others."""
+    whole = [name for name in _OF_THE_JOB if name in steps]
+    told = [_asked(host, f"{path}/{name}", job) for name in whole]
+    if not any(one.gpus for one in told):
+        told += [_asked(host, f"{path}/{name}", job) for name in steps if name not in whole]
+    heard = [one for one in told if one.gpus is not None]
+    if not heard:
+        return Environment(job, is_denied=any(one.is_denied for one in told))
+    gpus = tuple(dict.fromkeys(gpu for one in heard for gpu in one.gpus or ()))
+    first = next((one for one in heard if one.gpus), heard[0])
+    return replace(first, gpus=gpus, is_shared=any(one.is_shared for one in heard))
 
 
 def _jobs(host: Host) -> Iterator[JobGroup]:

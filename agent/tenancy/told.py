@@ -23,6 +23,8 @@ WHAT = "claims by command"
 FILE = "claims-told.json"
 KEEP_ENDED_NS = 86_400_000_000_000
 MOST_CLAIMS = 10_000
+SCHEDULERS = frozenset({"slurm", "kubernetes"})
+"""Whose workloads are told as theirs: `slurm:123` is Slurm's 123, and its owner an account of Slurm."""
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -130,6 +132,11 @@ class ToldClaims:
         with self._turn:
             return (*self._past, *self._claims.values())
 
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """The same as claims, one for each device."""
+        return tuple(_held(claim, device) for claim in self.all for device in claim.devices)
+
     def _put(self, claim: Claim, now_ns: int, over: tuple[Claim, ...] = ()) -> None:
         """Keep a claim; what ended long ago goes. Nothing is changed where the disk does not take it."""
         if self._path is None:
@@ -154,7 +161,7 @@ class ToldClaims:
         if self._path is None and in_force:
             finding = Finding(WHAT, Verdict.BROKEN, self._problem, "see the state directory")
             return Told((), (finding,), Absent.GONE)
-        held = tuple(_held(claim, device) for claim in claims for device in claim.devices)
+        held = self.held
         if self._problem:
             verdict = Verdict.BROKEN if "damaged" in self._problem else Verdict.ABSENT
             return Told(held, (Finding(WHAT, verdict, self._problem),))
@@ -164,8 +171,12 @@ class ToldClaims:
 
 
 def _held(claim: Claim, device: Device) -> Held:
+    """As a claim; one that says that it is of a scheduler is that scheduler's own word."""
+    source, colon, workload = claim.workload.partition(":")
+    if not colon or source not in SCHEDULERS:
+        source, workload = COMMAND, claim.workload
     return Held(
-        source=COMMAND, level=Level.SCHEDULER, workload=claim.workload, owner=claim.owner,
+        source=source, level=Level.SCHEDULER, workload=workload, owner=claim.owner,
         tenant=claim.tenant, gpu=device.gpu, device=device.id, reference=claim.id,
         compute=device.compute, memory=device.memory, profile=device.profile,
         exclusive=claim.exclusive and device.exact, system=claim.system,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from collector.access.credential import Credential, Role
@@ -33,6 +34,15 @@ class BillingError(RuntimeError):
     """The ledger cannot be read now."""
 
 
+class Issued(msgspec.Struct, frozen=True):
+    """An invoice that there is a statement of."""
+
+    tenant: str
+    period: str
+    invoice: str
+    void: bool
+
+
 class Billing(Protocol):
     """Makes statements and exports from the ledger. Blocking; raises BillingError."""
 
@@ -43,6 +53,9 @@ class Billing(Protocol):
     @property
     def export_forms(self) -> Sequence[str]:
         """Forms of an export."""
+
+    def issued(self, tenant: str | None) -> Sequence[Issued]:
+        """Invoices of a tenant or of all, the oldest period first."""
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
         """A tenant's statement of a period, such as `2026-01`; None where there is none."""
@@ -74,7 +87,12 @@ class BillingApi:
 
     def handlers(self) -> Handlers:
         """By the names of the routes."""
-        return {"statement": self._statement, "export": self._export}
+        return {"statements": self._issued, "statement": self._statement, "export": self._export}
+
+    async def _issued(self, request: web.Request, who: Credential) -> web.Response:
+        billing, tenant = await _made(self.billing), _whose(request, who)
+        issued = await _made(lambda: billing.issued(tenant))
+        return json_answer({"statements": issued, "forms": billing.statement_forms})
 
     async def _statement(self, request: web.Request, _: Credential) -> web.Response:
         billing, period = await _made(self.billing), _period(request)
@@ -89,7 +107,7 @@ class BillingApi:
     async def _export(self, request: web.Request, who: Credential) -> web.Response:
         billing, period = await _made(self.billing), _period(request)
         form = _form(request, billing.export_forms)
-        tenant = who.tenant if who.role is Role.TENANT else request.query.get("tenant")
+        tenant = _whose(request, who)
         content = await _made(lambda: billing.export(tenant, period, form))
         if content is None:
             return json_answer({"error": f"nothing to export for {period}"}, HTTPStatus.NOT_FOUND)
@@ -106,6 +124,11 @@ async def _made(making: Callable[[], Made]) -> Made:
     except BillingError as error:
         text = "the ledger cannot be read now\n"
         raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
+
+
+def _whose(request: web.Request, who: Credential) -> str | None:
+    """Whose rows are asked for; None for those of all. A tenant can only ask for its own."""
+    return who.tenant if who.role is Role.TENANT else request.query.get("tenant")
 
 
 def _period(request: web.Request) -> str:

@@ -135,7 +135,11 @@ def load(path: Path) -> Credentials:
 
 def parse(text: str) -> Credentials:
     """Credentials from the text of a file. Raises TOMLDecodeError, EntryError."""
-    content = tomllib.loads(text)
+    try:
+        content = tomllib.loads(text)
+    except RecursionError as error:
+        message = "it is nested too deeply"
+        raise EntryError(message) from error
     unknown = set(content) - set(_KNOWN)
     if unknown:
         message = f"unknown section {min(unknown)!r}; known are {', '.join(_KNOWN)}"

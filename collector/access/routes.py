@@ -74,6 +74,7 @@ ROUTES: Collection[Route] = (
     Route("events", "/api/v1/events", _RUNNING),
     Route("tenants", "/api/v1/tenants", _RUNNING | _BILLING, Sees.OWN),
     Route("account", "/api/v1/account", _RUNNING | _BILLING, Sees.OWN),
+    Route("statements", "/api/v1/statements", _BILLING, Sees.OWN),
     Route("statement", "/api/v1/statements/{tenant}/{period}", _BILLING, Sees.NAMED),
     Route("export", "/api/v1/exports/{period}", _BILLING, Sees.OWN),
     Route("audit", "/api/v1/audit", _AUDIT, Sees.OWN),

@@ -6,6 +6,7 @@ import hashlib
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 from collector.audit.draft import Draft
 from collector.audit.holding import (
@@ -28,6 +29,8 @@ NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
 """Sources whose owners are namespaces; those of all others may be persons."""
 ROGUE, JOIN, GAP = "tenancy.rogue_process", "node.join", "evidence.gap"
 _NS_PER_MS = 1_000_000
+TenantOf: TypeAlias = Callable[[str, str, int], str]
+"""The tenant of a source's owner at an instant, where the tenants file names one; else nothing."""
 
 _FIRMWARE = ("vbios", "inforom", "gsp_firmware")
 _SETTINGS = {
@@ -72,13 +75,16 @@ def source_of(seen: SeenEvent) -> Source:
 
 
 def drafts_of(
-    seen: SeenEvent, holdings: Holdings, commitment: Callable[[str], str]
+    seen: SeenEvent,
+    holdings: Holdings,
+    commitment: Callable[[str], str],
+    tenant_of: TenantOf = lambda _source, _owner, _instant_ns: "",
 ) -> Iterator[Draft]:
     """The record of an event, and before it what else it shows: a conflict of claims.
 
-    `commitment` gives the commitment to a person's name.
+    `commitment` gives the commitment to a person's name, `tenant_of` the tenant of an owner.
     """
-    draft = _draft(seen, commitment)
+    draft = _draft(seen, commitment, tenant_of)
     if draft.type != ASSIGN:
         yield draft
         return
@@ -94,7 +100,7 @@ def drafts_of(
         yield replace(draft, type=TRANSFER)
 
 
-def _draft(seen: SeenEvent, commitment: Callable[[str], str]) -> Draft:
+def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantOf) -> Draft:
     event = seen.event
     facts = {clean(name): clean(text) for name, text in event.facts.items() if name.isascii()}
     type_, outcome, about = _what(event, facts)
@@ -107,6 +113,9 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str]) -> Draft:
         frame = f"{node}/{clean(position.run)}/{position.stream}/{position.sequence}"
         references = (f"frame/{frame}/{position.index}",)
     commitments = {}
+    if facts.get("owner") and not facts.get("tenant"):
+        tenant = tenant_of(facts.get("source", ""), facts["owner"], event.wall_ns)
+        data |= {"owner_tenant": clean(tenant)} if tenant else {}
     if data.get("owner") and data.get("source") not in NO_PERSONS:
         commitments["owner"] = commitment(str(data.pop("owner")))
     uncertainty_ns = facts.get("uncertainty_ns", "")

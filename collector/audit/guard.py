@@ -18,6 +18,7 @@ import structlog
 
 from collector.audit.draft import Draft
 from collector.audit.log import AuditError, AuditLog
+from collector.audit.publisher import WaitingError
 from collector.audit.tiles import TileError, Tiles
 from collector.segments import sync_folder, write_durably
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
@@ -85,7 +86,7 @@ class Guard:
                 f"{len(self.shown)} of {self.wanted} agents have shown the checkpoints they hold; "
                 "until then nothing is signed"
             )
-            raise AuditError(message)
+            raise WaitingError(message)
 
     async def run(self) -> None:
         """Wait for the agents, then let the log be signed."""

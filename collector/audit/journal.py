@@ -4,6 +4,10 @@ Files `journal-<first sequence>-<marker>.wal` hold groups as segments of the fra
 marker, length, CRC-32, then the records of one group as a tile of entries has them. A group is
 written and synchronised as a whole, so only the last one of the newest file can be torn; whatever
 else does not read back was damaged, and is an error.
+
+Whether the last one was torn or was damaged later, the file `acknowledged` beside the folder tells:
+it holds the number of records that were durable, and is written after each group but not
+synchronised. So it never says too much, and only the power can make it say too little.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from collector.audit.tiles import TileError, decode_bundle, encode_bundle
-from collector.segments import HEAD, MARKER_BYTES, framed, payload_at, sync_folder
+from collector.segments import HEAD, MARKER_BYTES, framed, make_folder, payload_at, sync_folder
 
+ACKNOWLEDGED = "acknowledged"
+_DIGITS = 20
 _NAME = re.compile("journal-([0-9]{20})-([0-9a-f]{32})[.]wal")
 
 
@@ -52,6 +58,15 @@ def read_journal(folder: Path) -> list[JournalFile]:
         except FileNotFoundError as error:
             if os.path.lexists(error.filename):
                 raise
+
+
+def acknowledged(folder: Path) -> int:
+    """How many records were acknowledged at least; 0 where that is not told. Raises OSError."""
+    try:
+        content = (folder.parent / ACKNOWLEDGED).read_bytes()
+    except FileNotFoundError:
+        return 0
+    return int(content) if len(content) == _DIGITS and content.isdigit() else 0
 
 
 def journal_paths(folder: Path) -> list[Path]:
@@ -114,7 +129,11 @@ class Journal:
     """Writes groups. One writer at a time, which is whoever has opened the log."""
 
     folder: Path
+    lost: int = 0
+    """Records that were acknowledged before it was opened, and are not there."""
     _descriptor: int = field(default=-1, repr=False)
+    _told: int = field(default=-1, repr=False)
+    _next: int = 0
     _offset: int = 0
     _marker: bytes = field(default=b"", repr=False)
 
@@ -123,7 +142,8 @@ class Journal:
 
         Raises JournalError, OSError.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.folder)
+        durable = acknowledged(self.folder)
         files = read_journal(self.folder)
         if files and files[0].first > signed:
             message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
@@ -141,6 +161,11 @@ class Journal:
         else:
             self.rotate(signed)
         kept = [record for file in files for record in file.records]
+        self._next = files[-1].next if files else signed
+        self.lost = max(0, durable - self._next)
+        path = self.folder.parent / ACKNOWLEDGED
+        self._told = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._tell()
         return kept[signed - files[0].first :] if files else []
 
     def append(self, records: list[bytes]) -> None:
@@ -155,6 +180,11 @@ class Journal:
             os.ftruncate(self._descriptor, self._offset)
             raise
         self._offset += len(data)
+        self._next += len(records)
+        self._tell()
+
+    def _tell(self) -> None:
+        os.pwrite(self._told, b"%0*d" % (_DIGITS, self._next), 0)
 
     def rotate(self, first: int) -> None:
         """Go on in a new file, whose first record will be number `first`. Raises OSError.
@@ -194,3 +224,10 @@ class Journal:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def release(self) -> None:
+        """Close what is open, for good."""
+        self.close()
+        if self._told >= 0:
+            os.close(self._told)
+            self._told = -1

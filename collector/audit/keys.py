@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from collector.segments import PARTIAL, sync_folder
+from collector.segments import PARTIAL, make_folder, sync_folder
 from railscope.audit.note import NoteError, SecretKey
 from railscope.settings import SettingsError
 
@@ -39,7 +39,7 @@ def keep(path: Path, key: SecretKey) -> SecretKey:
     if path.exists():
         return key
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
         try:
             _write_secret(partial, key.secret_text() + "\n")

@@ -18,7 +18,7 @@ import structlog
 from collector.audit.draft import Draft, counted, record_of
 from collector.audit.journal import Journal, JournalError
 from collector.audit.ownership import EpochError, Ownership, TakenError
-from collector.audit.publisher import AuditError, Publisher
+from collector.audit.publisher import AuditError, Publisher, WaitingError
 from collector.audit.tiles import TileError, Tiles
 from railscope.audit.merkle import Tree
 from railscope.audit.note import NoteError, SecretKey
@@ -74,6 +74,11 @@ class AuditLog:
     def signed(self) -> Tree:
         """What was signed last."""
         return self.publisher.signed
+
+    @property
+    def lost(self) -> int:
+        """Records that were acknowledged before it was opened, and are not there any more."""
+        return self._journal.lost
 
     @property
     def size(self) -> int:
@@ -219,7 +224,8 @@ class AuditLog:
             await self.sign()
         except (AuditError, JournalError, OSError) as error:
             if self.unsigned_because != str(error):
-                log.error("audit_log_not_signed", folder=str(self.folder), problem=str(error))
+                tell = log.info if isinstance(error, WaitingError) else log.error
+                tell("audit_log_not_signed", folder=str(self.folder), problem=str(error))
             self.unsigned_because = str(error)
         else:
             self.unsigned_because = ""
@@ -252,7 +258,7 @@ class AuditLog:
 
     def close(self) -> None:
         """Close the journal and let go of the log."""
-        self._journal.close()
+        self._journal.release()
         self.publisher.ownership.release()
 
 

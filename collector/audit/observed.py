@@ -22,7 +22,14 @@ import msgspec
 import structlog
 
 from collector.audit.draft import Draft, record_of
-from collector.audit.events import beyond_recording, clean, drafts_of, is_audited, source_of
+from collector.audit.events import (
+    TenantOf,
+    beyond_recording,
+    clean,
+    drafts_of,
+    is_audited,
+    source_of,
+)
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.nodes import Nodes
 from collector.audit.personal import SaltError, Salts
@@ -54,6 +61,7 @@ class Observed:
     most_waiting: int = MOST_WAITING
     wall_ns: Callable[[], int] = time.time_ns
     retry_seconds: float = RETRY_SECONDS
+    tenant_of: TenantOf = lambda _source, _owner, _instant_ns: ""
     recorded: Recorded = field(default_factory=Recorded)
     nodes: Nodes = field(default_factory=Nodes)
     overflowed: int = 0
@@ -170,7 +178,7 @@ class Observed:
                 continue
             numbers.add(number)
             try:
-                drafts = list(drafts_of(seen, holdings, self.salts.commitment))
+                drafts = list(drafts_of(seen, holdings, self.salts.commitment, self.tenant_of))
                 records = [record_of(draft, draft.source or source, _ANY) for draft in drafts]
                 for record in records:
                     encode(record)

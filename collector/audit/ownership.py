@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.segments import write_durably
+from collector.segments import make_folder, write_durably
 
 _COUNT = re.compile(rb"[0-9]{1,18}\n")
 
@@ -35,7 +35,7 @@ class Ownership:
 
     def take(self) -> None:
         """Become the owner. Raises TakenError, EpochError, OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.folder)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.segments import PARTIAL, sync_folder
+from collector.segments import PARTIAL, make_folder, sync_folder
 
 FOLDER = "personal"
 """Below the collector's state directory, beside the log."""
@@ -68,7 +68,7 @@ class Salts:
         return salt
 
     def _make(self, person: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.folder)
         path = self._path(person)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

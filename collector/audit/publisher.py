@@ -25,6 +25,10 @@ class AuditError(RuntimeError):
     """The audit log cannot be written; the message says why and what to do."""
 
 
+class WaitingError(AuditError):
+    """Nothing is wrong: it is not time to sign yet."""
+
+
 @dataclass(slots=True)
 class Publisher:
     """Signs a log whose owner it is."""

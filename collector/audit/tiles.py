@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.segments import write_durably
+from collector.segments import make_folder, write_durably
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash, node_hash
 
 WIDTH = 256
@@ -191,7 +191,7 @@ class Tiles:
 
     def _write(self, level: int | str, index: int, width: int, content: bytes) -> None:
         path = self.folder / tile_name(level, index, width)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         write_durably(path, content)
 
 

@@ -92,7 +92,17 @@ class Trail:
         if self.log.size == 0:
             genesis: Data = {"origin": self.log.signer.name}
             self.log.append_before_running(self._draft("log.genesis", genesis))
+        if self.log.lost:
+            self._report_loss()
         self.log.append_before_running(self._draft("admin.config", self._life("started")))
+
+    def _report_loss(self) -> None:
+        """Say that the end of the journal was damaged, not torn: what was there was acknowledged."""
+        size, lost = self.log.size, self.log.lost
+        log.error("audit_records_missing", folder=str(self.log.folder), missing=lost,
+                  advice="they had been acknowledged; was the disk damaged, or a copy put back?")  # fmt: skip
+        data: Data = {"missing": lost, "from": size}
+        self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 
     def _life(self, what: str) -> Data:
         known: Data = {"settings": self.settings} if self.settings else {}

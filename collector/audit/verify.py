@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.audit.explaining import Explaining
-from collector.audit.journal import JournalError, JournalFile, read_journal
+from collector.audit.journal import JournalError, JournalFile, acknowledged, read_journal
 from collector.audit.levels import Levels
 from collector.audit.outcome import Outcome, VerifyError, missing_or_altered
 from collector.audit.tiles import WIDTH, TileError, Tiles, widths
@@ -56,6 +56,7 @@ def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
     # What is said and in the journal now is signed at most later: a log may be checked while it is
     # written.
     said = _witnesses(folder)
+    durable = acknowledged(folder / "journal")
     files = _journal(folder)
     checkpoint = _own_checkpoint(folder, key)
     said_by_log = [*signed_notes(said, key), *disputed_notes(folder)]
@@ -70,9 +71,15 @@ def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
         raise VerifyError(Outcome.ALTERED, message)
     unsigned = _check_journal(files, checkpoint.tree.size, explaining)
     vouching, doubts = vouched_for(said, key, explaining.witnesses)
-    findings = (*explaining.findings(), *doubts, *(() if files else (_NO_JOURNAL,)))
+    findings = [*explaining.findings(), *doubts]
+    if not files:
+        findings.append(_NO_JOURNAL)
+    if (lost := durable - checkpoint.tree.size - unsigned) > 0:
+        findings.append(f"{lost} records were acknowledged and are not there")
     asked = len(kept) - len(said_by_log)
-    return Verified(checkpoint, unsigned, asked, findings, vouching, tuple(explaining.issued))
+    return Verified(
+        checkpoint, unsigned, asked, tuple(findings), vouching, tuple(explaining.issued)
+    )
 
 
 def _root_of_all(

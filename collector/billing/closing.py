@@ -18,7 +18,7 @@ from collector.billing.closed import Closing, ClosingError, manifest_root
 from collector.billing.completeness import EvidenceStore, Lacking, lacking
 from collector.billing.corrections import corrections
 from collector.billing.instants import Period, spelled
-from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, Status, issue
+from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, issue
 from collector.billing.invoice import close as drafts
 from collector.billing.periods import name_of
 from collector.billing.prices import PriceBook
@@ -120,13 +120,7 @@ class Books:
         if wrong is not None:
             message = f"{wrong.charge.kind} of {wrong.charge.tenant} is not in {currency}"
             raise ClosingError(message)
-        billed = {
-            line.charge.charge_id
-            for invoice in self.store.invoices()
-            if invoice.status is Status.ISSUED
-            for line in invoice.lines
-            if line.charge.unit is None
-        }
+        billed = self.store.decided()
         return [one.charge for one in recorded if one.charge.charge_id not in billed]
 
     def _to_correct(self, period: Period) -> list[Period]:
@@ -140,12 +134,10 @@ class Books:
             return []
         with self.ledger.database.transaction() as connection:
             changed = _changed(connection, closed)
-        invoices = self.store.invoices()
-        replaced = {invoice.replaces for invoice in invoices}
+        heads = self.store.heads()
+        replaced = {head.replaces for head in heads}
         void_ns = [
-            invoice.period.start_ns
-            for invoice in invoices
-            if invoice.status is Status.VOID and invoice.invoice_id not in replaced
+            head.period.start_ns for head in heads if head.void and head.invoice_id not in replaced
         ]
         return [
             one

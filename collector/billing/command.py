@@ -21,9 +21,11 @@ from collector.billing.statements import of_invoice
 from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
 
+_NO_DAY = 1 << 40
+
 
 @click.command()
-@click.option("--ledger", "url", metavar="URL", help="Keep it all in this database, to look at.")
+@click.option("--ledger", "url", metavar="URL", help="Keep it all in this empty database.")
 @click.option(
     "--focus", "folder", type=click.Path(file_okay=False, path_type=Path),
     help="Write the invoices as FOCUS 1.2 to this folder.",
@@ -39,6 +41,9 @@ def demo(url: str | None, folder: Path | None, forms: tuple[Form, ...]) -> None:
         try:
             ledger = Ledger.open(url or f"sqlite:///{temporary}/ledger.sqlite")
             try:
+                if ledger.newest(0, _NO_DAY):
+                    message = f"{ledger.database.name} is in use: the demo needs an empty ledger"
+                    raise click.ClickException(message)
                 passed = _run(ledger, folder, forms)
             finally:
                 ledger.close()

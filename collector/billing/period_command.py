@@ -188,7 +188,7 @@ def _percent(share: Fraction) -> str:
 
 
 def _tenants(books: Books, period: Period) -> list[str]:
-    return sorted({invoice.tenant for invoice in books.store.invoices(period)})
+    return sorted({head.tenant for head in books.store.heads(period)})
 
 
 def _invoices(invoices: Sequence[Invoice]) -> list[str]:

@@ -7,7 +7,7 @@ What is billable is decided here, by the rules of the ledger's states:
                   silence is at most an hour, else for review; under a usage tariff nothing;
                   energy where the counter tells
     reserved      the reservation
-    rogue         for review
+    rogue         for review; and whatever has no tenant, or no SKU
     all others    nothing
 """
 
@@ -23,7 +23,7 @@ from collector.billing.instants import HOUR_NS, Period, spelled
 from collector.billing.minimums import Claims
 from collector.billing.prices import Group, Price, PriceBook, Stretch, Tariff, Timeline
 from collector.billing.sequence import refuse_doubles, silences
-from collector.billing.usage import HELD, Usage
+from collector.billing.usage import HELD, WITH_TENANT, Usage
 from collector.metering.evidence import Witness
 from collector.metering.tiling import State
 from railscope.reading import Absent
@@ -103,11 +103,10 @@ class _Rater:
         """The charges of one usage in the period, and what of it needs a decision."""
         if usage.claim:
             self.claims.hold(usage)
-        if usage.state is State.ROGUE:
+        reason = _nobodys(usage)
+        if reason:
             for start_ns, end_ns in self._spans(usage)[-1:]:
-                yield from self._inside(
-                    Review(usage, start_ns, end_ns, "processes without a claim")
-                )
+                yield from self._inside(Review(usage, start_ns, end_ns, reason))
         elif usage.state is State.RESERVED:
             for stretch, price in self._stretches(usage, Group.RESERVATION):
                 yield from self._inside(_charge(usage, stretch, price))
@@ -179,6 +178,17 @@ def _split(usage: Usage, timeline: Timeline, start_ns: int, end_ns: int) -> Iter
             yield Stretch(start_ns, end_ns, price, list_nano)
             return
     yield from timeline.stretches(start_ns, end_ns)
+
+
+def _nobodys(usage: Usage) -> str:
+    """Why nobody can be billed for use of a GPU, at no price; empty if somebody can."""
+    if usage.state is State.ROGUE:
+        return "processes without a claim"
+    if usage.state not in WITH_TENANT:
+        return ""
+    if not usage.tenant:
+        return "its tenant is not known"
+    return "" if usage.sku else "the model of the GPU is not known, so it has no price"
 
 
 def _doubt(usage: Usage, silence_ns: int) -> str:

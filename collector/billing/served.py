@@ -8,14 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from collector.access.billing_api import BillingError
+from sqlalchemy import select
+
+from collector.access.billing_api import BillingError, Issued
+from collector.billing import tables
 from collector.billing.books_export import with_origins
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Books
 from collector.billing.export import ExportError, Form, Listed, Order, document
 from collector.billing.focus import Seller
+from collector.billing.instants import Period
 from collector.billing.invoice import InvoiceError
-from collector.billing.periods import parse
+from collector.billing.periods import name_of, parse
 from collector.billing.seller_file import SellerFileError
 from collector.billing.statements import FORMS, statement
 from collector.ledger.database import LedgerError
@@ -45,6 +49,23 @@ class ServedBooks:
     def export_forms(self) -> Sequence[str]:
         """Forms of an export; Parquet where PyArrow is installed."""
         return [form for form in Form if form is not Form.PARQUET or find_spec("pyarrow")]
+
+    def issued(self, tenant: str | None) -> list[Issued]:
+        """Invoices of a tenant or of all, the oldest period first. Raises BillingError."""
+        table, void = tables.invoices, tables.voids
+        joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
+        query = select(*table.c, void.c.voided_ns).select_from(joined)
+        if tenant is not None:
+            query = query.where(table.c.tenant_id == tenant)
+        order = (table.c.period_start_ns, table.c.tenant_id, table.c.issued_ns)
+        with _readable(), self.books.store.database.transaction() as connection:
+            return [
+                Issued(
+                    row.tenant_id, name_of(Period(row.period_start_ns, row.period_end_ns)),
+                    row.invoice_id, row.voided_ns is not None,
+                )
+                for row in connection.execute(query.order_by(*order))
+            ]  # fmt: skip
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
         """A tenant's statement of a closed month; None where there is none. Raises BillingError."""

@@ -31,7 +31,7 @@ def periods(books: Books, tenant: str | None = None) -> list[Period]:
     """The closed periods; of a tenant, those with an invoice."""
     if tenant is None:
         return sorted({closing.period for closing in books.store.closings()})
-    return sorted({invoice.period for invoice in books.store.invoices(tenant=tenant)})
+    return sorted({head.period for head in books.store.heads(tenant=tenant)})
 
 
 def statement(books: Books, tenant: str, period: Period, seller: str = "") -> Statement:
@@ -44,15 +44,15 @@ def statement(books: Books, tenant: str, period: Period, seller: str = "") -> St
         known = ", ".join(name_of(one) for one in periods(books)) or "none"
         message = f"{name_of(period)} is not closed; closed are: {known}"
         raise ClosingError(message)
-    own = [one for one in books.store.invoices(period, tenant) if one.period == period]
+    own = [one for one in books.store.heads(period, tenant) if one.period == period]
     if not own:
-        tenants = sorted({one.tenant for one in books.store.invoices(period)})
+        tenants = sorted({one.tenant for one in books.store.heads(period)})
         message = (
             f"{tenant!r} has no invoice of {name_of(period)}; "
             f"those who have one: {', '.join(tenants) or 'none'}"
         )
         raise UnknownTenantError(message)
-    standing = [one for one in own if one.status is Status.ISSUED]
+    standing = [one for one in own if not one.void]
     return of_invoice(books, (standing or own)[-1].invoice_id, seller)
 
 
@@ -96,7 +96,7 @@ def _marks(books: Books, invoice: Invoice, closing: Closing) -> list[str]:
     """What keeps an invoice from being the last word."""
     found = []
     if invoice.status is Status.VOID:
-        others = books.store.invoices(invoice.period, invoice.tenant)
+        others = books.store.heads(invoice.period, invoice.tenant)
         by = next((one for one in others if one.replaces == invoice.invoice_id), None)
         instead = f"; {by.invoice_id} stands in its place" if by else ""
         reason = books.store.void_reason(invoice.invoice_id)

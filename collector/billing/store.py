@@ -43,6 +43,16 @@ class Mark(NamedTuple):
     voids: int
 
 
+class Head(NamedTuple):
+    """What is known of an invoice without reading its lines."""
+
+    invoice_id: str
+    tenant: str
+    period: Period
+    replaces: str
+    void: bool
+
+
 class AuditPlace(NamedTuple):
     """Which record of the audit log has an invoice, and the size of a checkpoint that covers it."""
 
@@ -138,16 +148,23 @@ class BillingStore:
 
         Raises LedgerError for one that is not what was issued.
         """
-        query = _invoices()
-        if period is not None:
-            table = tables.invoices
-            query = query.where(
-                table.c.period_start_ns < period.end_ns, table.c.period_end_ns > period.start_ns
-            )
-        if tenant is not None:
-            query = query.where(tables.invoices.c.tenant_id == tenant)
         with self.database.transaction() as connection:
-            return list(self._read(connection, query))
+            return list(self._read(connection, _of(_invoices(), period, tenant)))
+
+    def heads(self, period: Period | None = None, tenant: str | None = None) -> list[Head]:
+        """The same without their lines, for there may be many of these."""
+        with self.database.transaction() as connection:
+            rows = connection.execute(_of(_invoices(), period, tenant)).all()
+        return [
+            Head(
+                row.invoice_id,
+                row.tenant_id,
+                Period(row.period_start_ns, row.period_end_ns),
+                row.replaces,
+                row.voided_ns is not None,
+            )
+            for row in rows
+        ]
 
     def standing(self, since_ns: int, before: Closing | None = None) -> list[Invoice]:
         """Invoices of periods from an instant on that are not void; or were not before a closing."""
@@ -230,6 +247,14 @@ class BillingStore:
         with self.database.transaction() as connection:
             return self.adjusted_in(connection)
 
+    def decided(self) -> set[str]:
+        """The ids of the credits and adjustments that are on invoices which stand."""
+        table, void = tables.charges, tables.voids
+        query = select(table.c.charge_id).where(table.c.unit.is_(None), void.c.invoice_id.is_(None))
+        joined = query.outerjoin_from(table, void, void.c.invoice_id == table.c.invoice_id)
+        with self.database.transaction() as connection:
+            return set(connection.execute(joined).scalars())
+
     def adjusted_in(self, connection: Connection) -> list[Adjusted]:
         """The same, within a transaction."""
         table = tables.adjustments
@@ -247,6 +272,16 @@ def _invoices() -> Select[Any]:
     columns = (*table.c, void.c.voided_ns, placed_rows.c.leaf)
     order = (table.c.closing, table.c.tenant_id)
     return select(*columns).select_from(joined.outerjoin(placed_rows, record)).order_by(*order)
+
+
+def _of(query: Select[Any], period: Period | None, tenant: str | None) -> Select[Any]:
+    """Invoices that overlap a period, of a tenant; all, where None is said."""
+    table = tables.invoices
+    if period is not None:
+        query = query.where(
+            table.c.period_start_ns < period.end_ns, table.c.period_end_ns > period.start_ns
+        )
+    return query if tenant is None else query.where(table.c.tenant_id == tenant)
 
 
 def _adjustment(row: Row[Any]) -> Charge:

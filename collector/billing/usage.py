@@ -26,7 +26,8 @@ class Usage:
     `capacity_units` is its share of a GPU. `claim` and `claim_start_ns` say by which claim it was
     held and since when. Energy is the counter's difference over the stretch, in millijoules, or
     the reason why there is none. Raises ValueError for what cannot be: an empty stretch, more than
-    a GPU, held time without tenant or claim, and any number that is no integer.
+    a GPU, held time without a claim, and any number that is no integer. Rating asks for a decision
+    about what has no tenant or SKU.
     """
 
     tenant: str
@@ -59,7 +60,6 @@ class Usage:
             "it does not end after its start": self.start_ns >= self.end_ns,
             f"{units} of {GPU_CAPACITY} units": not 0 < units <= GPU_CAPACITY,
             "negative energy": isinstance(energy, int) and energy < 0,
-            f"{self.state} time without a tenant": self.state in WITH_TENANT and not self.tenant,
             f"{self.state} time without a claim that began by then": self.state in HELD
             and not claimed,
         }

@@ -58,6 +58,11 @@ class Tenants:
             extend(found, Piece(start, end, tenant))
         return found
 
+    def at(self, source: str, owner: str, instant_ns: int) -> str:
+        """The tenant that a row names for an owner at an instant; empty where none does."""
+        (piece,) = self.pieces(source, owner, instant_ns, instant_ns + 1)
+        return "" if UNMAPPED in piece.value else piece.value
+
 
 def unmapped(source: str, owner: str) -> str:
     """The tenant of an owner that no row names."""

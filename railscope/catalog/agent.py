@@ -198,7 +198,6 @@ CUSTODY_STATE = Metric(
     Kind.STATE,
     NODE,
     states={0: "nothing_held", 1: "held", 2: "disputed"},
-    rollups=(Rollup.MAX,),
     help="How the collector's audit log fares: disputed where it contradicts the checkpoint that is held here.",
     origin="agent",
 )

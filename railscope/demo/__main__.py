@@ -6,6 +6,7 @@ import asyncio
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,11 +16,11 @@ from railscope.demo.verdict import verdict
 
 REFRESH_SECONDS = 2.0
 CLEAR = "\x1b[H\x1b[2J"
-_SERVERS = {
-    "gpu-node-1": "training",
-    "gpu-node-2": "incast",
-    "gpu-node-3": "slow_receiver",
-    "gpu-node-4": "thermal",
+_SERVERS: dict[str, dict[str, Any]] = {
+    "gpu-node-1": {"scenario": "training", "scheduler": "slurm"},
+    "gpu-node-2": {"scenario": "incast", "scheduler": "kubernetes", "stray": True},
+    "gpu-node-3": {"scenario": "slow_receiver"},
+    "gpu-node-4": {"scenario": "thermal", "scheduler": "slurm"},
 }
 
 
@@ -30,7 +31,7 @@ _SERVERS = {
 def main(seconds: int, capture_seconds: int) -> None:
     """Run the demo; with --seconds, leave with 0 only if all went well."""
     wanted = seconds + 10 if seconds else capture_seconds
-    nodes = [Node(name, scenario, wanted) for name, scenario in _SERVERS.items()]
+    nodes = [Node(name, seconds=wanted, **how) for name, how in _SERVERS.items()]
     with tempfile.TemporaryDirectory(prefix="railscope-demo-") as folder:
         try:
             good = asyncio.run(_run(Cluster(Path(folder), nodes), seconds))

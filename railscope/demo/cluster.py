@@ -22,6 +22,10 @@ OWN_NODE = "this-machine"
 PUSH_SECONDS = "1"
 _UUID = "nvml.nvmlDeviceGetUUID({})"
 _SETTLE_SECONDS = 15.0
+_TENANTS = """tenant,source,owner,from,to
+language,slurm,research,2020-01-01T00:00:00Z,
+vision,kubernetes,research,2020-01-01T00:00:00Z,
+"""
 _LAST_LINE = r"agent_stopped shipped_frames=(\d+) dropped_frames=(\d+) waiting_envelopes=(\d+)"
 
 
@@ -32,6 +36,9 @@ class Node:
     name: str
     scenario: str
     seconds: int
+    scheduler: str = "none"
+    stray: bool = False
+    """Whether a process uses a GPU that nobody gave to it."""
 
 
 @dataclass
@@ -53,7 +60,10 @@ class Cluster:
     def prepare(self) -> None:
         """Make captures, tokens and claims. Blocking."""
         for seed, node in enumerate(self.nodes):
-            spec = NodeSpec(node=node.name, seed=seed, scenario=node.scenario)
+            spec = NodeSpec(
+                node=node.name, seed=seed, scenario=node.scenario, scheduler=node.scheduler,
+                stray=node.stray,
+            )  # fmt: skip
             capture = self.folder / node.name
             first: list[Moment] = []
             stream = moments(spec, node.seconds)
@@ -67,22 +77,26 @@ class Cluster:
         ]
         (self.folder / "tokens.toml").write_text("[nodes]\n" + "".join(digests), encoding="utf-8")
         (self.folder / "claims.csv").write_text(self._claims(), encoding="utf-8")
+        (self.folder / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
 
     def _claims(self) -> str:
-        """Tenants on whole servers and on single GPUs; the last server stays free."""
+        """What the administrator gave to tenants, where no scheduler does."""
         start = (datetime.now(UTC) - timedelta(minutes=1)).isoformat(timespec="seconds")
         lines = ["tenant,holds,from,to"]
-        lines += [f"vision,{node.name},{start}," for node in self.nodes[:1]]
-        for node in self.nodes[1:2]:
-            lines += [f"language,{uuid},{start}," for uuid in self._uuids[node.name][:6]]
-            lines += [f"speech,{uuid},{start}," for uuid in self._uuids[node.name][6:7]]
-        lines += [f"language,{node.name},{start}," for node in self.nodes[2:-1]]
+        for node in self.nodes:
+            if node.scheduler == "none":
+                uuids = self._uuids[node.name]
+                lines += [f"speech,{uuid},{start}," for uuid in uuids[: len(uuids) // 2]]
         return "\n".join(lines) + "\n"
 
     async def __aenter__(self) -> Self:
         """Start everything and wait until all agents serve their page."""
         self._session = aiohttp.ClientSession(raise_for_status=True)
-        environment = {**os.environ, "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "1"}
+        environment = {
+            **os.environ,
+            "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "1",
+            "RAILSCOPE_COLLECTOR_TENANTS_FILE": "tenants.csv",
+        }
         self._collector = Program(
             "collector",
             ["collector", "run", "--listen", "127.0.0.1:0", "--state-directory", "collector",
@@ -159,10 +173,11 @@ class Cluster:
                 await asyncio.sleep(0.2)
 
     async def check_audit_log(self) -> bool:
-        """Check the collector's audit log as a stranger would, and show its newest records."""
+        """Stop the collector, check its audit log as a stranger would, show its newest records."""
+        await self._collector.stop()
         key = ("--key", "collector/audit/key.pub")
         checked = await run_to_end(["audit", "verify", "collector/audit", *key], self.folder)
-        shown = await run_to_end(["audit", "tail", "collector/audit", "--count", "3"], self.folder)
+        shown = await run_to_end(["audit", "tail", "collector/audit", "--count", "8"], self.folder)
         return checked == shown == 0
 
     async def _own_counts(self) -> dict[str, float]:

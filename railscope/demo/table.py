@@ -7,7 +7,6 @@ from typing import Any
 
 GIGA = 1e9
 HOURS_NS = 3_600_000_000_000
-_HELD, _ALWAYS = ("observed", "inferred"), ("idle", "unknown")
 _RAIL = (
     ("GPU busy", "railscope_rail_mean_gpu_utilization_ratio", 100, "{:.0f} %"),
     ("power", "railscope_rail_sum_gpu_power_watts", 1, "{:.0f} W"),
@@ -64,6 +63,20 @@ def _rails(rows: Iterable[dict[str, Any]]) -> str:
     return _table(["RAIL", *(head for head, *_ in _RAIL)], body)
 
 
+_NOT_HELD = {"rogue": "used without a claim"}
+_HELD = {"observed", "inferred"}
+
+
+def not_held(account: dict[str, Any]) -> dict[str, int]:
+    """Nanoseconds of GPU time that no tenant holds, by what it was; what never was is left out."""
+    always = {"idle", "unknown"}
+    return {
+        _NOT_HELD.get(state, state): int(ns)
+        for state, ns in account["states"].items()
+        if state not in _HELD and (int(ns) or state in always)
+    }
+
+
 def account_table(account: dict[str, Any]) -> str:
     """The GPU-time account, in GPU-hours to read and in nanoseconds to add up."""
     body = [
@@ -75,11 +88,7 @@ def account_table(account: dict[str, Any]) -> str:
         for name, tenant in account["tenants"].items()
         if int(tenant["held_ns"])
     ]
-    body += [
-        [state, *_time(ns), ""]
-        for state, ns in account["states"].items()
-        if state in _ALWAYS or (state not in _HELD and int(ns))
-    ]
+    body += [[words, *_time(str(ns)), ""] for words, ns in not_held(account).items()]
     body += [
         [f"{account['gpus']} GPUs x time", *_time(account["capacity_ns"]),
          "adds up" if account["balances"] else "DOES NOT ADD UP"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from railscope.demo.table import account_table
+from railscope.demo.table import account_table, not_held
 
 
 def verdict(
@@ -19,9 +19,7 @@ def verdict(
     received = int(views["own"]["railscope_collector_received_frames_total"])
     missing = int(views["own"]["railscope_collector_missing_frames"])
     account = views["account"]
-    held = ("observed", "inferred")
-    others = [int(ns) for state, ns in account["states"].items() if state not in held]
-    parts = [int(account["held_ns"]), *filter(None, others)]
+    parts = (int(account["held_ns"]), *not_held(account).values())
     checks = [
         (not silent, f"every node reported ({len(nodes)} of them)", f"silent: {', '.join(silent)}"),
         (

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from collector.access.billing_api import Issued
+
 
 @dataclass
 class BookedRows:
@@ -18,6 +20,14 @@ class BookedRows:
     def __call__(self) -> BookedRows:
         """Who makes statements and exports."""
         return self
+
+    def issued(self, tenant: str | None) -> list[Issued]:
+        """One for each tenant and month; the number of lines is that of the invoice."""
+        return [
+            Issued(who, month, str(rows[0][1]), void=False)
+            for (who, month), rows in sorted(self.booked.items())
+            if tenant in (None, who)
+        ]
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
         """All lines of one tenant and month."""

@@ -10,6 +10,7 @@ from agent.sources.nvidia import health, load, settings
 from agent.sources.nvidia.calls import Questions
 from agent.sources.nvidia.integrals import Integrals
 from agent.sources.nvidia.inventory import Gpus
+from agent.sources.nvidia.modes import Modes
 from agent.sources.nvidia.plan import Plans
 
 
@@ -32,6 +33,7 @@ class Gpu(HoldsNothing):
         self._questions = questions
         self._plans = Plans()
         self._integrals = Integrals(load.INTEGRATED, period_seconds)
+        self._modes = Modes()
 
     @classmethod
     def load(cls, period_seconds: float = 1.0, gpus: Gpus | None = None) -> Gpu:
@@ -62,11 +64,14 @@ class Gpu(HoldsNothing):
         ]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._integrals.place(columns)
+        self._modes.place(columns)
         return Inventory(tuple(columns.columns), (), self._gpus.findings)
 
     def read(self, host: Host, into: Table) -> None:
         """Make every call for every GPU; a failed call costs only its own columns."""
         self._plans.read(host, into)
         self._integrals.read(host, into)
-        into.events = self._gpus.take_events()
+        addresses = {gpu.entity.key[0]: gpu.pci_address for gpu in self._gpus.found.values()}
+        changes = self._modes.changes(host, into, addresses)
+        into.events = [*self._gpus.take_events(), *changes]
         into.grown |= self._gpus.generation != self._plans.generation

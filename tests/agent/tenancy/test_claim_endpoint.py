@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -80,24 +81,23 @@ class Served:
 
 @contextmanager
 def serving(served: Served) -> Iterator[Served]:
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-    stop = asyncio.Event()
+    started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:
+        stop = asyncio.Event()
         await served.endpoint.start()
-        ready.set()
+        started.put((asyncio.get_running_loop(), stop))
         await stop.wait()
         await served.endpoint.close()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(20)
+    loop, stop = started.get(timeout=20)
     try:
         yield served
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
-        loop.close()
 
 
 @pytest.fixture
@@ -207,10 +207,10 @@ def test_the_socket_is_roots(served):
     assert served.path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.usefixtures("served")
-def test_a_socket_that_an_agent_serves_is_left_to_it(folder):
+def test_a_socket_that_an_agent_serves_is_left_to_it(served, folder):
     with pytest.raises(SettingsError, match="another agent serves it"):
         asyncio.run(Served(folder).endpoint.start())
+    assert ask(served.path, "GET", "/v1/claims")[0] == 200, "it goes on serving"
 
 
 def test_a_socket_that_nobody_serves_is_taken(folder):
@@ -309,7 +309,8 @@ def test_prolog_and_epilog_of_slurm(served):
     for restart in range(2):
         assert run(served, "start", "--from-slurm", **job).exit_code == 0
         (first, _) = began = served.looked.look()
-        assert (first.facts["workload"], first.facts["owner"]) == ("slurm:123", "astro")
+        assert (first.facts["source"], first.facts["workload"]) == ("slurm", "123")
+        assert (first.facts["owner"], first.facts["level"]) == ("astro", "scheduler")
         assert run(served, "end", "--from-slurm", **job).exit_code == 0, restart
         assert [event.entity for event in served.looked.look()] == [event.entity for event in began]
     assert run(served, "start", "--from-slurm", SLURM_JOB_ID="124").exit_code == 0
@@ -323,9 +324,9 @@ def test_a_job_told_by_its_prolog_is_told_once(served):
     served.host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0"}
     job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "astro"}
     run(served, "start", "--from-slurm", **job)
-    assert told(served.looked.look()) == [("claim_start", "command", "slurm:123", uuid(0))]
+    assert told(served.looked.look()) == [("claim_start", "slurm", "123", uuid(0))]
     run(served, "end", "--from-slurm", **job)
-    assert told(served.looked.look()) == [("claim_end", "command", "slurm:123", uuid(0))]
+    assert told(served.looked.look()) == [("claim_end", "slurm", "123", uuid(0))]
     assert served.looked.look() == [], "its control group takes a while to go"
 
 

@@ -109,6 +109,16 @@ def test_a_node_and_all_its_gpus():
     assert [event.event_class.name for event in looked.look()] == ["claim_end"] * 2
 
 
+def test_a_gpu_of_the_node_that_is_lost_is_still_held():
+    host, looked = looking("holds,tenant\n*,red\n", "/etc/claims.csv")
+    assert {event.facts["node"] for event in looked.look()} == {"gpu-1"}
+    host.calls["nvml.nvmlDeviceGetCount()"] = 1
+    for _ in range(3):
+        assert looked.look() == []
+    host.files["/etc/claims.csv"] = "holds,tenant\n"
+    assert [event.event_class.name for event in looked.look()] == ["claim_end"] * 2
+
+
 def test_a_file_that_is_wrong_or_gone_changes_nothing():
     host, looked = looking(claim(gpu="0", tenant="red"))
     assert len(looked.look()) == 1

@@ -120,6 +120,29 @@ def test_a_job_that_says_it_is_another_is_not_believed():
     assert Looked(host).look() == []
 
 
+def test_the_batch_step_speaks_for_the_job_and_else_all_steps_together():
+    host = node(4)
+    job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", STEP_GPUS="0")
+    host.files[f"{SCOPE}/job_9/step_1/user/task_0/cgroup.procs"] = "51\n"
+    host.calls["owner.environ(51)"] = {"SLURM_JOB_ID": "9", "SLURM_STEP_GPUS": "1"}
+    assert len(Looked(host).look()) == 2
+    host.files[f"{SCOPE}/job_9/step_batch/user/task_0/cgroup.procs"] = "52\n"
+    host.calls["owner.environ(52)"] = {"SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": "0,1,2"}
+    assert len(Looked(host).look()) == 3
+
+
+def test_a_job_without_gpus_is_asked_again_when_it_has_another_step():
+    host = node()
+    job(host, f"{SCOPE}/job_9", 50, JOB_ID="9")
+    looked = Looked(host)
+    for _ in range(3):
+        assert looked.look() == []
+    assert host.asked["owner.environ(50)"] == 1
+    host.files[f"{SCOPE}/job_9/step_1/user/task_0/cgroup.procs"] = "51\n"
+    host.calls["owner.environ(51)"] = {"SLURM_JOB_ID": "9", "SLURM_STEP_GPUS": "1"}
+    assert told(looked.look()) == [("claim_start", "slurm", "9", uuid(1))]
+
+
 def test_shares_are_nobodys_own():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0", SHARDS_ON_NODE="2")

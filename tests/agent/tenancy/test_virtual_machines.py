@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.machine import DENIED
-from support.tenancy import Looked, node, told, uuid
+from support.tenancy import LISTED, Looked, node, pod, pod_group, told, uuid
 
 from agent.owners import FormatError
 from agent.owners.libvirt import Domain, command, domain
@@ -143,6 +143,24 @@ def test_a_machine_without_libvirt():
     assert host.asked["owner.machine(77)"] == 1
     del host.files["/proc/77/comm"]
     assert told(looked.look()) == [("claim_end", "libvirt", "bare", f"pci:{ADDRESS}")]
+
+
+@pytest.mark.parametrize("name", [ADDRESS, "45"])
+def test_a_machine_in_a_pod_is_told_as_the_pod(name):
+    host = handed_over()
+    host.files[f"/sys/kernel/iommu_groups/45/devices/{ADDRESS}/vendor"] = ""
+    host.files["/sys/kernel/iommu_groups/45/devices/0000:3b:00.1/vendor"] = ""
+    resource = "nvidia.com/GA100_A100_PCIE_40GB"
+    nic = pod("router", "0000:5e:00.2", resource="nvidia.com/rail_vf")
+    host.calls[LISTED] = [pod("virt-launcher-vm", name, resource=resource), nic]
+    host.files |= {
+        "/proc/77/comm": "qemu-kvm\n",
+        "/proc/77/cgroup": f"0::{pod_group(1)[1]}\n",
+    }
+    host.calls["owner.machine(77)"] = answer(name="research_vm")
+    assert told(Looked(host).look()) == [
+        ("claim_start", "kubernetes", "research/virt-launcher-vm", f"pci:{ADDRESS}"),
+    ]
 
 
 def test_a_virtual_gpu():

@@ -96,6 +96,21 @@ async def test_each_tenant_gets_its_own_statement_in_every_form(tmp_path: Path) 
         assert (status, "imaging" in content, "speech" in content) == (404, False, False)
 
 
+async def test_each_tenant_is_told_of_its_own_invoices(tmp_path: Path) -> None:
+    async with served(tmp_path) as ask:
+        for tenant in TENANTS:
+            status, content, _ = await ask(Credential("x", Role.TENANT, tenant), "statements")
+            found = msgspec.json.decode(content)
+            assert (status, found["forms"][0]) == (200, "json")
+            assert [(one["tenant"], one["period"], one["void"]) for one in found["statements"]] == [
+                (tenant, PERIOD, False)
+            ]
+        _, content, _ = await ask(Credential("x", Role.FINANCE), "statements")
+        assert {one["tenant"] for one in msgspec.json.decode(content)["statements"]} == set(TENANTS)
+        _, content, _ = await ask(Credential("x", Role.TENANT, "idle"), "statements")
+        assert msgspec.json.decode(content)["statements"] == []
+
+
 async def test_each_tenant_exports_its_own_rows_and_finance_all(tmp_path: Path) -> None:
     async with served(tmp_path) as ask:
 

@@ -83,6 +83,7 @@ def test_what_is_written_as_a_file_is_read_as_it_was(
         ('[nodes]\nn1 = { common_name = "" }\n', "the common_name must be printable text"),
         (f'[revoked]\nn1 = "{A}"\n', "holds certificates"),
         ('[revoked]\ncertificates = ["x"]\n', "certificates must be sha256"),
+        ("a = " + "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path) -> None:
@@ -92,6 +93,13 @@ def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path) ->
     file.write_text(text)
     with pytest.raises(SettingsError, match=f"tokens_file {file}: .*{said}"):
         load(file)
+
+
+@pytest.mark.parametrize("until", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_any_time_of_the_calendar_is_an_end(until: str) -> None:
+    text = f'[nodes]\nn1 = {{ token = "{A}", until = {until} }}\n'
+    (entry,) = parse(text).entries.values()
+    assert entry.expired(NOON_NS) is until.startswith("0")
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:

@@ -12,13 +12,18 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, running
+from test_ingest import settings_in
 
 from collector.access import entries as module
 from collector.access.credential import Credential, Role
 from collector.access.entries import Entries, NotYetError, Wanted, sole_tenant
 from collector.audit.draft import Draft, record_of
+from collector.audit.events import drafts_of
+from collector.audit.holding import Holdings
 from collector.audit.proof import check_proof
+from collector.service import Collector
 from railscope.audit.checkpoint import read_checkpoint
 from railscope.audit.merkle import Tree, consistent, includes, leaf_hash
 from railscope.audit.record import Actor, Data, Source, encode
@@ -213,3 +218,27 @@ def test_before_the_first_checkpoint_and_with_a_broken_one(tmp_path: Path) -> No
     (tmp_path / "checkpoint").write_text("nonsense")
     with pytest.raises(ValueError, match="no"):
         entries.page(Wanted())
+
+
+def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) -> None:
+    (tmp_path / "tenants.csv").write_text(
+        "tenant,source,owner,from,to\n"
+        "vision,slurm,ann,2020-01-01T00:00:00Z,\nspeech,*,bob,2020-01-01T00:00:00Z,\n"
+    )
+    settings = settings_in(tmp_path, tenants_file=str(tmp_path / "tenants.csv"))
+    collector = Collector(settings)
+    collector.files.refresh()
+    teller, tenant_of = Teller(), collector.audit.observed.tenant_of
+    commitments = "commitment of {}".format
+    found = {}
+    for owner, tenant in (("ann", ""), ("bob", ""), ("eve", ""), ("ann", "red"), ("", "red")):
+        seen = teller.claimed(f"claim-{len(found)}", owner=owner, tenant=tenant)
+        (made,) = drafts_of(seen, Holdings(), commitments, tenant_of)
+        one = record_of(made, Source("agent", "n1", "run-1", 0), 0)
+        assert one.data.get("owner", "") == ""
+        found[owner, tenant] = sole_tenant(one)
+    assert found == {
+        ("ann", ""): "vision", ("bob", ""): "speech", ("eve", ""): "",
+        ("ann", "red"): "red", ("", "red"): "red",
+    }  # fmt: skip
+    collector.trail.log.close()

@@ -175,7 +175,7 @@ def paths(cluster: Cluster, size: int) -> Iterator[str]:
     )
     for tail in ("", *(f"?tenant={quote(tenant, safe='')}" for tenant in named)):
         yield from (f"/{path}{tail}" for path in ("metrics", "api/v1/tenants", "api/v1/account"))
-        yield f"/api/v1/audit{tail}"
+        yield from (f"/api/v1/audit{tail}", f"/api/v1/statements{tail}")
         for period in PERIODS:
             yield from (
                 f"/api/v1/exports/{period}{tail}",
@@ -244,7 +244,7 @@ def told(texts: list[str]) -> set[int]:
             spelled += " " + base64.b64decode(word, validate=True).decode(errors="replace")
         except binascii.Error:
             continue
-    return {int(number[:9]) for number in re.findall(r"3\d{8,}", spelled)}
+    return {int(number[:9]) for number in re.findall(r"(?<!\d)3\d{8,}", spelled)}
 
 
 def strings(value: Any) -> Iterator[str]:

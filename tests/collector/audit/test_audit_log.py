@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.audit import KEY, audit_log, draft, record, running, write
+from support.audit import KEY, NOON_NS, audit_log, draft, record, running, write
 
 from collector.audit.log import AuditError
 from collector.audit.tiles import WIDTH, TileError, Tiles, decode_bundle, encode_bundle, tile_name
+from collector.audit.trail import Trail
 from collector.audit.verify import verify
 from railscope.audit.checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash, root_of
@@ -108,10 +109,39 @@ async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path) -
     content = journal_of(tmp_path / "copy").read_bytes()
     for length in range(len(content) + 1):
         journal_of(tmp_path / "copy").write_bytes(content[:length])
+        durable = max(records for end, records in ends if end <= length)
+        # The count is written behind the group, and may be late.
+        (tmp_path / "copy" / "acknowledged").write_text(f"{durable - durable % 2:020d}")
         again = audit_log(tmp_path / "copy", boot="b1")
         again.open()
+        assert again.lost == 0
         assert again.size == max(records for end, records in ends if end <= length)
         again.close()
+
+
+async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Path) -> None:
+    log = audit_log(tmp_path / "log")
+    async with running(log):
+        await log.append(draft(0, kind="log.genesis"))
+        await log.sign()
+        for count in (3, 2):
+            await record(log, range(log.size, log.size + count))
+        shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    path = journal_of(tmp_path / "copy")
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    (finding,) = verify(tmp_path / "copy", KEY.public).findings
+    assert finding == "2 records were acknowledged and are not there"
+    again = Trail(audit_log(tmp_path / "copy", boot="b1"), "1.0", lambda: NOON_NS)
+    again.open()
+    found = [decode(raw) for raw in again.log.records(4)]
+    assert (found[0].type, found[0].data) == ("log.recovered", {"missing": 2, "from": 4})
+    again.log.close()
+    later = audit_log(tmp_path / "copy", boot="b2")
+    later.open()
+    assert (later.lost, later.size) == (0, 6)
+    later.close()
 
 
 def journal_of(folder: Path) -> Path:

@@ -206,6 +206,13 @@ def test_the_demo_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
         assert list(read_from(file)) == rows
 
 
+@pytest.mark.usefixtures("found")
+def test_the_demo_leaves_a_ledger_alone_that_is_in_use(url: str) -> None:
+    result = run("demo", "--ledger", url)
+    assert result.exit_code == 1
+    assert "is in use: the demo needs an empty ledger" in result.output
+
+
 def test_months_go_through_the_commands(tmp_path: Path) -> None:
     """What an accountant does, with prices that change while nobody looks."""
     ledger_file, prices = tmp_path / "ledger.sqlite", tmp_path / "prices.toml"

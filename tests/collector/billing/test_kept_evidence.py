@@ -19,10 +19,11 @@ from collector.billing.opening import evidence_in
 from collector.billing.periods import name_of
 from collector.billing.reconcile import reconcile
 from collector.evidence.chunk import encode
-from collector.evidence.days import Job, write_days
 from collector.evidence.seen import sku_of
 from collector.evidence.store import EvidenceStore, ready
+from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
+from collector.ledger.tiling import DAY_NS
 
 MODEL = "NVIDIA H100 80GB HBM3"
 PERIOD = Period(at(0), at(2 * DAY_SECONDS))
@@ -45,12 +46,13 @@ def kept(url: str, folder: Path) -> Ledger:
     store = EvidenceStore(ledger.database)
     chunks = [one.chunk for one in core.evidence.chunks.values()]
     store.write([ready(one, encode(one)) for one in chunks], list(core.evidence.unwritten), at(0))
-    days = tuple(range(DAY - 1, DAY + 3))
-    jobs = [Job("GPU-0", days), Job("GPU-1", days)]
     # Each day for itself, as they become due.
-    for day in days:
-        one_day = [Job(job.gpu, (day,)) for job in jobs]
-        write_days(ledger, store, store.homes(), one_day, at((day - DAY + 1) * DAY_SECONDS + 3600))
+    for day in range(DAY - 1, DAY + 3):
+        computed = Computed("1", at((day - DAY + 1) * DAY_SECONDS + 3600))
+        for name in ("GPU-0", "GPU-1"):
+            known = store.evidence(name, day * DAY_NS, (day + 1) * DAY_NS)
+            gpu = MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
+            ledger.write(gpu.day(day, computed))
     return ledger
 
 

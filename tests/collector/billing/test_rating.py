@@ -206,6 +206,19 @@ def test_rogue_use_is_for_review():
 
 
 @pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        ({"tenant": ""}, "its tenant is not known"),
+        ({"sku": ""}, "the model of the GPU is not known, so it has no price"),
+        ({"tenant": "", "state": State.RESERVED}, "its tenant is not known"),
+    ],
+)
+def test_what_nobody_can_be_billed_for_is_for_review(lacking, said):
+    (review,) = rate([usage(0, HOUR_NS, **lacking)], book(), MONTH).reviews
+    assert (review.reason, review.start_ns, review.end_ns) == (said, 0, HOUR_NS)
+
+
+@pytest.mark.parametrize(
     ("prices", "said"),
     [
         ([], "1970-01-01T00:00:00Z to 1970-01-01T01:00:00Z"),
@@ -247,7 +260,7 @@ def test_two_claims_may_share_a_gpu():
     "wrong",
     [
         {"end_ns": 0}, {"capacity_units": 0}, {"capacity_units": 841}, {"capacity_units": 420.0},
-        {"energy_millijoules": -1}, {"energy_millijoules": 1.5}, {"tenant": ""}, {"claim": ""},
+        {"energy_millijoules": -1}, {"energy_millijoules": 1.5}, {"claim": ""},
         {"claim_start_ns": 1},
     ],
 )  # fmt: skip

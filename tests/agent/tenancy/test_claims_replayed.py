@@ -1,0 +1,65 @@
+"""A node that was recorded tells the same story when it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from support.clock import NS
+from support.machine import FakeHost
+from support.tenancy import LISTED, Looked, cut, ends, keeps_pod, mig_uuid, node, pod, runs, uuid
+
+from agent.host.recorded import RecordedHost
+from agent.host.recording import RecordingHost
+from railscope.capture import About, Capture
+
+SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
+LOOKS = 6
+
+
+def happens(host: FakeHost, look: int) -> None:
+    """What happens on the node before each look."""
+    if look == 0:
+        cut(host, 1, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+        group = keeps_pod(host, 1, "train")
+        runs(host, 0, 11, group)
+        host.calls[LISTED] = [pod("train", uuid(0))]
+    elif look == 1:
+        host.files[f"{SCOPE}/job_9/step_0/user/task_0/cgroup.procs"] = "50\n"
+        host.calls["owner.environ(50)"] = {
+            "SLURM_JOB_ID": "9", "SLURM_JOB_ACCOUNT": "astro", "CUDA_VISIBLE_DEVICES": mig_uuid(1, 1),
+        }  # fmt: skip
+        runs(host, 0, 12, "/user.slice/user-1000.slice/session-3.scope")
+    elif look == 3:
+        host.calls[LISTED] = []
+        ends(host, 0, 11)
+    elif look == 4:
+        del host.files[f"{SCOPE}/job_9/step_0/user/task_0/cgroup.procs"]
+        host.files[f"{SCOPE}/cgroup.procs"] = ""
+
+
+def story(looked: Looked, before: Callable[[int], None] = lambda _: None) -> list[Any]:
+    """Every event of some looks: what, of which claim, with which facts."""
+    found = []
+    for look in range(LOOKS):
+        before(look)
+        found += [(e.event_class.name, e.entity.key, e.facts) for e in looked.look()]
+    return found
+
+
+def test_a_recording_tells_the_same():
+    host = node()
+    started = host.clock.now()
+    recording = RecordingHost(host)
+    live = story(Looked(recording), lambda look: happens(host, look))
+    assert [name for name, _, _ in live] == [
+        "claim_start", "claim_start", "unclaimed_use_start", "claim_end", "claim_end",
+    ]  # fmt: skip
+    about = About("gpu-1", "boot-1", started.wall_ns, started.boot_ns, LOOKS * 5 * NS, "recorded")
+    again = node().clock
+
+    def offset_ns() -> int:
+        return again.now().boot_ns - started.boot_ns
+
+    replayed = RecordedHost(Capture(about, tuple(recording.moments)), again, offset_ns)
+    assert story(Looked(replayed)) == live

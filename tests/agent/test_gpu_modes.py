@@ -1,0 +1,62 @@
+"""A GPU that is set to something else says so."""
+
+from __future__ import annotations
+
+import pytest
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.reading import ORIGIN
+
+from agent.host import NvmlError
+from agent.reader import Reader
+from agent.sources.nvidia.gpu import Gpu
+
+ECC, COMPUTE, LIMIT = (
+    f"nvml.nvmlDeviceGet{name}(0)" for name in ("EccMode", "ComputeMode", "PowerManagementLimit")
+)
+LOST = NvmlError(15, "GPU is lost")
+
+
+def machine() -> FakeHost:
+    host = FakeHost()
+    add_gpus(host, 2)
+    host.calls |= {ECC: [1, 1], COMPUTE: 0, LIMIT: 700_000}
+    return host
+
+
+def changes(reader: Reader) -> list[tuple[str, str, str, str]]:
+    frame = reader.run().frame
+    assert frame is not None
+    return [
+        (event.facts["change"], event.facts["gpu"], event.facts["before"], event.facts["after"])
+        for event in frame.events
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "call", "answer", "told"),
+    [
+        (Gpu.health, ECC, [0, 0], ("ecc_mode", "GPU-0", "1", "0")),
+        (Gpu.settings, COMPUTE, 3, ("compute_mode", "GPU-0", "default", "exclusive_process")),
+        (Gpu.settings, LIMIT, 650_500, ("power_limit", "GPU-0", "700", "650.5")),
+    ],
+)
+def test_another_setting_is_told_once(
+    source: type[Gpu], call: str, answer: object, told: tuple[str, ...]
+) -> None:
+    host = machine()
+    reader = Reader(source(1.0), host, ORIGIN)
+    assert changes(reader) == []
+    host.calls[call] = answer
+    assert changes(reader) == [told]
+    assert changes(reader) == []
+
+
+def test_what_cannot_be_read_is_no_change_and_is_compared_later() -> None:
+    host = machine()
+    reader = Reader(Gpu.settings(1.0), host, ORIGIN)
+    changes(reader)
+    host.calls[COMPUTE] = LOST
+    assert changes(reader) == []
+    host.calls[COMPUTE] = 2
+    assert changes(reader) == [("compute_mode", "GPU-0", "default", "prohibited")]

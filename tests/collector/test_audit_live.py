@@ -1,0 +1,141 @@
+"""A running collector: what agents tell over HTTP, and what changes the ledger, is in its audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from makers import START_BOOT_NS, START_WALL_NS, Sender, gpu_schema
+from support.audit import draft
+from test_ingest import Running, running, settings_in
+
+from agent.numbering import Numbering
+from collector.audit.keys import load_or_make
+from collector.audit.log import AuditLog
+from collector.audit.outbox import placed, put
+from collector.audit.trail import Trail
+from collector.audit.verify import verify
+from collector.config import FrameLogSettings
+from collector.ledger.database import Database
+from railscope.audit.note import PublicKey
+from railscope.audit.record import Record, Source, decode
+from railscope.catalog.entities import CLAIM
+from railscope.catalog.tenancy import CLAIM_START_EVENT
+from railscope.entity import Entity
+from railscope.frame import Event
+
+PATIENCE_SECONDS = 20
+
+
+def records(one: Running) -> list[Record]:
+    return [decode(raw) for raw in one.collector.trail.log.records(0)]
+
+
+def assigned(one: Running) -> list[tuple[str, int, object]]:
+    found = [record for record in records(one) if record.type == "tenancy.assign"]
+    return [(record.src.id, record.src.n, record.data["claim"]) for record in found]
+
+
+async def until_recorded(one: Running, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(assigned(one)) < count:  # noqa: ASYNC110 - the log has no event for tests
+            await asyncio.sleep(0.01)
+
+
+class Claiming:
+    """An agent whose every frame tells a claim."""
+
+    def __init__(self) -> None:
+        self.sender = Sender()
+        self.numbering = Numbering()
+        self.at = 0
+
+    def body(self, size: int = 3) -> bytes:
+        row = [50, 60, 1000, 2000, 10, 20]
+        frames = self.sender.frames(gpu_schema("n1"), [row] * size, at=self.at)
+        self.at += size
+        told = [replace(frame, events=(self.event(frame.sequence),)) for frame in frames]
+        numbered = [self.numbering.numbered(frame) for frame in told]
+        return self.sender.body(numbered, schemas=True)
+
+    def event(self, number: int) -> Event:
+        facts = {
+            "source": "slurm", "level": "scheduler", "owner": "zoe", "tenant": "red",
+            "compute": "0-840", "memory": "0-840", "exclusive": "true", "node": "",
+            "start_ns": str(START_WALL_NS + number), "uncertainty_ns": "0", "workload": f"job {number}",
+        }  # fmt: skip
+        claim = Entity(CLAIM, (f"GPU-n1-{number % 2}", f"slurm/n1/{number}"))
+        at_ns = number * 10**9
+        return Event(CLAIM_START_EVENT, claim, START_WALL_NS + at_ns, START_BOOT_NS + at_ns, facts)
+
+
+async def test_claims_are_recorded_once_over_restarts_and_resending(tmp_path: Path) -> None:
+    agent, bodies = Claiming(), []
+    small = FrameLogSettings(segment_bytes=1 << 16, most_bytes=1 << 20)
+    for _ in range(3):
+        async with running(settings_in(tmp_path, frame_log=small)) as one:
+            bodies.append(agent.body())
+            for body in (*bodies, bodies[-1]):
+                assert (await one.post(body, at=agent.at))[0] == 200
+            await until_recorded(one, 3 * len(bodies))
+    names = assigned(one)
+    assert names == [("n1", n, f"slurm/n1/{n + 1}") for n in range(9)]
+    joined = [record.type for record in records(one) if record.type.startswith("node.")]
+    assert joined == ["node.join"]
+    folder = tmp_path / "state" / "audit"
+    found = verify(folder, PublicKey.parse((folder / "key.pub").read_text()))
+    assert found.findings == ()
+    assert not any(b"zoe" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
+    tmp_path: Path,
+) -> None:
+    """The collector is gone between the acknowledgement and the record."""
+    agent = Claiming()
+    async with running(settings_in(tmp_path)) as one:
+        one.collector.core.listeners.clear()
+        assert (await one.post(agent.body(), at=agent.at))[0] == 200
+        assert assigned(one) == []
+        shutil.copytree(tmp_path / "state", tmp_path / "crashed")
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "crashed").rename(tmp_path / "state")
+    async with running(settings_in(tmp_path)) as one:
+        await until_recorded(one, 3)
+        assert len(assigned(one)) == 3
+
+
+async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        database = Database(one.collector.database.url)
+        with database.transaction(writes=True) as connection:
+            put(connection, "fact/1", draft(1, kind="billing.price"))
+
+        def leaf() -> int | None:
+            with database.transaction() as connection:
+                return placed(connection, "fact/1")
+
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while leaf() is None:  # noqa: ASYNC110 - the database has no event for tests
+                await asyncio.sleep(0.05)
+        found = records(one)[leaf() or 0]
+        database.close()
+    assert (found.type, found.ref[0]) == ("billing.price", "outbox/fact/1")
+
+
+async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    key = load_or_make(state / "audit.key", "railscope.audit")
+    source = Source("collector", "railscope.audit", "b0", 0)
+    older = Trail(AuditLog(state / "audit", key, source), "0.0.1")
+    older.open()
+    older.log.close()
+    for _ in range(2):
+        async with running(settings_in(tmp_path)) as one:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while one.collector.audit.observed.waiting:  # noqa: ASYNC110 - no event for tests
+                    await asyncio.sleep(0.01)
+            upgrades = [record for record in records(one) if record.type == "admin.upgrade"]
+    assert [record.data["before"] for record in upgrades] == ["0.0.1"]
