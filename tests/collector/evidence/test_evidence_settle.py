@@ -232,17 +232,19 @@ async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: Site):
 
 
 async def test_who_had_a_gpu_first_has_it_on_later_days_too(site: Site):
-    end = 2 * DAY_SECONDS
-    rightful = Reporter().told(gpus_of("GPU-0"), range(0, end + 60, 30), each=40)
-    other = Reporter("n2", "boot-9").told(gpus_of("GPU-0"), range(DAY_SECONDS, end, 30), each=1)
+    end = 3 * DAY_SECONDS
+    rightful = Reporter().told(gpus_of("GPU-0"), range(0, end + 3600, 30), each=120)
+    other = Reporter("n2", "boot-9").told(
+        gpus_of("GPU-0"), range(end - 26 * HOURS, end, 30), each=1
+    )
     received = sorted([*rightful, *other], key=lambda pair: pair[0].received_wall_ns)
-    for until in (LATER, end + 2 * HOURS):
+    for until in (end - 25 * HOURS, end + 2 * HOURS):
         accept(site.core, [e for e in received if e[0].received_wall_ns < at(until)])
         received = [e for e in received if e[0].received_wall_ns >= at(until)]
         await site.round(until)
         await site.account(until)
-    assert hours(site, DAY + 1) == {("idle", ""): 24}
-    entries = site.door.ledger.entries(at(DAY_SECONDS), at(end))
+    assert hours(site, DAY + 2) == {("idle", ""): 24}
+    entries = site.door.ledger.entries(at(2 * DAY_SECONDS), at(end))
     assert {entry.node for entry in entries} == {"n1"}
 
 
