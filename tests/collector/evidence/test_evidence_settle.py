@@ -238,7 +238,7 @@ async def test_who_had_a_gpu_first_has_it_on_later_days_too(site: Site):
         gpus_of("GPU-0"), range(end - 26 * HOURS, end, 30), each=1
     )
     received = sorted([*rightful, *other], key=lambda pair: pair[0].received_wall_ns)
-    for until in (end - 25 * HOURS, end + 2 * HOURS):
+    for until in (LATER, LATER + DAY_SECONDS, LATER + 2 * DAY_SECONDS):
         accept(site.core, [e for e in received if e[0].received_wall_ns < at(until)])
         received = [e for e in received if e[0].received_wall_ns >= at(until)]
         await site.round(until)
