@@ -235,7 +235,7 @@ async def test_who_had_a_gpu_first_has_it_on_later_days_too(site: Site):
     end = 4 * DAY_SECONDS
     rightful = Reporter().told(gpus_of("GPU-0"), range(0, end + 3600, 30), each=120)
     other = Reporter("n2", "boot-9").told(
-        gpus_of("GPU-0"), range(end - 26 * HOURS, end, 30), each=1
+        gpus_of("GPU-0"), range(end - 50 * HOURS, end, 30), each=1
     )
     received = sorted([*rightful, *other], key=lambda pair: pair[0].received_wall_ns)
     for until in range(LATER, LATER + end, DAY_SECONDS):
