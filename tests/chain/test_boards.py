@@ -183,7 +183,7 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Prom
 
 
 async def start(site: Site, folder: Path) -> dict[str, Program]:
-    """A collector that is quick to notice, and all agents."""
+    """A collector and agents, all quick to notice what lasts for seconds only."""
     site.prepare_all(SPECS, CAPTURE_SECONDS)
     (folder / "quotas.csv").write_text(QUOTAS)
     await site.collector(
@@ -194,6 +194,7 @@ async def start(site: Site, folder: Path) -> dict[str, Program]:
     )
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
+        "RAILSCOPE_AGENT_PERIODS__LINK": "1",
         "RAILSCOPE_AGENT_PERIODS__NIC_SETTINGS": "2",
     }
     agents = await asyncio.gather(*(site.agent(spec.node, **settings) for spec in SPECS))
