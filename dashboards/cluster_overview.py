@@ -23,6 +23,7 @@ from dashboards.query import (
     EVENTS_PER_SECOND,
     Query,
     ask,
+    grown,
     now,
     over,
     per_second,
@@ -103,7 +104,7 @@ def _summary() -> Iterator[Panel]:
         108,
         "Xids in the last hour",
         "Driver errors on all servers; those of an agent that has just started do not count.",
-        _grown(kernel.XIDS, "1h"),
+        grown(kernel.XIDS.name),
         NONE_IS_GOOD,
     )
 
@@ -346,12 +347,6 @@ def _missing(up: Metric, *by: str) -> Query:
     """Count what is 0; the result is 0, and not nothing, when all are 1."""
     seen = f"max by ({', '.join(by)}) ({up.name})"
     return Query(f"count({seen}) - sum({seen})", COUNT, metrics=(up,))
-
-
-def _grown(counter: Metric, window: str) -> Query:
-    """Count in whole numbers; a counter that starts over has grown by nothing."""
-    name = counter.name
-    return Query(f"sum({name} - min_over_time({name}[{window}]))", COUNT, metrics=(counter,))
 
 
 def _present(query: Query) -> Query:

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards.board import Choice, assemble, xid_marks
 from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, HEALTH, NONE_IS_GOOD
 from dashboards.panels import Column, Panel, bars, grid, layers, lines, number, rows, states
-from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, with_index
+from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, with_index
 
 UID = "railscope-health"
 QUESTION = "Which GPUs are faulty, and of which is nothing known?"
@@ -45,12 +45,6 @@ def _in_state(state: str) -> Query:
     return ask(f'sum(railscope_gpu_health{{node=~"$node", state="{state}"}})')
 
 
-def _grown(counter: str, where: str = NODES) -> Query:
-    """Whole numbers in the last hour; a counter that starts over has grown by nothing."""
-    seen = counter + where
-    return ask(f"sum({seen} - min_over_time({seen}[1h]))", COUNT)
-
-
 def _summary() -> Iterator[Panel]:
     unknown = "GPUs whose agent cannot tell; those of silent servers come on top."
     yield number(101, "Healthy", "GPUs with nothing against them.", _in_state("healthy"))
@@ -83,7 +77,7 @@ def _summary() -> Iterator[Panel]:
         107,
         "Xids in the last hour",
         "Driver errors.",
-        _grown("railscope_kernel_xids_total"),
+        grown(f"railscope_kernel_xids_total{NODES}"),
         NONE_IS_GOOD,
     )
     yield number(

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards.board import Choice, assemble, settings_marks
 from dashboards.colours import ANY_IS_BAD, NONE_IS_GOOD, STALL
 from dashboards.panels import Column, Panel, bars, grid, lines, number, rows
-from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, with_rail
+from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, with_rail
 
 UID = "railscope-links"
 QUESTION = "Is every PCIe link as wide and fast as it should be, and does every cable carry light?"
@@ -67,7 +67,7 @@ def _summary() -> Iterator[Panel]:
         104,
         "PCIe errors in the last hour",
         "That were not corrected.",
-        ask(f"sum({errors} - min_over_time({errors}[1h]))", COUNT),
+        grown(errors),
         NONE_IS_GOOD,
     )
     yield number(

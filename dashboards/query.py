@@ -114,6 +114,11 @@ def with_index(expression: str, where: str = "") -> str:
     return f"{expression} * on (node, gpu) group_left (index) {info}"
 
 
+def grown(selector: str) -> Query:
+    """Count in whole numbers what came in an hour; a counter that starts over has grown by nothing."""
+    return ask(f"sum({selector} - min_over_time({selector}[1h]))", COUNT)
+
+
 def ask(expression: str, unit: str = "", legend: str = "") -> Query:
     """Take an expression as it is written; its unit is that of its first metric, if none is given.
 

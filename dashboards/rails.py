@@ -254,40 +254,20 @@ def _beyond(histogram: str, bound: str, direction: str) -> str:
 
 
 def _bursts() -> Iterator[Panel]:
-    yield bars(
-        501,
-        "Windows paused by the switch",
-        "Share of short windows in which a port was kept from sending more than half the "
-        "time: what an average over a scrape hides.",
-        ask(_beyond("railscope_nic_burst_pause_ratio", "0.5", "receive"), SHARE, "rail {{rail}}"),
-    )
-    yield bars(
-        502,
-        "Windows pausing the switch",
-        "Share of short windows in which a port kept the switch from sending more than half "
-        "the time.",
-        ask(_beyond("railscope_nic_burst_pause_ratio", "0.5", "transmit"), SHARE, "rail {{rail}}"),
-    )
-    yield bars(
-        503,
-        "Windows at line rate",
-        "Share of short windows in which a port received at more than 90 % of its speed.",
-        ask(
-            _beyond("railscope_nic_burst_utilization_ratio", "0.9", "receive"),
-            SHARE,
-            "rail {{rail}}",
-        ),
-    )
-    yield bars(
-        504,
-        "Windows with congestion notifications",
-        "Share of short windows in which a port sent any.",
-        ask(
-            _beyond("railscope_nic_burst_congestion_notifications_per_second", "0.0", "transmit"),
-            SHARE,
-            "rail {{rail}}",
-        ),
-    )
+    pause = "railscope_nic_burst_pause_ratio"
+    notified = "railscope_nic_burst_congestion_notifications_per_second"
+    for ident, title, what, share in (
+        (501, "Windows paused by the switch", "was kept from sending more than half the time",
+         _beyond(pause, "0.5", "receive")),
+        (502, "Windows pausing the switch", "kept the switch from sending more than half the time",
+         _beyond(pause, "0.5", "transmit")),
+        (503, "Windows at line rate", "received at more than 90 % of its speed",
+         _beyond("railscope_nic_burst_utilization_ratio", "0.9", "receive")),
+        (504, "Windows with congestion notifications", "sent any",
+         _beyond(notified, "0.0", "transmit")),
+    ):  # fmt: skip
+        about = f"Share of short windows in which a port {what}; a scrape's average hides them."
+        yield bars(ident, title, about, ask(share, SHARE, "rail {{rail}}"))
     yield lines(
         505,
         "Windows not seen",

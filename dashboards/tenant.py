@@ -18,7 +18,11 @@ CHOICES = (Choice("tenant", "Tenant", "railscope_tenant_held_gpus"),)
 
 
 def board() -> Dashboard:
-    """Build the board; every query names the tenant, and no link leads to other boards."""
+    """Build the board; every query names the tenant, and no link leads to other boards.
+
+    All its metrics are among those that a tenant's own credential reaches at the collector's
+    `/metrics`, so it works on a tenant's own Prometheus, where there is no other tenant to choose.
+    """
     return assemble(
         "Tenant", UID, QUESTION, SECTIONS, choices=CHOICES, tags=("tenant",), shared=True
     )
