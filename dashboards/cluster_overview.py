@@ -22,14 +22,12 @@ from dashboards.query import (
     COUNT,
     EVENTS_PER_SECOND,
     Query,
-    ask,
     grown,
     now,
     over,
     per_second,
     slope,
     unit_of,
-    with_rail,
 )
 from railscope.catalog import (
     METRICS,
@@ -50,7 +48,6 @@ QUESTION = "Is every GPU of the cluster there, at work, and well connected?"
 SUM, MEAN, MAX, MIN = Rollup.SUM, Rollup.MEAN, Rollup.MAX, Rollup.MIN
 
 AGENTS = 'up{job="railscope-agent"}'
-LINK_CHANGES = f"rate({host.LINK_CHANGES.name}[$__rate_interval])"
 RETRANSMISSIONS = {
     "lost by the peer": "packet_sequence_errors",
     "lost responses": "implied_nak_sequence_errors",
@@ -235,9 +232,10 @@ def _rails() -> Iterator[Panel]:
     )
     yield lines(
         310,
-        "Link changes by rail",
-        "A link that comes and goes is worse than one that stays down.",
-        ask(f"sum by (rail) ({with_rail(LINK_CHANGES)})", EVENTS_PER_SECOND, "rail {{rail}}"),
+        "Link changes",
+        "On each server; those without any are left out. A link that comes and goes is worse than "
+        "one that stays down.",
+        _present(per_second(host.LINK_CHANGES, "node")),
     )
 
 

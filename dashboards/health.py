@@ -19,13 +19,16 @@ NODE_GPU = {"node": "Node", "gpu": "GPU"}
 
 
 def health(by: str, where: str) -> str:
-    """The number of `HEALTH` that is the worst of each group of GPUs."""
+    """The number of `HEALTH` that is the worst of each group of GPUs.
+
+    Groups are made before they are compared: that is cheap for many GPUs.
+    """
     matchers = where.removesuffix("}") + ', state="'
     parts = (
-        f'railscope_gpu_health{matchers}{word}"}} * {value}'
-        for value, (word, _) in sorted(HEALTH.items())
+        f'(max by ({by}) (railscope_gpu_health{matchers}{word}"}}) == 1) * {value}'
+        for value, (word, _) in sorted(HEALTH.items(), reverse=True)
     )
-    return f"max by ({by}) ({' or '.join(parts)})"
+    return f"({' or '.join(parts)})"
 
 
 def board() -> Dashboard:
@@ -103,9 +106,9 @@ def _matrix() -> Iterator[Panel]:
     silent = f"(max by (node) (railscope_node_reporting{NODES}) == 0) + 2"
     yield states(
         202,
-        "Health of servers over time",
-        "The worst GPU of each; a silent server is unknown, not healthy.",
-        ask(f"{health('node', NODES)} or {silent}", COUNT, "{{node}}"),
+        "Servers that are not healthy",
+        "The worst GPU of each; healthy servers are left out, and silent ones are unknown.",
+        ask(f"{health('node', NODES)} > 0 or {silent}", COUNT, "{{node}}"),
         HEALTH,
         span=12,
     )
@@ -155,7 +158,11 @@ def _errors() -> Iterator[Panel]:
         301,
         "Xids",
         "Driver errors of each server.",
-        _rate("railscope_kernel_xids_total", "node", "{{node}}"),
+        ask(
+            f"sum by (node) (rate(railscope_kernel_xids_total{NODES}[$__rate_interval])) > 0",
+            EVENTS_PER_SECOND,
+            "{{node}}",
+        ),
     )
     yield rows(
         302,
@@ -208,7 +215,7 @@ def _errors() -> Iterator[Panel]:
         ask(held, COUNT, "{{reason}}"),
     )
     switches = (
-        "sum by (node) (increase(railscope_kernel_sxids_total" + NODES + "[$__rate_interval]))"
+        f"topk(10, sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval])))"
     )
     yield bars(
         308,
@@ -229,7 +236,8 @@ def _links() -> Iterator[Panel]:
         Column("Active", ask(least)),
         Column("There are", ask(most)),
     )
-    changes = f"sum by (node) (changes(railscope_network_link_up{NODES}[$__rate_interval]))"
+    up = f"railscope_network_link_up{NODES}"
+    changes = f"topk(10, sum by (node) (changes({up}[$__rate_interval])))"
     yield bars(
         402,
         "Links of network cards that came or went",

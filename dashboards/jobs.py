@@ -126,7 +126,7 @@ def _stragglers() -> Iterator[Panel]:
         204,
         "Spread of SM activity in each server",
         "Between its most and its least active GPU: jobs in step have none.",
-        ask(spread, SHARE, "{{node}}"),
+        ask(f"topk(10, {spread})", SHARE, "{{node}}"),
         span=12,
     )
     port = f"rate(railscope_rdma_transmit_bytes_total{NODES}[$__rate_interval])"
@@ -154,19 +154,25 @@ def _causes() -> Iterator[Panel]:
         "GPUs of each server whose clocks are held down, by reason.",
         ask(held, COUNT, "{{node}}, {{reason}}"),
     )
-    paused = "max by (node) (rate(railscope_nic_{}_pfc_pause_seconds_total{}[$__rate_interval]))"
+    paused = (
+        "topk(10, max by (node) "
+        "(rate(railscope_nic_{}_pfc_pause_seconds_total{}[$__rate_interval])))"
+    )
     yield lines(
         302,
         "Ports in pause",
-        "The worst port of each server.",
+        "The worst port of each server; the ten worst servers.",
         ask(paused.format("receive", NODES), legend="{{node}}").named("received"),
         ask(paused.format("transmit", NODES), legend="{{node}}").named("sent"),
     )
-    stalled = "max by (node) (rate(railscope_pressure_stalled_seconds_total{}[$__rate_interval]))"
+    stalled = (
+        "topk(10, max by (node) "
+        "(rate(railscope_pressure_stalled_seconds_total{}[$__rate_interval])))"
+    )
     yield lines(
         303,
         "Servers under pressure",
-        "Share of time in which tasks waited for a resource.",
+        "Share of time in which tasks waited for a resource; the ten worst.",
         ask(stalled.format(NODES), SHARE, "{{node}}"),
     )
 

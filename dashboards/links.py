@@ -36,7 +36,9 @@ def board() -> Dashboard:
 def _events(counter: str, by: str, where: str = NODES) -> Query:
     legend = ", ".join(f"{{{{{label}}}}}" for label in by.split(", "))
     return ask(
-        f"sum by ({by}) (rate({counter}{where}[$__rate_interval]))", EVENTS_PER_SECOND, legend
+        f"topk(10, sum by ({by}) (rate({counter}{where}[$__rate_interval])))",
+        EVENTS_PER_SECOND,
+        legend,
     )
 
 
@@ -205,13 +207,19 @@ def _optics() -> Iterator[Panel]:
         303,
         "Light received",
         "The weakest lane of each server.",
-        ask(f"min by (node) (railscope_nic_module_receive_power_watts{NODES})", legend="{{node}}"),
+        ask(
+            f"bottomk(10, min by (node) (railscope_nic_module_receive_power_watts{NODES}))",
+            legend="{{node}}",
+        ),
     )
     yield lines(
         304,
         "Module temperature",
         "The hottest module of each server.",
-        ask(f"max by (node) (railscope_nic_module_temperature_celsius{NODES})", legend="{{node}}"),
+        ask(
+            f"topk(10, max by (node) (railscope_nic_module_temperature_celsius{NODES}))",
+            legend="{{node}}",
+        ),
     )
 
 

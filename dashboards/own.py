@@ -214,9 +214,17 @@ def _gaps() -> Iterator[Panel]:
         407,
         "Failures to ship",
         "By node: the collector was away or busy.",
-        _rate("railscope_agent_ship_failures_total", "node"),
+        ask(
+            "topk(10, sum by (node) "
+            f"(rate(railscope_agent_ship_failures_total{NODES}[$__rate_interval])))",
+            EVENTS_PER_SECOND,
+            "{{node}}",
+        ),
     )
-    lost = f"sum by (node) (rate(railscope_kernel_log_lost_records_total{NODES}[$__rate_interval]))"
+    lost = (
+        "topk(10, sum by (node) "
+        f"(rate(railscope_kernel_log_lost_records_total{NODES}[$__rate_interval])))"
+    )
     yield lines(
         408,
         "Kernel messages lost",

@@ -241,44 +241,52 @@ def _shares() -> Iterator[Panel]:
     )
 
 
-def _beyond(histogram: str, bound: str, direction: str) -> str:
-    """The share of windows in which something was above a bound, by rail."""
+def _beyond(histogram: str, bound: str, direction: str, by: str = "") -> str:
+    """The share of windows in which something was above a bound.
+
+    Cards are joined to their rails only where that is asked of one instant: over time it would
+    cost seconds at a thousand servers.
+    """
 
     def windows(series: str, le: str = "") -> str:
         where = f'{{node=~"$node", direction="{direction}"{le}}}'
         rate = f"rate({histogram}_{series}{where}[$__rate_interval])"
-        return f"sum by (rail) ({with_rail(rate, NIC_ON_RAIL)})"
+        return f"sum by ({by}) ({with_rail(rate, NIC_ON_RAIL)})" if by else f"sum({rate})"
 
-    within = f', le="{bound}"'
-    return f"1 - {windows('bucket', within)} / ({windows('count')} > 0)"
+    within = windows("bucket", f', le="{bound}"')
+    return f"1 - {within} / ({windows('count')} > 0)"
 
 
 def _bursts() -> Iterator[Panel]:
-    pause = "railscope_nic_burst_pause_ratio"
+    pause, use = "railscope_nic_burst_pause_ratio", "railscope_nic_burst_utilization_ratio"
     notified = "railscope_nic_burst_congestion_notifications_per_second"
-    for ident, title, what, share in (
-        (501, "Windows paused by the switch", "was kept from sending more than half the time",
-         _beyond(pause, "0.5", "receive")),
-        (502, "Windows pausing the switch", "kept the switch from sending more than half the time",
-         _beyond(pause, "0.5", "transmit")),
-        (503, "Windows at line rate", "received at more than 90 % of its speed",
-         _beyond("railscope_nic_burst_utilization_ratio", "0.9", "receive")),
-        (504, "Windows with congestion notifications", "sent any",
-         _beyond(notified, "0.0", "transmit")),
-    ):  # fmt: skip
-        about = f"Share of short windows in which a port {what}; a scrape's average hides them."
-        yield bars(ident, title, about, ask(share, SHARE, "rail {{rail}}"))
+    for ident, title, what, histogram, bound in (
+        (501, "Windows in pause", "paused for more than half of them", pause, "0.5"),
+        (502, "Windows at line rate", "with more than 90 % of a port's speed", use, "0.9"),
+        (503, "Windows with congestion notifications", "with any", notified, "0.0"),
+    ):
+        yield bars(
+            ident,
+            title,
+            f"Share of all ports' short windows {what}: what an average over a scrape hides.",
+            ask(_beyond(histogram, bound, "receive"), SHARE, "receive"),
+            ask(_beyond(histogram, bound, "transmit"), SHARE, "transmit"),
+        )
+    for ident, title, direction in (
+        (504, "Windows paused by the switch, node by rail", "receive"),
+        (506, "Windows pausing the switch, node by rail", "transmit"),
+    ):
+        share = _beyond(pause, "0.5", direction, "node, rail")
+        about = "Share of short windows paused for more than half of them."
+        yield grid(ident, title, about, "node", "rail", ask(share, SHARE), PAUSE, span=8)
+    unseen = (
+        f"sum by (node) (rate(railscope_nic_burst_unseen_windows_total{NODES}[$__rate_interval]))"
+    )
     yield lines(
         505,
         "Windows not seen",
         "Of which nothing is known: a read failed or came late.",
-        ask(
-            f"sum by (node) (rate(railscope_nic_burst_unseen_windows_total{NODES}"
-            "[$__rate_interval]))",
-            EVENTS_PER_SECOND,
-            "{{node}}",
-        ),
-        span=16,
+        ask(f"topk(10, {unseen})", EVENTS_PER_SECOND, "{{node}}"),
     )
 
 

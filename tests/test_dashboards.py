@@ -221,6 +221,17 @@ def test_a_rate_follows_the_scrape_interval(query: dict[str, Any]):
         assert window == "$__rate_interval"
 
 
+def test_a_panel_with_a_curve_for_each_server_draws_few():
+    """A thousand curves are dear, and nobody can read them."""
+    for board in BOARDS.values():
+        several = any(v.get("multi") for v in board["templating"]["list"])
+        for panel in board["panels"]:
+            for target in panel.get("targets", ()) if several else ():
+                if "{{node}}" in target.get("legendFormat", ""):
+                    few = re.search(r"^(top|bottom)k\(|> 0", target["expr"])
+                    assert few, (board["uid"], panel["id"], target["expr"])
+
+
 def test_prometheus_understands_every_query(tmp_path: Path):
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")
