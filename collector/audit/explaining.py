@@ -20,14 +20,14 @@ class Pairing:
     """Whether claims are given before they are given back, and once."""
 
     findings: list[tuple[int, str]] = field(default_factory=list)
-    _open: dict[tuple[str, str], int] = field(default_factory=dict)
+    _open: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         """Take the next record of the log."""
         claim = record.data.get("claim")
         if record.src.kind != "agent" or not isinstance(claim, str):
             return
-        key = record.obj.gpu, claim
+        key = record.obj.node, record.obj.gpu, claim
         since = self._open.get(key)
         problem = ""
         if record.type == ASSIGN and record.out == DONE:

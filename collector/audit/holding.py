@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -11,6 +12,7 @@ from railscope.audit.record import Data, Record
 ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
 CONFLICT = "tenancy.conflict"
 SEEN, DONE = "seen", "done"
+_SLOTS = re.compile("([0-9]{1,3})-([0-9]{1,3})")
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
@@ -41,12 +43,17 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
 
 def slots_of(text: str) -> tuple[int, int]:
     """`low-high` as numbers; no slot at all where it is something else."""
-    low, _, high = text.partition("-")
-    return (int(low), int(high)) if low.isdecimal() and high.isdecimal() else (0, 0)
+    found = _SLOTS.fullmatch(text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def by(node: str, claim: str) -> str:
+    """A claim by the word of a node: another's of the same name is another claim."""
+    return f"{node}\n{claim}"
 
 
 class Holdings(msgspec.Struct):
-    """Claims in force, by GPU and claim."""
+    """Claims in force, by GPU and by the node's word (`by`)."""
 
     gpus: dict[str, dict[str, Holding]] = {}
     conflicts: dict[str, set[tuple[str, str]]] = {}
@@ -75,14 +82,16 @@ class Holdings(msgspec.Struct):
 
     def add(self, record: Record) -> None:
         """Follow the log, record by record."""
-        claim = record.data.get("claim")
-        if not isinstance(claim, str):
+        told = record.data.get("claim")
+        if not isinstance(told, str):
             return
+        claim = by(record.obj.node, told)
         if record.type in {ASSIGN, TRANSFER} and record.out == DONE:
             held = self.gpus.setdefault(record.obj.gpu, {})
             held[claim] = Holding.of(record.data, record.pii)
         elif record.type == CONFLICT:
-            other = str(record.data.get("claim_before", ""))
+            before = record.data.get("node_before"), record.data.get("claim_before")
+            other = by(*map(str, before))
             self.conflicts.setdefault(record.obj.gpu, set()).add((claim, other))
         elif record.type == RELEASE:
             self._release(record.obj.gpu, claim)

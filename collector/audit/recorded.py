@@ -6,6 +6,7 @@ reading it all; what the copy does not cover, or where it is of another log, the
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,6 @@ from collector.audit.events import JOIN
 from collector.audit.holding import CONFLICT, Holdings
 from collector.audit.log import AuditLog
 from collector.core import Position, SeenEvent
-from collector.segments import write_durably
 from collector.sequences import Ranges
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import Record, Source, decode
@@ -135,17 +135,27 @@ def load(path: Path, audit: AuditLog) -> Snapshot:
     return found
 
 
+def packed(snapshot: Snapshot) -> bytes:
+    """A copy as the file holds it: the hash of what follows, and that."""
+    content = msgspec.msgpack.encode(snapshot)
+    return hashlib.sha256(content).digest() + content
+
+
+def _unpacked(content: bytes) -> Snapshot:
+    """Raises MsgspecError also where it is not what was written."""
+    size = hashlib.sha256().digest_size
+    if hashlib.sha256(content[size:]).digest() != content[:size]:
+        message = "its hash is that of something else"
+        raise msgspec.DecodeError(message)
+    return msgspec.msgpack.decode(content[size:], type=Snapshot)
+
+
 def _read(path: Path) -> Snapshot:
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=Snapshot)
+        return _unpacked(path.read_bytes())
     except FileNotFoundError:
         pass
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         log.error("audit_copy_damaged", file=str(path), problem=str(error),
                   advice="the whole audit log is read instead")  # fmt: skip
     return Snapshot(Recorded())
-
-
-def save(path: Path, content: bytes) -> None:
-    """Keep a copy, durable on return. Raises OSError."""
-    write_durably(path, content)
