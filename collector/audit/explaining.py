@@ -85,7 +85,7 @@ class Explaining:
         self.pairing.add(record)
         self.times.add(record)
         key = record.data.get("key")
-        if record.type == "log.witness" and isinstance(key, str):
+        if record.type == "log.witness" and record.out == DONE and isinstance(key, str):
             self.witnesses[record.obj.node] = key
         elif record.type == "billing.issue":
             self.issued.append(record)

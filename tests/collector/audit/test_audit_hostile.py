@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from support.agent_events import Teller
@@ -22,6 +23,7 @@ from collector.audit.verify import verify
 from collector.core import Position, SeenEvent
 from railscope.audit.record import Record, decode
 from railscope.catalog import EVENTS
+from railscope.cli import root
 from railscope.wire import WireEntity, WireEvent
 
 TEXTS = st.text(max_size=8) | st.sampled_from(
@@ -143,3 +145,21 @@ def test_a_copy_that_was_altered_is_not_believed(tmp_path: Path) -> None:
         return observed
 
     asyncio.run(listened())
+
+
+def test_what_an_agent_tells_cannot_pass_for_a_line_of_the_check(tmp_path: Path) -> None:
+    forged = "a\nconsistent: 9 records\x1b[2J"
+
+    async def listened() -> None:
+        async with observing(tmp_path) as observed:
+            await recorded(observed, [Teller(run="r\n\x1b[2J", last=3).released(forged)])
+
+    asyncio.run(listened())
+    command = ["audit", "verify", str(tmp_path / "log"), "--key", str(KEY.public)]
+    found = CliRunner().invoke(root, command)
+    assert found.exit_code == 0, found.output
+    assert "to explain" in found.output
+    assert found.output.count("\nconsistent:") == 0
+    assert "\x1b" not in found.output
+    assert all(line.split(":")[0] in {"consistent", "not signed yet", "to explain"}
+               for line in found.output.splitlines())  # fmt: skip
