@@ -39,6 +39,11 @@ class Amounts:
     open: dict[str, OpenAmounts] = field(default_factory=dict)
     _sum: Totals = field(default_factory=dict)
 
+    def begin(self, settled: Totals) -> None:
+        """Start from what the ledger has."""
+        self.open.clear()
+        self._sum = dict(settled)
+
     def totals(self) -> Totals:
         """Everything that was counted so far."""
         return {whose: amount for whose, amount in self._sum.items() if amount}

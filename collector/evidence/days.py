@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import structlog
 from sqlalchemy import select
 
-from collector.account.amounts import OpenTotals, Totals, Whose, counted_in, of_shares
+from collector.account.amounts import OpenTotals, Totals, Whose, add, counted_in, of_shares
+from collector.account.live import Settled
 from collector.account.tally import Key, Sums, tally
 from collector.evidence.assemble import Files
 from collector.evidence.seen import OF_THE_AGENT
@@ -57,6 +58,14 @@ class Settlement(NamedTuple):
     old_amounts: Totals
 
 
+class SoFar(NamedTuple):
+    """What the ledger holds when a collector starts, and which revisions that is."""
+
+    settled: Settled
+    amounts: Totals
+    counted: dict[GpuDay, int]
+
+
 class Count(NamedTuple):
     """Counters of a GPU that are to be added up, from after an instant on."""
 
@@ -89,30 +98,27 @@ def groups(jobs: Sequence[Any], homes: Homes) -> Iterator[list[Any]]:
         yield waiting
 
 
-def settled_days(ledger: Ledger, gpus: Collection[str]) -> list[Settlement]:
-    """What the ledger holds of these GPUs."""
-    sums: dict[tuple[str, int], Sums] = {}
-    totals: dict[tuple[str, int], Totals] = {}
+def settled_so_far(ledger: Ledger, gpus: Collection[str], oldest_day: int) -> SoFar:
+    """What the ledger holds of these GPUs; and the revisions of days from one on."""
+    found = SoFar(Settled(), {}, {})
     keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
     columns = (shares.c.gpu_uuid, shares.c.day, shares.c.measure, shares.c.use)
     with ledger.database.transaction() as connection:
+        newest = queries.newest_numbers(connection, range(FOREVER_NS // DAY_NS), gpus)
         for row in connection.execute(queries.sums(keys, 0, FOREVER_NS)):
             if row.gpu_uuid in gpus and row.tiling == Tiling.COMPUTE:
                 key = Key(row.day, State(row.state), row.tenant_id)
-                sums.setdefault((row.gpu_uuid, row.day), {})[key] = int(row.quantity)
-        newest = queries.newest_numbers(connection, range(FOREVER_NS // DAY_NS), gpus)
+                found.settled.settle(row.gpu_uuid, row.day, {key: int(row.quantity)}, {})
         amounts = select(*columns, shares.c.revision, shares.c.tenant_id, shares.c.amount)
         for row in connection.execute(amounts):
-            day = (row.gpu_uuid, row.day)
-            if row.gpu_uuid in gpus and newest[GpuDay(*day)] == row.revision:
+            if newest.get(GpuDay(row.gpu_uuid, row.day)) == row.revision:
                 whose = Whose(Measure(row.measure), Use(row.use), row.tenant_id)
-                found = totals.setdefault(day, {})
-                found[whose] = found.get(whose, 0) + row.amount
-    return [
-        Settlement(gpu, day, number, sums.get((gpu, day), {}), {}, totals.get((gpu, day), {}), {})
-        for (gpu, day), number in sorted(newest.items())
-        if gpu in gpus
-    ]
+                add(found.amounts, {whose: row.amount})
+    for day, number in newest.items():
+        found.settled.settle(day.gpu, day.day, {}, {})
+        if day.day >= oldest_day:
+            found.counted[day] = number
+    return found
 
 
 def write_days(

@@ -25,7 +25,7 @@ from collector.evidence.days import (
     Job,
     Settlement,
     groups,
-    settled_days,
+    settled_so_far,
     write_days,
 )
 from collector.evidence.open_days import OpenDays
@@ -155,10 +155,13 @@ class Settler:
     async def _opened(self) -> Door:
         if self._door is None:
             door = await asyncio.to_thread(self.open)
-            settled = await asyncio.to_thread(settled_days, door.ledger, set(self.book.gpus))
+            oldest_day = self.wall_ns() // DAY_NS - self.settings.revise_days - 1
+            gpus = set(self.book.gpus)
+            so_far = await asyncio.to_thread(settled_so_far, door.ledger, gpus, oldest_day)
             async with self.live.lock:
-                for day in settled:
-                    self._apply(day)
+                self.live.settled, self._counted = so_far.settled, so_far.counted
+                self.live.amounts.begin(so_far.amounts)
+                self.book.changed.update(gpus)
                 self.live.ready = True
             self._open_days.stale.update(self.book.gpus)
             self._door = door
@@ -219,7 +222,8 @@ class Settler:
         if any(not (change.node or change.gpu) for change in changes - self._handled):
             self.book.late.update(self.book.gpus)  # a file may name other tenants now
         await self._learn(door, changes - self._handled)
-        due = self._due(homes, end_day, changes - self._handled)
+        new = changes - self._handled
+        due = await asyncio.to_thread(self._due, set(self.book.gpus), homes, end_day, new)
         for some in groups(due, homes):
             days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
             async with self.live.lock:
@@ -245,14 +249,16 @@ class Settler:
         for start_ns, gpus in by_start.items():
             self.book.learn(await asyncio.to_thread(door.store.told, gpus, start_ns))
 
-    def _due(self, homes: Homes, end_day: int, changes: Iterable[Change]) -> list[Job]:
+    def _due(
+        self, gpus: set[str], homes: Homes, end_day: int, changes: Iterable[Change]
+    ) -> list[Job]:
         """The days of each GPU that are to be written, for the first time or anew."""
         about: dict[tuple[str, str], list[Change]] = {}
         for change in changes:
             about.setdefault((change.node, change.gpu), []).append(change)
         oldest_day = end_day - self.settings.revise_days
         found = []
-        for gpu in sorted(self.book.gpus.keys() & homes.keys()):
+        for gpu in sorted(gpus & homes.keys()):
             since_day = min(homes[gpu].values()) // DAY_NS
             next_day = self.live.settled.days.get(gpu, since_day - 1) + 1
             days = set(range(max(next_day, since_day), end_day))
