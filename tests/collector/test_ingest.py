@@ -383,12 +383,12 @@ async def test_schemas_of_one_node_are_bounded(tmp_path: Path):
 
 def test_the_bound_on_schemas_is_one_of_an_hour():
     """Or else a node whose machine changes often would one day not be heard any more."""
-    hour_ns, sender = 3600 * 10**9, NodeSender()
-    assert sender.may_register(5, 5, 10 * hour_ns)
-    sender.schemas += 5
-    assert not sender.may_register(1, 5, 11 * hour_ns - 1)
-    assert sender.may_register(1, 5, 11 * hour_ns)
-    assert not sender.may_register(6, 5, 11 * hour_ns)
+    hour_ns, sender = 3600 * 10**9, NodeSender().schemas
+    assert sender.fits(5, 5, 10 * hour_ns)
+    sender.count += 5
+    assert not sender.fits(1, 5, 11 * hour_ns - 1)
+    assert sender.fits(1, 5, 11 * hour_ns)
+    assert not sender.fits(6, 5, 11 * hour_ns)
 
 
 async def test_two_collectors_do_not_share_a_state_directory(tmp_path: Path):
