@@ -163,3 +163,18 @@ def test_what_an_agent_tells_cannot_pass_for_a_line_of_the_check(tmp_path: Path)
     assert "\x1b" not in found.output
     assert all(line.split(":")[0] in {"consistent", "not signed yet", "to explain"}
                for line in found.output.splitlines())  # fmt: skip
+
+
+def test_claims_by_the_hundred_on_one_gpu_do_not_fill_the_log_with_pairs(tmp_path: Path) -> None:
+    one, again = Teller(), Teller(run="run-2")
+    told = [teller.claimed(str(n)) for teller in (one, again) for n in range(150)]
+
+    async def listened() -> list[Record]:
+        async with observing(tmp_path) as observed:
+            return await recorded(observed, told)
+
+    found = asyncio.run(listened())
+    pairs = [(str(r.data["claim"]), str(r.data["claim_before"])) for r in found
+             if r.type == "tenancy.conflict"]  # fmt: skip
+    wanted = [(str(n), str(before)) for n in range(150) for before in range(min(n, 8))]
+    assert pairs == wanted
