@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, running
+from support.examples import fewer
 from test_ingest import settings_in
 
 from collector.access.credential import Credential, Role
@@ -106,7 +107,7 @@ def check(page: dict[str, Any]) -> list[Any]:
     return numbers
 
 
-@settings(max_examples=25, deadline=None)
+@fewer(25)
 @given(
     st.lists(st.lists(st.sampled_from(["vision", "speech", ""]), max_size=300), max_size=3),
     st.integers(1, 120), st.integers(0, 700),

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.agent_events import Teller
 from support.audit import KEY
+from support.examples import fewer
 from test_audit_observed import observing, recorded
 
 from collector.audit.events import clean, is_numbered
@@ -56,6 +57,7 @@ def hostile_events(draw: st.DrawFn) -> SeenEvent:
     return SeenEvent("mallory", draw(TEXTS), event, position)
 
 
+@fewer(50)
 @given(events=st.lists(hostile_events(), min_size=1, max_size=8))
 def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
     async def listened(folder: Path) -> None:

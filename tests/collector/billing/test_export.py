@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.billing import MONTH, NEXT_MONTH, books, timelines
+from support.examples import fewer
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
 from collector.billing.corrections import corrections
@@ -298,7 +299,7 @@ def test_amounts_are_spelled_with_the_decimals_of_their_currency(value, currency
     assert amount(Fraction(value), currency) == text
 
 
-@settings(max_examples=25)
+@fewer(25)
 @given(timelines(), books())
 def test_a_whole_export_adds_up(tmp_path_factory: pytest.TempPathFactory, usages, prices):
     invoices: list[Invoice] = [
