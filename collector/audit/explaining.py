@@ -78,6 +78,7 @@ class Explaining:
     """The last key that was recorded of each witness, by node."""
     issued: list[Record] = field(default_factory=list)
     """Records of invoices that were issued."""
+    losses: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         """Take the next record of the log."""
@@ -89,10 +90,13 @@ class Explaining:
             self.witnesses[record.obj.node] = key
         elif record.type == "billing.issue":
             self.issued.append(record)
+        elif record.type == "log.recovered" and len(self.losses) < MOST_FINDINGS:
+            missing = record.data.get("missing")
+            self.losses.append((record.seq, f"{missing} records before it were lost unsigned"))
 
     def findings(self) -> tuple[str, ...]:
         """What somebody must explain."""
-        found = sorted([*self.pairing.findings, *self.times.findings])
+        found = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
         return (
             *self.continuity.findings(),
             *(f"record {sequence}: {what}" for sequence, what in found),

@@ -291,9 +291,12 @@ def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_p
     assert (found, "journal" in problem) == (Outcome.UNREADABLE, True)
 
 
-def test_a_log_without_its_journal_is_consistent_and_says_so(good: Path, tmp_path: Path) -> None:
+def test_a_log_without_its_journal_has_lost_what_was_not_signed(good: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(good, tmp_path / "log")
     shutil.rmtree(folder / "journal")
+    found, problem = outcome(folder)
+    assert (found, "were acknowledged" in problem) == (Outcome.ALTERED, True)
+    (folder / "acknowledged").unlink()
     assert "journal is missing" in verify(folder, KEY.public).findings[0]
 
 
