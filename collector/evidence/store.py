@@ -46,8 +46,10 @@ class Written(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Facts of a node or a GPU about [start, end] that came to the database."""
+    """A fact of a node or a GPU about [start, end] that came to the database."""
 
+    fact: str
+    """Its name: another fact about the same time is another change."""
     node: str
     gpu: str
     start_ns: int
@@ -244,7 +246,7 @@ class EvidenceStore:
         """
         found: list[Change] = []
         with self._database.transaction() as connection:
-            columns = (parts.c.node, parts.c.start_ns, parts.c.end_ns)
+            columns = (parts.c.part, parts.c.node, parts.c.start_ns, parts.c.end_ns)
             new = select(*columns).where(parts.c.recorded_ns > recorded_after_ns)
             for row in connection.execute(new).all():
                 before = select(func.max(parts.c.end_ns)).where(
@@ -252,17 +254,17 @@ class EvidenceStore:
                 )
                 last = connection.execute(before).scalar()
                 start_ns = row.start_ns if last is None else last
-                found.append(Change(row.node, "", start_ns, row.end_ns))
-            told = select(claims.c.gpu_uuid, claims.c.start_ns).where(
+                found.append(Change(row.part, row.node, "", start_ns, row.end_ns))
+            told = select(claims.c.fact, claims.c.gpu_uuid, claims.c.start_ns).where(
                 claims.c.recorded_ns > recorded_after_ns
             )
-            ended = select(releases.c.gpu_uuid, releases.c.instant_ns).where(
+            ended = select(releases.c.fact, releases.c.gpu_uuid, releases.c.instant_ns).where(
                 releases.c.recorded_ns > recorded_after_ns
             )
             for facts in (told, ended):
                 found += [
-                    Change("", gpu, since_ns, FOREVER_NS)
-                    for gpu, since_ns in connection.execute(facts)
+                    Change(fact, "", gpu, since_ns, FOREVER_NS)
+                    for fact, gpu, since_ns in connection.execute(facts)
                 ]
             new_files = select(files).where(files.c.recorded_ns > recorded_after_ns)
             for version in connection.execute(new_files).all():
@@ -272,7 +274,8 @@ class EvidenceStore:
                 last_one = connection.execute(queries.newest_file(older)).first()
                 before_it = last_one.content if last_one else ""
                 for span in queries.differences(version.kind, before_it, version.content):
-                    found.append(Change("", "", *span))
+                    name = f"{version.kind} {version.recorded_ns} {version.digest}"
+                    found.append(Change(name, "", "", *span))
         return found
 
     def newest_end_ns(self, node: str) -> int | None:

@@ -180,6 +180,29 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
     assert '"rows":1' in rows[0].data
 
 
+async def test_a_tenants_file_that_is_corrected_soon_after_a_change_counts_as_corrected(site: Site):
+    accept(site.core, a_day(Reporter()))
+    await site.round(LATER)
+    for seconds, tenant in ((600, "bbo"), (660, "bob")):
+        site.texts["tenants"] = MAP + f"{tenant},kubernetes,ns,2026-09-04T00:00:00Z,\n"
+        await site.round(LATER + seconds)
+    assert hours(site)["observed", "bob"] == 6
+
+
+async def test_a_claim_told_late_counts_though_another_ended_where_it_starts(site: Site):
+    node = Reporter()
+    accept(site.core, node.told(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40))
+    bob = started("GPU-0", "y", 20 * HOURS, tenant="bob")
+    late = [started("GPU-0", "x", 10 * HOURS, **ALICE), ended("GPU-0", "x", 20 * HOURS)]
+    await site.round(LATER)
+    for second, events in ((LATER + 30, late), (LATER + 60, [bob])):
+        accept(site.core, node.told(host(), [second], events={second: events}))
+        await site.round(second)
+    assert hours(site) == {
+        ("idle", ""): 10, ("observed", "alice"): 10, ("observed", "bob"): 4,
+    }  # fmt: skip
+
+
 async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
     sides = [make(name, url) for name in ("one", "two")]
     for one, tenant in zip(sides, ("bob", "carol"), strict=True):
