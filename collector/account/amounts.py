@@ -43,6 +43,10 @@ class Amounts:
         """Everything that was counted so far."""
         return {whose: amount for whose, amount in self._sum.items() if amount}
 
+    def take_up(self, totals: Totals) -> None:
+        """The ledger has these totals."""
+        add(self._sum, totals)
+
     def settle(self, gpu: str, day: int, new: Totals, old: Totals) -> None:
         """A day of a GPU was written to the ledger, for the first time or anew."""
         add(self._sum, new)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
-from sqlalchemy import select
 
-from collector.account.amounts import OpenTotals, Totals, Whose, counted_in, of_shares
-from collector.account.tally import Key, Sums, tally
+from collector.account.amounts import OpenTotals, Totals, counted_in, of_shares
+from collector.account.tally import Sums, tally
 from collector.evidence.assemble import Files
 from collector.evidence.seen import OF_THE_AGENT
 from collector.evidence.store import EvidenceStore
-from collector.ledger import queries
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
-from collector.ledger.schema import entries, shares
 from collector.ledger.store import Ledger, Written
 from collector.ledger.tiling import DAY_NS, DayTiling, TilingError
-from collector.metering.measures import Measure, Reset, Use
-from collector.metering.tiling import State
-from collector.metering.units import FOREVER_NS, Tiling
+from collector.metering.measures import Measure, Reset
 
 log = structlog.get_logger(__name__)
 
@@ -87,32 +82,6 @@ def groups(jobs: Sequence[Any], homes: Homes) -> Iterator[list[Any]]:
             waiting = []
     if waiting:
         yield waiting
-
-
-def settled_days(ledger: Ledger, gpus: Collection[str]) -> list[Settlement]:
-    """What the ledger holds of these GPUs."""
-    sums: dict[tuple[str, int], Sums] = {}
-    totals: dict[tuple[str, int], Totals] = {}
-    keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
-    columns = (shares.c.gpu_uuid, shares.c.day, shares.c.measure, shares.c.use)
-    with ledger.database.transaction() as connection:
-        for row in connection.execute(queries.sums(keys, 0, FOREVER_NS)):
-            if row.gpu_uuid in gpus and row.tiling == Tiling.COMPUTE:
-                key = Key(row.day, State(row.state), row.tenant_id)
-                sums.setdefault((row.gpu_uuid, row.day), {})[key] = int(row.quantity)
-        newest = queries.newest_numbers(connection, range(FOREVER_NS // DAY_NS), gpus)
-        amounts = select(*columns, shares.c.revision, shares.c.tenant_id, shares.c.amount)
-        for row in connection.execute(amounts):
-            day = (row.gpu_uuid, row.day)
-            if row.gpu_uuid in gpus and newest[GpuDay(*day)] == row.revision:
-                whose = Whose(Measure(row.measure), Use(row.use), row.tenant_id)
-                found = totals.setdefault(day, {})
-                found[whose] = found.get(whose, 0) + row.amount
-    return [
-        Settlement(gpu, day, number, sums.get((gpu, day), {}), {}, totals.get((gpu, day), {}), {})
-        for (gpu, day), number in sorted(newest.items())
-        if gpu in gpus
-    ]
 
 
 def write_days(

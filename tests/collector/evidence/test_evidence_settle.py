@@ -26,7 +26,9 @@ from support.story import (
 from collector.account.amounts import Whose
 from collector.account.quotas import days_of
 from collector.audit.outbox import outbox
+from collector.evidence.chunk import encode
 from collector.evidence.schema import claims, homes, parts
+from collector.evidence.store import ready
 from collector.ledger.tiling import DAY_NS
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State, tile
@@ -200,6 +202,46 @@ async def test_a_claim_told_late_counts_though_another_ended_where_it_starts(sit
         await site.round(second)
     assert hours(site) == {
         ("idle", ""): 10, ("observed", "alice"): 10, ("observed", "bob"): 4,
+    }  # fmt: skip
+
+
+async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: str):
+    one, two = make("one", url), make("two", url)
+    days, node = 6, Reporter()
+    claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
+    for day in range(days):
+        seconds = range(day * DAY_SECONDS, (day + 1) * DAY_SECONDS, 30)
+        accept(one.core, node.told(gpus_of("GPU-0"), seconds, each=200, events=claim))
+        await one.round((day + 1) * DAY_SECONDS, everything=True)
+    now = days * DAY_SECONDS + 2 * HOURS
+    await one.round(now - HOURS)
+    await one.round(now - HOURS, everything=True)
+    accept(two.core, node.told(gpus_of("GPU-0"), range(now - 600, now, 30)))
+    await two.round(now)
+    assert two.live.settled == one.live.settled
+    assert set(one.door.ledger.newest(DAY, DAY + days - 1).values()) == {1}
+    assert two.settler.counts.days < days, "only what was recorded lately is looked at again"
+    await two.round(now, everything=True)
+    assert amount(two, "alice") == 500 * (now - 30 - HOURS)
+
+
+async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_takes_over(
+    make, url: str
+):
+    one, two = make("one", url), make("two", url)
+    envelopes = a_day(Reporter())
+    accept(one.core, [*envelopes[:20], *envelopes[30:]])
+    await one.round(LATER)
+    assert hours(one)["inferred", "alice"] > 1
+    accept(one.core, envelopes[20:30])
+    written = [ready(kept.chunk, encode(kept.chunk)) for kept in one.core.evidence.chunks.values()]
+    one.door.store.write(written, [], at(LATER + 60))
+    await two.round(LATER + 90)
+    later = LATER + 7 * DAY_SECONDS
+    accept(two.core, Reporter().told(gpus_of("GPU-0"), range(later - 600, later, 30)))
+    await two.round(later)
+    assert hours(two) == {
+        ("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6,
     }  # fmt: skip
 
 
