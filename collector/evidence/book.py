@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from collector.evidence.assemble import Facts
 from collector.evidence.chunk import Chunk, Cut, Span, add_span
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.taking import Taking, by_chunk
-from collector.evidence.told import ENDS, STARTS, Ended, Told, ToldError, told
+from collector.evidence.told import ENDS, STARTS, Ended, Teller, Told, ToldError, told
 from collector.evidence.trouble import Trouble
 from collector.metering.observation import QUARANTINE_NS
 from collector.schemas import Known
@@ -78,8 +79,7 @@ class EvidenceBook:
 
     def accept(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
         """Take the facts of a batch."""
-        age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
-        since_boot_ns = record.received_wall_ns - age_ns - batch.boot_ns[-1]
+        since_boot_ns = _since_boot_ns(record, envelope, batch)
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MOST_SNAPPED_NS)
         taking = Taking(
@@ -149,17 +149,21 @@ class EvidenceBook:
 
     # Events ------------------------------------------------------------------------------------
 
-    def hear(self, node: str, batch: Batch, received_ns: int) -> None:
+    def hear(self, record: Record, envelope: Envelope, batch: Batch) -> None:
         """Take the claims of a batch."""
-        for event in batch.events:
-            if event.name not in STARTS and event.name not in ENDS:
-                continue
+        events = [e for e in batch.events if e.name in STARTS or e.name in ENDS]
+        if not events:
+            return
+        since_boot_ns = _since_boot_ns(record, envelope, batch)
+        teller = Teller(envelope.node, envelope.boot_id, since_boot_ns)
+        for event in events:
             try:
-                fact = told(node, event)
+                fact = told(teller, event)
             except ToldError as error:
                 self.refused += 1
                 facts = {"problem": str(error)}
-                self.trouble(Trouble("refused_claim", "", node, received_ns, facts))
+                received_ns = record.received_wall_ns
+                self.trouble(Trouble("refused_claim", "", envelope.node, received_ns, facts))
                 continue
             if self._keep(fact):
                 self.unwritten[fact] = None
@@ -177,7 +181,7 @@ class EvidenceBook:
         """Keep a claim or its end; whether it was not there."""
         memory = self.gpu(fact.gpu)
         if isinstance(fact, Told):
-            new = fact not in memory.told
+            new = not any(_says(one, fact) for one in memory.told)
             if new:
                 memory.told.append(fact)
         else:
@@ -249,6 +253,17 @@ class EvidenceBook:
         self.unwritten = dict.fromkeys([*pages.unwritten, *pages.unwritten_ends])
         self.changed = set(self.gpus)
         self.late = set(self.gpus)
+
+
+def _since_boot_ns(record: Record, envelope: Envelope, batch: Batch) -> int:
+    """When the node's boot clock was zero, on the collector's clock."""
+    age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+    return record.received_wall_ns - age_ns - batch.boot_ns[-1]
+
+
+def _says(one: Told, fact: Told) -> bool:
+    """Whether a claim says what another does: agents tell claims in force again and again."""
+    return one.told_ns <= fact.told_ns and replace(fact, told_ns=one.told_ns) == one
 
 
 def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:

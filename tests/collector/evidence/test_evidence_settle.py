@@ -245,6 +245,23 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
     }  # fmt: skip
 
 
+async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_settled(site: Site):
+    noon = 12 * HOURS
+    events = {6 * HOURS: [started("GPU-0", "a", 6 * HOURS, **ALICE)]}
+    before = Reporter().told(gpus_of("GPU-0"), range(0, noon, 30), each=40, events=events)
+    accept(site.core, before)
+    anew = Reporter(boot_id="boot-2", run="run-2", booted_at=noon - 60)
+    for day in range(3):
+        seconds = range(max(noon, day * DAY_SECONDS), (day + 1) * DAY_SECONDS, 30)
+        accept(site.core, anew.told(gpus_of("GPU-0"), seconds, each=200))
+        await site.round((day + 1) * DAY_SECONDS, everything=True)
+    assert hours(site)["observed", "alice"] == pytest.approx(6 - 30 / HOURS)
+    assert hours(site, DAY + 1) == {("idle", ""): 24}
+    account = await site.account(3 * DAY_SECONDS)
+    assert account.balances
+    assert seconds_of(account)["observed", "alice"] == 6 * HOURS - 30
+
+
 async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
     sides = [make(name, url) for name in ("one", "two")]
     for one, tenant in zip(sides, ("bob", "carol"), strict=True):
