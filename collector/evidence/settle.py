@@ -28,8 +28,9 @@ from collector.evidence.days import (
 )
 from collector.evidence.due import due_days, windows
 from collector.evidence.open_days import OpenDays
+from collector.evidence.queries import groups_of
 from collector.evidence.settled import settled
-from collector.evidence.store import Written, ready
+from collector.evidence.store import ready
 from collector.evidence.told import Ended, Told
 from collector.evidence.trouble import Trouble
 from collector.ledger.database import LedgerError
@@ -215,23 +216,17 @@ class Settler:
             if not one.stored and (everything or one.touched_ns <= quiet_ns)
         ]
         told = list(self.book.unwritten)
-        if kept or told:
-            written = [ready(one.chunk, content) async for one, content in _encoded(kept)]
-            await self._write(door, kept, written, told, now_ns)
-        for key, one in list(self.book.chunks.items()):
-            if one.stored:
-                del self.book.chunks[key]
+        for some in list(groups_of(kept)) or [[]]:
+            await self._write(door, some, told)
+            told = []
 
-    async def _write(
-        self,
-        door: Door,
-        kept: Sequence[Kept],
-        written: Sequence[Written],
-        told: Sequence[Told | Ended],
-        now_ns: int,
-    ) -> None:
+    async def _write(self, door: Door, kept: Sequence[Kept], told: Sequence[Told | Ended]) -> None:
+        """What was written last is recorded last: what is new is looked for by that instant."""
+        if not (kept or told):
+            return
         try:
-            await asyncio.to_thread(door.store.write, written, told, now_ns)
+            written = [ready(one.chunk, content) async for one, content in _encoded(kept)]
+            await asyncio.to_thread(door.store.write, written, told, self.wall_ns())
         except BaseException:
             for one in kept:
                 one.stored = False
@@ -241,6 +236,9 @@ class Settler:
         self.counts.parts += len(written)
         for one in kept:
             self._open_days.stored(one.chunk)
+            if one.stored:
+                chunk = one.chunk
+                del self.book.chunks[chunk.node, chunk.boot, chunk.number]
 
     # Settling ----------------------------------------------------------------------------------
 

@@ -461,6 +461,25 @@ async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_
     assert len(known.evidence.stretches) == 2
 
 
+async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: Site):
+    accept(site.core, a_day(Reporter(), until=6 * HOURS))
+    *_, last = site.core.evidence.chunks.values()
+    end_ns, last.chunk.end_ns = last.chunk.end_ns, 1 << 70
+    waiting = len(site.core.evidence.chunks)
+    for now in (7 * HOURS, 8 * HOURS):
+        assert not await _attempted(site, now)
+        assert len(site.core.evidence.chunks) == waiting, "nothing goes before it is written"
+    last.chunk.end_ns = end_ns
+    assert await _attempted(site, 9 * HOURS)
+    await site.round(LATER)
+    assert hours(site)["idle", ""] == pytest.approx(6, abs=1 / 60)
+
+
+async def _attempted(site: Site, now: float) -> bool:
+    site.now = now
+    return await site.settler.attempt()
+
+
 async def test_a_fault_of_ours_does_not_end_the_collector(site: Site):
     accept(site.core, a_day(Reporter(), until=HOURS))
     assert await site.settler.attempt()
