@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from collector.evidence.assemble import Facts
 from collector.evidence.chunk import Chunk, Cut, Span, add_span
+from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.taking import Taking, by_chunk
@@ -221,6 +222,8 @@ class EvidenceBook:
         """Let go what ended before an instant, but for what says how things were then."""
         memory = self.gpus[uuid]
         presences = memory.presences
+        ends = ends_of(memory.told, memory.ended, presences.values())
+        gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns}
         last_ns = _last_before([p.spans for p in presences.values()], before_ns)
         for key, presence in list(presences.items()):
             presence.spans[:] = [s for s in presence.spans if s.last_ns >= min(before_ns, last_ns)]
@@ -230,7 +233,6 @@ class EvidenceBook:
         for cut in memory.cuts:
             cut.spans[:] = [s for s in cut.spans if s.last_ns >= min(before_ns, last_ns)]
         memory.cuts[:] = [cut for cut in memory.cuts if cut.spans]
-        gone = {(end.node, end.id) for end in memory.ended if end.instant_ns < before_ns}
         unwritten = {(fact.node, fact.id) for fact in self.unwritten}
         gone -= unwritten
         memory.told[:] = [one for one in memory.told if (one.node, one.id) not in gone]

@@ -260,6 +260,7 @@ async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_s
     account = await site.account(3 * DAY_SECONDS)
     assert account.balances
     assert seconds_of(account)["observed", "alice"] == 6 * HOURS - 30
+    assert not site.core.evidence.gpus["GPU-0"].told, "it is not kept for ever"
 
 
 async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
