@@ -22,6 +22,8 @@ from agent.tenancy.names import CLAIMS, SOCKET
 from railscope import settings
 from railscope.systemd import state_directory
 
+_CONFIG = Path("/etc/railscope/agent.toml")
+"""Where `make install` puts the agent's settings."""
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 """An answer waits for the disk."""
@@ -91,7 +93,7 @@ def _reaches_the_agent(command: Command) -> Command:
     """The options that say where the agent is."""
     options = (
         click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
-                     help="Settings of the agent (TOML)."),
+                     help=f"Settings of the agent (TOML); {_CONFIG} where that is there."),
         click.option("--socket", "path", help="Its socket, where that is not by its settings."),
         click.option("--url", help="Its address instead: http://127.0.0.1:PORT."),
         click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
@@ -105,7 +107,7 @@ def _reaches_the_agent(command: Command) -> Command:
 
 
 def _agent(where: Mapping[str, Any]) -> _Agent:
-    """The agent by the options; without any, by its default settings."""
+    """The agent by the options; without any, by the settings that it has where it is installed."""
     token_file: Path | None = where["token_file"]
     try:
         token = token_file.read_text("utf-8").strip() if token_file else ""
@@ -116,7 +118,8 @@ def _agent(where: Mapping[str, Any]) -> _Agent:
         return _Agent(where["url"], token, where["timeout"])
     if where["path"]:
         return _Agent(where["path"], "", where["timeout"])
-    loaded = settings.load(AgentSettings, file=where["config"], prefix=PREFIX)
+    config = where["config"] or (_CONFIG if _CONFIG.is_file() else None)
+    loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
     state = state_directory(loaded.state_directory, AgentSettings().state_directory)
     return _Agent(loaded.tenancy.socket or str(state / SOCKET), "", where["timeout"])
 

@@ -18,8 +18,9 @@ from agent.host.clock import RealClock
 from agent.host.real import RealHost
 from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost, Redactor
+from agent.machine_sources import machine_sources
 from agent.sampler import Sampler
-from agent.service import Agent, machine_sources, node_name
+from agent.service import Agent, node_name
 from agent.walk import Walk
 from railscope import logs, settings
 from railscope.capture import About, Capture, CaptureError, read_capture

@@ -30,6 +30,7 @@ from railscope.entity import Entity
 from railscope.frame import Event
 
 NS = 1_000_000_000
+BEGINNING_SECONDS = 5.0
 ROLLBACK, FORK, OTHER_KEY = "rollback", "fork", "other_key"
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,7 @@ class Custody:
     _told: set[tuple[str, str, str]] = field(default_factory=set)
     _problem: str = ""
     _disagreed: str = ""
+    _beginning: bool = False
 
     def __post_init__(self) -> None:
         """Files are touched by a thread of its own."""
@@ -72,11 +74,17 @@ class Custody:
                 except (AwayError, NoteError, OSError) as error:
                     self._cannot(str(error))
                 spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from coming all at once
-                pause_ns = round(self.settings.period_seconds * spread * NS)
+                pause_ns = round(self._pause_seconds * spread * NS)
                 await self.clock.sleep_until(self.clock.now().boot_ns + pause_ns)
         finally:
             self._disk.stop()
             await self.client.close()
+
+    @property
+    def _pause_seconds(self) -> float:
+        """A log that has just begun is looked at again soon: it waits for its first checkpoint."""
+        period_seconds = self.settings.period_seconds
+        return min(period_seconds, BEGINNING_SECONDS) if self._beginning else period_seconds
 
     def _open(self) -> None:
         """Take up what is held. Raises NoteError, OSError."""
@@ -95,7 +103,9 @@ class Custody:
 
     async def look(self) -> None:
         """Look once. Raises AwayError, NoteError, OSError."""
+        self._beginning = False
         offer = await self.client.newest()
+        self._beginning = not offer.note
         if not offer.note:
             if self._checkpoint:
                 await self._dispute(ROLLBACK, "")

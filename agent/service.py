@@ -18,6 +18,7 @@ from agent.config import AgentSettings
 from agent.counter_memory import CounterMemory
 from agent.host import Clock, Host
 from agent.http_server import HttpServer
+from agent.machine_sources import machine_sources
 from agent.meter import Meter, ProcessMeter
 from agent.numbering import Numbering
 from agent.reset_memory import ResetMemory
@@ -26,46 +27,15 @@ from agent.sinks.collector_client import LinkError
 from agent.sinks.prometheus import Page
 from agent.sinks.ship import Shipper
 from agent.source import Source
-from agent.sources.bonds import Bonds
-from agent.sources.ceph import Ceph
-from agent.sources.edac import Edac
-from agent.sources.gpudirect import GpuDirect
-from agent.sources.host import HostSource
-from agent.sources.hwmon import Hwmon
-from agent.sources.link import Link
-from agent.sources.link_errors import LinkErrors
-from agent.sources.lustre import Lustre
-from agent.sources.neighbour import Neighbour
-from agent.sources.nfs import Nfs
 from agent.sources.nic import Nic
-from agent.sources.nic_burst import NicBurst
-from agent.sources.nic_settings import NicSettings
-from agent.sources.nvidia.activity import Activity
-from agent.sources.nvidia.burst import GpuBurst
-from agent.sources.nvidia.devices import GpuDevices
-from agent.sources.nvidia.events import NvmlEvents
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import Gpus
-from agent.sources.nvidia.mig import Mig
-from agent.sources.nvidia.nvlink import NvLink
-from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.nvidia.processes import Processes
-from agent.sources.nvidia.sharing import ProcessLists, Sharing
-from agent.sources.nvme import NvmeDrives
-from agent.sources.optics import Optics
-from agent.sources.pcie import Pcie
-from agent.sources.protocols import Protocols
-from agent.sources.rapl import Rapl
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
 from agent.sources.verdict import GpuVerdicts
 from agent.stats import CustodyState, ShippingStats
-from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
 from agent.tenancy.endpoint import ClaimsEndpoint
 from agent.tenancy.source import Tenancy
-from agent.topology.network import Wiring
-from agent.topology.rules import rules
 from railscope import __version__, listen
 from railscope.frame import Event, Frame, Origin
 from railscope.reading import Absent
@@ -82,53 +52,6 @@ PAGE_ONLY = {Processes.name}
 """Sources that are not shipped: every job would be a new schema, to be kept by all collectors."""
 LOOK_AT_OTHERS = (Tenancy.name, GpuVerdicts.name, SelfMetrics.name)
 """Sources that read what the others have read, in the order in which they may do so."""
-
-
-def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> list[Source]:
-    """Every source that reads the machine."""
-    wiring, book = Wiring(rules(settings.topology)), xids or XidBook()
-    gpus, lists = Gpus(wiring), ProcessLists()
-    periods, bursts = settings.periods, settings.bursts
-    fast_lane: list[Source] = [
-        NicBurst(bursts.window_seconds, bursts.interfaces.split(), wiring),
-        GpuBurst(bursts.window_seconds, periods.gpu_burst, gpus),
-    ]
-    return [
-        Gpu.load(periods.gpu, gpus),
-        Activity(periods.gpu_activity, gpus),
-        NvmlEvents(book, periods.gpu_event, gpus),
-        Sharing(periods.gpu_process, gpus, lists),
-        Processes(periods.gpu_process, gpus),
-        Mig(periods.mig, gpus),
-        Gpu.health(periods.gpu_health, gpus),
-        GpuDevices(periods.gpu_device, gpus),
-        GpuPaths(periods.pcie, gpus),
-        NvLink.traffic(periods.nvlink, gpus),
-        Gpu.settings(periods.gpu_settings, gpus),
-        NvLink.signal(periods.nvlink_signal, gpus),
-        Rdma(periods.rdma, wiring),
-        Nic(periods.nic, wiring),
-        Link(periods.link),
-        LinkErrors(periods.link),
-        NicSettings(periods.nic_settings, wiring),
-        Optics(periods.optics),
-        Neighbour(periods.neighbour),
-        Pcie(periods.pcie),
-        HostSource(periods.host),
-        Protocols(periods.protocols),
-        Bonds(periods.protocols),
-        GpuDirect(periods.gpudirect),
-        Nfs(periods.storage),
-        Lustre(periods.storage),
-        Ceph(periods.storage),
-        NvmeDrives(periods.drives),
-        Rapl(periods.power),
-        Hwmon(periods.sensors),
-        Edac(periods.memory_errors),
-        KernelLogStream(periods.kernel, book),
-        Tenancy(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
-        *(fast_lane if bursts.enabled else ()),
-    ]
 
 
 def travels(frame: Frame) -> bool:

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from agent.config import AgentSettings
+from agent.machine_sources import machine_sources
 from agent.reader import Reader
-from agent.service import machine_sources
 from bench.node import BenchHost
 from railscope.exposition import Exposition, Format
 from railscope.frame import Frame, Instant, Origin

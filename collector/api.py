@@ -61,10 +61,12 @@ class Api:
 
     async def _metrics(self, request: web.Request, who: Credential) -> web.Response:
         views = self.views()
-        cells = [*views.cluster.cells, *views.rail.cells, *views.tenant.cells, *views.node.cells]
-        cells += self.own.cells(views)
         if who.role is Role.TENANT:
-            cells = await asyncio.to_thread(own_cells, cells, who.tenant)
+            cells = await asyncio.to_thread(own_cells, views.tenant.cells, who.tenant)
+        else:
+            tables = (views.cluster, views.rail, views.tenant, views.node)
+            cells = [cell for table in tables for cell in table.cells]
+            cells += self.own.cells(views)
         text_format = Format.accepted(request.headers.get("Accept", ""))
         text = await asyncio.to_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})

@@ -21,6 +21,7 @@ from collector.access.credential import Role
 from collector.access.enrolment import Told
 from collector.access.entries import Entries
 from collector.access.gate import Gate, application
+from collector.access.reading import Reading
 from collector.access.routes import Route
 from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
@@ -97,6 +98,7 @@ class Collector:
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
         )  # fmt: skip
+        self.reading = Reading()
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
@@ -127,6 +129,7 @@ class Collector:
             await self._serve()
         finally:
             watchdog.cancel()
+            self.reading.close()
             self.database.close()
             self.log.close()
             self.audit.close()
@@ -148,9 +151,11 @@ class Collector:
         handlers = {
             "frames": ingest.handle,
             **api.handlers(),
-            **AuditApi(self.entries).handlers(),
+            **AuditApi(self.entries, self.reading).handlers(),
             **self.audit.custody.handlers(),
-            **BillingApi(self.billing or self.books.open, self.access.exported).handlers(),
+            **BillingApi(
+                self.billing or self.books.open, self.reading, self.access.exported
+            ).handlers(),
         }
         return application(gate, handlers, self.settings.limits.body_bytes)
 

@@ -332,6 +332,14 @@ def _trust() -> Iterator[Panel]:
         span=6,
     )
     yield lines(
+        510,
+        "Audit log",
+        "Disputed: agents that hold a checkpoint which the log has never had; nothing is signed then.",
+        now(collector.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
+        now(agent.CUSTODY_STATE, SUM, where='{state="disputed"}').named("disputed"),
+        span=6,
+    )
+    yield lines(
         508,
         "Collector: envelopes refused",
         "By reason; refused data is not in any number here.",

@@ -139,7 +139,8 @@ def test_files_that_are_named_are_there(page: Path):
 
 @EACH_PAGE
 def test_commands_that_are_shown_exist(page: Path):
-    shown = [line for block in blocks(page, "sh") for line in block[1].splitlines()]
+    whole = (block[1].replace("\\\n", " ") for block in blocks(page, "sh"))
+    shown = [line for text in whole for line in text.splitlines()]
     shown += re.findall(r"`((?:railscope|make) [^`]+)`", page.read_text())
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in shown:

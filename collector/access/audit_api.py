@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,6 +12,7 @@ from aiohttp import web
 from collector.access.credential import Credential, Role
 from collector.access.entries import MOST_SHOWN, Entries, NotYetError, Wanted
 from collector.access.gate import Handlers, json_answer
+from collector.access.reading import Reading
 from railscope.audit.checkpoint import SIZE
 
 Answer = TypeVar("Answer")
@@ -25,6 +25,7 @@ class AuditApi:
     """What is asked of the audit log from elsewhere."""
 
     entries: Entries
+    reading: Reading
 
     def handlers(self) -> Handlers:
         """By the names of the routes."""
@@ -43,42 +44,41 @@ class AuditApi:
             who.tenant if own else request.query.get("tenant"),
             own,
         )
-        return json_answer(await _read(lambda: self.entries.page(wanted)))
+        return json_answer(await self._read(who, lambda: self.entries.page(wanted)))
 
     async def _entry(self, request: web.Request, who: Credential) -> web.Response:
         tenant = who.tenant if who.role is Role.TENANT else None
         index = request.match_info["index"]
         proof = None
         if SIZE.fullmatch(index):
-            proof = await _read(lambda: self.entries.proof(int(index), tenant))
+            proof = await self._read(who, lambda: self.entries.proof(int(index), tenant))
         if proof is None:
             return json_answer({"error": "no such entry that you may see"}, HTTPStatus.NOT_FOUND)
         return web.Response(text=proof)
 
-    async def _checkpoint(self, _: web.Request, __: Credential) -> web.Response:
-        return web.Response(text=(await _read(self.entries.checkpoint))[0])
+    async def _checkpoint(self, _: web.Request, who: Credential) -> web.Response:
+        return web.Response(text=(await self._read(who, self.entries.checkpoint))[0])
 
-    async def _consistency(self, request: web.Request, __: Credential) -> web.Response:
+    async def _consistency(self, request: web.Request, who: Credential) -> web.Response:
         old = _number(request, "old", 0)
-        found = await _read(lambda: self.entries.consistency(old))
+        found = await self._read(who, lambda: self.entries.consistency(old))
         if found is None:
             text = f"the log that is signed is smaller than {old} records"
             return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
         return json_answer(found)
 
-
-async def _read(reading: Callable[[], Answer]) -> Answer:
-    """Read off the loop. What cannot be read now is said to be so."""
-    try:
-        return await asyncio.to_thread(reading)
-    except NotYetError as error:
-        raise _unavailable(str(error)) from error
-    except FileNotFoundError as error:
-        text = "nothing has been signed yet"
-        raise _unavailable(text) from error
-    except (OSError, ValueError) as error:
-        text = "the audit log cannot be read; the administrator runs `railscope audit verify`"
-        raise _unavailable(text) from error
+    async def _read(self, who: Credential, reading: Callable[[], Answer]) -> Answer:
+        """Read off the loop. What cannot be read now is said to be so."""
+        try:
+            return await self.reading.read(who, reading)
+        except NotYetError as error:
+            raise _unavailable(str(error)) from error
+        except FileNotFoundError as error:
+            text = "nothing has been signed yet"
+            raise _unavailable(text) from error
+        except (OSError, ValueError) as error:
+            text = "the audit log cannot be read; the administrator runs `railscope audit verify`"
+            raise _unavailable(text) from error
 
 
 def _unavailable(text: str) -> web.HTTPServiceUnavailable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from aiohttp import web
 
 from collector.access.credential import Credential, Role
 from collector.access.gate import Handlers, json_answer
+from collector.access.reading import Reading
 from collector.billing.periods import PeriodError, parse
 
 Made = TypeVar("Made")
@@ -83,6 +83,7 @@ class BillingApi:
     """Statements and exports. `billing` finds who makes them; it blocks, and raises BillingError."""
 
     billing: Callable[[], Billing]
+    reading: Reading
     exported: Callable[[Exported], None] = lambda _exported: None
 
     def handlers(self) -> Handlers:
@@ -90,40 +91,43 @@ class BillingApi:
         return {"statements": self._issued, "statement": self._statement, "export": self._export}
 
     async def _issued(self, request: web.Request, who: Credential) -> web.Response:
-        billing, tenant = await _made(self.billing), _whose(request, who)
-        issued = await _made(lambda: billing.issued(tenant))
+        billing, tenant = await self._made(who, self.billing), _whose(request, who)
+        issued = await self._made(who, lambda: billing.issued(tenant))
         return json_answer({"statements": issued, "forms": billing.statement_forms})
 
-    async def _statement(self, request: web.Request, _: Credential) -> web.Response:
-        billing, period = await _made(self.billing), _period(request)
+    async def _statement(self, request: web.Request, who: Credential) -> web.Response:
+        billing, period = await self._made(who, self.billing), _period(request)
         form = _form(request, billing.statement_forms)
         tenant = request.match_info["tenant"]
-        content = await _made(lambda: billing.statement(tenant, period, form))
+        content = await self._made(who, lambda: billing.statement(tenant, period, form))
         if content is None:
             text = f"no statement of {tenant} for {period}"
             return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
         return _document(content, form)
 
     async def _export(self, request: web.Request, who: Credential) -> web.Response:
-        billing, period = await _made(self.billing), _period(request)
+        billing, period = await self._made(who, self.billing), _period(request)
         form = _form(request, billing.export_forms)
         tenant = _whose(request, who)
-        content = await _made(lambda: billing.export(tenant, period, form))
-        if content is None:
+        found = await self._made(who, lambda: _hashed(billing.export(tenant, period, form)))
+        if found is None:
             return json_answer({"error": f"nothing to export for {period}"}, HTTPStatus.NOT_FOUND)
+        content, digest = found
         if request.method == "GET":
-            digest = hashlib.sha256(content).hexdigest()
             self.exported(Exported(who, request.remote or "", period, form, tenant or "", digest))
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
         return _document(content, form, name)
 
+    async def _made(self, who: Credential, making: Callable[[], Made]) -> Made:
+        try:
+            return await self.reading.read(who, making)
+        except BillingError as error:
+            text = "the ledger cannot be read now\n"
+            raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
 
-async def _made(making: Callable[[], Made]) -> Made:
-    try:
-        return await asyncio.to_thread(making)
-    except BillingError as error:
-        text = "the ledger cannot be read now\n"
-        raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
+
+def _hashed(content: bytes | None) -> tuple[bytes, str] | None:
+    return None if content is None else (content, hashlib.sha256(content).hexdigest())
 
 
 def _whose(request: web.Request, who: Credential) -> str | None:

@@ -8,6 +8,7 @@ Batches follow each other, so what was recorded without being noted lies behind 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,10 +22,12 @@ from collector.audit.outbox import (
     Place,
     Waiting,
     last_placed,
+    newest_number,
     place,
     take,
     unplaced,
 )
+from collector.audit.publisher import WaitingError
 from collector.audit.tiles import TileError
 from collector.ledger.database import Database, LedgerError
 from railscope.audit.merkle import leaf_hash
@@ -32,6 +35,8 @@ from railscope.audit.record import RecordError, decode, encode
 
 MOST_IN_A_BATCH = 256
 LOOK_SECONDS = 1.0
+COUNT_SECONDS = 60.0
+"""All rows are counted at least this often: one may be committed after a later one."""
 RETRY_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
@@ -51,6 +56,9 @@ class Drain:
     problem: str = ""
     """Why it does not go on; empty where it does."""
     _log: str = ""
+    _newest: int = -1
+    """The last row when nothing waited; -1 where that is to be found out."""
+    _counted: float = 0.0
     _found: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -63,7 +71,7 @@ class Drain:
                     log.error("audit_outbox_waits", problem=str(error))
                 self.problem = str(error)
                 # What happened behind the last commit is looked up in the log.
-                self._log = ""
+                self._log, self._newest = "", -1
                 await asyncio.sleep(self.retry_seconds)
                 continue
             self.problem = ""
@@ -100,10 +108,17 @@ class Drain:
         self._log = name
 
     def _take(self, database: Database) -> list[Waiting]:
+        now = time.monotonic()
         with database.transaction() as connection:
+            newest = newest_number(connection)
+            if newest == self._newest and now < self._counted + COUNT_SECONDS:
+                return []
             self.waiting = unplaced(connection)
+            self._newest, self._counted = newest, now
         if not self.waiting:
             return []
+        # Until there is nothing more to take, there is more.
+        self._newest = -1
         with database.transaction(writes=True) as connection:
             return take(connection, self._log, MOST_IN_A_BATCH)
 
@@ -123,6 +138,8 @@ class Drain:
         """Sign, if that can be done now; how many records are signed."""
         try:
             await self.audit.sign()
+        except WaitingError:
+            pass  # it is signed with all the rest, soon
         except (AuditError, JournalError, OSError) as error:
             log.warning("audit_outbox_not_signed", problem=str(error))
         return self.audit.signed.size

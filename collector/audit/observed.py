@@ -36,6 +36,7 @@ from collector.audit.personal import SaltError, Salts
 from collector.audit.recorded import UPGRADE, Recorded, Snapshot, load
 from collector.core import SeenEvent
 from collector.segments import Record as FrameRecord
+from collector.segments import write_durably
 from railscope.audit.record import Actor, Data, RecordError, encode
 from railscope.wire import Envelope
 
@@ -121,15 +122,27 @@ class Observed:
         self._wake.set()
 
     async def run(self) -> None:
-        """Record what comes, until cancelled. What is left then is told again at the next start."""
+        """Record what comes, until cancelled. What is left then is kept for the next start."""
         self._wake.set()
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self.waiting:
-                await self._record_some()
-            if self._behind:
-                await self._read_again()
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self.waiting:
+                    await self._record_some()
+                if self._behind:
+                    await self._read_again()
+        finally:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Keep a copy, so that the next start need not read the whole log. Blocking."""
+        content = self.snapshot()
+        try:
+            if content is not None:
+                write_durably(self.file, content)
+        except OSError as error:
+            log.warning("audit_copy_not_kept", file=str(self.file), problem=error.strerror)
 
     async def _read_again(self) -> None:
         """Take from the frame log what did not fit; what comes meanwhile and does not, once more."""

@@ -132,6 +132,11 @@ def unplaced(connection: Connection) -> int:
     return put_ - told
 
 
+def newest_number(connection: Connection) -> int:
+    """The number of the row that was put last; 0 where there is none."""
+    return connection.execute(select(func.max(outbox.c.number))).scalar_one() or 0
+
+
 def take(connection: Connection, log: str, most: int) -> list[Waiting]:
     """Rows that this log records next, in their order; those it has taken before come first.
 

@@ -16,7 +16,6 @@ from collector.audit.events import JOIN
 from collector.audit.holding import CONFLICT, Holdings
 from collector.audit.log import AuditLog
 from collector.core import Position, SeenEvent
-from collector.segments import write_durably
 from collector.sequences import Ranges
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import Record, Source, decode
@@ -144,8 +143,3 @@ def _read(path: Path) -> Snapshot:
         log.error("audit_copy_damaged", file=str(path), problem=str(error),
                   advice="the whole audit log is read instead")  # fmt: skip
     return Snapshot(Recorded())
-
-
-def save(path: Path, content: bytes) -> None:
-    """Keep a copy, durable on return. Raises OSError."""
-    write_durably(path, content)

@@ -17,7 +17,8 @@ from collector.billing.invoice import Invoice, Status, draft, issue
 from collector.billing.periods import name_of
 from collector.billing.price_file import parse
 from collector.billing.prices import PriceBook, PriceBookError, check_appended
-from collector.billing.store import Adjusted, Published, add
+from collector.billing.store import add
+from collector.billing.stored import Adjusted, Published
 from collector.metering.units import FOREVER_NS
 
 _AMOUNT = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)

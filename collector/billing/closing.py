@@ -25,7 +25,8 @@ from collector.billing.prices import PriceBook
 from collector.billing.rated import Numbers, Rated, Source, ledger_root, rate_period, window
 from collector.billing.rows import charge_row, closing_row, invoice_row, review_row
 from collector.billing.rows import closing_of as read_closing
-from collector.billing.store import BillingStore, Mark, add
+from collector.billing.store import BillingStore, add
+from collector.billing.stored import Mark
 from collector.billing.undecided import Undecided, undecided
 from collector.ledger.queries import by_day
 from collector.ledger.rows import GpuDay

@@ -86,8 +86,9 @@ def lacking(
         if key.day < days.stop:
             first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
     if evidence is not None:
-        for gpu in evidence.gpus(period.start_ns, period.end_ns):
-            first.setdefault(gpu, days.start)
+        # In the order that evidence is best read in.
+        known = evidence.gpus(period.start_ns, period.end_ns)
+        first = {gpu: first.get(gpu, days.start) for gpu in known} | first
     missing = [
         GpuDay(gpu, day)
         for gpu, since in first.items()

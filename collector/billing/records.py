@@ -12,7 +12,8 @@ from collector.audit.outbox import put
 from collector.billing.closed import Closing
 from collector.billing.instants import Period, spelled
 from collector.billing.invoice import Invoice
-from collector.billing.store import ISSUE, Adjusted, Published
+from collector.billing.store import ISSUE
+from collector.billing.stored import Adjusted, Published
 from railscope.audit.record import Actor, Data
 
 

@@ -12,7 +12,7 @@ from collector.billing.instants import DAY_NS, spelled
 from collector.billing.invoice import Invoice, Status
 from collector.billing.periods import name_of
 from collector.billing.rounding import exponent_of, spread, to_minor
-from collector.billing.store import AuditPlace
+from collector.billing.stored import AuditPlace
 from collector.billing.undecided import Undecided
 from collector.ledger.rows import GpuDay
 from collector.metering.tiling import State

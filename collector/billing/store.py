@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Row, Select, Table, func, or_, select
 
@@ -21,8 +21,8 @@ from collector.billing.closed import Closing
 from collector.billing.instants import Period
 from collector.billing.invoice import Invoice, Status
 from collector.billing.price_file import parse
-from collector.billing.prices import PriceBook
 from collector.billing.rows import closing_of, invoice_of, line_of, review_of
+from collector.billing.stored import Adjusted, AuditPlace, Head, Mark, Published
 from collector.billing.undecided import Undecided
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.queries import chunks
@@ -32,49 +32,6 @@ from collector.ledger.schema import entries
 _LOCK = 0x7261_696C_6269_6C6C
 ISSUE = "billing.issue/"
 """What the ids of invoices' records in the outbox begin with."""
-
-
-class Mark(NamedTuple):
-    """How much there is of each thing that a closing depends on: it changes whenever they do."""
-
-    books: int
-    closings: int
-    adjustments: int
-    voids: int
-
-
-class Head(NamedTuple):
-    """What is known of an invoice without reading its lines."""
-
-    invoice_id: str
-    tenant: str
-    period: Period
-    replaces: str
-    void: bool
-
-
-class AuditPlace(NamedTuple):
-    """Which record of the audit log has an invoice, and the size of a checkpoint that covers it."""
-
-    leaf: int
-    checkpoint_size: int | None
-
-
-class Published(NamedTuple):
-    """A price book as it was published."""
-
-    book: PriceBook
-    text: str
-    content_hash: str
-
-
-class Adjusted(NamedTuple):
-    """A credit or an adjustment: the charge that it becomes, in what currency, when and by whom."""
-
-    charge: Charge
-    currency: str
-    recorded_ns: int
-    recorded_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +83,16 @@ class BillingStore:
         rows = connection.execute(select(tables.closings).order_by(tables.closings.c.closing))
         return [closing_of(row) for row in rows]
 
-    def revisions(self, closing: int) -> dict[GpuDay, int]:
-        """The revisions of the ledger that a closing rests on."""
+    def revisions(self, closing: int, gpus: Iterable[str] | None = None) -> dict[GpuDay, int]:
+        """The revisions of the ledger that a closing rests on, of all GPUs or of some."""
         table = tables.closing_revisions
         query = select(table.c.gpu_uuid, table.c.day, table.c.revision)
+        query = query.where(table.c.closing == closing)
+        queries = [query]
+        if gpus is not None:
+            queries = [query.where(table.c.gpu_uuid.in_(some)) for some in chunks(sorted(gpus))]
         with self.database.transaction() as connection:
-            rows = connection.execute(query.where(table.c.closing == closing)).all()
+            rows = [row for each in queries for row in connection.execute(each)]
         return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
     def reviews(self, closing: int) -> list[Undecided]:

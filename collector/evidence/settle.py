@@ -253,7 +253,8 @@ class Settler:
         await self._learn(door, changes - self._handled)
         oldest_day = end_day - self.settings.revise_days
         window = range(oldest_day, end_day)
-        due = due_days(homes, self.live.settled.days, window, changes - self._handled)
+        settled_days, new = dict(self.live.settled.days), changes - self._handled
+        due = await asyncio.to_thread(due_days, homes, settled_days, window, new)
         for some in windows(due, homes):
             days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
             async with self.live.lock:

@@ -467,8 +467,8 @@ GPU_CHANGE_EVENT = EventClass(
     "gpu_inventory",
     GPU_ADDRESS,
     "warning",
-    help="A GPU came, went, or changed its mode.",
-    origin="nvmlDeviceGetCount, nvmlDeviceGetUUID, nvmlDeviceGetMigMode",
+    help="A GPU came, went, or was set to something else.",
+    origin="nvmlDeviceGetCount, nvmlDeviceGetUUID, nvmlDeviceGetMigMode, nvmlDeviceGetEccMode, nvmlDeviceGetComputeMode, nvmlDeviceGetPowerManagementLimit",
     facts=("change", "gpu", "before", "after"),
     audited=True,
 )

@@ -20,8 +20,9 @@ from agent.config import AgentSettings
 from agent.host.clock import RealClock
 from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost
+from agent.machine_sources import machine_sources
 from agent.reader import Reader
-from agent.service import Agent, machine_sources
+from agent.service import Agent
 from railscope.capture import About, Capture, read_capture
 
 CASES = Path(__file__).parents[1] / "captures"

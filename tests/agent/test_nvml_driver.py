@@ -37,7 +37,14 @@ def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
 
 def quiet(count: int) -> dict[str, Json]:
     """GPUs that have all there is, and to which nothing has happened yet."""
-    return full_gpus(count) | {"nvml.nvmlEventSetWait()": []}
+    use = {"gpu": 0, "memory": 0}  # so that what adds up over time stays as it is
+    memory = {"total": 4 << 30, "reserved": 1 << 30, "free": 3 << 30, "used": 0}
+    return (
+        full_gpus(count)
+        | {f"nvml.nvmlDeviceGetUtilizationRates({gpu})": use for gpu in range(count)}
+        | {f"nvml.nvmlDeviceGetMemoryInfo({gpu})": memory for gpu in range(count)}
+        | {"nvml.nvmlEventSetWait()": []}
+    )
 
 
 def events(nvml: Nvml) -> list[list[int]]:

@@ -23,8 +23,8 @@ from agent.config import AgentSettings
 from agent.host import Host, NvmlError
 from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost, Redactor
+from agent.machine_sources import machine_sources
 from agent.reader import Reader
-from agent.service import machine_sources
 from agent.source import Verdict
 from agent.streams.kernel_log import KernelLogStream
 from agent.topology.network import Wiring

@@ -18,7 +18,7 @@ from support.health import (
 )
 
 from agent.config import AgentSettings
-from agent.service import machine_sources
+from agent.machine_sources import machine_sources
 from agent.verdict import RULES, judge
 from agent.verdict.facts import MINUTE_NS, Change, Facts
 from agent.verdict.gather import SOURCES

@@ -93,6 +93,11 @@ class Site:
             assert response.status == 200, await response.text()
             return await response.json()
 
+    async def answers(self, path: str) -> bool:
+        """Whether the collector has an answer there by now."""
+        async with aiohttp.ClientSession() as session, session.get(self.url + path) as response:
+            return response.status == 200
+
     async def stop(self) -> None:
         """Stop all programs."""
         for program in reversed(self.programs):

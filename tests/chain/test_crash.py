@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from chain_support import Site, until
@@ -65,8 +66,8 @@ async def test_kill_both_sides_again_and_again(site: Site):
     assert all(count == 1 for count in found.values()), "a frame was stored twice"
     for run, sequences in frames_of_runs(found).items():
         assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
-    views = await site.get("/api/v1/account")
-    assert views["balances"]
+    await until(partial(site.answers, "/api/v1/account"), "the account is computed")
+    assert (await site.get("/api/v1/account"))["balances"]
 
 
 async def test_what_was_acknowledged_is_in_the_totals_after_a_crash(site: Site):

@@ -11,6 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
 
+import aiohttp
+from chain_support import Site, until
 from support.audit import draft
 from support.clock import ManualClock
 from test_ingest import Running, running, settings_in
@@ -241,3 +243,49 @@ async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
         await custody.look()
     assert (custody.state.state, custody.tell) == (HOLDS, [])
     await custody.client.close()
+
+
+async def metric(site: Site, name: str) -> int:
+    """A number of the collector's page; -1 where it is not there."""
+    async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
+        for line in (await response.text()).splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return -1
+
+
+async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
+    site.prepare({"n1": "training"})
+    often = {"RAILSCOPE_AGENT_CUSTODY__PERIOD_SECONDS": "0.2"}
+    folder, backup = site.folder / "collector" / "audit", site.folder / "backup"
+
+    async def vouched() -> bool:
+        return await metric(site, "railscope_audit_witnesses") == 1
+
+    async def disputed() -> bool:
+        return await metric(site, "railscope_audit_log_disputed") == 1
+
+    collector = await site.collector()
+    agent = await site.agent("n1", **often)
+    await until(vouched, "the agent vouches for the log")
+    await collector.stop()
+    shutil.copytree(folder, backup)
+    collector = await site.collector()
+    held = site.folder / "state-n1" / "custody" / "held"
+    before = (backup / "checkpoint").read_text().splitlines()[1]
+
+    async def ahead() -> bool:
+        return int(held.read_text().splitlines()[1]) > int(before)
+
+    await until(ahead, "the agent holds what comes after the backup")
+    await collector.stop()
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+    collector = await site.collector()
+    await until(disputed, "the collector learns what the agent holds")
+    await agent.said("audit_log_disputed")
+    await agent.stop()
+    await collector.stop()
+    with pytest.raises(VerifyError) as caught:
+        verify(folder, PublicKey.parse((folder / "key.pub").read_text()), [held.read_text()])
+    assert caught.value.outcome == Outcome.FORKED

@@ -21,12 +21,15 @@ def server() -> Iterator[postgresql.PostgreSQL]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'ledger.db'}"
+        yield f"sqlite:///{tmp_path / 'ledger.db'}"
+        return
     found: postgresql.PostgreSQL = request.getfixturevalue("server")
-    return found.database()
+    address = found.database()
+    yield address
+    found.drop(address)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from support.simulated import ALL_WAYS
 from agent.config import AgentSettings
 from agent.host import Json
 from agent.host.recorded import BATCHES, RecordedHost, call_key
+from agent.machine_sources import machine_sources
 from agent.sampler import Sampler
-from agent.service import machine_sources
 from agent.source import Source
 from railscope.frame import Frame, Origin
 from railscope.simulator import NICS, NodeSpec, simulate

@@ -15,8 +15,8 @@ from agent.config import AgentSettings
 from agent.host import Json
 from agent.host.files import PlainFiles
 from agent.host.recorded import BATCHES, call_key
+from agent.machine_sources import machine_sources
 from agent.reader import Reader
-from agent.service import machine_sources
 from agent.source import Source
 
 LINKS = 18

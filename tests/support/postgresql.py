@@ -20,6 +20,7 @@ import pytest
 
 START_SECONDS = 60
 USER = "railscope"
+_ROOM_BYTES = 8 << 30
 
 
 class PostgreSQL:
@@ -39,6 +40,12 @@ class PostgreSQL:
             connection.execute(f"CREATE DATABASE {name}".encode())
         return self.address(name)
 
+    def drop(self, url: str) -> None:
+        """Take a database away again, whoever is connected."""
+        name = url.partition("@/")[2].partition("?")[0]
+        with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
 
 @contextmanager
 def running() -> Iterator[PostgreSQL]:
@@ -46,7 +53,7 @@ def running() -> Iterator[PostgreSQL]:
     initdb, postgres = _program("initdb"), _program("postgres")
     identity = _identity()
     # pytest's folders are closed to other users, and a socket's path has to be short.
-    with tempfile.TemporaryDirectory(prefix="postgresql-") as name:
+    with tempfile.TemporaryDirectory(prefix="postgresql-", dir=_place()) as name:
         folder = Path(name)
         if identity:
             os.chown(folder, identity["user"], identity["group"])
@@ -82,6 +89,13 @@ def _program(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed: apt-get install postgresql")
     return found
+
+
+def _place() -> str | None:
+    """Memory, where there is enough of it: each database is some megabytes in many files."""
+    memory = Path("/dev/shm")  # noqa: S108 - the folder in it has a name of its own
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > _ROOM_BYTES
+    return str(memory) if roomy else None
 
 
 def _identity() -> dict[str, int]:

@@ -79,9 +79,9 @@ class Node(RuleBasedStateMachine):
     def the_kubelet_answers_or_not(self, error: Exception | None) -> None:
         self.away = error
 
-    @rule(lost=st.booleans())
-    def the_driver_answers_or_not(self, lost: bool) -> None:  # noqa: FBT001 - a strategy's
-        self.host.calls["nvml.nvmlDeviceGetCount()"] = 0 if lost else GPUS
+    @rule(there=st.integers(0, GPUS))
+    def the_driver_has_so_many_gpus(self, there: int) -> None:
+        self.host.calls["nvml.nvmlDeviceGetCount()"] = there
 
     @rule()
     def the_agent_starts_anew(self) -> None:
@@ -102,14 +102,14 @@ class Node(RuleBasedStateMachine):
         gone = [before[name] for name in before.keys() - after.keys()]
         if self.away:
             assert not [one for one in gone if one.adapter == "kubernetes"]
-        if not self.host.calls["nvml.nvmlDeviceGetCount()"]:
-            assert not [one for one in gone if one.adapter == "unclaimed"]
+        lost = {uuid(gpu) for gpu in range(self.host.calls["nvml.nvmlDeviceGetCount()"], GPUS)}
+        assert not [one for one in gone if one.adapter == "unclaimed" and one.held.gpu in lost]
 
     @rule()
     def all_is_quiet(self) -> None:
         """After two looks at which all answer, what is told is what there is."""
         self.the_kubelet_answers_or_not(None)
-        self.the_driver_answers_or_not(lost=False)
+        self.the_driver_has_so_many_gpus(GPUS)
         for _ in range(3):
             self.time_goes_by()
         in_force = self.looked.tenancy.open

@@ -253,3 +253,19 @@ def test_control_groups_are_read_once():
     for _ in range(5):
         looked.look()
     assert len(reads) == 1
+
+
+def test_use_of_a_gpu_that_is_lost_goes_on():
+    host = node()
+    runs(host, 1, 11, "/system.slice/one.service")
+    looked = Looked(host)
+    looked.look()
+    (began,) = looked.look()
+    host.calls["nvml.nvmlDeviceGetCount()"] = 1
+    for _ in range(3):
+        assert looked.look() == []
+    host.calls["nvml.nvmlDeviceGetCount()"] = 2
+    assert looked.look() == []
+    ends(host, 1, 11)
+    (ended,) = looked.look()
+    assert ended.entity == began.entity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from test_ingest import running, settings_in
 
 from collector.access.credential import Credential, Role
 from collector.access.credentials import digest, quoted, section
+from collector.access.reading import MOST_AT_ONCE, Reading
 from collector.billing.periods import name_of
 from collector.config import LedgerSettings
 from collector.ledger.store import Ledger
@@ -167,3 +169,29 @@ async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> No
     (found,) = [r for r in records(tmp_path / "state" / "audit") if r.type == "billing.export"]
     assert (found.data["tenant"], found.actor.id) == ("imaging", "tenant/imaging/v")
     assert len(str(found.data["sha256"])) == 64
+
+
+async def test_who_asks_much_at_once_waits_and_others_do_not() -> None:
+    reading, held = Reading(), threading.Event()
+    greedy, other = (Credential("x", Role.TENANT, tenant) for tenant in ("speech", "imaging"))
+    second = Credential("y", Role.TENANT, "speech")
+    waiting = [
+        asyncio.create_task(reading.read(greedy, lambda: held.wait(20)))
+        for _ in range(MOST_AT_ONCE - 1)
+    ]
+    await asyncio.sleep(0)
+    assert await reading.read(greedy, lambda: 1) == 1, "the last of those that it may ask at once"
+    waiting.append(asyncio.create_task(reading.read(second, lambda: held.wait(20))))
+    await asyncio.sleep(0)
+    for one in (greedy, second):
+        with pytest.raises(web.HTTPTooManyRequests):
+            await reading.read(one, lambda: 1)
+    assert await asyncio.wait_for(reading.read(other, lambda: 2), 20) == 2, "nor do other tenants"
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: 3), 20) == 3, "ingest has its threads"
+    held.set()
+    assert all(await asyncio.gather(*waiting))
+    assert await reading.read(greedy, lambda: 4) == 4
+    with pytest.raises(ValueError, match="x"):
+        await reading.read(greedy, lambda: int("x"))
+    assert not reading._asked  # noqa: SLF001 - nothing is left of who asked
+    reading.close()

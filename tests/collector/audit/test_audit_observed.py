@@ -222,6 +222,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
                     content = observed.snapshot()
                     assert content is not None
                     observed.file.write_bytes(content)
+                    copies.append(content)
                     forgotten.update((one.node, one.position) for one in told_so_far)
                 observed.listen(seen)
                 told_so_far.append(seen)
@@ -229,9 +230,14 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
                     await asyncio.sleep(0)
             if data.draw(st.booleans()):
                 await settled(observed)
+        if data.draw(st.booleans()):  # it was killed, and kept nothing at its end
+            observed.file.unlink()
+            if copies:
+                observed.file.write_bytes(copies[-1])
 
     told_so_far: list[SeenEvent] = []
     forgotten: set[object] = set()
+    copies: list[bytes] = []
     order = data.draw(st.permutations(told))
     cut = data.draw(st.integers(0, len(told)))
     for part, boot in ((order[:cut], "b0"), (order[cut:], "b1")):

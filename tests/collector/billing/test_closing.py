@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import pytest
@@ -34,6 +36,7 @@ from collector.billing import administration, tables
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Books, By
 from collector.billing.corrections import adjustment, credit
+from collector.billing.demo_months import SimulatedEvidence
 from collector.billing.instants import DAY_NS, Period
 from collector.billing.invoice import Status
 from collector.billing.prices import PriceBookError
@@ -340,6 +343,43 @@ def test_credits_and_adjustments_are_billed_once(ledger):
     ]  # fmt: skip
     names = in_outbox(ledger.database)
     assert sum(name.startswith("billing.adjust/") for name in names) == 2
+
+
+@dataclass
+class Meddling(SimulatedEvidence):
+    """Evidence that is looked at in the middle of a closing, when somebody records a credit."""
+
+    meddle: list[Callable[[], None]] = field(default_factory=list)
+
+    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
+        while self.meddle:
+            self.meddle.pop()()
+        return super().gpus(start_ns, end_ns)
+
+
+def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
+    books = opened(ledger, ALL)
+    given = credit("red", Fraction(7), ONE, "just in time")
+    meddling = Meddling(ALL.known, [lambda: administration.record(books, given, after(ONE))])
+    closed = Books.of(ledger, meddling).close(ONE, after(ONE))
+    red = next(one for one in closed.invoices if one.tenant == "red")
+    assert [line.charge.amount for line in red.lines if line.charge.unit is None] == [-7]
+
+
+def test_who_changes_things_all_the_time_keeps_a_period_open(ledger):
+    books = opened(ledger, ALL)
+    credits_ = [credit("red", Fraction(n), ONE, "again") for n in range(1, 9)]
+
+    class Always(SimulatedEvidence):
+        """Somebody records a credit whenever it is looked at."""
+
+        def gpus(self, start_ns: int, end_ns: int) -> list[str]:
+            administration.record(books, credits_.pop(), after(ONE))
+            return super().gpus(start_ns, end_ns)
+
+    with pytest.raises(ClosingError, match="somebody else changes prices, voids or closes all"):
+        Books.of(ledger, Always(ALL.known)).close(ONE, after(ONE))
+    assert books.store.closings() == []
 
 
 def test_prices_change_only_what_is_not_closed(ledger):

@@ -1,27 +1,8 @@
-"""The database tests of the evidence run on SQLite and on a real PostgreSQL server."""
+"""Where the helpers of these tests are."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from support import postgresql
-
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[postgresql.PostgreSQL]:
-    with postgresql.running() as found:
-        yield found
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'ledger.db'}"
-    found: postgresql.PostgreSQL = request.getfixturevalue("server")
-    return found.database()

@@ -147,6 +147,32 @@ def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: Co
     assert states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
 
 
+def test_what_was_left_of_the_boot_before_is_as_old_as_the_wall_clock_says(core: Core):
+    before = Reporter()
+    frames = before.frames(gpus_of("GPU-0"), range(0, 51, 10))
+    after = Reporter(boot_id="boot-2", run="run-2", booted_at=80)
+    late, envelope = before.record(frames)
+    clocks = after.record(after.frames(host(), [100]))[0].sent
+    sent_later = msgspec.structs.replace(late, received_wall_ns=at(100), sent=clocks)
+    accept(core, [(sent_later, envelope), *after.told(gpus_of("GPU-0"), range(100, 131, 10))])
+    assert states(core, 130) == [
+        ("idle", "", 0, 50), ("unknown", "", 50, 100), ("idle", "", 100, 130),
+    ]  # fmt: skip
+
+
+def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: Core):
+    """A node that was cut off: its backlog comes last, and hours late."""
+    node = Reporter()
+    events = {30: [started("GPU-0", "a", 25, **ALICE)], 7200: [ended("GPU-0", "a", 7150)]}
+    frames = node.frames(gpus_of("GPU-0"), range(0, 7261, 10), events=events)
+    newest = node.record(frames[-10:])
+    backlog = [node.record(frames[i : i + 50], sent=9000 + i) for i in range(0, len(frames), 50)]
+    accept(core, [newest, *reversed(backlog)])
+    assert states(core, 7260) == [
+        ("idle", "", 0, 25), ("observed", "alice", 25, 7150), ("idle", "", 7150, 7260),
+    ]  # fmt: skip
+
+
 def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: Core):
     node = Reporter(booted_at=-6000)
     events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}

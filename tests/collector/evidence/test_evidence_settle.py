@@ -314,6 +314,23 @@ async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: Site):
     assert seconds_of(after)["inferred", "kubernetes:ns"] == 5 * HOURS + 60
 
 
+async def test_who_had_a_gpu_first_has_it_on_later_days_too(site: Site):
+    end = 4 * DAY_SECONDS
+    rightful = Reporter().told(gpus_of("GPU-0"), range(0, end + 3600, 30), each=120)
+    other = Reporter("n2", "boot-9").told(
+        gpus_of("GPU-0"), range(end - 50 * HOURS, end, 30), each=1
+    )
+    received = sorted([*rightful, *other], key=lambda pair: pair[0].received_wall_ns)
+    for until in range(LATER, LATER + end, DAY_SECONDS):
+        accept(site.core, [e for e in received if e[0].received_wall_ns < at(until)])
+        received = [e for e in received if e[0].received_wall_ns >= at(until)]
+        await site.round(until)
+        await site.account(until)
+    assert hours(site, DAY + 3) == {("idle", ""): 24}
+    entries = site.door.ledger.entries(at(3 * DAY_SECONDS), at(end))
+    assert {entry.node for entry in entries} == {"n1"}
+
+
 async def test_a_counter_that_starts_over_is_told(site: Site):
     heard: list = []
     site.core.evidence.listeners.append(heard.append)

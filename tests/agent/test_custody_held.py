@@ -1,0 +1,202 @@
+"""An agent never lets go of what it holds, whatever the collector shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.clock import ManualClock
+
+from agent.config import CustodySettings
+from agent.custody import Custody
+from agent.custody_client import DisagreesError, Offer
+from agent.custody_store import MOST_EVIDENCE, CustodyStore
+from agent.stats import DISPUTED, HOLDS, CustodyState
+from railscope.audit.checkpoint import Checkpoint, read_checkpoint
+from railscope.audit.cosignature import parse_witness_key, witnessed
+from railscope.audit.merkle import (
+    CompactRange,
+    Tree,
+    consistency_proof,
+    leaf_hash,
+    node_hash,
+)
+from railscope.audit.note import NoteError, SecretKey
+
+KEY = SecretKey.generate("log.example")
+
+
+def tree_of(records: list[bytes]) -> Tree:
+    grown = CompactRange()
+    for record in records:
+        grown.append(leaf_hash(record))
+    return Tree(grown.size, grown.root)
+
+
+@dataclass
+class Log:
+    """A collector with the key of its log, honest or not."""
+
+    records: list[bytes] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    proof: list[bytes] | None = None
+    """Given instead of the right one."""
+
+    async def newest(self) -> Offer:
+        if not self.records:
+            return Offer("", show=True)
+        return Offer(Checkpoint(KEY.name, tree_of(self.records)).signed(KEY), show=False)
+
+    async def key(self) -> str:
+        return str(KEY.public)
+
+    async def consistency(self, old: int, new: int) -> list[bytes]:
+        if self.proof is not None:
+            return self.proof
+        return consistency_proof(self._node, old, new)
+
+    def _node(self, level: int, index: int) -> bytes:
+        if level == 0:
+            return leaf_hash(self.records[index])
+        return node_hash(self._node(level - 1, 2 * index), self._node(level - 1, 2 * index + 1))
+
+    async def show(self, note: str, key: str) -> None:
+        self.shown.append(note)
+        if not note:
+            return
+        assert witnessed(note, parse_witness_key(key)) > 0
+        held = read_checkpoint(note, KEY.public).tree
+        if held.size > len(self.records) or tree_of(self.records[: held.size]) != held:
+            message = "never had that"
+            raise DisagreesError(message)
+
+    async def close(self) -> None:
+        return
+
+
+def custody_of(folder: Path, log: Log) -> Custody:
+    made = Custody(
+        CustodySettings(),
+        "node-1",
+        log,
+        CustodyStore(folder),
+        ManualClock(),
+        [],
+        CustodyState(),  # type: ignore[arg-type] - as far as it is asked
+    )
+    made._open()  # noqa: SLF001 - as `run` does first
+    return made
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["grow", "back", "fork", "restart"]), st.integers(1, 9)), max_size=12
+)
+
+
+@settings(max_examples=40)
+@given(steps)
+def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
+    steps: list[tuple[str, int]],
+) -> None:
+    async def follow(folder: Path) -> None:
+        log = Log()
+        custody = custody_of(folder, log)
+        held: list[bytes] = []
+        for number, (what, count) in enumerate(steps):
+            if what == "grow":
+                log.records += [b"%d/%d" % (number, n) for n in range(count)]
+            elif what == "back":
+                del log.records[-count:]
+            elif what == "fork":
+                log.records[-count:] = [b"other %d/%d" % (number, n) for n in range(count + 3)]
+            else:
+                custody = custody_of(folder, log)
+            await custody.look()
+            honest = log.records[: len(held)] == held
+            if honest:
+                held = list(log.records)
+            assert custody.state.state == (DISPUTED if not honest else HOLDS if held else 0)
+            note = custody.store.held()
+            assert bool(note) == bool(held)
+            if note:
+                assert read_checkpoint(note, KEY.public).tree == tree_of(held)
+            if not honest:
+                assert log.shown[-1] == note
+                assert custody.tell
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(follow(Path(folder)))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 20), st.integers(1, 20))
+def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int, more: int) -> None:
+    async def follow(folder: Path) -> None:
+        log = Log([b"%d" % n for n in range(size)])
+        custody = custody_of(folder, log)
+        await custody.look()
+        held = custody.store.held()
+        log.records = [b"other %d" % n for n in range(size + more)]
+        log.proof = proof
+        await custody.look()
+        assert (custody.state.state, custody.store.held()) == (DISPUTED, held)
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(follow(Path(folder)))
+
+
+async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Path) -> None:
+    log = Log([b"%d" % n for n in range(10)])
+    custody = custody_of(tmp_path, log)
+    await custody.look()
+    del log.records[-1]
+    for _ in range(3):
+        await custody.look()
+    assert len(custody.tell) == 1
+    for number in range(MOST_EVIDENCE + 20):
+        log.records[-1] = b"version %d" % number
+        await custody.look()
+    assert len(list((tmp_path / "evidence").iterdir())) == MOST_EVIDENCE
+
+
+async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:
+    log = Log([b"%d" % n for n in range(10)])
+    custody = custody_of(tmp_path, log)
+    await custody.look()
+    lost = log.records[7:]
+    del log.records[7:]
+    await custody.look()
+    assert custody.state.state == DISPUTED
+    log.records += [*lost, b"more"]
+    await custody.look()
+    assert custody.state == CustodyState(HOLDS, 11)
+
+
+def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -> None:
+    log = Log([b"1"])
+    asyncio.run(custody_of(tmp_path, log).look())
+    (tmp_path / "held").write_text("nonsense")
+    with pytest.raises(NoteError, match="held cannot be used"):
+        custody_of(tmp_path, log)
+
+
+async def test_it_looks_at_every_period_and_goes_on_after_trouble(tmp_path: Path) -> None:
+    log = Log([b"1"])
+    custody = custody_of(tmp_path, log)
+    clock = custody.clock
+    assert isinstance(clock, ManualClock)
+    task = asyncio.create_task(custody.run())
+    for size in (1, 2, 3):
+        async with asyncio.timeout(10):
+            while custody.state.records != size:
+                await asyncio.sleep(0.001)
+                if size > 1:
+                    clock.advance(1)
+        log.records.append(b"more")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
