@@ -273,12 +273,13 @@ class Settler:
         """Take claims that other collectors were told, of GPUs that are known here by now."""
         wanted = {change.gpu for change in changes if change.gpu}
         wanted |= self._taken_up - self._asked
-        self._asked |= self._taken_up
+        asked = set(self._taken_up)
         by_start: dict[int, list[str]] = {}
         for gpu in sorted(wanted & self.book.gpus.keys()):
             by_start.setdefault(max(0, self.live.settled.open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
             self.book.learn(await asyncio.to_thread(door.store.told, gpus, start_ns))
+        self._asked |= asked
 
     def _seen_ns(self) -> int | None:
         try:

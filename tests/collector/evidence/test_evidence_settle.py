@@ -457,6 +457,24 @@ async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Si
     assert site.settler.counts.failures == 1
 
 
+async def test_claims_that_another_collector_was_told_are_asked_for_until_they_are_known(
+    make, url: str
+):
+    one, two = make("one", url), make("two", url)
+    claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
+    node = Reporter()
+    accept(one.core, node.told(gpus_of("GPU-0"), range(0, 2 * HOURS, 30), events=claim))
+    await one.round(2 * HOURS, everything=True)
+    await two.round(2 * HOURS)
+    accept(two.core, node.told(gpus_of("GPU-0"), range(2 * HOURS, 3 * HOURS, 30)))
+    two.now = 3 * HOURS
+    two.door.store.told = _fail  # type: ignore[method-assign]
+    assert not await two.settler.attempt()
+    del two.door.store.told
+    assert await two.settler.attempt()
+    assert seconds_of(await two.account(3 * HOURS)).get(("observed", "alice")) == HOURS - 30
+
+
 def _fail(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
