@@ -248,7 +248,10 @@ class Ingest:
 
     def _check_times(self, record: Record, envelope: Envelope) -> None:
         for batch in envelope.batches:
-            age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
+            # As evidence has it: the newest by the wall clock, the others by how much they are older.
+            newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+            oldest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
+            age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
             if age_ns > self.limits.oldest_frame_days * _DAY_NS:
                 text = f"frames older than {self.limits.oldest_frame_days} days"
                 raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)

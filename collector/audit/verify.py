@@ -69,6 +69,7 @@ def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
     if root != checkpoint.tree.root:
         message = f"the {checkpoint.tree.size} records do not give the root that was signed"
         raise VerifyError(Outcome.ALTERED, message)
+    _check_outgrown(Tiles(folder, checkpoint.tree.size))
     unsigned = _check_journal(files, checkpoint.tree.size, explaining)
     if (lost := durable - checkpoint.tree.size - unsigned) > 0:
         # Never too many are counted: neither a crash nor a loss of power explains it.
@@ -106,6 +107,13 @@ def _root_of_all(
             _compare_anchors(ours, awaited, tree)
     levels.finish()
     return tree.root
+
+
+def _check_outgrown(tiles: Tiles) -> None:
+    try:
+        tiles.check_outgrown()
+    except TileError as error:
+        raise VerifyError(missing_or_altered(error.__cause__), str(error)) from error
 
 
 def _own_checkpoint(folder: Path, key: PublicKey) -> Checkpoint:

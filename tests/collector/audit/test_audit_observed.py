@@ -232,7 +232,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
             if data.draw(st.booleans()):
                 await settled(observed)
         if data.draw(st.booleans()):  # it was killed, and kept nothing at its end
-            observed.file.unlink()
+            observed.file.unlink(missing_ok=True)
             if copies:
                 observed.file.write_bytes(copies[-1])
 
