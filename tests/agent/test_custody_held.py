@@ -163,6 +163,7 @@ async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Pa
         log.records[-1] = b"version %d" % number
         await custody.look()
     assert len(list((tmp_path / "evidence").iterdir())) == MOST_EVIDENCE
+    assert len(custody.tell) == MOST_EVIDENCE
 
 
 async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:
