@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.segments import make_folder, write_durably
+from collector.segments import PARTIAL, make_folder, write_durably
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash, node_hash
 
 WIDTH = 256
@@ -165,6 +165,8 @@ class Tiles:
                 continue
             now, _ = self._read(level, full)
             for path in sorted(folder.iterdir()):
+                if path.suffix == PARTIAL:
+                    continue  # is being written, or was when the writer was killed
                 width = int(path.name) if path.name.isdecimal() else 0
                 try:
                     content = path.read_bytes()

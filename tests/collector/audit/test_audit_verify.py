@@ -16,6 +16,7 @@ from support.audit import KEY, audit_log, record, running, write
 from collector.audit.draft import Draft
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.verify import Outcome, VerifyError, verify
+from collector.segments import PARTIAL
 from railscope.audit.checkpoint import Checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash
 from railscope.audit.note import SecretKey
@@ -289,6 +290,15 @@ def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_p
         for path, mode in before:
             path.chmod(mode)
     assert (found, "journal" in problem) == (Outcome.UNREADABLE, True)
+
+
+def test_what_a_killed_writer_left_half_is_no_alteration(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    found = verify(folder, KEY.public)
+    for tile in [path for path in (folder / "tile").rglob("*") if path.is_file()]:
+        half = tile.with_name(f"{tile.name}.1a2b3c4d{PARTIAL}")
+        half.write_bytes(tile.read_bytes()[:7])
+    assert verify(folder, KEY.public) == found
 
 
 def test_a_log_without_its_journal_has_lost_what_was_not_signed(good: Path, tmp_path: Path) -> None:
