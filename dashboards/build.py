@@ -9,16 +9,44 @@ from pathlib import Path
 import click
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards import cluster_overview
+from dashboards import (
+    audit,
+    billing,
+    cluster_overview,
+    efficiency,
+    health,
+    jobs,
+    links,
+    node,
+    own,
+    pair,
+    rails,
+    tenant,
+)
 
 GENERATED = Path(__file__).parent / "generated"
+BOARDS = {
+    "cluster-overview": cluster_overview,
+    "rails": rails,
+    "node": node,
+    "pair": pair,
+    "efficiency": efficiency,
+    "health": health,
+    "links": links,
+    "jobs": jobs,
+    "tenant": tenant,
+    "billing": billing,
+    "audit": audit,
+    "own": own,
+}
+"""The module of each board by the name of its file."""
 
 
 def boards() -> Iterator[tuple[str, str]]:
     """Build every board: its file name and its text."""
     encoder = JSONEncoder(indent=2, sort_keys=True)
-    for name, board in (("cluster-overview.json", cluster_overview.board),):
-        yield name, encoder.encode(board()) + "\n"
+    for name, module in BOARDS.items():
+        yield f"{name}.json", encoder.encode(module.board()) + "\n"
 
 
 @click.command()

@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVariable, Row
-from grafana_foundation_sdk.models.dashboard import Dashboard as Board
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import (
-    COUNT,
-    EVENTS_PER_SECOND,
+from dashboards.board import assemble, claim_marks, xid_marks
+from dashboards.colours import ALL_IS_GOOD, HOT, NONE_IS_GOOD, OLD, PAUSE, STALL
+from dashboards.panels import (
     Column,
     Panel,
-    Query,
-    Steps,
     bars,
     layers,
     lines,
-    now,
     number,
+    rows,
+)
+from dashboards.query import (
+    COUNT,
+    EVENTS_PER_SECOND,
+    Query,
+    ask,
+    now,
     over,
     per_second,
-    rows,
     slope,
     unit_of,
+    with_rail,
 )
 from railscope.catalog import (
     METRICS,
@@ -45,14 +48,8 @@ UID = "railscope-cluster"
 QUESTION = "Is every GPU of the cluster there, at work, and well connected?"
 SUM, MEAN, MAX, MIN = Rollup.SUM, Rollup.MEAN, Rollup.MAX, Rollup.MIN
 
-NONE_IS_GOOD: Steps = ((None, "green"), (1, "red"))
-ALL_IS_GOOD: Steps = ((None, "red"), (1, "green"))
-PAUSE: Steps = ((None, "green"), (0.05, "orange"), (0.5, "red"))
-STALL: Steps = ((None, "green"), (0.3, "orange"))
-HOT: Steps = ((None, "green"), (80, "orange"), (90, "red"))
-OLD: Steps = ((None, "green"), (60, "orange"), (300, "red"))
-
 AGENTS = 'up{job="railscope-agent"}'
+LINK_CHANGES = f"rate({host.LINK_CHANGES.name}[$__rate_interval])"
 RETRANSMISSIONS = {
     "lost by the peer": "packet_sequence_errors",
     "lost responses": "implied_nak_sequence_errors",
@@ -63,26 +60,10 @@ RETRANSMISSIONS = {
 }
 
 
-def board() -> Board:
+def board() -> Dashboard:
     """Build the board."""
-    built = (
-        Dashboard("Cluster overview")
-        .uid(UID)
-        .description(QUESTION)
-        .tags(["railscope", "gpu", "rdma"])
-        .timezone("browser")
-        .time("now-6h", "now")
-        .refresh("30s")
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .editable()
-        .annotations([])
-        .with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
-    )
-    for ident, (question, panels) in zip(range(100, 600, 100), SECTIONS, strict=True):
-        built = built.with_row(Row(question).id(ident))
-        for panel in panels():
-            built = built.with_panel(panel)
-    return built.build()
+    marks = (xid_marks(), claim_marks())
+    return assemble("Cluster overview", UID, QUESTION, SECTIONS, marks=marks, tags=("gpu", "rdma"))
 
 
 def _summary() -> Iterator[Panel]:
@@ -255,7 +236,7 @@ def _rails() -> Iterator[Panel]:
         310,
         "Link changes by rail",
         "A link that comes and goes is worse than one that stays down.",
-        over("rail", host.LINK_CHANGES, SUM),
+        ask(f"sum by (rail) ({with_rail(LINK_CHANGES)})", EVENTS_PER_SECOND, "rail {{rail}}"),
     )
 
 

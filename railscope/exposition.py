@@ -149,7 +149,9 @@ def _histogram(metric: Metric, prefixes: list[str], values: array[int]) -> str:
 
 
 def _with_state(prefix: str, state: str) -> str:
-    return f'{prefix[:-2]},state="{state}"}} ' if prefix.endswith("} ") else prefix
+    if prefix.endswith("} "):
+        return f'{prefix[:-2]},state="{state}"}} '
+    return f'{prefix[:-1]}{{state="{state}"}} '
 
 
 def _info_lines(schema: Schema) -> dict[str, dict[str, str]]:

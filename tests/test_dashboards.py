@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.build import GENERATED, boards
 from dashboards.promql import labels_in, problems
@@ -32,7 +34,13 @@ QUERIES = [
     for panel in board["panels"]
     for target in panel.get("targets", [])
 ]
+LABEL_VALUES = re.compile(r"label_values\((?P<selector>.*), (?P<label>\w+)\)")
 VARIABLE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def used_in(text: str) -> set[str]:
+    """The variables of a board that a text names; Grafana's own begin with two underscores."""
+    return set(re.findall(r"\$((?!__)\w+)", text))
 
 
 def generate(*options: str) -> subprocess.CompletedProcess[str]:
@@ -56,9 +64,21 @@ def test_a_changed_board_is_noticed_and_mended(tmp_path: Path):
 
 
 def test_uids_are_unique_and_stable():
-    uids = [board["uid"] for board in BOARDS.values()]
-    assert len(set(uids)) == len(uids)
-    assert "railscope-cluster" in uids
+    """Alerts and bookmarks lead to boards by them."""
+    assert {name.removesuffix(".json"): board["uid"] for name, board in BOARDS.items()} == {
+        "cluster-overview": "railscope-cluster",
+        "rails": "railscope-rails",
+        "node": "railscope-node",
+        "pair": "railscope-pair",
+        "efficiency": "railscope-efficiency",
+        "health": "railscope-health",
+        "links": "railscope-links",
+        "jobs": "railscope-jobs",
+        "tenant": "railscope-tenant",
+        "billing": "railscope-billing",
+        "audit": "railscope-audit",
+        "own": "railscope-own",
+    }
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -67,11 +87,90 @@ def test_a_board_has_what_grafana_needs(board: dict[str, Any]):
     assert board["title"]
     assert "railscope" in board["tags"]
     assert set(board["time"]) == {"from", "to"}
-    assert board["annotations"] == {"list": []}
-    (variable,) = board["templating"]["list"]
-    assert (variable["name"], variable["type"]) == ("datasource", "datasource")
-    assert variable["query"] == "prometheus"
+    source, *others = board["templating"]["list"]
+    assert (source["name"], source["type"]) == ("datasource", "datasource")
+    assert source["query"] == "prometheus"
+    assert all(other["datasource"] == VARIABLE for other in others)
     assert "id" not in board, "Grafana gives the number"
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_grafanas_own_types_read_a_board(board: dict[str, Any]):
+    """The SDK's types are made from Grafana's schemas: reading and writing loses nothing."""
+    again = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(board)))
+    for marks, kept in zip(board["annotations"]["list"], again["annotations"]["list"], strict=True):
+        kept |= {name: marks[name] for name in ("titleFormat", "textFormat", "tagKeys")}
+    assert again == board
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_a_variable_takes_its_values_from_what_is_declared(board: dict[str, Any]):
+    before: set[str] = set()
+    for variable in board["templating"]["list"][1:]:
+        asked = LABEL_VALUES.fullmatch(variable["query"])
+        assert asked, variable["query"]
+        assert problems(asked["selector"]) == []
+        assert asked["label"] in labels_in(asked["selector"])
+        assert used_in(asked["selector"]) <= before, "variables follow from those before them"
+        before.add(variable["name"])
+    used = {name for panel in board["panels"] for t in panel.get("targets", ())
+            for name in used_in(t["expr"])}  # fmt: skip
+    assert used <= before
+    unused = (
+        before - used - {name for v in board["templating"]["list"] for name in used_in(v["query"])}
+    )
+    assert not unused
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_a_variable_of_several_values_is_matched_as_a_pattern(board: dict[str, Any]):
+    several = {v["name"]: v.get("multi", False) for v in board["templating"]["list"]}
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            for operator, name in re.findall(r'(=~?)"\$(\w+)"', target["expr"]):
+                assert (operator == "=~") == several[name], target["expr"]
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_marks_are_made_of_what_is_declared(board: dict[str, Any]):
+    for marks in board["annotations"]["list"]:
+        assert problems(marks["expr"]) == []
+        shown = set(re.findall(r"\{\{(\w+)\}\}", marks["textFormat"]))
+        assert shown | set(marks["tagKeys"].split(",")) <= labels_in(marks["expr"])
+
+
+def test_boards_lead_to_each_other_and_keep_time_and_variables():
+    for board in BOARDS.values():
+        if board["uid"] == "railscope-tenant":
+            continue
+        (link,) = board["links"]
+        assert (link["type"], link["tags"]) == ("dashboards", ["railscope"])
+        assert link["keepTime"]
+        assert link["includeVars"]
+
+
+def test_a_cell_leads_to_a_board_that_has_the_variable():
+    variables = {board["uid"]: {v["name"] for v in board["templating"]["list"]}
+                 for board in BOARDS.values()}  # fmt: skip
+    urls = re.findall(r'"url": "(/d/[^"]+)"', json.dumps(list(BOARDS.values())))
+    assert urls
+    for url in urls:
+        found = re.fullmatch(r"/d/([\w-]+)\?var-(\w+)=\$\{__value\.raw:percentencode\}&(.*)", url)
+        assert found, url
+        assert found[2] in variables[found[1]]
+        assert found[3] == "${datasource:queryparam}&${__url_time_range}"
+
+
+def test_the_board_of_a_tenant_shows_nothing_of_others():
+    board = BOARDS["tenant.json"]
+    assert "links" not in board or not board["links"]
+    assert board["annotations"]["list"] == []
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            found = re.findall(r"(railscope_\w+)(\{tenant=\"\$tenant\"[^}]*\})?", target["expr"])
+            assert found
+            assert all(narrowed for _, narrowed in found), target["expr"]
+            assert not any("url" in override for override in panel["fieldConfig"]["overrides"])
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -115,7 +214,9 @@ def test_a_query_is_made_of_what_the_catalog_declares(query: dict[str, Any]):
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_rate_follows_the_scrape_interval(query: dict[str, Any]):
-    for window in re.findall(r"\b(?:rate|deriv)\([^\[]*\[([^\]]*)\]", query["expr"]):
+    for window in re.findall(
+        r"\b(?:rate|deriv|increase|changes)\([^\[]*\[([^\]]*)\]", query["expr"]
+    ):
         assert window == "$__rate_interval"
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +56,20 @@ class Site:
 
     def prepare(self, nodes: dict[str, str], seconds: int = 60) -> None:
         """Captures of simulated servers by name and scenario, and a token for each."""
-        for seed, (name, scenario) in enumerate(nodes.items()):
-            spec = NodeSpec(node=name, seed=seed, gpus=2, scenario=scenario)
-            write_capture(self.folder / name, about(spec, seconds), moments(spec, seconds))
-        lines = [f'"{name}" = "{digest("token-" + name)}"\n' for name in nodes]
+        self.prepare_all(
+            [
+                NodeSpec(node=name, seed=seed, gpus=2, scenario=scenario)
+                for seed, (name, scenario) in enumerate(nodes.items())
+            ],
+            seconds,
+        )
+
+    def prepare_all(self, specs: Iterable[NodeSpec], seconds: int) -> None:
+        """Captures of simulated servers, and a token for each."""
+        lines = []
+        for spec in specs:
+            write_capture(self.folder / spec.node, about(spec, seconds), moments(spec, seconds))
+            lines.append(f'"{spec.node}" = "{digest("token-" + spec.node)}"\n')
         (self.folder / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
 
     async def collector(self, *more: str, **environment: str) -> Program:

@@ -1,0 +1,139 @@
+"""The board of the audit log: whether it is whole, signed, and held by others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.board import assemble, claim_marks
+from dashboards.colours import ANY_IS_BAD, NONE_IS_GOOD
+from dashboards.panels import Column, Panel, bars, layers, lines, number, rows
+from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask
+
+UID = "railscope-audit"
+QUESTION = "Is the audit log whole, signed, and witnessed by others?"
+HELD = "railscope_agent_audit_checkpoint_records"
+
+
+def board() -> Dashboard:
+    """Build the board."""
+    return assemble("Audit", UID, QUESTION, SECTIONS, marks=(claim_marks(),), tags=("audit",))
+
+
+def _sum(name: str) -> Query:
+    return ask(f"sum(railscope_audit_{name})")
+
+
+def _grown(name: str) -> Query:
+    """Whole numbers in the last hour; a counter that starts over has grown by nothing."""
+    counter = f"railscope_audit_{name}_total"
+    return ask(f"sum({counter} - min_over_time({counter}[1h]))", COUNT)
+
+
+def _rate(name: str) -> Query:
+    return ask(f"sum(rate(railscope_audit_{name}_total[$__rate_interval]))", EVENTS_PER_SECOND)
+
+
+def _summary() -> Iterator[Panel]:
+    yield number(101, "Records", "In the log.", _sum("records"))
+    yield number(
+        102, "Not signed yet", "Durable, and under no checkpoint.", _sum("unsigned_records")
+    )
+    yield number(
+        103,
+        "Disputed",
+        "An agent holds a checkpoint that this log has never had.",
+        ask("max(railscope_audit_log_disputed)"),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        104,
+        "Witnesses",
+        "Nodes that have cosigned a checkpoint.",
+        _sum("witnesses"),
+        ((None, "red"), (1, "orange"), (3, "green")),
+    )
+    yield number(
+        105,
+        "Lost records",
+        "In the last hour: could not be written.",
+        _grown("lost_records"),
+        NONE_IS_GOOD,
+    )
+    yield number(106, "Requests denied", "In the last hour.", _grown("denials"))
+    yield number(107, "Events that wait", "Of agents, not in the log yet.", _sum("waiting_events"))
+    yield number(
+        108,
+        "Events of old agents",
+        "In the last hour: cannot be recorded.",
+        _grown("unnumbered_events"),
+        NONE_IS_GOOD,
+    )
+
+
+def _log() -> Iterator[Panel]:
+    yield lines(201, "Records", "A log only grows.", _sum("records"), span=12)
+    yield lines(
+        202,
+        "Records not signed yet",
+        "Goes back to 0 with each checkpoint.",
+        _sum("unsigned_records"),
+        span=12,
+    )
+    yield lines(
+        203,
+        "On the way into the log",
+        "Events of agents, and changes to the ledger.",
+        _sum("waiting_events").named("events"),
+        _sum("outbox_waiting_records").named("changes to the ledger"),
+    )
+    yield bars(
+        204,
+        "Not in the log",
+        "Lost, or never to be recorded.",
+        _rate("lost_records").named("could not be written"),
+        _rate("unnumbered_events").named("not numbered"),
+    )
+    yield bars(
+        205,
+        "Events read again",
+        "Too many at once; they come from the frame log then.",
+        _rate("overflowed_events"),
+    )
+
+
+def _others() -> Iterator[Panel]:
+    yield lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses"))
+    yield layers(
+        302,
+        "Agents by what they hold",
+        "Disputed: their checkpoint was never this log's.",
+        ask("sum by (state) (railscope_agent_audit_custody)", legend="{{state}}"),
+    )
+    yield lines(
+        303,
+        "Records under the checkpoints that agents hold",
+        "The oldest and the newest, beside the log itself.",
+        ask(f"min({HELD})").named("oldest"),
+        ask(f"max({HELD})").named("newest"),
+        _sum("records").named("log"),
+    )
+    disputed = 'max by (node) (railscope_agent_audit_custody{state="disputed"}) == 1'
+    yield rows(
+        304,
+        "Agents that dispute the log",
+        "Nothing is signed while there is one.",
+        {"node": "Node"},
+        Column("Is", ask(disputed, COUNT), ANY_IS_BAD, {1: "disputed"}),
+    )
+    yield bars(
+        305, "Requests denied", "For want of the right credential.", _rate("denials"), span=12
+    )
+
+
+SECTIONS = (
+    ("", _summary),
+    ("Does everything reach the log, and does the log get signed?", _log),
+    ("Could anyone change it unseen?", _others),
+)

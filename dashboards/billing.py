@@ -1,0 +1,223 @@
+"""The board of the account: whether all GPU time is somebody's, and whether it adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.board import assemble, claim_marks
+from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, FULL, NONE_IS_GOOD
+from dashboards.panels import Column, Panel, layers, lines, number, rows
+from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
+
+UID = "railscope-billing"
+QUESTION = "Is every second of every GPU somebody's, and does it all add up?"
+TIME = "railscope_cluster_gpu_time_seconds"
+CAPACITY = "sum(railscope_cluster_gpu_capacity_seconds)"
+UNSEEN = f'sum({TIME}{{state=~"unknown|inferred"}})'
+TENANT = {"tenant": "Tenant"}
+
+
+def board() -> Dashboard:
+    """Build the board."""
+    return assemble(
+        "Billing and reconciliation",
+        UID,
+        QUESTION,
+        SECTIONS,
+        marks=(claim_marks(),),
+        tags=("tenant", "billing"),
+    )
+
+
+def _rate(counter: str, unit: str = EVENTS_PER_SECOND) -> Query:
+    return ask(f"sum(rate({counter}[$__rate_interval]))", unit)
+
+
+def _summary() -> Iterator[Panel]:
+    yield number(
+        101,
+        "Left over",
+        "GPU time there was, less all states: 0 when the account closes.",
+        ask(f"{CAPACITY} - sum({TIME})"),
+        ((None, "red"), (-0.001, "green"), (0.001, "red")),
+    )
+    yield number(
+        102,
+        "Seen",
+        "Share of GPU time of which frames tell.",
+        ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", SHARE),
+        ((None, "red"), (0.99, "orange"), (0.999, "green")),
+    )
+    yield number(
+        103,
+        "Unknown",
+        "GPU time of which nothing is known so far.",
+        ask(f'sum({TIME}{{state="unknown"}})'),
+        ANY_IS_BAD,
+    )
+    yield number(
+        104,
+        "Used without a claim",
+        "GPU time that nobody can be billed for so far.",
+        ask(f'sum({TIME}{{state="rogue"}})'),
+        ANY_IS_BAD,
+    )
+    yield number(
+        105,
+        "Files that are wrong",
+        "Of claims, tenants, calendar, quotas, tokens.",
+        ask("count(railscope_collector_file_valid) - sum(railscope_collector_file_valid)", COUNT),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        106,
+        "Frames missing",
+        "In the sequences of running agents; they may still come.",
+        ask("sum(railscope_collector_missing_frames)"),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        107,
+        "Records not in the audit log",
+        "Changes to the ledger that wait for it.",
+        ask("sum(railscope_audit_outbox_waiting_records)"),
+    )
+    failures = "railscope_collector_ledger_failures_total"
+    yield number(
+        108,
+        "Failures of the ledger",
+        "In the last hour.",
+        ask(f"sum({failures} - min_over_time({failures}[1h]))", COUNT),
+        NONE_IS_GOOD,
+    )
+
+
+def _account() -> Iterator[Panel]:
+    rate = f"sum by (state) (deriv({TIME}[$__rate_interval]))"
+    yield layers(
+        201,
+        "GPUs by what they are counted as",
+        "GPU time per second is GPUs.",
+        ask(rate, COUNT, "{{state}}"),
+        span=12,
+    )
+    yield lines(
+        202,
+        "GPU time there was and GPU time counted",
+        "One curve covers the other when the account closes.",
+        ask(CAPACITY).named("there was"),
+        ask(f"sum({TIME})").named("counted"),
+        span=12,
+    )
+    yield lines(203, "Left over", "What no state accounts for.", ask(f"{CAPACITY} - sum({TIME})"))
+    held = "sum by (tenant) (railscope_tenant_gpu_time_seconds{})"
+    observed = held.replace("{}", '{state="observed"}')
+    yield rows(
+        204,
+        "GPU time of tenants",
+        "Since the first evidence. Observed: held and seen.",
+        TENANT,
+        Column("All", ask(held.replace("{}", ""))),
+        Column("Observed", ask(observed)),
+        span=8,
+    )
+    yield layers(
+        205,
+        "GPUs held by tenant",
+        "GPU time per second, all states that are held.",
+        ask(
+            "sum by (tenant) (deriv(railscope_tenant_gpu_time_seconds"
+            '{state=~"observed|inferred|unknown"}[$__rate_interval]))',
+            COUNT,
+            "{{tenant}}",
+        ),
+    )
+
+
+def _money() -> Iterator[Panel]:
+    used = "max by (tenant, period) (railscope_tenant_quota_used_gpu_time_seconds)"
+    bound = "max by (tenant, period) (railscope_tenant_quota_gpu_time_seconds)"
+    yield rows(
+        301,
+        "Quotas",
+        "Of this day or month (UTC). Quotas stop no one.",
+        TENANT | {"period": "Period"},
+        Column("Used", ask(used)),
+        Column("Agreed", ask(bound)),
+        Column("Share", ask(f"{used} / ({bound} > 0)", SHARE), FULL),
+    )
+    now = "sum by (tenant) (railscope_tenant_held_gpus)"
+    most = "max by (tenant) (railscope_tenant_quota_gpus)"
+    yield rows(
+        302,
+        "GPUs at once",
+        "Held now, and agreed.",
+        TENANT,
+        Column("Held", ask(now)),
+        Column("Agreed", ask(most)),
+    )
+    for ident, title, name in (
+        (303, "Energy so far", "energy_joules"),
+        (304, "Time computing so far", "gpu_busy_time_seconds"),
+        (305, "Sent so far", "network_transmitted_bytes"),
+    ):
+        yield lines(
+            ident,
+            title,
+            "By tenant; some minutes behind, and corrected by late evidence.",
+            ask(f"sum by (tenant) (railscope_tenant_{name})", legend="{{tenant}}"),
+        )
+
+
+def _ledger() -> Iterator[Panel]:
+    yield lines(
+        401,
+        "Evidence on its way",
+        "Quarters of an hour of nodes, not in the database yet.",
+        ask("sum(railscope_collector_evidence_waiting_parts)").named("waiting"),
+    )
+    yield lines(
+        402,
+        "Evidence stored",
+        "Quarters of an hour of nodes.",
+        _rate("railscope_collector_evidence_stored_parts_total"),
+    )
+    yield lines(
+        403,
+        "Days of GPUs settled",
+        "Worked out anew, and those that late evidence changed.",
+        _rate("railscope_collector_settled_gpu_days_total").named("worked out"),
+        _rate("railscope_collector_revised_gpu_days_total").named("changed"),
+    )
+    yield lines(
+        404,
+        "Claims",
+        "In force in the claims file, and claims of agents that make no sense.",
+        ask("sum(railscope_collector_claims)").named("in force"),
+    )
+    yield lines(
+        405,
+        "Claims that make no sense",
+        "In events of agents.",
+        _rate("railscope_collector_refused_claims_total"),
+        steps=ANY_IS_BAD,
+    )
+    valid = "min by (file) (railscope_collector_file_valid)"
+    yield rows(
+        406,
+        "Files of administrators",
+        "A file that is wrong leaves what was read before.",
+        {"file": "File"},
+        Column("Valid", ask(valid), ALL_IS_GOOD, {0: "no", 1: "yes"}),
+        span=8,
+    )
+
+
+SECTIONS = (
+    ("", _summary),
+    ("Does the account close?", _account),
+    ("Who has used what, of what was agreed?", _money),
+    ("Does evidence reach the ledger?", _ledger),
+)

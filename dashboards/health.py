@@ -1,0 +1,253 @@
+"""The board of faults: every GPU's health, where unknown is an answer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.board import Choice, assemble, xid_marks
+from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, HEALTH, NONE_IS_GOOD
+from dashboards.panels import Column, Panel, bars, grid, layers, lines, number, rows, states
+from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, with_index
+
+UID = "railscope-health"
+QUESTION = "Which GPUs are faulty, and of which is nothing known?"
+NODES = '{node=~"$node"}'
+CHOICES = (Choice("node", "Node", "railscope_node_reporting", several=True),)
+NODE_GPU = {"node": "Node", "gpu": "GPU"}
+
+
+def health(by: str, where: str) -> str:
+    """The number of `HEALTH` that is the worst of each group of GPUs."""
+    matchers = where.removesuffix("}") + ', state="'
+    parts = (
+        f'railscope_gpu_health{matchers}{word}"}} * {value}'
+        for value, (word, _) in sorted(HEALTH.items())
+    )
+    return f"max by ({by}) ({' or '.join(parts)})"
+
+
+def board() -> Dashboard:
+    """Build the board."""
+    return assemble(
+        "Faults and health matrix",
+        UID,
+        QUESTION,
+        SECTIONS,
+        choices=CHOICES,
+        marks=(xid_marks(NODES),),
+        tags=("gpu", "health"),
+    )
+
+
+def _in_state(state: str) -> Query:
+    return ask(f'sum(railscope_gpu_health{{node=~"$node", state="{state}"}})')
+
+
+def _grown(counter: str, where: str = NODES) -> Query:
+    """Whole numbers in the last hour; a counter that starts over has grown by nothing."""
+    seen = counter + where
+    return ask(f"sum({seen} - min_over_time({seen}[1h]))", COUNT)
+
+
+def _summary() -> Iterator[Panel]:
+    unknown = "GPUs whose agent cannot tell; those of silent servers come on top."
+    yield number(101, "Healthy", "GPUs with nothing against them.", _in_state("healthy"))
+    yield number(
+        102,
+        "Degraded",
+        "GPUs that work, and not as well as they should.",
+        _in_state("degraded"),
+        NONE_IS_GOOD,
+    )
+    yield number(103, "Failed", "GPUs that are of no use now.", _in_state("failed"), NONE_IS_GOOD)
+    yield number(104, "Unknown", unknown, _in_state("unknown"), NONE_IS_GOOD)
+    yield number(
+        105,
+        "Silent servers",
+        "Nothing is known of their GPUs.",
+        ask(
+            f"count(railscope_node_reporting{NODES}) - sum(railscope_node_reporting{NODES})", COUNT
+        ),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        106,
+        "Devices missing",
+        "GPUs that a server had and its bus does not have.",
+        ask('sum(railscope_gpu_device_state{node=~"$node", state="missing"})'),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        107,
+        "Xids in the last hour",
+        "Driver errors.",
+        _grown("railscope_kernel_xids_total"),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        108,
+        "GPUs to be looked after",
+        "For which the verdict asks for some action.",
+        ask('sum(railscope_gpu_recommended_action{node=~"$node", state!~"none|ignore"})'),
+        NONE_IS_GOOD,
+    )
+
+
+def _matrix() -> Iterator[Panel]:
+    by_gpu = with_index(health("node, gpu", NODES), NODES)
+    yield grid(
+        201,
+        "Health now, node by GPU",
+        "0 healthy, 1 degraded, 2 unknown, 3 failed. An empty cell: no such GPU is told of.",
+        "node",
+        "index",
+        ask(by_gpu, COUNT),
+        tuple((value or None, colour) for value, (_, colour) in HEALTH.items()),
+    )
+    silent = f"(max by (node) (railscope_node_reporting{NODES}) == 0) + 2"
+    yield states(
+        202,
+        "Health of servers over time",
+        "The worst GPU of each; a silent server is unknown, not healthy.",
+        ask(f"{health('node', NODES)} or {silent}", COUNT, "{{node}}"),
+        HEALTH,
+        span=12,
+    )
+    yield layers(
+        203,
+        "GPUs by health",
+        "What all GPUs add up to.",
+        ask(f"sum by (state) (railscope_gpu_health{NODES})", legend="{{state}}"),
+        span=12,
+    )
+    reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES}) == 1"
+    yield rows(
+        204,
+        "Why",
+        "What speaks against each GPU.",
+        NODE_GPU | {"reason": "Reason"},
+        Column("Holds", ask(reasons, COUNT), NONE_IS_GOOD, {1: "yes"}),
+    )
+    action = (
+        "max by (node, gpu, state) (railscope_gpu_recommended_action"
+        '{node=~"$node", state!="none"}) == 1'
+    )
+    yield rows(
+        205,
+        "What to do",
+        "What the verdict asks for; nothing of ours does it.",
+        NODE_GPU | {"state": "Action"},
+        Column("Asked", ask(action, COUNT), NONE_IS_GOOD, {1: "yes"}),
+    )
+    missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
+    yield rows(
+        206,
+        "Silent servers",
+        "Of which nothing is known now.",
+        {"node": "Node"},
+        Column("State", ask(missing, COUNT), ALL_IS_GOOD, {0: "unknown"}),
+    )
+
+
+def _rate(counter: str, by: str, legend: str) -> Query:
+    name = counter if counter.endswith("}") else counter + NODES
+    return ask(f"sum by ({by}) (rate({name}[$__rate_interval]))", EVENTS_PER_SECOND, legend)
+
+
+def _errors() -> Iterator[Panel]:
+    yield bars(
+        301,
+        "Xids",
+        "Driver errors of each server.",
+        _rate("railscope_kernel_xids_total", "node", "{{node}}"),
+    )
+    yield rows(
+        302,
+        "Xids in the kernel logs",
+        "What each GPU's driver has reported.",
+        {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
+        Column(
+            "Messages",
+            ask(f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{NODES})", COUNT),
+        ),
+        span=16,
+    )
+    ecc = 'railscope_gpu_ecc_errors_total{node=~"$node", lifetime="volatile"}'
+    yield lines(
+        303,
+        "Memory errors",
+        "ECC errors since the driver was loaded, by kind.",
+        ask(f"sum by (error) ({ecc})", COUNT, "{{error}}"),
+    )
+    yield lines(
+        304,
+        "Remapped rows",
+        "Rows of GPU memory that were replaced, by cause.",
+        ask(f"sum by (cause) (railscope_gpu_remapped_rows{NODES})", legend="{{cause}}"),
+    )
+    pending = "railscope_gpu_row_remap_pending", "railscope_gpu_row_remap_failure"
+    yield lines(
+        305,
+        "Repairs that wait or failed",
+        "GPUs whose rows wait for a reset, or have no spare.",
+        ask(f"sum({pending[0]}{NODES})").named("wait for a reset"),
+        ask(f"sum({pending[1]}{NODES})").named("failed"),
+        steps=NONE_IS_GOOD,
+    )
+    yield lines(
+        306,
+        "NVLink errors",
+        "By kind, of all links.",
+        _rate("railscope_nvlink_errors_total", "error", "{{error}}"),
+        steps=ANY_IS_BAD,
+    )
+    reason = (
+        'railscope_gpu_throttle_seconds_total{node=~"$node", reason=~".*thermal|.*power_brake"}'
+    )
+    held = f"sum by (reason) (rate({reason}[$__rate_interval]))"
+    yield lines(
+        307,
+        "Held back by heat or a power brake",
+        "GPUs, by reason.",
+        ask(held, COUNT, "{{reason}}"),
+    )
+    switches = (
+        "sum by (node) (increase(railscope_kernel_sxids_total" + NODES + "[$__rate_interval]))"
+    )
+    yield bars(
+        308,
+        "NVSwitch errors",
+        "Of each server, as the kernel log tells them.",
+        ask(switches, COUNT, "{{node}}"),
+    )
+
+
+def _links() -> Iterator[Panel]:
+    least = f"min by (node) (railscope_gpu_nvlinks_active{NODES})"
+    most = f"max by (node) (railscope_gpu_nvlinks{NODES})"
+    yield rows(
+        401,
+        "NVLinks",
+        "The GPU of each server that has the fewest links up.",
+        {"node": "Node"},
+        Column("Active", ask(least)),
+        Column("There are", ask(most)),
+    )
+    changes = f"sum by (node) (changes(railscope_network_link_up{NODES}[$__rate_interval]))"
+    yield bars(
+        402,
+        "Links of network cards that came or went",
+        "Of each server.",
+        ask(changes, COUNT, "{{node}}"),
+        span=12,
+    )
+
+
+SECTIONS = (
+    ("", _summary),
+    ("Which GPU, since when, and why?", _matrix),
+    ("What do drivers and memory report?", _errors),
+    ("Are all links there?", _links),
+)

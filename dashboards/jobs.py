@@ -1,0 +1,214 @@
+"""The board of jobs: who holds which GPUs, and which GPU or port the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.board import Choice, assemble, claim_marks, xid_marks
+from dashboards.colours import BELOW_OTHERS, NONE_IS_GOOD
+from dashboards.panels import Column, Panel, layers, lines, number, rows
+from dashboards.query import COUNT, SHARE, Query, ask, with_index, with_port_rail
+
+UID = "railscope-jobs"
+QUESTION = "Which GPU or port do the others of a job wait for?"
+NODES = '{node=~"$node"}'
+ON_RAIL = '{node=~"$node", rail!=""}'
+GPU = {"node": "Node", "index": "GPU"}
+CHOICES = (Choice("node", "Node", "railscope_node_info", several=True),)
+
+
+def board() -> Dashboard:
+    """Build the board."""
+    return assemble(
+        "Jobs and stragglers",
+        UID,
+        QUESTION,
+        SECTIONS,
+        choices=CHOICES,
+        marks=(claim_marks(NODES), xid_marks(NODES)),
+        tags=("gpu", "job"),
+    )
+
+
+def _of_gpus(name: str, more: str = "") -> str:
+    where = f'{{node=~"$node"{more}}}'
+    return with_index(f"max by (node, gpu) ({name}{where})", NODES)
+
+
+def _behind(value: str, by: str) -> str:
+    """How far something is from the median of its group; nothing, where the median is nothing."""
+    median = f"quantile by ({by}) (0.5, {value})"
+    return f"{value} / on ({by}) group_left () ({median} > 0) - 1"
+
+
+def _worst(name: str, more: str = "") -> Query:
+    return ask(f"bottomk(10, {_behind(_of_gpus(name, more), 'node')})", SHARE)
+
+
+def _summary() -> Iterator[Panel]:
+    yield number(
+        101,
+        "GPUs held",
+        "By jobs and other claims.",
+        ask(f"count(max by (node, gpu) (railscope_gpu_claims{NODES}) > 0) or vector(0)", COUNT),
+    )
+    yield number(
+        102,
+        "GPUs free",
+        "That nobody holds.",
+        ask(f"count(max by (node, gpu) (railscope_gpu_claims{NODES}) == 0) or vector(0)", COUNT),
+    )
+    yield number(
+        103,
+        "Used without a claim",
+        "Processes on GPUs that nobody gave to them.",
+        ask(f"sum(railscope_gpu_unclaimed_processes{NODES})"),
+        NONE_IS_GOOD,
+    )
+    yield number(104, "Processes", "On all GPUs.", ask(f"sum(railscope_gpu_processes{NODES})"))
+    activity = "railscope_gpu_sm_activity_ratio"
+    slow = f"count({_behind(_of_gpus(activity), 'node')} < -0.2) or vector(0)"
+    yield number(
+        105,
+        "Stragglers",
+        "GPUs 20 % below the middle GPU of their server.",
+        ask(slow, COUNT),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        106,
+        "Busy",
+        "Mean share of time in which any kernel ran.",
+        ask(f"avg(railscope_gpu_utilization_ratio{NODES})"),
+    )
+    yield number(107, "SMs at work", "Mean share of cycles.", ask(f"avg({activity}{NODES})"))
+    yield number(
+        108,
+        "Least active GPU",
+        "Share of cycles of the one that does the least.",
+        ask(f"min({activity}{NODES})"),
+    )
+
+
+def _stragglers() -> Iterator[Panel]:
+    about = "Against the middle GPU of the same server; the ten furthest behind."
+    yield rows(
+        201,
+        "SM activity behind the others",
+        about,
+        GPU,
+        Column("Against the median", _worst("railscope_gpu_sm_activity_ratio"), BELOW_OTHERS),
+        span=8,
+    )
+    yield rows(
+        202,
+        "SM clock behind the others",
+        about,
+        GPU,
+        Column(
+            "Against the median", _worst("railscope_gpu_clock_hertz", ', clock="sm"'), BELOW_OTHERS
+        ),
+        span=8,
+    )
+    yield rows(
+        203,
+        "Power behind the others",
+        about,
+        GPU,
+        Column("Against the median", _worst("railscope_gpu_power_watts"), BELOW_OTHERS),
+        span=8,
+    )
+    activity = f"railscope_gpu_sm_activity_ratio{NODES}"
+    spread = f"max by (node) ({activity}) - min by (node) ({activity})"
+    yield lines(
+        204,
+        "Spread of SM activity in each server",
+        "Between its most and its least active GPU: jobs in step have none.",
+        ask(spread, SHARE, "{{node}}"),
+        span=12,
+    )
+    port = f"rate(railscope_rdma_transmit_bytes_total{NODES}[$__rate_interval])"
+    rails = f"sum by (node, rail) ({with_port_rail(port, ON_RAIL)})"
+    yield rows(
+        205,
+        "Ports behind the others",
+        "Against the middle port of the same server.",
+        {"node": "Node", "rail": "Rail"},
+        Column(
+            "Against the median", ask(f"bottomk(10, {_behind(rails, 'node')})", SHARE), BELOW_OTHERS
+        ),
+    )
+
+
+def _causes() -> Iterator[Panel]:
+    held = (
+        "sum by (node, reason) (rate(railscope_gpu_throttle_seconds_total"
+        '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}'
+        "[$__rate_interval])) > 0.01"
+    )
+    yield lines(
+        301,
+        "GPUs held back",
+        "GPUs of each server whose clocks are held down, by reason.",
+        ask(held, COUNT, "{{node}}, {{reason}}"),
+    )
+    paused = "max by (node) (rate(railscope_nic_{}_pfc_pause_seconds_total{}[$__rate_interval]))"
+    yield lines(
+        302,
+        "Ports in pause",
+        "The worst port of each server.",
+        ask(paused.format("receive", NODES), legend="{{node}}").named("received"),
+        ask(paused.format("transmit", NODES), legend="{{node}}").named("sent"),
+    )
+    stalled = "max by (node) (rate(railscope_pressure_stalled_seconds_total{}[$__rate_interval]))"
+    yield lines(
+        303,
+        "Servers under pressure",
+        "Share of time in which tasks waited for a resource.",
+        ask(stalled.format(NODES), SHARE, "{{node}}"),
+    )
+
+
+def _holders() -> Iterator[Panel]:
+    yield layers(
+        401,
+        "GPUs held by tenant",
+        "Parts of a GPU count as parts.",
+        ask("sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}"),
+        span=12,
+    )
+    yield lines(
+        402,
+        "Tensor activity by tenant",
+        "Mean of the GPUs that each holds.",
+        ask(
+            "avg by (tenant) (railscope_tenant_mean_gpu_tensor_activity_ratio)", legend="{{tenant}}"
+        ),
+        span=12,
+    )
+    rogue = f"{_of_gpus('railscope_gpu_unclaimed_processes')} > 0"
+    yield rows(
+        403,
+        "GPUs used without a claim",
+        "Processes that nobody gave the GPU to.",
+        GPU,
+        Column("Processes", ask(rogue, COUNT)),
+    )
+    memory = f"max by (node, gpu, pid) (railscope_gpu_process_memory_used_bytes{NODES})"
+    yield rows(
+        404,
+        "Largest processes",
+        "By frame buffer.",
+        {"node": "Node", "gpu": "GPU", "pid": "Process"},
+        Column("Memory", ask(f"topk(20, {memory})")),
+    )
+
+
+SECTIONS = (
+    ("", _summary),
+    ("Which GPU or port is behind the others?", _stragglers),
+    ("What holds it back?", _causes),
+    ("Who holds what?", _holders),
+)

@@ -1,0 +1,265 @@
+"""The board of PCIe links, transceivers and cables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.board import Choice, assemble, settings_marks
+from dashboards.colours import ANY_IS_BAD, NONE_IS_GOOD, STALL
+from dashboards.panels import Column, Panel, bars, grid, lines, number, rows
+from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, with_rail
+
+UID = "railscope-links"
+QUESTION = "Is every PCIe link as wide and fast as it should be, and does every cable carry light?"
+NODES = '{node=~"$node"}'
+ON_RAIL = '{node=~"$node", rail!=""}'
+NODE_CARD = {"node": "Node", "interface": "Interface"}
+NODE_DEVICE = {"node": "Node", "pci_address": "PCI address"}
+CHOICES = (Choice("node", "Node", "railscope_node_info", several=True),)
+
+
+def board() -> Dashboard:
+    """Build the board."""
+    return assemble(
+        "PCIe and optics",
+        UID,
+        QUESTION,
+        SECTIONS,
+        choices=CHOICES,
+        marks=(settings_marks(NODES),),
+        tags=("pcie", "optics"),
+    )
+
+
+def _events(counter: str, by: str, where: str = NODES) -> Query:
+    legend = ", ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+    return ask(
+        f"sum by ({by}) (rate({counter}{where}[$__rate_interval]))", EVENTS_PER_SECOND, legend
+    )
+
+
+def _paths(state: str) -> Query:
+    return ask(f'sum(railscope_pcie_path_state{{node=~"$node", state="{state}"}})')
+
+
+def _summary() -> Iterator[Panel]:
+    yield number(
+        101,
+        "Paths degraded",
+        "Devices whose way to the CPU is narrower than it could be.",
+        _paths("degraded"),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        102,
+        "Paths lost",
+        "Devices that the bus had and does not have.",
+        _paths("lost"),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        103, "Paths saving power", "Slow as long as nothing is to be moved.", _paths("power_saving")
+    )
+    errors = 'railscope_pcie_aer_errors_total{node=~"$node", severity!="correctable"}'
+    yield number(
+        104,
+        "PCIe errors in the last hour",
+        "That were not corrected.",
+        ask(f"sum({errors} - min_over_time({errors}[1h]))", COUNT),
+        NONE_IS_GOOD,
+    )
+    yield number(
+        105,
+        "Modules that can be read",
+        "Transceivers that tell of themselves.",
+        ask(f"sum(railscope_nic_module_readable{NODES})"),
+    )
+    yield number(
+        106,
+        "Hottest module",
+        "Of all network cards.",
+        ask(f"max(railscope_nic_module_temperature_celsius{NODES})"),
+        ((None, "green"), (70, "orange"), (75, "red")),
+    )
+    yield number(
+        107,
+        "Least light received",
+        "Of all lanes of all optical modules.",
+        ask(f"min(railscope_nic_module_receive_power_watts{NODES})"),
+    )
+    yield number(
+        108,
+        "Blocks beyond mending",
+        "That FEC could not correct, per second.",
+        ask(
+            "sum(rate(railscope_nic_receive_fec_uncorrectable_blocks_total"
+            f"{NODES}[$__rate_interval]))",
+            EVENTS_PER_SECOND,
+        ),
+        ANY_IS_BAD,
+    )
+
+
+def _pcie() -> Iterator[Panel]:
+    state = (
+        "max by (node, pci_address, state) (railscope_pcie_path_state"
+        '{node=~"$node", state=~"degraded|lost"}) == 1'
+    )
+    yield rows(
+        201,
+        "Paths that are not whole",
+        "With what they could carry.",
+        NODE_DEVICE | {"state": "State"},
+        Column("Is", ask(state), NONE_IS_GOOD, {1: "yes"}),
+    )
+    share = (
+        "max by (node, pci_address) (railscope_pcie_path_bandwidth_bytes_per_second{0}) / "
+        "max by (node, pci_address) (railscope_pcie_path_limit_bytes_per_second{0})"
+    )
+    yield rows(
+        202,
+        "Narrowest paths",
+        "Of those that carry less than they could, the worst ten.",
+        NODE_DEVICE,
+        Column(
+            "Share of what it could",
+            ask(f"bottomk(10, {share.replace('{0}', NODES)} < 1)", "percentunit"),
+        ),
+    )
+    yield bars(
+        203,
+        "Errors by severity",
+        "As the devices report them (AER).",
+        _events("railscope_pcie_aer_errors_total", "severity"),
+    )
+    yield lines(
+        204,
+        "Replays of GPUs",
+        "Packets sent again for a bad signal, by server.",
+        _events("railscope_gpu_pcie_replays_total", "node"),
+        steps=ANY_IS_BAD,
+    )
+    yield lines(
+        205,
+        "Signal errors of network cards",
+        "Corrected, and still a sign of a bad contact.",
+        _events("railscope_nic_pcie_receive_signal_errors_total", "node"),
+    )
+    yield grid(
+        206,
+        "Write stall, node by rail",
+        "Share of time in which a card waited for memory: then it pauses the switch.",
+        "node",
+        "rail",
+        ask(
+            "max by (node, rail) ("
+            + with_rail(f"railscope_nic_pcie_write_stall_ratio{NODES}", ON_RAIL)
+            + ")"
+        ),
+        steps=STALL,
+    )
+    yield rows(
+        207,
+        "GPU links",
+        "The narrowest link of each server's GPUs, as the driver tells it.",
+        {"node": "Node"},
+        Column("Generation", ask(f"min by (node) (railscope_gpu_pcie_link_generation{NODES})")),
+        Column("Lanes", ask(f"min by (node) (railscope_gpu_pcie_link_width_lanes{NODES})")),
+    )
+
+
+def _optics() -> Iterator[Panel]:
+    facts = NODE_CARD | {
+        "vendor": "Vendor",
+        "part_number": "Part",
+        "serial": "Serial",
+        "media": "Media",
+        "length_metres": "Length (m)",
+    }
+    by = ", ".join(facts)
+    yield rows(
+        301,
+        "Modules and cables",
+        "What is plugged in.",
+        facts,
+        Column("Seen", ask(f"max by ({by}) (railscope_nic_module_info{NODES})", COUNT)),
+        span=24,
+    )
+    low = 'railscope_nic_module_receive_power_threshold_watts{node=~"$node", threshold="low_alarm"}'
+    light = f"min by (node, interface) (railscope_nic_module_receive_power_watts{NODES})"
+    yield rows(
+        302,
+        "Light against the alarm of the module",
+        "The worst lane, as a multiple of the lowest light that its maker allows.",
+        NODE_CARD,
+        Column(
+            "Times the limit",
+            ask(f"bottomk(20, {light} / max by (node, interface) ({low}))", COUNT),
+            ((None, "red"), (1, "orange"), (2, "green")),
+        ),
+        span=8,
+    )
+    yield lines(
+        303,
+        "Light received",
+        "The weakest lane of each server.",
+        ask(f"min by (node) (railscope_nic_module_receive_power_watts{NODES})", legend="{{node}}"),
+    )
+    yield lines(
+        304,
+        "Module temperature",
+        "The hottest module of each server.",
+        ask(f"max by (node) (railscope_nic_module_temperature_celsius{NODES})", legend="{{node}}"),
+    )
+
+
+def _line() -> Iterator[Panel]:
+    yield lines(
+        401,
+        "Blocks that FEC corrected",
+        "Some are normal; growth is not.",
+        _events("railscope_nic_receive_fec_corrected_blocks_total", "node"),
+    )
+    yield lines(
+        402,
+        "Symbol errors after FEC",
+        "None is normal.",
+        _events("railscope_nic_receive_uncorrected_symbol_errors_total", "node"),
+        steps=ANY_IS_BAD,
+    )
+    yield bars(
+        403,
+        "Links that went down",
+        "Of network cards, by server.",
+        _events("railscope_nic_link_downs_total", "node"),
+    )
+    slow = (
+        "max by (node, interface) (railscope_network_link_speed_bytes_per_second{0}) < "
+        "max by (node, interface) (railscope_nic_setting_expected_speed_bytes_per_second{0})"
+    )
+    yield rows(
+        404,
+        "Slower than both ends can",
+        "Cards whose link is below the expected speed.",
+        NODE_CARD,
+        Column("Speed", ask(slow.replace("{0}", NODES))),
+    )
+    settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{ON_CARD})"
+    yield rows(
+        405,
+        "Settings of cards on rails",
+        "All should be alike: one row.",
+        {"pfc": "PFC", "trust": "Trust", "mtu": "MTU", "fec": "FEC"},
+        Column("Cards", ask(settings, COUNT)),
+    )
+
+
+ON_CARD = '{node=~"$node", pfc!=""}'
+SECTIONS = (
+    ("", _summary),
+    ("Which PCIe path is narrow, slow or faulty?", _pcie),
+    ("Do transceivers get light and stay cool?", _optics),
+    ("Does the line itself hold?", _line),
+)

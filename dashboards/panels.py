@@ -1,0 +1,235 @@
+"""Panels: what each kind of them looks like, and what all have in common.
+
+Panel numbers are given by hand: alerts link to panels by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from grafana_foundation_sdk.builders import common as look
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.models.common import (
+    BigValueGraphMode,
+    GraphDrawStyle,
+    GraphThresholdsStyleMode,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from dashboards.query import COUNT, Query
+from railscope.catalog import Metric, rollups
+
+DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+"""Every panel reads the data source that the board's variable names."""
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+Step = tuple[float | None, str]
+Steps = tuple[Step, ...]
+GOOD: Steps = ((None, "green"),)
+
+Panel = stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
+_Builder = TypeVar("_Builder", stat.Panel, statetimeline.Panel, table.Panel, timeseries.Panel)
+
+DETAILS = {"node": "railscope-node", "tenant": "railscope-tenant"}
+"""Labels whose values have a board of their own: a cell of a table leads there."""
+
+
+def number(ident: int, title: str, about: str, query: Query, steps: Steps = GOOD) -> stat.Panel:
+    """Show one number as it is now, never an old one, coloured by the step it has reached."""
+    last = look.ReduceDataOptions().calcs(["lastNotNull"])
+    panel = stat.Panel().reduce_options(last).graph_mode(BigValueGraphMode.NONE).no_value("no data")
+    panel = _finished(panel, _instant, ident=ident, title=title, about=about, queries=[query])
+    return panel.thresholds(_thresholds(steps)).span(3).height(4)
+
+
+def lines(
+    ident: int, title: str, about: str, *queries: Query, steps: Steps = GOOD, span: int = 8
+) -> timeseries.Panel:
+    """Draw curves over time; gaps stay gaps, and steps are lines to compare with."""
+    legend = look.VizLegendOptions().show_legend(show_legend=True)
+    tooltip = look.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+    panel = timeseries.Panel().min(0).fill_opacity(8).legend(legend).tooltip(tooltip)
+    if len(steps) > 1:
+        style = look.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+        panel = panel.thresholds(_thresholds(steps)).thresholds_style(style)
+    panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=queries)
+    return panel.span(span).height(8)
+
+
+def layers(ident: int, title: str, about: str, *queries: Query, span: int = 8) -> timeseries.Panel:
+    """Stack the parts of a whole over time."""
+    stacked = look.StackingConfig().mode(StackingMode.NORMAL)
+    return lines(ident, title, about, *queries, span=span).stacking(stacked).fill_opacity(30)
+
+
+def bars(ident: int, title: str, about: str, *queries: Query, span: int = 8) -> timeseries.Panel:
+    """Draw what happens now and then."""
+    return lines(ident, title, about, *queries, span=span).draw_style(GraphDrawStyle.BARS)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its title, what fills it, its colours, and words for its values."""
+
+    title: str
+    query: Query
+    steps: Steps = GOOD
+    words: Mapping[int, str] = field(default_factory=dict)
+
+
+def rows(
+    ident: int, title: str, about: str, keys: Mapping[str, str], *columns: Column, span: int = 12
+) -> table.Panel:
+    """List things as they are now, with a row for each combination of the key labels.
+
+    `keys` gives each key label its title.
+    """
+    names = dict(keys)
+    # Grafana calls the values of a query that answers alone "Value", else "Value #A" and so on.
+    names |= {"Value": columns[0].title}
+    names |= {
+        f"Value #{letter}": column.title for letter, column in zip(_LETTERS, columns, strict=False)
+    }
+    organize = {
+        "excludeByName": {"Time": True},
+        "indexByName": {name: position for position, name in enumerate(names)},
+        "renameByName": names,
+    }
+    panel = (
+        table.Panel()
+        .with_transformation(DataTransformerConfig("merge", options={}))
+        .with_transformation(DataTransformerConfig("organize", options=organize))
+    )
+    for column in columns:
+        panel = panel.override_by_name(column.title, _cell(column))
+    for label in DETAILS.keys() & keys:
+        panel = panel.override_by_name(keys[label], [_way_to_board_of(label)])
+    queries = [column.query for column in columns]
+    panel = _finished(
+        panel, _rows, ident=ident, title=title, about=about, queries=queries, unit=COUNT
+    )
+    return panel.span(span).height(8)
+
+
+def grid(  # noqa: PLR0913, PLR0917 - what tells one grid from another
+    ident: int, title: str, about: str, row: str, column: str, query: Query,
+    steps: Steps = GOOD, span: int = 12,
+) -> table.Panel:  # fmt: skip
+    """Show one value for each pair of two labels, as it is now: rows by columns, in colours."""
+    options = {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}
+    coloured = [
+        DynamicConfigValue("thresholds", _thresholds(steps).build()),
+        DynamicConfigValue("custom.cellOptions", {"type": "color-background"}),
+    ]
+    panel = (
+        table.Panel()
+        .with_transformation(DataTransformerConfig("groupingToMatrix", options=options))
+        .override_by_field_type("number", coloured)
+    )
+    if row in DETAILS:
+        panel = panel.override_by_name(f"{row}\\{column}", [_way_to_board_of(row)])
+    panel = _finished(panel, _rows, ident=ident, title=title, about=about, queries=[query])
+    return panel.span(span).height(9)
+
+
+def states(  # noqa: PLR0913, PLR0917 - what tells one panel from another
+    ident: int, title: str, about: str, query: Query, words: Mapping[int, tuple[str, str]],
+    span: int = 24,
+) -> statetimeline.Panel:  # fmt: skip
+    """Draw states over time, a band for each curve; `words` names a value and gives its colour."""
+    texts = {
+        str(value): ValueMappingResult(text=word, color=colour, index=position)
+        for position, (value, (word, colour)) in enumerate(words.items())
+    }
+    panel = statetimeline.Panel().mappings([ValueMap(texts)]).row_height(0.9)
+    panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=[query])
+    return panel.span(span).height(10)
+
+
+def _finished(  # noqa: PLR0913 - what all panels have in common
+    panel: _Builder,
+    target: Callable[[str, Query], prometheus.Dataquery],
+    *,
+    ident: int,
+    title: str,
+    about: str,
+    queries: Sequence[Query],
+    unit: str = "",
+) -> _Builder:
+    units = {unit} if unit else {query.unit for query in queries}
+    if len(units) != 1:
+        message = f"panel {title}: the queries have different units: {', '.join(sorted(units))}"
+        raise ValueError(message)
+    panel = panel.id(ident).title(title).description(_description(about, queries))
+    panel = panel.datasource(DATASOURCE).unit(units.pop())
+    for letter, query in zip(_LETTERS, queries, strict=False):
+        panel = panel.with_target(target(letter, query))
+    return panel
+
+
+def _curve(letter: str, query: Query) -> prometheus.Dataquery:
+    return _target(letter, query).range().legend_format(query.legend or "__auto")
+
+
+def _instant(letter: str, query: Query) -> prometheus.Dataquery:
+    return _target(letter, query).instant()
+
+
+def _rows(letter: str, query: Query) -> prometheus.Dataquery:
+    return _target(letter, query).instant().format(PromQueryFormat.TABLE)
+
+
+def _target(letter: str, query: Query) -> prometheus.Dataquery:
+    return prometheus.Dataquery().ref_id(letter).expr(query.expression).datasource(DATASOURCE)
+
+
+def _description(about: str, queries: Iterable[Query]) -> str:
+    metrics = dict.fromkeys(metric for query in queries for metric in query.metrics)
+    return "\n\n".join((about, *map(_explanation, metrics)))
+
+
+def _explanation(metric: Metric) -> str:
+    derived = rollups().get(metric.name)
+    meaning = f"{metric.help} {derived.source.help}" if derived else metric.help
+    return f"`{metric.name}`: {meaning}"
+
+
+def _thresholds(steps: Steps) -> build.ThresholdsConfig:
+    found = [Threshold(value, colour) for value, colour in steps]
+    return build.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(found)
+
+
+def _cell(column: Column) -> list[DynamicConfigValue]:
+    cell = [DynamicConfigValue("unit", column.query.unit)]
+    if len(column.steps) > 1:
+        cell.append(DynamicConfigValue("thresholds", _thresholds(column.steps).build()))
+        cell.append(DynamicConfigValue("custom.cellOptions", {"type": "color-text"}))
+    if column.words:
+        texts = {str(value): ValueMappingResult(word) for value, word in column.words.items()}
+        cell.append(DynamicConfigValue("mappings", [ValueMap(texts)]))
+    return cell
+
+
+def _way_to_board_of(label: str) -> DynamicConfigValue:
+    """A link of a cell: its board, with the same data source and time."""
+    url = (
+        f"/d/{DETAILS[label]}?var-{label}=${{__value.raw:percentencode}}"
+        "&${datasource:queryparam}&${__url_time_range}"
+    )
+    return DynamicConfigValue("links", [{"title": f"Look at this {label}", "url": url}])

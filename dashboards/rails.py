@@ -1,0 +1,311 @@
+"""The board that tells whether every rail carries its share, and where congestion comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.board import Choice, assemble, settings_marks, xid_marks
+from dashboards.colours import ANY_IS_BAD, BELOW_OTHERS, PAUSE
+from dashboards.panels import Panel, bars, grid, lines, number
+from dashboards.query import EVENTS_PER_SECOND, SHARE, ask, with_port_rail, with_rail
+
+UID = "railscope-rails"
+QUESTION = "Does every rail carry its share, and where does congestion come from?"
+NODES = '{node=~"$node"}'
+NIC_ON_RAIL = '{node=~"$node", rail=~"$rail"}'
+RAILS = '{rail=~"$rail"}'
+CHOICES = (
+    Choice("node", "Node", "railscope_node_info", several=True),
+    Choice("rail", "Rail", 'railscope_nic_info{rail!=""}', several=True),
+)
+CNP_SENT = "railscope_rail_sum_rdma_congestion_notifications_sent_per_second"
+
+
+def board() -> Dashboard:
+    """Build the board."""
+    marks = (xid_marks(NODES), settings_marks(NODES))
+    return assemble(
+        "Rails and congestion",
+        UID,
+        QUESTION,
+        SECTIONS,
+        choices=CHOICES,
+        marks=marks,
+        tags=("rdma",),
+    )
+
+
+def _rate(name: str, by: str = "max by (node, rail)") -> str:
+    """The growth of a counter of cards, by node and rail."""
+    inner = f"rate({name}{NODES}[$__rate_interval])"
+    return f"{by} ({with_rail(inner, NIC_ON_RAIL)})"
+
+
+def _port_rate(name: str) -> str:
+    inner = f"rate({name}{NODES}[$__rate_interval])"
+    return f"sum by (node, rail) ({with_port_rail(inner, NIC_ON_RAIL)})"
+
+
+def _summary() -> Iterator[Panel]:
+    yield number(
+        101,
+        "Worst pause received",
+        "The port that the switch holds back the most.",
+        ask(f"max(railscope_rail_max_nic_receive_pfc_pause_ratio{RAILS})"),
+        PAUSE,
+    )
+    yield number(
+        102,
+        "Worst pause sent",
+        "The port that holds the switch back the most.",
+        ask(f"max(railscope_rail_max_nic_transmit_pfc_pause_ratio{RAILS})"),
+        PAUSE,
+    )
+    yield number(
+        103,
+        "ECN marks",
+        "Marked packets that all ports received, per second.",
+        ask(
+            f"sum(railscope_rail_sum_rdma_ecn_marked_packets_per_second{RAILS})", EVENTS_PER_SECOND
+        ),
+    )
+    yield number(
+        104,
+        "CNPs sent",
+        "Congestion notifications of all ports, per second.",
+        ask(f"sum({CNP_SENT}{RAILS})", EVENTS_PER_SECOND),
+    )
+    yield number(
+        105,
+        "Out",
+        "What all ports on rails send together.",
+        ask(f"sum(railscope_rail_sum_rdma_transmit_bytes_per_second{RAILS})"),
+    )
+    yield number(
+        106,
+        "In",
+        "What all ports on rails receive together.",
+        ask(f"sum(railscope_rail_sum_rdma_receive_bytes_per_second{RAILS})"),
+    )
+    yield number(
+        107,
+        "Packets discarded",
+        "By all ports for want of a buffer; RoCE wants none.",
+        ask(
+            f"sum(railscope_rail_sum_nic_receive_discarded_packets_per_second{RAILS})",
+            EVENTS_PER_SECOND,
+        ),
+        ANY_IS_BAD,
+    )
+    yield number(
+        108,
+        "Pause storms",
+        "Ports whose stall prevention struck, per second.",
+        ask(
+            f"sum(railscope_rail_sum_nic_transmit_pause_storm_errors_per_second{RAILS})",
+            EVENTS_PER_SECOND,
+        ),
+        ANY_IS_BAD,
+    )
+
+
+def _pauses() -> Iterator[Panel]:
+    yield grid(
+        201,
+        "Pause received, node by rail",
+        "Share of time in which the switch kept a port from sending: look in the fabric.",
+        "node",
+        "rail",
+        ask(_rate("railscope_nic_receive_pfc_pause_seconds_total")),
+        PAUSE,
+    )
+    yield grid(
+        202,
+        "Pause sent, node by rail",
+        "Share of time in which a port kept the switch from sending: look in the server.",
+        "node",
+        "rail",
+        ask(_rate("railscope_nic_transmit_pfc_pause_seconds_total")),
+        PAUSE,
+    )
+    yield lines(
+        203,
+        "Pause received by rail",
+        "The worst port of each rail.",
+        ask(
+            f"max by (rail) (railscope_rail_max_nic_receive_pfc_pause_ratio{RAILS})",
+            legend="rail {{rail}}",
+        ),
+        steps=PAUSE,
+        span=12,
+    )
+    yield lines(
+        204,
+        "Pause sent by rail",
+        "The worst port of each rail.",
+        ask(
+            f"max by (rail) (railscope_rail_max_nic_transmit_pfc_pause_ratio{RAILS})",
+            legend="rail {{rail}}",
+        ),
+        steps=PAUSE,
+        span=12,
+    )
+
+
+def _marks() -> Iterator[Panel]:
+    sent = f"sum by (rail) ({CNP_SENT}{RAILS})"
+    received = f"sum by (rail) (railscope_rail_sum_rdma_receive_bytes_per_second{RAILS})"
+    yield lines(
+        301,
+        "CNPs per gigabyte received",
+        "How congested a rail is, whatever it carries; nothing where it carries nothing.",
+        ask(f"{sent} / ({received} / 1e9 > 0)", "short", "rail {{rail}}"),
+    )
+    yield lines(
+        302,
+        "ECN marks by rail",
+        "Marks come before pauses.",
+        ask(
+            f"sum by (rail) (railscope_rail_sum_rdma_ecn_marked_packets_per_second{RAILS})",
+            EVENTS_PER_SECOND,
+            "rail {{rail}}",
+        ),
+    )
+    handled = "railscope_rail_sum_rdma_congestion_notifications_handled_per_second"
+    yield lines(
+        303,
+        "Congestion notifications by rail",
+        "Sent and not handled: they are lost on the way, or the senders are elsewhere.",
+        ask(sent, EVENTS_PER_SECOND, "sent, rail {{rail}}"),
+        ask(f"sum by (rail) ({handled}{RAILS})", EVENTS_PER_SECOND, "handled, rail {{rail}}"),
+    )
+    yield grid(
+        304,
+        "CNPs sent, node by rail",
+        "Receivers of incasts stand out, per second.",
+        "node",
+        "rail",
+        ask(_port_rate("railscope_rdma_congestion_notifications_sent_total"), EVENTS_PER_SECOND),
+    )
+    slow = "railscope_rdma_packet_sequence_errors_total"
+    yield grid(
+        305,
+        "Lost packets, node by rail",
+        "Packets asked for again, per second.",
+        "node",
+        "rail",
+        ask(_port_rate(slow), EVENTS_PER_SECOND),
+        ANY_IS_BAD,
+    )
+
+
+def _shares() -> Iterator[Panel]:
+    sent = _port_rate("railscope_rdma_transmit_bytes_total")
+    median = f"quantile by (rail) (0.5, {sent})"
+    yield grid(
+        401,
+        "Throughput against the median of the rail",
+        "How far each port is from the middle port of its rail: 0 % where all are alike.",
+        "node",
+        "rail",
+        ask(f"{sent} / on (rail) group_left () ({median} > 0) - 1", SHARE),
+        BELOW_OTHERS,
+    )
+    rail = f"sum by (rail) (railscope_rail_sum_rdma_transmit_bytes_per_second{RAILS})"
+    yield lines(
+        402,
+        "Rail against the median of rails",
+        "Jobs use all rails alike: one that falls behind slows all of them.",
+        ask(f"{rail} / scalar(quantile(0.5, {rail}) > 0) - 1", SHARE, "rail {{rail}}"),
+        span=12,
+    ).min(-1)
+    yield lines(
+        403,
+        "Throughput by rail",
+        "What all ports of a rail send and receive.",
+        ask(rail, legend="out, rail {{rail}}"),
+        ask(
+            f"sum by (rail) (railscope_rail_sum_rdma_receive_bytes_per_second{RAILS})",
+            legend="in, rail {{rail}}",
+        ),
+        span=12,
+    )
+    yield lines(
+        404,
+        "Ports up by rail",
+        "A step down is a cable, a transceiver, a port, a server.",
+        ask(f"sum by (rail) (railscope_rail_sum_rdma_port_up{RAILS})", legend="rail {{rail}}"),
+        span=12,
+    )
+
+
+def _beyond(histogram: str, bound: str, direction: str) -> str:
+    """The share of windows in which something was above a bound, by rail."""
+
+    def windows(series: str, le: str = "") -> str:
+        where = f'{{node=~"$node", direction="{direction}"{le}}}'
+        rate = f"rate({histogram}_{series}{where}[$__rate_interval])"
+        return f"sum by (rail) ({with_rail(rate, NIC_ON_RAIL)})"
+
+    within = f', le="{bound}"'
+    return f"1 - {windows('bucket', within)} / ({windows('count')} > 0)"
+
+
+def _bursts() -> Iterator[Panel]:
+    yield bars(
+        501,
+        "Windows paused by the switch",
+        "Share of short windows in which a port was kept from sending more than half the "
+        "time: what an average over a scrape hides.",
+        ask(_beyond("railscope_nic_burst_pause_ratio", "0.5", "receive"), SHARE, "rail {{rail}}"),
+    )
+    yield bars(
+        502,
+        "Windows pausing the switch",
+        "Share of short windows in which a port kept the switch from sending more than half "
+        "the time.",
+        ask(_beyond("railscope_nic_burst_pause_ratio", "0.5", "transmit"), SHARE, "rail {{rail}}"),
+    )
+    yield bars(
+        503,
+        "Windows at line rate",
+        "Share of short windows in which a port received at more than 90 % of its speed.",
+        ask(
+            _beyond("railscope_nic_burst_utilization_ratio", "0.9", "receive"),
+            SHARE,
+            "rail {{rail}}",
+        ),
+    )
+    yield bars(
+        504,
+        "Windows with congestion notifications",
+        "Share of short windows in which a port sent any.",
+        ask(
+            _beyond("railscope_nic_burst_congestion_notifications_per_second", "0.0", "transmit"),
+            SHARE,
+            "rail {{rail}}",
+        ),
+    )
+    yield lines(
+        505,
+        "Windows not seen",
+        "Of which nothing is known: a read failed or came late.",
+        ask(
+            f"sum by (node) (rate(railscope_nic_burst_unseen_windows_total{NODES}"
+            "[$__rate_interval]))",
+            EVENTS_PER_SECOND,
+            "{{node}}",
+        ),
+        span=16,
+    )
+
+
+SECTIONS = (
+    ("", _summary),
+    ("Who pauses whom?", _pauses),
+    ("Does the fabric mark before it pauses?", _marks),
+    ("Are all ports of a rail alike?", _shares),
+    ("What happens in moments too short for a scrape?", _bursts),
+)

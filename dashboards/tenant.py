@@ -1,0 +1,194 @@
+"""The board that a tenant may see: its own GPUs and traffic, and nothing of anyone else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.board import Choice, assemble
+from dashboards.colours import FULL, HOT, NONE_IS_GOOD, PAUSE
+from dashboards.panels import Panel, layers, lines, number
+from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
+
+UID = "railscope-tenant"
+QUESTION = "What does this tenant hold, and what do its GPUs do?"
+OWN = '{tenant="$tenant"}'
+CHOICES = (Choice("tenant", "Tenant", "railscope_tenant_held_gpus"),)
+
+
+def board() -> Dashboard:
+    """Build the board; every query names the tenant, and no link leads to other boards."""
+    return assemble(
+        "Tenant", UID, QUESTION, SECTIONS, choices=CHOICES, tags=("tenant",), shared=True
+    )
+
+
+def _own(how: str, name: str, unit: str = "") -> Query:
+    """A roll-up of the tenant's; several collectors may each hold a part of it."""
+    return ask(f"{how}(railscope_tenant_{name}{OWN})", unit)
+
+
+def _summary() -> Iterator[Panel]:
+    yield number(101, "GPUs held", "Now; parts of a GPU count as parts.", _own("sum", "held_gpus"))
+    yield number(
+        102,
+        "Busy",
+        "Mean share of time in which any kernel ran.",
+        _own("avg", "mean_gpu_utilization_ratio"),
+    )
+    yield number(
+        103,
+        "Tensor cores at work",
+        "Mean share of cycles.",
+        _own("avg", "mean_gpu_tensor_activity_ratio"),
+    )
+    yield number(104, "Power", "Of all boards held.", _own("sum", "sum_gpu_power_watts"))
+    yield number(
+        105, "Hottest GPU", "Of those held.", _own("max", "max_gpu_temperature_celsius"), HOT
+    )
+    yield number(
+        106,
+        "Against them",
+        "What speaks against the health of GPUs held.",
+        _own("sum", "sum_gpu_health_reason_active"),
+        NONE_IS_GOOD,
+    )
+    used = 'max(railscope_tenant_quota_used_gpu_time_seconds{tenant="$tenant", period="month"})'
+    bound = 'max(railscope_tenant_quota_gpu_time_seconds{tenant="$tenant", period="month"})'
+    yield number(
+        107,
+        "Month's quota used",
+        "GPU time held in this month, of what was agreed.",
+        ask(f"{used} / {bound}", SHARE),
+        FULL,
+    )
+    yield number(
+        108, "GPUs agreed", "How many the tenant may hold at once.", _own("max", "quota_gpus")
+    )
+
+
+def _work() -> Iterator[Panel]:
+    yield lines(
+        201,
+        "Activity",
+        "Means of all GPUs held.",
+        _own("avg", "mean_gpu_utilization_ratio").named("any kernel"),
+        _own("avg", "mean_gpu_sm_activity_ratio").named("SMs"),
+        _own("avg", "mean_gpu_tensor_activity_ratio").named("tensor cores"),
+    )
+    yield lines(
+        202,
+        "The slowest GPU",
+        "Jobs wait for it.",
+        _own("min", "min_gpu_sm_activity_ratio").named("SMs"),
+        _own("min", "min_gpu_tensor_activity_ratio").named("tensor cores"),
+    )
+    yield lines(
+        203,
+        "Frame buffer",
+        "Of all GPUs held.",
+        _own("sum", "sum_gpu_memory_used_bytes").named("used"),
+        _own("sum", "sum_gpu_memory_size_bytes").named("size"),
+    )
+    yield lines(204, "Power", "Of all boards held.", _own("sum", "sum_gpu_power_watts"))
+    yield layers(
+        205,
+        "GPUs held back, by reason",
+        "Low utilisation is one.",
+        ask(f"sum by (reason) (railscope_tenant_sum_gpu_throttle_ratio{OWN})", COUNT, "{{reason}}"),
+    )
+    yield layers(
+        206,
+        "Against the GPUs held",
+        "Reasons of their health, none when all are well.",
+        ask(
+            f"sum by (reason) (railscope_tenant_sum_gpu_health_reason_active{OWN}) > 0",
+            legend="{{reason}}",
+        ),
+    )
+
+
+def _traffic() -> Iterator[Panel]:
+    yield lines(
+        301,
+        "RDMA traffic",
+        "Of the ports on the rails of GPUs held.",
+        _own("sum", "sum_rdma_transmit_bytes_per_second").named("out"),
+        _own("sum", "sum_rdma_receive_bytes_per_second").named("in"),
+    )
+    yield lines(
+        302,
+        "Pause",
+        "The worst port. Received: the fabric is congested.",
+        _own("max", "max_nic_receive_pfc_pause_ratio").named("received"),
+        _own("max", "max_nic_transmit_pfc_pause_ratio").named("sent"),
+        steps=PAUSE,
+    )
+    congestion = "sum_rdma_congestion_notifications_sent_per_second"
+    yield lines(
+        303,
+        "Congestion",
+        "Marks received, and notifications sent for them.",
+        _own("sum", "sum_rdma_ecn_marked_packets_per_second", EVENTS_PER_SECOND).named("marks"),
+        _own("sum", congestion, EVENTS_PER_SECOND).named("notifications"),
+    )
+
+
+def _account() -> Iterator[Panel]:
+    yield layers(
+        401,
+        "GPUs held, by what is known of them",
+        "GPU time per second is GPUs.",
+        ask(
+            f"sum by (state) (deriv(railscope_tenant_gpu_time_seconds{OWN}[$__rate_interval]))",
+            COUNT,
+            "{{state}}",
+        ),
+    )
+    yield lines(
+        402,
+        "GPU time so far",
+        "By state, from the first evidence on.",
+        ask(f"sum by (state) (railscope_tenant_gpu_time_seconds{OWN})", legend="{{state}}"),
+    )
+    yield lines(
+        403,
+        "Quota",
+        "GPU time of this day or month (UTC), and what was agreed.",
+        ask(
+            f"max by (period) (railscope_tenant_quota_used_gpu_time_seconds{OWN})",
+            legend="used, {{period}}",
+        ),
+        ask(
+            f"max by (period) (railscope_tenant_quota_gpu_time_seconds{OWN})",
+            legend="agreed, {{period}}",
+        ),
+    )
+    yield lines(
+        404,
+        "Energy so far",
+        "Of GPUs while they were held; some minutes behind.",
+        _own("sum", "energy_joules"),
+    )
+    yield lines(
+        405,
+        "Time computing so far",
+        "Of GPUs while they were held; some minutes behind.",
+        _own("sum", "gpu_busy_time_seconds"),
+    )
+    yield lines(
+        406,
+        "Network traffic so far",
+        "By ports of GPUs while they were held.",
+        _own("sum", "network_transmitted_bytes").named("sent"),
+        _own("sum", "network_received_bytes").named("received"),
+    )
+
+
+SECTIONS = (
+    ("", _summary),
+    ("Do its GPUs work as they should?", _work),
+    ("Does its traffic flow?", _traffic),
+    ("What will be accounted for?", _account),
+)
