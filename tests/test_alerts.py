@@ -188,16 +188,17 @@ def test_an_alert_links_to_its_runbook(rule: dict[str, Any]):
 
 @EACH_ALERT
 def test_an_alert_links_to_a_board_or_to_a_panel_that_shows_its_metric(rule: dict[str, Any]):
-    link = re.fullmatch(
-        rf"{SITE}/d/(?P<uid>[\w-]+)(?:\?viewPanel=(?P<panel>\d+))?",
-        rule["annotations"]["dashboard_url"],
-    )
-    assert link
-    board = BOARDS[link["uid"]]
-    if link["panel"]:
-        panels = {panel["id"]: panel for panel in board["panels"]}
+    address, _, query = rule["annotations"]["dashboard_url"].partition("?")
+    board = BOARDS[address.removeprefix(f"{SITE}/d/")]
+    asked = dict(part.split("=", 1) for part in query.split("&") if part)
+    assert set(asked) <= {"viewPanel", "var-node"}
+    if "var-node" in asked:
+        assert asked["var-node"] == "{{ $labels.node }}"
+        assert "node" in {variable["name"] for variable in board["templating"]["list"]}
+    if "viewPanel" in asked:
+        panels = {str(panel["id"]): panel for panel in board["panels"]}
         shown: set[str] = set()
-        for target in panels[int(link["panel"])]["targets"]:
+        for target in panels[asked["viewPanel"]]["targets"]:
             shown |= metrics_in(target["expr"])
         shown |= {rollups()[name].source.name for name in shown if name in rollups()}
         assert shown & metrics_in(expanded(rule["expr"]))
