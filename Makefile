@@ -35,9 +35,12 @@ test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 thorough: $(VENV)/.ready-to-test
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --hypothesis-profile=thorough --timeout 1200 \
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=thorough --timeout 1200 \
 		tests/collector/metering tests/collector/billing tests/collector/audit \
-		tests/vocabulary/test_merkle.py tests/vocabulary/test_note.py \
+		tests/collector/access tests/collector/evidence tests/collector/account \
+		tests/collector/jobs tests/collector/ledger tests/agent/tenancy \
+		tests/agent/test_custody_held.py tests/vocabulary/test_merkle.py \
+		tests/vocabulary/test_note.py tests/vocabulary/test_cosignature.py \
 		tests/vocabulary/test_audit_record.py
 
 check: $(VENV)/.ready-to-test

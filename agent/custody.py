@@ -16,7 +16,7 @@ import structlog
 
 from agent.config import CustodySettings
 from agent.custody_client import AwayError, CustodyClient, DisagreesError
-from agent.custody_store import CustodyStore
+from agent.custody_store import MOST_EVIDENCE, CustodyStore
 from agent.device_thread import DeviceThread
 from agent.host import Clock
 from agent.stats import DISPUTED, HOLDS, HOLDS_NONE, CustodyState
@@ -176,7 +176,7 @@ class Custody:
     async def _dispute(self, kind: str, offered: str) -> None:
         """Say once, loudly, what no honest log can show; and keep the proof of it."""
         self._show(DISPUTED)
-        if (kind, self._held, offered) in self._told:
+        if (kind, self._held, offered) in self._told or len(self._told) >= MOST_EVIDENCE:
             return
         held = self._held
         folder = await self._disk.submit(lambda: self.store.keep_evidence(kind, held, offered))

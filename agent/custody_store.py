@@ -15,8 +15,8 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
+from railscope.audit.cosignature import key_name
 from railscope.audit.note import NoteError, PublicKey, SecretKey
 
 MOST_EVIDENCE = 100
@@ -58,7 +58,7 @@ class CustodyStore:
         text = self._text("witness.key")
         if text:
             return SecretKey.parse(text)
-        key = SecretKey.generate(quote(node, safe="") or "node")
+        key = SecretKey.generate(key_name(node))
         self._write("witness.key", key.secret_text() + "\n")
         return key
 

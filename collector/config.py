@@ -26,6 +26,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     schemas_per_node: Annotated[
         int, described("Most new schemas a node may register in an hour.", ge=1)
     ] = 200
+    audited_events_per_node: Annotated[
+        int, described("Most events for the audit log that a node may send in an hour.", ge=1)
+    ] = 36_000
     requests_per_second: Annotated[
         float, described("Most requests a second of one node, averaged over ten seconds.", gt=0)
     ] = 50.0
@@ -87,7 +90,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         str,
         described(
             "The log's name in a new key and all checkpoints; no spaces, no plus signs.",
-            pattern=r"^[^\s+]+$",
+            pattern=r"^[^\s+]+\Z",
             max_length=200,
         ),
     ] = "railscope.audit"

@@ -185,7 +185,7 @@ class Core:
         if known.gpus and applied:
             self.gpus_of[envelope.node] = _by_lane(known.gpus)
         self.evidence.accept(record, envelope, batch, known)
-        self.evidence.hear(envelope.node, batch, record.received_wall_ns)
+        self.evidence.hear(record, envelope, batch)
         for seen in _events_of(record, envelope, batch):
             for listener in self.listeners:
                 listener(seen)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from railscope.wire import BYTES_PER_VALUE, Batch, WireError
+from railscope.wire import BYTES_PER_VALUE, MOST_EVENT_NUMBER, Batch, WireError
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Codes: TypeAlias = npt.NDArray[np.uint8]
@@ -29,7 +29,11 @@ def check(batch: Batch, columns: int, most_rows: int) -> int:
         and len(batch.steps) == count * (rows - 1) * BYTES_PER_VALUE
         and len(batch.reasons) in (0, columns, columns * rows)
         and all(0 <= event.row < rows for event in batch.events)
+        and all(0 <= event.number <= MOST_EVENT_NUMBER for event in batch.events)
         and all(0 <= ns < 1 << 63 for ns in (*batch.wall_ns, *batch.boot_ns))
+        and all(
+            0 <= ns < 1 << 63 for event in batch.events for ns in (event.wall_ns, event.boot_ns)
+        )
     )
     if not fits:
         message = f"batch of stream {batch.stream!r}: its parts do not fit {columns} columns"

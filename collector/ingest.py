@@ -22,6 +22,7 @@ from aiohttp import web
 from collector import decode
 from collector.access.credential import Credential
 from collector.access.gate import json_answer
+from collector.audit.events import is_audited
 from collector.audit.trail import Denial
 from collector.config import Limits
 from collector.core import Core
@@ -58,20 +59,28 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an accident
 
 
 @dataclass(slots=True)
+class Hourly:
+    """How much of something has come in the present hour."""
+
+    count: int = 0
+    since_ns: int = 0
+
+    def fits(self, more: int, most: int, now_ns: int) -> bool:
+        """Whether so much more is within the bound of the hour."""
+        if not 0 <= now_ns - self.since_ns < _HOUR_NS:
+            self.count, self.since_ns = 0, now_ns
+        return self.count + more <= most
+
+
+@dataclass(slots=True)
 class NodeSender:
     """What is kept of a node while it sends: one request at a time, and how many lately."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     allowance: float = 0.0
     counted_at: float = 0.0
-    schemas: int = 0
-    schemas_since_ns: int = 0
-
-    def may_register(self, count: int, most: int, now_ns: int) -> bool:
-        """Whether so many more schemas are within the bound of the present hour."""
-        if not 0 <= now_ns - self.schemas_since_ns < _HOUR_NS:
-            self.schemas, self.schemas_since_ns = 0, now_ns
-        return self.schemas + count <= most
+    schemas: Hourly = field(default_factory=Hourly)
+    audited: Hourly = field(default_factory=Hourly)
 
 
 @dataclass(slots=True)
@@ -147,10 +156,12 @@ class Ingest:
         if not fresh:
             self.core.accept(record, envelope)
             return {"accepted_frames": 0, "duplicate_frames": total}
+        audited = self._audited(envelope, sender)
         try:
             await self.log.append(record, lambda: self.core.accept(record, envelope))
         except OSError as error:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+        sender.audited.count += audited
         return {"accepted_frames": fresh, "duplicate_frames": total - fresh}
 
     async def _decode(
@@ -178,18 +189,30 @@ class Ingest:
         if not new:
             return
         most = self.limits.schemas_per_node
-        if not sender.may_register(len(new), most, self.wall_ns()):
+        if not sender.schemas.fits(len(new), most, self.wall_ns()):
             text = f"more than {most} new schemas from one node in an hour"
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
         try:
             for schema in new:
                 check_schema(schema, self.limits.columns)
                 await asyncio.to_thread(self.core.schemas.put, schema)
-                sender.schemas += 1
+                sender.schemas.count += 1
         except WireError as error:
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "schema", str(error)) from error
         except OSError as error:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+
+    def _audited(self, envelope: Envelope, sender: NodeSender) -> int:
+        """How many of its events are recorded for good, within the bound of an hour.
+
+        More than that in the first of an hour is let through, or it would never be.
+        """
+        count = sum(is_audited(event) for batch in envelope.batches for event in batch.events)
+        most, so_far = self.limits.audited_events_per_node, sender.audited
+        if count and not so_far.fits(count, most, self.wall_ns()) and so_far.count:
+            text = f"more than {most} events for the audit log from one node in an hour"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
+        return count
 
     def _check_bounds(self, envelope: Envelope) -> None:
         limits = self.limits
@@ -225,7 +248,10 @@ class Ingest:
 
     def _check_times(self, record: Record, envelope: Envelope) -> None:
         for batch in envelope.batches:
-            age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
+            # As evidence has it: the newest by the wall clock, the others by how much they are older.
+            newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+            oldest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
+            age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
             if age_ns > self.limits.oldest_frame_days * _DAY_NS:
                 text = f"frames older than {self.limits.oldest_frame_days} days"
                 raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)

@@ -39,6 +39,8 @@ HASH_BYTES = 16
 RAIL_DIGITS = 3
 """A rail beyond 999 is no rail: views keep a place for every rail up to the highest."""
 BYTES_PER_VALUE = 8
+MOST_EVENT_NUMBER = 1 << 53
+"""Of an audited event: records count from 0, in integers that JSON holds exactly."""
 LEVEL = 3
 
 

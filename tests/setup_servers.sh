@@ -10,6 +10,7 @@ want() { # PROGRAM PACKAGE
     fi
 }
 want promtool prometheus
+want amtool prometheus-alertmanager
 want prometheus-node-exporter prometheus-node-exporter
 want victoria-metrics victoria-metrics
 want systemd-analyze systemd

@@ -15,34 +15,61 @@ import yaml
 from dashboards.build import boards
 from dashboards.promql import labels_in, metric_named, metrics_in, problems
 from railscope.catalog import rollups
+from railscope.catalog.xids import xids
+from tests.support.alert_rules import (
+    CASES,
+    RECORDED,
+    ROOT,
+    RULES,
+    expanded,
+    proofs,
+    rules_of,
+    samples,
+    situations,
+)
 
-ROOT = Path(__file__).parent.parent
-RULES = ROOT / "alerts/rules/railscope.yml"
-CASES = ROOT / "alerts/tests/railscope_test.yml"
 RUNBOOKS = ROOT / "alerts/runbooks"
 PROMETHEUS = ROOT / "deploy/prometheus/prometheus.yml"
+ALERTMANAGER = ROOT / "deploy/alertmanager.yml"
 SITE = "https://railscope.example"
+ALWAYS_FIRES = "RailscopeDeadMansSwitch"
 
 ALERTS: list[dict[str, Any]] = [
-    rule
-    for group in yaml.safe_load(RULES.read_text())["groups"]
-    for rule in group["rules"]
-    if "alert" in rule
+    rule for path in RULES for rule in rules_of(path) if "alert" in rule
 ]
 NAMES = sorted({rule["alert"] for rule in ALERTS})
 EACH_ALERT = pytest.mark.parametrize(
     "rule", [pytest.param(rule, id=f"{i}-{rule['alert']}") for i, rule in enumerate(ALERTS)]
 )
+SITUATIONS = situations()
+BOARDS = {board["uid"]: board for board in (json.loads(text) for _, text in boards())}
 EACH_NAME = pytest.mark.parametrize("name", NAMES)
 
 
-def promtool(*arguments: str) -> None:
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is missing: install the Debian package prometheus")
+PACKAGES = {"promtool": "prometheus", "amtool": "prometheus-alertmanager"}
+
+
+def run(program: str, *arguments: str) -> str:
+    if not shutil.which(program):
+        pytest.skip(f"{program} is missing: install the Debian package {PACKAGES[program]}")
     outcome = subprocess.run(
-        ["promtool", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    return outcome.stdout
+
+
+def promtool(*arguments: str) -> None:
+    run("promtool", *arguments)
+
+
+def receivers(**labels: str) -> list[str]:
+    """Who hears of an alert by the example for Alertmanager."""
+    told = run(
+        "amtool", "config", "routes", "test", f"--config.file={ALERTMANAGER}",
+        *(f"{name}={value}" for name, value in labels.items()),
+    )  # fmt: skip
+    return told.strip().split(",")
 
 
 def queries_in(page: Path) -> list[str]:
@@ -51,15 +78,51 @@ def queries_in(page: Path) -> list[str]:
 
 
 def test_prometheus_accepts_the_rules():
-    promtool("check", "rules", str(RULES))
+    promtool("check", "rules", *map(str, RULES))
 
 
 def test_alerts_fire_stay_quiet_and_resolve_as_promised():
-    promtool("test", "rules", str(CASES))
+    promtool("test", "rules", *map(str, CASES))
 
 
 def test_prometheus_accepts_the_scrape_configuration():
     promtool("check", "config", str(PROMETHEUS))
+
+
+def test_prometheus_is_given_every_rule():
+    (pattern,) = yaml.safe_load(PROMETHEUS.read_text())["rule_files"]
+    assert sorted(path.resolve() for path in PROMETHEUS.parent.glob(pattern)) == RULES
+
+
+def test_alertmanager_accepts_its_example():
+    run("amtool", "check-config", str(ALERTMANAGER))
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ({"alertname": "RailscopeGpuLost", "severity": "critical"}, ["pager"]),
+        ({"alertname": "RailscopeLinkSpeed", "severity": "warning"}, ["tickets"]),
+        ({"alertname": "RailscopeNodeRebooted", "severity": "info"}, ["nobody"]),
+        ({"alertname": "RailscopeTenantOverQuota", "severity": "warning"}, ["billing"]),
+        ({"alertname": "RailscopeAuditLogDisputed", "severity": "critical"}, ["pager", "billing"]),
+        ({"alertname": ALWAYS_FIRES, "severity": "info"}, ["watch"]),
+    ],
+)
+def test_alertmanager_tells_whom_it_should(labels: dict[str, str], told: list[str]):
+    assert receivers(**labels) == told
+
+
+def test_alertmanager_names_only_alerts_and_labels_that_exist():
+    example = yaml.safe_load(ALERTMANAGER.read_text())
+    known = {*(label for rule in ALERTS for label in rule["labels"]), "alertname"}
+    for rule in ALERTS:
+        known |= labels_in(expanded(rule["expr"]))
+    for inhibition in example["inhibit_rules"]:
+        assert set(inhibition.get("equal", [])) <= known
+    for pattern in re.findall(r'alertname=~?"([^"]*)"', ALERTMANAGER.read_text()):
+        for word in pattern.split("|"):
+            assert any(re.fullmatch(word, name) for name in NAMES), word
 
 
 def test_the_scrape_configuration_keeps_the_label_node():
@@ -79,16 +142,43 @@ def test_an_alert_says_how_urgent_it_is_and_what_it_is_about(rule: dict[str, Any
     assert "for" in rule
     notes = rule["annotations"]
     assert "{{" not in notes["summary"], "the summary is the same for a whole group"
-    assert "$labels.node" in notes["description"]
     shown = set(re.findall(r"\$labels\.(\w+)", notes["description"]))
-    assert shown <= labels_in(rule["expr"])
+    assert shown <= labels_in(expanded(rule["expr"]))
+    if rule["alert"] != ALWAYS_FIRES:
+        assert shown, "it says what it is about"
 
 
 @EACH_ALERT
 def test_an_alert_is_made_of_what_the_catalog_declares(rule: dict[str, Any]):
-    assert problems(rule["expr"]) == []
-    named = re.findall(r"railscope_\w+", rule["annotations"]["description"])
+    assert problems(expanded(rule["expr"])) == []
+    description = expanded(rule["annotations"]["description"])
+    named = re.findall(r"railscope_\w+", description)
     assert [name for name in named if metric_named(name) is None] == []
+
+
+def test_recorded_series_are_made_of_what_the_catalog_declares():
+    assert [problem for name in RECORDED for problem in problems(expanded(name))] == []
+
+
+def test_every_recorded_series_is_used_by_an_alert():
+    text = " ".join(rule["expr"] for rule in ALERTS)
+    assert [name for name in RECORDED if name not in text] == []
+
+
+def test_the_xids_that_wake_someone_are_the_fatal_ones_that_ask_for_something():
+    (rule,) = (
+        rule
+        for rule in ALERTS
+        if rule["alert"] == "RailscopeGpuXid" and rule["labels"]["severity"] == "critical"
+    )
+    wanted = {
+        n for n, xid in xids().items() if xid.severity == "fatal" and "ignore" not in xid.actions
+    }
+    told = {
+        frozenset(map(int, numbers.split("|")))
+        for numbers in re.findall(r'xid=~"([^"]*)"', rule["expr"])
+    }
+    assert told == {frozenset(wanted | {94})}
 
 
 @EACH_ALERT
@@ -97,18 +187,21 @@ def test_an_alert_links_to_its_runbook(rule: dict[str, Any]):
 
 
 @EACH_ALERT
-def test_an_alert_links_to_a_panel_that_shows_its_metric(rule: dict[str, Any]):
-    link = re.fullmatch(
-        rf"{SITE}/d/(?P<uid>[\w-]+)\?viewPanel=(?P<panel>\d+)", rule["annotations"]["dashboard_url"]
-    )
-    assert link
-    found = {board["uid"]: board for board in (json.loads(text) for _, text in boards())}
-    panels = {panel["id"]: panel for panel in found[link["uid"]]["panels"]}
-    shown: set[str] = set()
-    for target in panels[int(link["panel"])]["targets"]:
-        shown |= metrics_in(target["expr"])
-    shown |= {rollups()[name].source.name for name in shown if name in rollups()}
-    assert shown & metrics_in(rule["expr"])
+def test_an_alert_links_to_a_board_or_to_a_panel_that_shows_its_metric(rule: dict[str, Any]):
+    address, _, query = rule["annotations"]["dashboard_url"].partition("?")
+    board = BOARDS[address.removeprefix(f"{SITE}/d/")]
+    asked = dict(part.split("=", 1) for part in query.split("&") if part)
+    assert set(asked) <= {"viewPanel", "var-node"}
+    if "var-node" in asked:
+        assert asked["var-node"] == "{{ $labels.node }}"
+        assert "node" in {variable["name"] for variable in board["templating"]["list"]}
+    if "viewPanel" in asked:
+        panels = {str(panel["id"]): panel for panel in board["panels"]}
+        shown: set[str] = set()
+        for target in panels[asked["viewPanel"]]["targets"]:
+            shown |= metrics_in(target["expr"])
+        shown |= {rollups()[name].source.name for name in shown if name in rollups()}
+        assert shown & metrics_in(expanded(rule["expr"]))
 
 
 @EACH_NAME
@@ -117,28 +210,32 @@ def test_rules_of_one_name_have_one_summary(name: str):
     assert len(summaries) == 1
 
 
-@EACH_NAME
-def test_an_alert_has_a_case_that_fires_and_one_that_is_quiet(name: str):
-    cases = [
-        case
-        for situation in yaml.safe_load(CASES.read_text())["tests"]
-        for case in situation["alert_rule_test"]
-        if case["alertname"] == name
-    ]
-    assert any(case.get("exp_alerts") for case in cases)
-    assert any(not case.get("exp_alerts") for case in cases)
-
-
 @EACH_ALERT
-def test_every_rule_fires_in_some_case(rule: dict[str, Any]):
-    fired = [
-        alert["exp_labels"]
-        for situation in yaml.safe_load(CASES.read_text())["tests"]
-        for case in situation["alert_rule_test"]
-        if case["alertname"] == rule["alert"]
-        for alert in case.get("exp_alerts", [])
-    ]
-    assert any(rule["labels"].items() <= labels.items() for labels in fired)
+def test_the_cases_prove_what_a_rule_promises(rule: dict[str, Any]):
+    """It fires and resolves; it is quiet when all is well or idle, after a reset, over a gap."""
+    given = proofs(rule, SITUATIONS)
+    if rule["alert"] == ALWAYS_FIRES:
+        assert given == {"fires"}
+    else:
+        assert given == {"fires", "resolves", "healthy", "idle", "gap", "reset"}
+
+
+def test_every_case_is_about_an_alert_that_there_is():
+    asked = {case["alertname"] for situation in SITUATIONS for case in situation.cases}
+    assert asked == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ("1x2", [1, 1, 1]),
+        ("0x30", [0] * 31),
+        ("1+2x2 stale 0-1x1", [1, 3, 5, None, 0, -1]),
+        ("_x2 -1.5", [None, None, -1.5]),
+    ],
+)
+def test_the_notation_of_promtool_is_understood(values: str, told: list[float | None]):
+    assert samples(values) == told
 
 
 @EACH_NAME

@@ -46,8 +46,8 @@ _NS = 1_000_000_000
 _ROOT_ONLY = 0o600
 _NO_SOCKET_SO_LONG = 108
 
-Word = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$")]
+Word = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}\Z")]
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

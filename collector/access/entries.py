@@ -39,12 +39,12 @@ MOST_SHOWN = 100
 """Entries in one answer."""
 MOST_READ = 20_000
 """Records that one answer may have to wait for."""
+INDEXED_AT_ONCE = 2000
 _OWN_REFERENCES = ("frame/", "entry/", "outbox/", "record/")
 """Identities that name no other tenant: of frames, ledger entries, rows of the outbox, records."""
 _SOMEBODY_ELSE = "\0"
 """Stands for who is not named by the name of a tenant."""
 _INDEX_EVERY_SECONDS = 5.0
-_INDEXED_AT_ONCE = 2000
 _PAUSE_SECONDS = 0.05
 
 
@@ -73,6 +73,8 @@ class Entries:
 
     folder: Path
     key: PublicKey
+    most_read: int = MOST_READ
+    indexed_at_once: int = INDEXED_AT_ONCE
     _read: int = 0
     """Records that the index knows."""
     _of: dict[str, array[int]] = field(default_factory=dict)
@@ -134,7 +136,7 @@ class Entries:
         if wanted.tenant is None:
             return range(wanted.first, min(tiles.size, wanted.first + wanted.most + 1))
         with self._lock:
-            self._catch_up(tiles, MOST_READ)
+            self._catch_up(tiles, self.most_read)
             found = self._of.get(wanted.tenant, array("q"))
             # The index may be ahead of the checkpoint that this answer shows.
             begin, end = (bisect_left(found, at) for at in (wanted.first, tiles.size))
@@ -158,7 +160,7 @@ class Entries:
         try:
             _, tiles = self.checkpoint()
             with self._lock:
-                self._catch_up(tiles, _INDEXED_AT_ONCE)
+                self._catch_up(tiles, self.indexed_at_once)
         except NotYetError:
             return False
         except FileNotFoundError:

@@ -54,6 +54,7 @@ class AccessTrail:
     trail: Trail
     told: Told
     wall_ns: Callable[[], int] = time.time_ns
+    most_a_day: int = MOST_A_DAY
     _day: int = -1
     _today: set[Hashable] = field(default_factory=set)
     _more_today: int = 0
@@ -94,7 +95,7 @@ class AccessTrail:
             self._today.clear()
         if what in self._today:
             return False
-        if len(self._today) >= MOST_A_DAY:
+        if len(self._today) >= self.most_a_day:
             self._more_today += 1
             return False
         self._today.add(what)

@@ -39,14 +39,13 @@ class Amounts:
     open: dict[str, OpenAmounts] = field(default_factory=dict)
     _sum: Totals = field(default_factory=dict)
 
-    def begin(self, settled: Totals) -> None:
-        """Start from what the ledger has."""
-        self.open.clear()
-        self._sum = dict(settled)
-
     def totals(self) -> Totals:
         """Everything that was counted so far."""
         return {whose: amount for whose, amount in self._sum.items() if amount}
+
+    def take_up(self, totals: Totals) -> None:
+        """The ledger has these totals."""
+        add(self._sum, totals)
 
     def settle(self, gpu: str, day: int, new: Totals, old: Totals) -> None:
         """A day of a GPU was written to the ledger, for the first time or anew."""

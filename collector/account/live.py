@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from collector.account.amounts import Amounts
@@ -45,6 +45,12 @@ class Settled:
                 add(self.sums, {key._replace(day=month_of(key.day)): quantity}, sign)
         self.capacity += sum(new.values()) - sum(old.values())
         self.days[gpu] = max(day, self.days.get(gpu, day))
+
+    def take_up(self, sums: Sums, days: Mapping[str, int]) -> None:
+        """The ledger has these sums, by month, of GPUs up to their last days."""
+        add(self.sums, sums)
+        self.capacity += sum(sums.values())
+        self.days |= days
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from collector.audit.showing import (
     extent,
     instant,
     note_of,
+    plain,
     records,
     shown,
     wanted,
@@ -72,7 +73,8 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: st
         found = verify(folder, public, [_kept(anchor) for anchor in anchors])
         waiting = _invoices(ledger, found.issued) if ledger else []
     except VerifyError as error:
-        click.echo(f"{error.outcome.name.lower().replace('_', ' ')}: {error}", err=True)
+        for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
+            click.echo(plain(line), err=True)
         sys.exit(error.outcome)
     tree = found.checkpoint.tree
     click.echo(f"consistent: {tree.size} records of {public.name}, root {tree.root.hex()}")
@@ -82,7 +84,7 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: st
     for line in _vouching(found.witnesses):
         click.echo(line)
     for finding in (*found.findings, *waiting):
-        click.echo(f"to explain: {finding}")
+        click.echo(plain(f"to explain: {finding}"))
 
 
 def _invoices(url: str, issued: Sequence[Record]) -> list[str]:
@@ -108,7 +110,8 @@ def _invoices(url: str, issued: Sequence[Record]) -> list[str]:
 def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
     """Who vouches for how much of the log: the first ones by name."""
     for one in witnesses[:_MOST_NAMED]:
-        yield (f"vouched for: {one.size} records, by {one.node}, {instant(one.seconds * 10**9)}")
+        told = f"vouched for: {one.size} records, by {one.node}, {instant(one.seconds * 10**9)}"
+        yield plain(told)
     if len(witnesses) > _MOST_NAMED:
         yield f"vouched for: by {len(witnesses) - _MOST_NAMED} more"
 

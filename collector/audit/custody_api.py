@@ -35,9 +35,15 @@ from railscope.audit.record import Actor, RecordError, Subject
 SHOW_HEADER = "Railscope-Show"
 MOST_BYTES = 64 << 10
 SAVE_EVERY_SECONDS = 60.0
+NEW_KEY_EVERY_NS = 3_600_000_000_000
+"""A node has no more than one new key in so much time: each is a record for good."""
 _KEPT_PROOFS = 64
 
 log = structlog.get_logger(__name__)
+
+
+class TooOftenError(RuntimeError):
+    """A node comes with another key again; the message says which node."""
 
 
 @dataclass(slots=True)
@@ -49,6 +55,8 @@ class CustodyApi:
     witnesses: Witnesses
     save_every_seconds: float = SAVE_EVERY_SECONDS
     _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
+    _changed: dict[str, int] = field(default_factory=dict)
+    """When each node had another key, in nanoseconds since the epoch."""
 
     def handlers(self) -> Handlers:
         """By the names of the routes."""
@@ -119,11 +127,14 @@ class CustodyApi:
             vouched = msgspec.json.decode(await request.read(), type=Vouched)
             if vouched.note:
                 vouched.seconds()
+                _check_name(who.name, vouched)
             await self.guard.show(who.name, vouched.note)
             if vouched.note:
                 await self._keep(who.name, vouched)
         except DisputeError as error:
             return _problem(HTTPStatus.CONFLICT, str(error))
+        except TooOftenError as error:
+            return _problem(HTTPStatus.TOO_MANY_REQUESTS, str(error))
         except (msgspec.MsgspecError, UnicodeDecodeError, NoteError) as error:
             return _problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except OSError as error:
@@ -131,9 +142,13 @@ class CustodyApi:
         return web.Response(text="held\n")
 
     async def _keep(self, node: str, vouched: Vouched) -> None:
-        """Keep a cosignature; a key that is new is recorded first, with the one before."""
+        """Keep a cosignature; a key that is new is recorded first, with the one before.
+
+        Raises TooOftenError.
+        """
         known = self.witnesses.nodes.get(node)
         if known is None or known.key != vouched.key:
+            self._change(node)
             data = {"key": vouched.key, **({"before": known.key} if known else {})}
             draft = Draft(
                 "log.witness", Actor("agent", node), self.guard.wall_ns(), "done", Subject(node),
@@ -143,8 +158,24 @@ class CustodyApi:
                 await self.audit.append(draft)
             except (AuditError, RecordError) as error:
                 log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
+                del self._changed[node]
                 return
         self.witnesses.put(node, vouched)
+
+    def _change(self, node: str) -> None:
+        """Take note that a node has another key. Raises TooOftenError."""
+        now_ns, before_ns = self.guard.wall_ns(), self._changed.get(node)
+        if before_ns is not None and 0 <= now_ns - before_ns < NEW_KEY_EVERY_NS:
+            message = f"{node} has had another key less than an hour ago"
+            raise TooOftenError(message)
+        self._changed[node] = now_ns
+
+
+def _check_name(node: str, vouched: Vouched) -> None:
+    """Raises NoteError where a key is in the name of another than the node."""
+    if not vouched.is_of(node):
+        message = f"the key of {node}'s cosignatures must be in its name"
+        raise NoteError(message)
 
 
 def _problem(status: HTTPStatus, text: str) -> web.Response:

@@ -53,6 +53,8 @@ class Drain:
     retry_seconds: float = RETRY_SECONDS
     waiting: int = 0
     """Rows in no log yet, as last seen."""
+    refuse: Callable[[str], None] = lambda _problem: None
+    """Called where the ledger knows of more than the log has, before anything else."""
     problem: str = ""
     """Why it does not go on; empty where it does."""
     _log: str = ""
@@ -99,9 +101,17 @@ class Drain:
             raise AuditError(message)
         name = leaf_hash(genesis).hex()
         with database.transaction() as connection:
-            first = last_placed(connection, name) + 1
+            last = last_placed(connection, name)
         self._found = {}
-        for raw in self.audit.records(first):
+        behind = self.audit.records(last.leaf if last else 0)
+        if last and _reference(next(behind, None)) != REFERENCE + last.id:
+            message = (
+                f"the ledger knows of record {last.leaf} of this log, which is not there: "
+                "an older copy of the log was put back, or its end is lost"
+            )
+            self.refuse(message)
+            raise AuditError(message)
+        for raw in behind:
             record = decode(raw)
             if record.ref and record.ref[0].startswith(REFERENCE):
                 self._found[record.ref[0].removeprefix(REFERENCE)] = record.seq
@@ -152,3 +162,9 @@ class Drain:
         self.waiting -= len(places)
         for one in places:
             self._found.pop(one.id)
+
+
+def _reference(raw: bytes | None) -> str:
+    """The first reference of a record; empty where there is no record, or none in it."""
+    references = decode(raw).ref if raw is not None else []
+    return references[0] if references else ""

@@ -18,11 +18,12 @@ from collector.audit.holding import (
     TRANSFER,
     Holding,
     Holdings,
+    by,
 )
 from collector.core import SeenEvent
 from railscope.audit.record import Actor, Data, RecordError, Source, Subject
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
-from railscope.wire import WireEvent
+from railscope.wire import MOST_EVENT_NUMBER, WireEvent
 
 MOST_TEXT = 500
 NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
@@ -68,6 +69,11 @@ def is_audited(event: WireEvent) -> bool:
     return known is not None and known.audited
 
 
+def is_numbered(event: WireEvent) -> bool:
+    """Whether an event has a number that a record can have."""
+    return 0 < event.number <= MOST_EVENT_NUMBER
+
+
 def source_of(seen: SeenEvent) -> Source:
     """The agent's run, at its record of this number."""
     run = seen.position.run if seen.position else ""
@@ -88,11 +94,11 @@ def drafts_of(
     if draft.type != ASSIGN:
         yield draft
         return
-    gpu, claim = draft.subject.gpu, str(draft.data["claim"])
+    gpu, claim = draft.subject.gpu, by(draft.subject.node, str(draft.data["claim"]))
     wanted, present = Holding.of(draft.data, draft.commitments), holdings.of(gpu, claim)
     if present is None:
         for other in holdings.disputed(gpu, claim, wanted):
-            yield _conflict(draft, claim, other)
+            yield _conflict(draft, other)
         yield draft
     elif present.holder == wanted.holder:
         yield replace(draft, outcome=SEEN)
@@ -168,9 +174,11 @@ def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
     return facts.get("gpu", "")
 
 
-def _conflict(draft: Draft, claim: str, other: str) -> Draft:
+def _conflict(draft: Draft, other: str) -> Draft:
     """Two claims dispute the same slots: seen by the collector, of its own."""
-    data: Data = {"claim_before": other, "claim": claim, "level": draft.data.get("level", "")}
+    node, _, before = other.partition("\n")
+    data: Data = {"claim_before": before, "node_before": node}
+    data |= {name: draft.data.get(name, "") for name in ("claim", "level")}
     return replace(
         draft, type=CONFLICT, outcome=SEEN, data=data, source=None, commitments={},
         actor=Actor("collector", "collector"),

@@ -20,14 +20,14 @@ class Pairing:
     """Whether claims are given before they are given back, and once."""
 
     findings: list[tuple[int, str]] = field(default_factory=list)
-    _open: dict[tuple[str, str], int] = field(default_factory=dict)
+    _open: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         """Take the next record of the log."""
         claim = record.data.get("claim")
         if record.src.kind != "agent" or not isinstance(claim, str):
             return
-        key = record.obj.gpu, claim
+        key = record.obj.node, record.obj.gpu, claim
         since = self._open.get(key)
         problem = ""
         if record.type == ASSIGN and record.out == DONE:
@@ -78,6 +78,7 @@ class Explaining:
     """The last key that was recorded of each witness, by node."""
     issued: list[Record] = field(default_factory=list)
     """Records of invoices that were issued."""
+    losses: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         """Take the next record of the log."""
@@ -85,14 +86,17 @@ class Explaining:
         self.pairing.add(record)
         self.times.add(record)
         key = record.data.get("key")
-        if record.type == "log.witness" and isinstance(key, str):
+        if record.type == "log.witness" and record.out == DONE and isinstance(key, str):
             self.witnesses[record.obj.node] = key
         elif record.type == "billing.issue":
             self.issued.append(record)
+        elif record.type == "log.recovered" and len(self.losses) < MOST_FINDINGS:
+            missing = record.data.get("missing")
+            self.losses.append((record.seq, f"{missing} records before it were lost unsigned"))
 
     def findings(self) -> tuple[str, ...]:
         """What somebody must explain."""
-        found = sorted([*self.pairing.findings, *self.times.findings])
+        found = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
         return (
             *self.continuity.findings(),
             *(f"record {sequence}: {what}" for sequence, what in found),

@@ -153,6 +153,13 @@ class Guard:
             tree.append(leaf_hash(raw))
         return tree.root
 
+    def refuse(self, problem: str) -> None:
+        """Sign nothing any more: who is not an agent knows that this log is not what it was."""
+        if not self.refused:
+            log.error("audit_log_disputed", problem=problem,
+                      advice="nothing is signed any more; see docs/audit.md")  # fmt: skip
+        self.refused = self.refused or problem
+
     async def _dispute(self, node: str, note: str, problem: str) -> None:
         text = f"{node} holds a signed checkpoint that this log has never had: {problem}"
         if not self.refused:

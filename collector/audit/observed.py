@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from collector.audit.draft import Draft, record_of
@@ -28,12 +27,13 @@ from collector.audit.events import (
     clean,
     drafts_of,
     is_audited,
+    is_numbered,
     source_of,
 )
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.nodes import Nodes
 from collector.audit.personal import SaltError, Salts
-from collector.audit.recorded import UPGRADE, Recorded, Snapshot, load
+from collector.audit.recorded import UPGRADE, Recorded, Snapshot, load, packed
 from collector.core import SeenEvent
 from collector.segments import Record as FrameRecord
 from collector.segments import write_durably
@@ -107,9 +107,9 @@ class Observed:
         """Take note of an event. Never waits."""
         if not is_audited(seen.event):
             return
-        if not seen.event.number:
+        if not is_numbered(seen.event):
             if not self.unnumbered:
-                log.warning("event_not_audited", node=seen.node, event=seen.event.name,
+                log.warning("event_not_audited", node=seen.node, name=seen.event.name,
                             advice="update the agent: it does not number its events")  # fmt: skip
             self.unnumbered += 1
         elif self.recorded.has(source_of(seen)):
@@ -158,7 +158,7 @@ class Observed:
     def _missing_from(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
         missing = (
             seen for seen in events
-            if is_audited(seen.event) and seen.event.number
+            if is_audited(seen.event) and is_numbered(seen.event)
             and not self.recorded.has(source_of(seen))
         )  # fmt: skip
         return list(islice(missing, self.most_waiting // 2 or 1))
@@ -244,5 +244,4 @@ class Observed:
             for seen in self._waiting
             if seen.position
         ]
-        content = Snapshot(self.recorded, events, list(self._facts))
-        return msgspec.msgpack.encode(content)
+        return packed(Snapshot(self.recorded, events, list(self._facts)))

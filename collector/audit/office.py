@@ -75,7 +75,8 @@ class AuditOffice:
             trail.wall_ns,
         )  # fmt: skip
         custody = CustodyApi(audit, guard, witnesses)
-        return cls(key_file, trail, observed, guard, custody, Drain(database, audit))
+        drain = Drain(database, audit, refuse=guard.refuse)
+        return cls(key_file, trail, observed, guard, custody, drain)
 
     def open(self) -> None:
         """Open the log and learn what it holds. Blocking; raises SettingsError, OSError."""

@@ -159,11 +159,11 @@ def place(connection: Connection, log: str, places: list[Place]) -> None:
         connection.execute(_insert(connection, placed_rows), rows)
 
 
-def last_placed(connection: Connection, log: str) -> int:
-    """The highest number of a record that this log is known to have, or -1."""
-    query = select(func.max(placed_rows.c.leaf)).where(placed_rows.c.log == log)
-    found = connection.execute(query).scalar_one()
-    return -1 if found is None else int(found)
+def last_placed(connection: Connection, log: str) -> Place | None:
+    """The row that this log is known to have last; None where it has none."""
+    known = select(placed_rows).where(placed_rows.c.log == log)
+    found = connection.execute(known.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
+    return Place(found.id, found.leaf, found.checkpoint_size) if found else None
 
 
 def _untold(condition: ColumnElement[bool]) -> Select[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from collector.audit.tiles import CutError
+
 
 class Outcome(IntEnum):
     """What the check came to: the exit status of `railscope audit verify`."""
@@ -31,6 +33,6 @@ class VerifyError(Exception):
 
 def missing_or_altered(error: BaseException | None) -> Outcome:
     """The outcome where a tile cannot be read for this reason."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
+    if isinstance(error, FileNotFoundError | NotADirectoryError | CutError):
         return Outcome.TAIL_MISSING
     return Outcome.UNREADABLE if isinstance(error, OSError) else Outcome.ALTERED

@@ -6,6 +6,7 @@ reading it all; what the copy does not cover, or where it is of another log, the
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -134,9 +135,24 @@ def load(path: Path, audit: AuditLog) -> Snapshot:
     return found
 
 
+def packed(snapshot: Snapshot) -> bytes:
+    """A copy as the file holds it: the hash of what follows, and that."""
+    content = msgspec.msgpack.encode(snapshot)
+    return hashlib.sha256(content).digest() + content
+
+
+def _unpacked(content: bytes) -> Snapshot:
+    """Raises MsgspecError also where it is not what was written."""
+    size = hashlib.sha256().digest_size
+    if hashlib.sha256(content[size:]).digest() != content[:size]:
+        message = "its hash is that of something else"
+        raise msgspec.DecodeError(message)
+    return msgspec.msgpack.decode(content[size:], type=Snapshot)
+
+
 def _read(path: Path) -> Snapshot:
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=Snapshot)
+        return _unpacked(path.read_bytes())
     except FileNotFoundError:
         pass
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -97,8 +97,11 @@ def shown(raw: bytes, *, as_json: bool) -> str:
     what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
     data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
     parts = (f"{record.seq:>8}", instant(int(record.t)), record.type, record.out, who)
-    line = "  ".join(part for part in (*parts, what, data) if part)
-    # A name must not pass for another line, nor give orders to a terminal.
+    return plain("  ".join(part for part in (*parts, what, data) if part))
+
+
+def plain(line: str) -> str:
+    """A line that holds what others wrote: it must not pass for two, nor give a terminal orders."""
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.segments import make_folder, write_durably
+from collector.segments import PARTIAL, make_folder, write_durably
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash, node_hash
 
 WIDTH = 256
@@ -27,6 +27,10 @@ _KEPT_TILES = 64
 
 class TileError(ValueError):
     """A tile that is missing or is not what it must be; the message names the file."""
+
+
+class CutError(TileError):
+    """A tile of entries that ends in the middle of one."""
 
 
 def tile_name(level: int | str, index: int, width: int = WIDTH) -> str:
@@ -49,7 +53,7 @@ def encode_bundle(records: Sequence[bytes]) -> bytes:
 
 
 def decode_bundle(content: bytes) -> list[bytes]:
-    """Records in a tile of entries. Raises TileError."""
+    """Records in a tile of entries. Raises CutError."""
     records = []
     position, end = 0, len(content)
     while position + _LENGTH.size <= end:
@@ -58,7 +62,7 @@ def decode_bundle(content: bytes) -> list[bytes]:
         records.append(content[start:position])
     if position != end:
         message = "records end in the middle of one"
-        raise TileError(message)
+        raise CutError(message)
     return records
 
 
@@ -148,6 +152,30 @@ class Tiles:
         width = self.width(level if isinstance(level, int) else 0, index)
         return self.folder / tile_name(level, index, width)
 
+    def check_outgrown(self) -> None:
+        """See that tiles which longer ones have followed are what those begin with.
+
+        Nobody needs them any more, but a folder in which they are altered was meddled with. Raises
+        TileError.
+        """
+        for level in ("entries", *range(LEVELS)):
+            full, partial = widths(self.size, 0 if isinstance(level, str) else level)
+            folder = self.folder / f"{tile_name(level, full)}.p"
+            if not partial or not folder.is_dir():
+                continue
+            now, _ = self._read(level, full)
+            for path in sorted(folder.iterdir()):
+                if path.suffix == PARTIAL:
+                    continue  # is being written, or was when the writer was killed
+                width = int(path.name) if path.name.isdecimal() else 0
+                try:
+                    content = path.read_bytes()
+                except FileNotFoundError:
+                    continue  # deleted meanwhile, as its tile is full now
+                if width < partial and content != _beginning(now, level, width):
+                    message = f"{path}: not what the tile that has followed it begins with"
+                    raise TileError(message)
+
     def grow(self, records: Sequence[bytes]) -> None:
         """Write the tiles of a log that these records make longer, durable on return.
 
@@ -201,6 +229,13 @@ def complete_root(hashes: Sequence[Hash]) -> Hash:
     while len(row) > 1:
         row = [node_hash(row[at], row[at + 1]) for at in range(0, len(row), 2)]
     return row[0]
+
+
+def _beginning(content: bytes, level: int | str, width: int) -> bytes:
+    """The first entries of a tile."""
+    if isinstance(level, int):
+        return content[: width * HASH_BYTES]
+    return encode_bundle(decode_bundle(content)[:width])
 
 
 def _cut(entries: Sequence[bytes], first: int) -> Iterator[tuple[int, Sequence[bytes]]]:

@@ -69,13 +69,16 @@ def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
     if root != checkpoint.tree.root:
         message = f"the {checkpoint.tree.size} records do not give the root that was signed"
         raise VerifyError(Outcome.ALTERED, message)
+    _check_outgrown(Tiles(folder, checkpoint.tree.size))
     unsigned = _check_journal(files, checkpoint.tree.size, explaining)
+    if (lost := durable - checkpoint.tree.size - unsigned) > 0:
+        # Never too many are counted: neither a crash nor a loss of power explains it.
+        message = f"the journal: {lost} records were acknowledged and are not there"
+        raise VerifyError(Outcome.ALTERED, message)
     vouching, doubts = vouched_for(said, key, explaining.witnesses)
     findings = [*explaining.findings(), *doubts]
     if not files:
         findings.append(_NO_JOURNAL)
-    if (lost := durable - checkpoint.tree.size - unsigned) > 0:
-        findings.append(f"{lost} records were acknowledged and are not there")
     asked = len(kept) - len(said_by_log)
     return Verified(
         checkpoint, unsigned, asked, tuple(findings), vouching, tuple(explaining.issued)
@@ -104,6 +107,13 @@ def _root_of_all(
             _compare_anchors(ours, awaited, tree)
     levels.finish()
     return tree.root
+
+
+def _check_outgrown(tiles: Tiles) -> None:
+    try:
+        tiles.check_outgrown()
+    except TileError as error:
+        raise VerifyError(missing_or_altered(error.__cause__), str(error)) from error
 
 
 def _own_checkpoint(folder: Path, key: PublicKey) -> Checkpoint:

@@ -59,6 +59,13 @@ def vouched_for(
         if keys.get(node) != vouched.key:
             doubts.append(f"witness {node}: its key is not the one that the log has recorded")
             continue
+        if not vouched.is_of(node):
+            doubts.append(f"witness {node}: its key is in the name of another")
+            continue
         found.append(Witness(node, tree.size, seconds))
+    doubts += [
+        f"witness {node}: its key is recorded, and what it has cosigned is not there"
+        for node in sorted(keys.keys() - said.keys())
+    ]
     found.sort(key=lambda one: (-one.size, one.node))
     return tuple(found), tuple(doubts)

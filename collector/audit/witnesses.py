@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from collector.segments import write_durably
-from railscope.audit.cosignature import parse_witness_key, witnessed
+from railscope.audit.cosignature import key_name, parse_witness_key, witnessed
 
 FILE = "witnesses"
 
@@ -26,6 +26,10 @@ class Vouched(msgspec.Struct, frozen=True):
     def seconds(self) -> int:
         """When the witness saw it. Raises NoteError."""
         return witnessed(self.note, parse_witness_key(self.key))
+
+    def is_of(self, node: str) -> bool:
+        """Whether the key is in the node's own name. Raises NoteError where it is none."""
+        return parse_witness_key(self.key).name == key_name(node)
 
 
 class WitnessError(ValueError):

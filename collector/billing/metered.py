@@ -30,6 +30,7 @@ class _Holding(NamedTuple):
     witness: Witness | None
     tenant: str
     claim: str
+    silence_ns: int
 
 
 class _Stretch(NamedTuple):
@@ -85,6 +86,7 @@ def _of_day(day: DayTiling, began: Mapping[tuple[str, str], int]) -> Iterator[Us
             claim_start_ns=began.get((day.gpu, held.claim), stretch.start_ns),
             energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
             mig_profile=profile,
+            silence_ns=held.silence_ns,
         )
 
 
@@ -92,7 +94,8 @@ def _by_holding(entries: Iterable[Entry]) -> Mapping[_Holding, list[Entry]]:
     found: dict[_Holding, list[Entry]] = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and entry.state in _RATED:
-            held = _Holding(entry.state, entry.witness, entry.tenant, entry.claim)
+            whose = (entry.tenant, entry.claim)
+            held = _Holding(entry.state, entry.witness, *whose, entry.silence_ns)
             found.setdefault(held, []).append(entry)
     return found
 

@@ -197,7 +197,7 @@ def _doubt(usage: Usage, silence_ns: int) -> str:
         return ""
     if usage.witness is Witness.NONE:
         return "inferred without a witness"
-    if silence_ns > SILENCE_LIMIT_NS:
+    if max(silence_ns, usage.silence_ns) > SILENCE_LIMIT_NS:
         return f"inferred over a silence of more than {SILENCE_LIMIT_NS // HOUR_NS} h"
     return ""
 

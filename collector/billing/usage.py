@@ -24,7 +24,8 @@ class Usage:
     """One stretch [start, end) of one resource: a GPU, a MIG instance or a replica, by its id.
 
     `capacity_units` is its share of a GPU. `claim` and `claim_start_ns` say by which claim it was
-    held and since when. Energy is the counter's difference over the stretch, in millijoules, or
+    held and since when. `silence_ns` is how long nobody saw it, where the ledger says it: at least so
+    long was the silence that the stretch lies in. Energy is the counter's difference over the stretch, in millijoules, or
     the reason why there is none. Raises ValueError for what cannot be: an empty stretch, more than
     a GPU, held time without a claim, and any number that is no integer. Rating asks for a decision
     about what has no tenant or SKU.
@@ -42,6 +43,7 @@ class Usage:
     claim_start_ns: int = 0
     energy_millijoules: Reading = Absent.UNSUPPORTED
     mig_profile: str = ""
+    silence_ns: int = 0
 
     def __post_init__(self) -> None:
         wrong = self._wrong()

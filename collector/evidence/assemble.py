@@ -12,6 +12,7 @@ import numpy as np
 from collector.evidence.calendar_file import Calendar
 from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
 from collector.evidence.claims_file import FileClaims
+from collector.evidence.ends import Ends, ends_of
 from collector.evidence.places import Places, Presence, places
 from collector.evidence.seen import OF_THE_AGENT, Counter, Part
 from collector.evidence.tenants_file import Tenants
@@ -81,7 +82,8 @@ def facts_of(
 def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     """What metering is told."""
     where = places(facts.presences)
-    claims = _claims(facts, files.tenants)
+    ends = ends_of(facts.told, facts.ended, facts.presences)
+    claims = _claims(facts, ends, files.tenants)
     claims += files.claims.claims(facts.gpu, {stay.node for stay in where.stays})
     stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in where.stays]
     evidence = Evidence(
@@ -92,7 +94,7 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
         layouts=tuple(_layouts(facts.cuts)),
         outages=tuple(files.calendar.outages(facts.gpu, stays)),
         reservations=tuple(files.calendar.reservations(facts.gpu, stays)),
-        sightings=tuple(sorted(set(_sightings(facts, where)))),
+        sightings=tuple(sorted(set(_sightings(facts, ends, where)))),
     )
     return evidence, where
 
@@ -109,12 +111,8 @@ def known(facts: Facts, chunks: Sequence[Chunk], files: Files) -> Known:
 # Claims -----------------------------------------------------------------------------------------
 
 
-def _claims(facts: Facts, tenants: Tenants) -> list[Claim]:
+def _claims(facts: Facts, ends: Ends, tenants: Tenants) -> list[Claim]:
     """Claims with their ends and tenants; one whose owner changes its tenant is cut there."""
-    ends: dict[tuple[str, str], int] = {}
-    for end in facts.ended:
-        key = (end.node, end.id)
-        ends[key] = min(end.instant_ns, ends.get(key, end.instant_ns))
     first: dict[tuple[str, str], Told] = {}
     for one in facts.told:
         key = (one.node, one.id)
@@ -174,7 +172,7 @@ def layout_id(parts: Sequence[Part]) -> str:
     return sha256(msgspec.json.encode(parts)).hexdigest()[:12] if parts else ""
 
 
-def _sightings(facts: Facts, where: Places) -> Iterator[Sighting]:
+def _sightings(facts: Facts, ends: Ends, where: Places) -> Iterator[Sighting]:
     """Who else says that the node was at work.
 
     Other streams of the node; and the scheduler, whose claim stands for as long as it lasted, or,
@@ -192,7 +190,6 @@ def _sightings(facts: Facts, where: Places) -> Iterator[Sighting]:
     for presence in facts.presences:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
         heard[presence.node] = max(last, heard.get(presence.node, -FOREVER_NS))
-    ends = {(end.node, end.id): end.instant_ns for end in sorted(facts.ended, reverse=True)}
     for one in facts.told:
         if one.level is Level.SCHEDULER:
             until = ends.get((one.node, one.id), heard.get(one.node, one.start_ns))

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from collector.evidence.assemble import Facts
 from collector.evidence.chunk import Chunk, Cut, Span, add_span
+from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.taking import Taking, by_chunk
-from collector.evidence.told import ENDS, STARTS, Ended, Told, ToldError, told
+from collector.evidence.told import ENDS, STARTS, Ended, Teller, Told, ToldError, told
 from collector.evidence.trouble import Trouble
 from collector.metering.observation import QUARANTINE_NS
 from collector.schemas import Known
@@ -78,8 +80,7 @@ class EvidenceBook:
 
     def accept(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
         """Take the facts of a batch."""
-        age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
-        since_boot_ns = record.received_wall_ns - age_ns - batch.boot_ns[-1]
+        since_boot_ns = _since_boot_ns(record, envelope, batch)
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MOST_SNAPPED_NS)
         taking = Taking(
@@ -149,17 +150,21 @@ class EvidenceBook:
 
     # Events ------------------------------------------------------------------------------------
 
-    def hear(self, node: str, batch: Batch, received_ns: int) -> None:
+    def hear(self, record: Record, envelope: Envelope, batch: Batch) -> None:
         """Take the claims of a batch."""
-        for event in batch.events:
-            if event.name not in STARTS and event.name not in ENDS:
-                continue
+        events = [e for e in batch.events if e.name in STARTS or e.name in ENDS]
+        if not events:
+            return
+        since_boot_ns = _since_boot_ns(record, envelope, batch)
+        teller = Teller(envelope.node, envelope.boot_id, since_boot_ns)
+        for event in events:
             try:
-                fact = told(node, event)
+                fact = told(teller, event)
             except ToldError as error:
                 self.refused += 1
                 facts = {"problem": str(error)}
-                self.trouble(Trouble("refused_claim", "", node, received_ns, facts))
+                received_ns = record.received_wall_ns
+                self.trouble(Trouble("refused_claim", "", envelope.node, received_ns, facts))
                 continue
             if self._keep(fact):
                 self.unwritten[fact] = None
@@ -177,7 +182,7 @@ class EvidenceBook:
         """Keep a claim or its end; whether it was not there."""
         memory = self.gpu(fact.gpu)
         if isinstance(fact, Told):
-            new = fact not in memory.told
+            new = not any(_says(one, fact) for one in memory.told)
             if new:
                 memory.told.append(fact)
         else:
@@ -217,6 +222,8 @@ class EvidenceBook:
         """Let go what ended before an instant, but for what says how things were then."""
         memory = self.gpus[uuid]
         presences = memory.presences
+        ends = ends_of(memory.told, memory.ended, presences.values())
+        gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns}
         last_ns = _last_before([p.spans for p in presences.values()], before_ns)
         for key, presence in list(presences.items()):
             presence.spans[:] = [s for s in presence.spans if s.last_ns >= min(before_ns, last_ns)]
@@ -226,7 +233,6 @@ class EvidenceBook:
         for cut in memory.cuts:
             cut.spans[:] = [s for s in cut.spans if s.last_ns >= min(before_ns, last_ns)]
         memory.cuts[:] = [cut for cut in memory.cuts if cut.spans]
-        gone = {(end.node, end.id) for end in memory.ended if end.instant_ns < before_ns}
         unwritten = {(fact.node, fact.id) for fact in self.unwritten}
         gone -= unwritten
         memory.told[:] = [one for one in memory.told if (one.node, one.id) not in gone]
@@ -249,6 +255,17 @@ class EvidenceBook:
         self.unwritten = dict.fromkeys([*pages.unwritten, *pages.unwritten_ends])
         self.changed = set(self.gpus)
         self.late = set(self.gpus)
+
+
+def _since_boot_ns(record: Record, envelope: Envelope, batch: Batch) -> int:
+    """When the node's boot clock was zero, on the collector's clock."""
+    age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+    return record.received_wall_ns - age_ns - batch.boot_ns[-1]
+
+
+def _says(one: Told, fact: Told) -> bool:
+    """Whether a claim says what another does: agents tell claims in force again and again."""
+    return one.told_ns <= fact.told_ns and replace(fact, told_ns=one.told_ns) == one
 
 
 def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
-from sqlalchemy import select
 
-from collector.account.amounts import OpenTotals, Totals, Whose, add, counted_in, of_shares
-from collector.account.live import Settled
-from collector.account.tally import Key, Sums, tally
+from collector.account.amounts import OpenTotals, Totals, counted_in, of_shares
+from collector.account.tally import Sums, tally
 from collector.evidence.assemble import Files
 from collector.evidence.seen import OF_THE_AGENT
 from collector.evidence.store import EvidenceStore
-from collector.ledger import queries
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
-from collector.ledger.schema import entries, shares
 from collector.ledger.store import Ledger, Written
 from collector.ledger.tiling import DAY_NS, DayTiling, TilingError
-from collector.metering.measures import Measure, Reset, Use
-from collector.metering.tiling import State
-from collector.metering.units import FOREVER_NS, Tiling
+from collector.metering.measures import Measure, Reset
 
 log = structlog.get_logger(__name__)
 
@@ -58,14 +52,6 @@ class Settlement(NamedTuple):
     old_amounts: Totals
 
 
-class SoFar(NamedTuple):
-    """What the ledger holds when a collector starts, and which revisions that is."""
-
-    settled: Settled
-    amounts: Totals
-    counted: dict[GpuDay, int]
-
-
 class Count(NamedTuple):
     """Counters of a GPU that are to be added up, from after an instant on."""
 
@@ -96,29 +82,6 @@ def groups(jobs: Sequence[Any], homes: Homes) -> Iterator[list[Any]]:
             waiting = []
     if waiting:
         yield waiting
-
-
-def settled_so_far(ledger: Ledger, gpus: Collection[str], oldest_day: int) -> SoFar:
-    """What the ledger holds of these GPUs; and the revisions of days from one on."""
-    found = SoFar(Settled(), {}, {})
-    keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
-    columns = (shares.c.gpu_uuid, shares.c.day, shares.c.measure, shares.c.use)
-    with ledger.database.transaction() as connection:
-        newest = queries.newest_numbers(connection, range(FOREVER_NS // DAY_NS), gpus)
-        for row in connection.execute(queries.sums(keys, 0, FOREVER_NS)):
-            if row.gpu_uuid in gpus and row.tiling == Tiling.COMPUTE:
-                key = Key(row.day, State(row.state), row.tenant_id)
-                found.settled.settle(row.gpu_uuid, row.day, {key: int(row.quantity)}, {})
-        amounts = select(*columns, shares.c.revision, shares.c.tenant_id, shares.c.amount)
-        for row in connection.execute(amounts):
-            if newest.get(GpuDay(row.gpu_uuid, row.day)) == row.revision:
-                whose = Whose(Measure(row.measure), Use(row.use), row.tenant_id)
-                add(found.amounts, {whose: row.amount})
-    for day, number in newest.items():
-        found.settled.settle(day.gpu, day.day, {}, {})
-        if day.day >= oldest_day:
-            found.counted[day] = number
-    return found
 
 
 def write_days(

@@ -11,7 +11,6 @@ from collector.evidence.book import EvidenceBook
 from collector.evidence.chunk import Chunk
 from collector.evidence.days import Count, Counted, Door, Homes, groups, open_amounts
 from collector.evidence.trouble import Trouble
-from collector.ledger.database import LedgerError
 
 _NS = 1_000_000_000
 
@@ -44,7 +43,7 @@ class OpenDays:
         for some in groups(jobs, homes):
             try:
                 found = await asyncio.to_thread(open_amounts, door.store, homes, files, some)
-            except LedgerError:
+            except BaseException:
                 self.book.late |= late
                 raise
             for counted in found:

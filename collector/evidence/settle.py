@@ -18,19 +18,19 @@ import structlog
 from collector.account.live import LiveAccount
 from collector.config import MeteringSettings
 from collector.evidence.book import EvidenceBook, Kept
+from collector.evidence.changes import Change, Late
 from collector.evidence.chunk import encode
 from collector.evidence.days import (
     Door,
     Homes,
-    Job,
     Settlement,
-    groups,
-    settled_so_far,
     write_days,
 )
+from collector.evidence.due import due_days, windows
 from collector.evidence.open_days import OpenDays
-from collector.evidence.queries import CONTEXT_NS
-from collector.evidence.store import Change, Written, ready
+from collector.evidence.queries import groups_of
+from collector.evidence.settled import settled
+from collector.evidence.store import ready
 from collector.evidence.told import Ended, Told
 from collector.evidence.trouble import Trouble
 from collector.ledger.database import LedgerError
@@ -43,6 +43,8 @@ log = structlog.get_logger(__name__)
 NS = 1_000_000_000
 _MARGIN_NS = 300 * NS
 """As far as what another collector recorded may come to be seen late."""
+_MEANWHILE_NS = 3 * DAY_NS
+"""Without a memory of its own a collector looks at what was recorded for so long."""
 _YIELD_EVERY = 16
 
 
@@ -78,8 +80,11 @@ class Settler:
     _written: dict[str, str] = field(default_factory=dict)
     """What files said when they were written last: another collector's may say something else."""
     _handled: set[Change] = field(default_factory=set)
+    _late: set[Change] = field(default_factory=set)
     _counted: dict[GpuDay, int] = field(default_factory=dict)
     """The revisions that are in the settled sums, of the days that may still change."""
+    _taken_up: set[str] = field(default_factory=set)
+    """GPUs whose settled days are in the account."""
     _asked: set[str] = field(default_factory=set)
     """GPUs whose claims in the database are known here."""
 
@@ -129,8 +134,9 @@ class Settler:
     async def _round(self, *, everything: bool) -> None:
         door = await self._opened()
         await self._tell_auditors(door)
-        texts = self.texts()
         now_ns = self.wall_ns()
+        await self._take_up(door, now_ns)
+        texts = self.texts()
         for kind, text in (texts or {}).items():
             if self._written.get(kind) != text:
                 await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
@@ -140,6 +146,7 @@ class Settler:
             return
         files = await asyncio.to_thread(door.store.files)
         homes = await asyncio.to_thread(door.store.homes)
+        homes = {gpu: homes[gpu] for gpu in self._taken_up & homes.keys()}
         await self._settle(door, homes, now_ns)
         await self._open_days.count_on(door, files, homes)
 
@@ -154,18 +161,42 @@ class Settler:
 
     async def _opened(self) -> Door:
         if self._door is None:
-            door = await asyncio.to_thread(self.open)
-            oldest_day = self.wall_ns() // DAY_NS - self.settings.revise_days - 1
-            gpus = set(self.book.gpus)
-            so_far = await asyncio.to_thread(settled_so_far, door.ledger, gpus, oldest_day)
-            async with self.live.lock:
-                self.live.settled, self._counted = so_far.settled, so_far.counted
-                self.live.amounts.begin(so_far.amounts)
-                self.book.changed.update(gpus)
-                self.live.ready = True
-            self._open_days.stale.update(self.book.gpus)
-            self._door = door
+            self._door = await asyncio.to_thread(self.open)
         return self._door
+
+    async def _take_up(self, door: Door, now_ns: int) -> None:
+        """Begin with what the ledger has of GPUs that are new here, and with what came late of them.
+
+        Whoever accounted for them until now may have ended before it could take that into account.
+        """
+        new = self.book.gpus.keys() - self._taken_up
+        if not new and self.live.ready:
+            return
+        oldest_day = self._end_day(now_ns) - self.settings.revise_days
+        found = await asyncio.to_thread(settled, door.ledger, new, oldest_day)
+        if self._taken_up or await asyncio.to_thread(self._seen_ns) is None:
+            homes = await asyncio.to_thread(door.store.homes)
+            known = {gpu: homes[gpu] for gpu in found.days.keys() & homes.keys()}
+            which = Late(oldest_day * DAY_NS, self._delay_ns)
+            self._late |= set(await asyncio.to_thread(door.store.late, known, which))
+        async with self.live.lock:
+            self.live.settled.take_up(found.sums, found.days)
+            self.live.amounts.take_up(found.amounts)
+            for gpu in found.days:
+                self.book.changed.add(gpu)
+                self.book.forget(gpu, self.live.settled.open_ns(gpu))
+            self.live.ready = True
+        self._counted |= found.numbers
+        self._open_days.stale |= new
+        self._taken_up |= new
+
+    @property
+    def _delay_ns(self) -> int:
+        return round(self.settings.settle_delay_seconds * NS)
+
+    def _end_day(self, now_ns: int) -> int:
+        """The first day that is not to be settled yet."""
+        return (now_ns - self._delay_ns) // DAY_NS
 
     def _apply(self, day: Settlement) -> None:
         self._counted[GpuDay(day.gpu, day.day)] = day.revision
@@ -185,23 +216,17 @@ class Settler:
             if not one.stored and (everything or one.touched_ns <= quiet_ns)
         ]
         told = list(self.book.unwritten)
-        if kept or told:
-            written = [ready(one.chunk, content) async for one, content in _encoded(kept)]
-            await self._write(door, kept, written, told, now_ns)
-        for key, one in list(self.book.chunks.items()):
-            if one.stored:
-                del self.book.chunks[key]
+        for some in list(groups_of(kept)) or [[]]:
+            await self._write(door, some, told)
+            told = []
 
-    async def _write(
-        self,
-        door: Door,
-        kept: Sequence[Kept],
-        written: Sequence[Written],
-        told: Sequence[Told | Ended],
-        now_ns: int,
-    ) -> None:
+    async def _write(self, door: Door, kept: Sequence[Kept], told: Sequence[Told | Ended]) -> None:
+        """What was written last is recorded last: what is new is looked for by that instant."""
+        if not (kept or told):
+            return
         try:
-            await asyncio.to_thread(door.store.write, written, told, now_ns)
+            written = [ready(one.chunk, content) async for one, content in _encoded(kept)]
+            await asyncio.to_thread(door.store.write, written, told, self.wall_ns())
         except BaseException:
             for one in kept:
                 one.stored = False
@@ -211,20 +236,26 @@ class Settler:
         self.counts.parts += len(written)
         for one in kept:
             self._open_days.stored(one.chunk)
+            if one.stored:
+                chunk = one.chunk
+                del self.book.chunks[chunk.node, chunk.boot, chunk.number]
 
     # Settling ----------------------------------------------------------------------------------
 
     async def _settle(self, door: Door, homes: Homes, now_ns: int) -> None:
-        delay_ns = round(self.settings.settle_delay_seconds * NS)
-        end_day = (now_ns - delay_ns) // DAY_NS
+        end_day = self._end_day(now_ns)
         seen_ns = await asyncio.to_thread(self._seen_ns)
-        changes = set(await asyncio.to_thread(door.store.changes, seen_ns))
+        if seen_ns is None:
+            seen_ns = now_ns - _MEANWHILE_NS
+        changes = self._late | set(await asyncio.to_thread(door.store.changes, seen_ns))
         if any(not (change.node or change.gpu) for change in changes - self._handled):
             self.book.late.update(self.book.gpus)  # a file may name other tenants now
         await self._learn(door, changes - self._handled)
-        new = changes - self._handled
-        due = await asyncio.to_thread(self._due, set(self.book.gpus), homes, end_day, new)
-        for some in groups(due, homes):
+        oldest_day = end_day - self.settings.revise_days
+        window = range(oldest_day, end_day)
+        settled_days, new = dict(self.live.settled.days), changes - self._handled
+        due = await asyncio.to_thread(due_days, homes, settled_days, window, new)
+        for some in windows(due, homes):
             days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
             async with self.live.lock:
                 for day in days:
@@ -232,8 +263,8 @@ class Settler:
             self.counts.days += len(days)
             self.counts.revisions += sum(day.revision > 1 and day.old != day.new for day in days)
         self._handled = changes
+        self._late = set()
         if due:
-            oldest_day = end_day - self.settings.revise_days
             for gpu_day in [known for known in self._counted if known.day < oldest_day]:
                 del self._counted[gpu_day]
         await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
@@ -241,41 +272,20 @@ class Settler:
     async def _learn(self, door: Door, changes: Iterable[Change]) -> None:
         """Take claims that other collectors were told, of GPUs that are known here by now."""
         wanted = {change.gpu for change in changes if change.gpu}
-        wanted |= self.book.gpus.keys() - self._asked
-        self._asked.update(self.book.gpus)
+        wanted |= self._taken_up - self._asked
+        asked = set(self._taken_up)
         by_start: dict[int, list[str]] = {}
         for gpu in sorted(wanted & self.book.gpus.keys()):
             by_start.setdefault(max(0, self.live.settled.open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
             self.book.learn(await asyncio.to_thread(door.store.told, gpus, start_ns))
+        self._asked |= asked
 
-    def _due(
-        self, gpus: set[str], homes: Homes, end_day: int, changes: Iterable[Change]
-    ) -> list[Job]:
-        """The days of each GPU that are to be written, for the first time or anew."""
-        about: dict[tuple[str, str], list[Change]] = {}
-        for change in changes:
-            about.setdefault((change.node, change.gpu), []).append(change)
-        oldest_day = end_day - self.settings.revise_days
-        found = []
-        for gpu in sorted(gpus & homes.keys()):
-            since_day = min(homes[gpu].values()) // DAY_NS
-            next_day = self.live.settled.days.get(gpu, since_day - 1) + 1
-            days = set(range(max(next_day, since_day), end_day))
-            keys = [("", gpu), ("", ""), *((node, "") for node in homes[gpu])]
-            for change in (change for key in keys for change in about.get(key, ())):
-                first = max((change.start_ns - CONTEXT_NS) // DAY_NS, since_day, oldest_day)
-                last = min((change.end_ns + CONTEXT_NS) // DAY_NS, next_day - 1)
-                days.update(range(first, last + 1))
-            if days:
-                found.append(Job(gpu, tuple(sorted(days))))
-        return found
-
-    def _seen_ns(self) -> int:
+    def _seen_ns(self) -> int | None:
         try:
             return int(self.state.read_text())
         except (FileNotFoundError, ValueError):
-            return 0
+            return None
 
     def _remember(self, seen_ns: int) -> None:
         write_durably(self.state, str(seen_ns).encode())

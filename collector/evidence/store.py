@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
 import structlog
-from sqlalchemy import and_, func, select
+from sqlalchemy import func, select
 
 from collector.audit import outbox
 from collector.audit.draft import Draft
 from collector.evidence import calendar_file, claims_file, queries, tenants_file
 from collector.evidence.assemble import Files, Known, facts_of, known
+from collector.evidence.changes import Change, Late, late, recorded_after
 from collector.evidence.chunk import Chunk, decode
 from collector.evidence.schema import claims, files, homes, parts, releases
 from collector.evidence.told import Ended, Told
@@ -43,19 +44,6 @@ class Written(NamedTuple):
     gpus: dict[str, int]
     """Since when each GPU is in it."""
     content: bytes
-
-
-class Change(NamedTuple):
-    """Facts of a node or a GPU (or of all) about [start, end] that came to the database.
-
-    `name` is that of the facts: others about the same time are another change.
-    """
-
-    name: str
-    node: str
-    gpu: str
-    start_ns: int
-    end_ns: int
 
 
 class Loaded(NamedTuple):
@@ -242,43 +230,15 @@ class EvidenceStore:
         return found
 
     def changes(self, recorded_after_ns: int) -> list[Change]:
-        """What was recorded after an instant: about which node or GPU, and about when.
-
-        A part that ends a silence says something about the whole of it.
-        """
-        found: list[Change] = []
+        """What was recorded after an instant."""
         with self._database.transaction() as connection:
-            columns = (parts.c.part, parts.c.node, parts.c.start_ns, parts.c.end_ns)
-            new = select(*columns).where(parts.c.recorded_ns > recorded_after_ns)
-            for row in connection.execute(new).all():
-                before = select(func.max(parts.c.end_ns)).where(
-                    parts.c.node == row.node, parts.c.end_ns < row.start_ns
-                )
-                last = connection.execute(before).scalar()
-                start_ns = row.start_ns if last is None else last
-                found.append(Change(row.part, row.node, "", start_ns, row.end_ns))
-            told = select(claims.c.fact, claims.c.gpu_uuid, claims.c.start_ns).where(
-                claims.c.recorded_ns > recorded_after_ns
-            )
-            ended = select(releases.c.fact, releases.c.gpu_uuid, releases.c.instant_ns).where(
-                releases.c.recorded_ns > recorded_after_ns
-            )
-            for facts in (told, ended):
-                found += [
-                    Change(name, "", gpu, since_ns, FOREVER_NS)
-                    for name, gpu, since_ns in connection.execute(facts)
-                ]
-            new_files = select(files).where(files.c.recorded_ns > recorded_after_ns)
-            for version in connection.execute(new_files).all():
-                older = and_(
-                    files.c.kind == version.kind, files.c.recorded_ns < version.recorded_ns
-                )
-                last_one = connection.execute(queries.newest_file(older)).first()
-                before_it = last_one.content if last_one else ""
-                for span in queries.differences(version.kind, before_it, version.content):
-                    name = f"{version.kind} {version.recorded_ns} {version.digest}"
-                    found.append(Change(name, "", "", *span))
-        return found
+            return list(recorded_after(connection, recorded_after_ns))
+
+    def late(self, homes_of: Mapping[str, Iterable[str]], which: Late) -> list[Change]:
+        """What came late about some GPUs and the nodes that they were in."""
+        nodes = sorted({node for nodes in homes_of.values() for node in nodes})
+        with self._database.transaction() as connection:
+            return list(late(connection, sorted(homes_of), nodes, which))
 
     def newest_end_ns(self, node: str) -> int | None:
         """Up to when anything is known of a node."""

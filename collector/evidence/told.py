@@ -8,6 +8,7 @@ that it does not matter which came first.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,6 +65,9 @@ class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     system: bool = False
     uncertainty_ns: int = 0
     profile: str = ""
+    boot: str = ""
+    """The boot of the node in which it was told, and when it was first told in it."""
+    told_ns: int = 0
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -75,8 +79,17 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     id: str
 
 
-def told(node: str, event: WireEvent) -> Told | Ended:
+class Teller(NamedTuple):
+    """A node in one of its boots, and when that began on the collector's clock."""
+
+    node: str
+    boot: str
+    since_boot_ns: int
+
+
+def told(teller: Teller, event: WireEvent) -> Told | Ended:
     """The fact in a claim event. Raises ToldError."""
+    node = teller.node
     if len(event.entity.key) != _KEY_WORDS or not all(event.entity.key):
         message = f"a claim is about a GPU and has an id, not {event.entity.key}"
         raise ToldError(message)
@@ -109,6 +122,8 @@ def told(node: str, event: WireEvent) -> Told | Ended:
         system=facts.get("system") == "true",
         uncertainty_ns=_instant(facts, "uncertainty_ns", 0),
         profile=facts.get("profile", ""),
+        boot=teller.boot,
+        told_ns=teller.since_boot_ns + event.boot_ns,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Row, Select, Table, and_, case, false, func, select, true
@@ -12,10 +12,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from collector.ledger.rows import GpuDay, Values
 from collector.ledger.schema import claims, entries, revisions, shares
 from collector.ledger.tiling import DAY_NS
+from collector.metering.units import Tiling
 
 PARTS: dict[str, Table] = {"entries": entries, "shares": shares, "claims": claims}
 _ORDER = {"entries": entries.c.entry, "shares": shares.c.share, "claims": claims.c.claim_id}
 _MOST_AT_ONCE = 500
+HALF = 1 << 32
+"""Amounts of many days are added up by their upper and their lower half: each is within 64 bits."""
 
 T = TypeVar("T")
 
@@ -123,6 +126,31 @@ def amounts(first_day: int, end_day: int) -> Select[Any]:
     newest = _newest(revisions.c.day >= first_day, revisions.c.day < end_day)
     columns = (shares.c.measure, shares.c.use, shares.c.tenant_id, shares.c.amount)
     return select(*columns).join_from(shares, newest, _same(newest, shares))
+
+
+def settled_time(gpus: Collection[str]) -> Select[Any]:
+    """Compute time of some GPUs by day, state and tenant, from newest revisions."""
+    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    keys = (entries.c.day, entries.c.state, entries.c.tenant_id)
+    quantity = func.sum(entries.c.qty_capns).label("quantity")
+    query = select(*keys, quantity).join_from(entries, newest, _same(newest, entries))
+    return query.where(entries.c.tiling == Tiling.COMPUTE).group_by(*keys)
+
+
+def settled_amounts(gpus: Collection[str]) -> Select[Any]:
+    """What counters of some GPUs counted by measure, use and tenant: `high` times HALF, and `low`."""
+    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    keys = (shares.c.measure, shares.c.use, shares.c.tenant_id)
+    high = func.sum(shares.c.amount // HALF).label("high")
+    low = func.sum(shares.c.amount % HALF).label("low")
+    query = select(*keys, high, low).join_from(shares, newest, _same(newest, shares))
+    return query.group_by(*keys)
+
+
+def last_days(gpus: Collection[str]) -> Select[Any]:
+    """The last day that the ledger has of each of some GPUs."""
+    query = select(revisions.c.gpu_uuid, func.max(revisions.c.day).label("day"))
+    return query.where(revisions.c.gpu_uuid.in_(gpus)).group_by(revisions.c.gpu_uuid)
 
 
 def _newest(*which: Any) -> Any:

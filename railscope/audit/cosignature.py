@@ -13,6 +13,7 @@ tlog-cosignature.
 from __future__ import annotations
 
 import struct
+from urllib.parse import quote
 
 from cryptography.exceptions import InvalidSignature
 
@@ -30,6 +31,11 @@ COSIGNATURE = b"\x04"
 _TIME = struct.Struct(">Q")
 _LATEST = (1 << 63) - 1
 _SIGNATURE_BYTES = 64
+
+
+def key_name(node: str) -> str:
+    """The name of a node's witness key."""
+    return quote(node, safe="") or "node"
 
 
 def witness_key(signer: SecretKey) -> PublicKey:

@@ -19,7 +19,7 @@ CLEAR = "\x1b[H\x1b[2J"
 _SERVERS: dict[str, dict[str, Any]] = {
     "gpu-node-1": {"scenario": "training", "scheduler": "slurm"},
     "gpu-node-2": {"scenario": "incast", "scheduler": "kubernetes", "stray": True},
-    "gpu-node-3": {"scenario": "slow_receiver"},
+    "gpu-node-3": {"scenario": "slow_receiver", "scheduler": "kubernetes"},
     "gpu-node-4": {"scenario": "thermal", "scheduler": "slurm"},
 }
 

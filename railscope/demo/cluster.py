@@ -1,4 +1,4 @@
-"""The demo's cluster: captures, tokens, claims, and the processes."""
+"""The demo's cluster: captures, tokens, tenants, and the processes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
 
-from railscope.capture import Moment, write_capture
+from railscope.capture import write_capture
 from railscope.demo.process import Program, run_to_end
 from railscope.simulator import NodeSpec, about, moments
 
 OWN_NODE = "this-machine"
 PUSH_SECONDS = "1"
-_UUID = "nvml.nvmlDeviceGetUUID({})"
 _SETTLE_SECONDS = 15.0
 _TENANTS = """tenant,source,owner,from,to
 language,slurm,research,2020-01-01T00:00:00Z,
@@ -48,7 +45,6 @@ class Cluster:
     folder: Path
     nodes: list[Node]
     _tokens: dict[str, str] = field(default_factory=dict)
-    _uuids: dict[str, list[str]] = field(default_factory=dict)
     _pages: dict[str, str] = field(default_factory=dict)
     _url: str = ""
 
@@ -58,36 +54,22 @@ class Cluster:
         return [OWN_NODE, *(node.name for node in self.nodes)]
 
     def prepare(self) -> None:
-        """Make captures, tokens and claims. Blocking."""
+        """Make captures and tokens, and say whose accounts and namespaces are. Blocking."""
         for seed, node in enumerate(self.nodes):
             spec = NodeSpec(
                 node=node.name, seed=seed, scenario=node.scenario, scheduler=node.scheduler,
                 stray=node.stray,
             )  # fmt: skip
-            capture = self.folder / node.name
-            first: list[Moment] = []
-            stream = moments(spec, node.seconds)
-            write_capture(capture, about(spec, node.seconds), _noting(stream, first))
-            calls = first[0].calls
-            self._uuids[node.name] = [calls[_UUID.format(index)] for index in range(8)]
+            write_capture(
+                self.folder / node.name, about(spec, node.seconds), moments(spec, node.seconds)
+            )
         self._tokens = {name: secrets.token_urlsafe(24) for name in self.node_names}
         digests = [
             f'"{name}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
             for name, token in self._tokens.items()
         ]
         (self.folder / "tokens.toml").write_text("[nodes]\n" + "".join(digests), encoding="utf-8")
-        (self.folder / "claims.csv").write_text(self._claims(), encoding="utf-8")
         (self.folder / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
-
-    def _claims(self) -> str:
-        """What the administrator gave to tenants, where no scheduler does."""
-        start = (datetime.now(UTC) - timedelta(minutes=1)).isoformat(timespec="seconds")
-        lines = ["tenant,holds,from,to"]
-        for node in self.nodes:
-            if node.scheduler == "none":
-                uuids = self._uuids[node.name]
-                lines += [f"speech,{uuid},{start}," for uuid in uuids[: len(uuids) // 2]]
-        return "\n".join(lines) + "\n"
 
     async def __aenter__(self) -> Self:
         """Start everything and wait until all agents serve their page."""
@@ -100,7 +82,7 @@ class Cluster:
         self._collector = Program(
             "collector",
             ["collector", "run", "--listen", "127.0.0.1:0", "--state-directory", "collector",
-             "--tokens-file", "tokens.toml", "--claims-file", "claims.csv", "--open-reading"],
+             "--tokens-file", "tokens.toml", "--open-reading"],
             environment,
         )  # fmt: skip
         self._agents: dict[str, Program] = {}
@@ -199,10 +181,3 @@ class Cluster:
             f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events\n"
             f"{pages}\nStop with Ctrl-C."
         )
-
-
-def _noting(stream: Iterator[Moment], first: list[Moment]) -> Iterator[Moment]:
-    for moment in stream:
-        if not first:
-            first.append(moment)
-        yield moment

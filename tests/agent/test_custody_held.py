@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.clock import ManualClock
+from support.examples import fewer
 
 from agent.config import CustodySettings
 from agent.custody import Custody
@@ -98,7 +99,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40)
+@fewer(40)
 @given(steps)
 def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
     steps: list[tuple[str, int]],
@@ -133,7 +134,7 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
         asyncio.run(follow(Path(folder)))
 
 
-@settings(max_examples=40)
+@fewer(40)
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 20), st.integers(1, 20))
 def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int, more: int) -> None:
     async def follow(folder: Path) -> None:
@@ -162,6 +163,7 @@ async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Pa
         log.records[-1] = b"version %d" % number
         await custody.look()
     assert len(list((tmp_path / "evidence").iterdir())) == MOST_EVIDENCE
+    assert len(custody.tell) == MOST_EVIDENCE
 
 
 async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from agent.stats import DISPUTED, HOLDS, HOLDS_NONE, CustodyState
 from collector.audit.log import AuditError
 from collector.audit.verify import Outcome, VerifyError, verify
 from collector.config import Audit, CollectorSettings
-from railscope.audit.note import PublicKey
+from railscope.audit.cosignature import cosigned, witness_key
+from railscope.audit.note import PublicKey, SecretKey
 
 
 def custody_of(folder: Path, url: str, node: str = "n1", key: str = "") -> Custody:
@@ -243,6 +244,55 @@ async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
         await custody.look()
     assert (custody.state.state, custody.tell) == (HOLDS, [])
     await custody.client.close()
+
+
+async def test_nobody_cosigns_in_anothers_name(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
+        honest = custody_of(tmp_path / "agents", one.url, "n1")
+        await honest.look()
+        note, key = honest.store.held(), str(witness_key(honest.store.witness("n1")))
+        other = CustodyClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
+        with pytest.raises(AwayError, match="must be in its name"):
+            await other.show(note, key)
+        assert list(one.collector.audit.custody.witnesses.nodes) == ["n1"]
+        for client in (honest.client, other):
+            await client.close()
+
+
+async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
+        note = one.collector.audit.custody.audit.publisher.note
+        link = CollectorLink(url=one.url, token="token-n1", timeout_seconds=5)  # noqa: S106 - a test's
+        clients = [CustodyClient(link) for _ in range(10)]
+        keys = [SecretKey.generate("n1") for _ in clients]
+        shown = await asyncio.gather(
+            *(
+                client.show(cosigned(note, key, 1), str(witness_key(key)))
+                for client, key in zip(clients, keys, strict=True)
+            ),
+            return_exceptions=True,
+        )
+        assert sum("429" in str(problem) for problem in shown) == 9
+        raws = list(one.collector.trail.log.records(0))
+        assert sum(b'"type":"log.witness"' in raw for raw in raws) == 1
+        for client in clients:
+            await client.close()
+
+
+async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
+        custody = custody_of(tmp_path / "agents", one.url)
+        await custody.look()
+        await custody.client.close()
+    (audit_folder(tmp_path) / "witnesses").write_bytes(b"{}")
+    found = verify(audit_folder(tmp_path), key_of(tmp_path))
+    assert found.witnesses == ()
+    assert found.findings == (
+        "witness n1: its key is recorded, and what it has cosigned is not there",
+    )
 
 
 async def metric(site: Site, name: str) -> int:

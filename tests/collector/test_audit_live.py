@@ -17,7 +17,7 @@ from collector.audit.log import AuditLog
 from collector.audit.outbox import placed, put
 from collector.audit.trail import Trail
 from collector.audit.verify import verify
-from collector.config import FrameLogSettings
+from collector.config import FrameLogSettings, Limits
 from collector.ledger.database import Database
 from railscope.audit.note import PublicKey
 from railscope.audit.record import Record, Source, decode
@@ -140,3 +140,14 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
                     await asyncio.sleep(0.01)
             upgrades = [record for record in records(one) if record.type == "admin.upgrade"]
     assert [record.data["before"] for record in upgrades] == ["0.0.1"]
+
+
+async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
+    """What it tells is kept for good; so much an hour is taken, the rest must wait."""
+    agent = Claiming()
+    limits = Limits(audited_events_per_node=5)
+    async with running(settings_in(tmp_path, limits=limits)) as one:
+        answers = [(await one.post(agent.body(), at=agent.at))[0] for _ in range(4)]
+        await until_recorded(one, 3)
+        assert answers == [200, 429, 429, 429]
+        assert one.collector.core.counts.rejected["audited_events"] == 3

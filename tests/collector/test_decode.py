@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +8,7 @@ from makers import Sender, gpu_schema
 from collector import decode
 from railscope.batch import decode_rows, encode_batch
 from railscope.frame import Frame
-from railscope.wire import Batch, WireError
+from railscope.wire import Batch, WireEntity, WireError, WireEvent
 
 COLUMNS = 6
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -55,3 +56,19 @@ def test_reasons_are_one_code_a_row_and_column():
     assert codes.tolist() == [[0] * COLUMNS, [4] * COLUMNS]
     assert decode.reasons(encode_batch(good), COLUMNS).tolist() == [[0] * COLUMNS]
     assert np.asarray(decode.reasons(encode_batch(bad), COLUMNS)).tolist() == [[4] * COLUMNS]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"number": -1}, {"number": (1 << 53) + 1}, {"wall_ns": -1}, {"wall_ns": 1 << 63},
+        {"boot_ns": -1}, {"boot_ns": 1 << 63}, {"row": 1},
+    ],
+)  # fmt: skip
+def test_events_beyond_what_logs_and_databases_hold_are_refused(changed: dict[str, int]):
+    batch, _ = batch_of([[0] * COLUMNS])
+    event = WireEvent("claim_start", 0, WireEntity("claim", ("GPU-1", "a")), 1, 1, {}, 1 << 53)
+    decode.check(msgspec.structs.replace(batch, events=(event,)), COLUMNS, 1)
+    wrong = msgspec.structs.replace(event, **changed)
+    with pytest.raises(WireError):
+        decode.check(msgspec.structs.replace(batch, events=(wrong,)), COLUMNS, 1)

@@ -302,6 +302,19 @@ async def test_clocks_that_cannot_be_are_refused(tmp_path: Path):
         assert (status, "must give wall clock" in reply["error"]) == (400, True)
 
 
+async def test_frames_of_another_boot_reach_no_further_back_than_others(tmp_path: Path):
+    sender = Sender()
+    envelope = sender.envelope(some(sender), schemas=True)
+    batch = envelope.batches[0]
+    assert batch.rows > 1
+    late = (*batch.boot_ns[:-1], batch.boot_ns[-1] + 90 * 86_400 * 10**9)
+    batches = (msgspec.structs.replace(batch, boot_ns=late),)
+    forged = msgspec.structs.replace(envelope, boot_id="the one before", batches=batches)
+    async with running(settings_in(tmp_path)) as one:
+        status, reply = await one.post(pack(forged))
+        assert (status, "older than 30 days" in reply["error"]) == (422, True), reply
+
+
 async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
     limits = Limits(batches=3, events=2, gaps=2)
     sender = Sender()
@@ -383,12 +396,12 @@ async def test_schemas_of_one_node_are_bounded(tmp_path: Path):
 
 def test_the_bound_on_schemas_is_one_of_an_hour():
     """Or else a node whose machine changes often would one day not be heard any more."""
-    hour_ns, sender = 3600 * 10**9, NodeSender()
-    assert sender.may_register(5, 5, 10 * hour_ns)
-    sender.schemas += 5
-    assert not sender.may_register(1, 5, 11 * hour_ns - 1)
-    assert sender.may_register(1, 5, 11 * hour_ns)
-    assert not sender.may_register(6, 5, 11 * hour_ns)
+    hour_ns, sender = 3600 * 10**9, NodeSender().schemas
+    assert sender.fits(5, 5, 10 * hour_ns)
+    sender.count += 5
+    assert not sender.fits(1, 5, 11 * hour_ns - 1)
+    assert sender.fits(1, 5, 11 * hour_ns)
+    assert not sender.fits(6, 5, 11 * hour_ns)
 
 
 async def test_two_collectors_do_not_share_a_state_directory(tmp_path: Path):

@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.examples import fewer
 from support.machine import DENIED
 from support.tenancy import LISTED, NODE, Looked, ends, keeps_pod, node, pod, runs, uuid
 
@@ -125,4 +126,4 @@ class Node(RuleBasedStateMachine):
 
 
 TestAnyStory = Node.TestCase
-TestAnyStory.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestAnyStory.settings = settings(fewer(40), stateful_step_count=25)

@@ -385,3 +385,11 @@ def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(folder):
         for number in range(3):
             status, _ = ask(folder / "claims.sock", "POST", f"/v1/claims/c-{number}-1/end")
             assert status == 200, "that it has ended is known"
+
+
+@pytest.mark.parametrize("key", ["id", "tenant", "owner", "workload"])
+@pytest.mark.parametrize("text", ["red\n", "red\r\n", "\x1b[2J", "red\x7f"])
+def test_a_name_has_no_control_characters(served, key, text):
+    status, _ = ask(served.path, "POST", "/v1/claims", {**BATCH, key: text})
+    assert status == 422
+    assert ask(served.path, "GET", "/v1/claims")[1] == {"claims": []}

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, running
+from support.examples import fewer
 from test_ingest import settings_in
 
-from collector.access import entries as module
 from collector.access.credential import Credential, Role
 from collector.access.entries import Entries, NotYetError, Wanted, sole_tenant
 from collector.audit.draft import Draft, record_of
@@ -107,7 +107,7 @@ def check(page: dict[str, Any]) -> list[Any]:
     return numbers
 
 
-@settings(max_examples=25, deadline=None)
+@fewer(25)
 @given(
     st.lists(st.lists(st.sampled_from(["vision", "speech", ""]), max_size=300), max_size=3),
     st.integers(1, 120), st.integers(0, 700),
@@ -188,13 +188,9 @@ def test_a_log_grows_as_its_proofs_say(tmp_path: Path) -> None:
     assert entries.consistency(signed[-1].size + 1) is None
 
 
-async def test_the_index_catches_up_by_itself_a_little_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_READ", 10)
-    monkeypatch.setattr(module, "_INDEXED_AT_ONCE", 7)
+async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path) -> None:
     await asyncio.to_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
-    entries = Entries(tmp_path, KEY.public)
+    entries = Entries(tmp_path, KEY.public, most_read=10, indexed_at_once=7)
     with pytest.raises(NotYetError, match="50 records are still to be read"):
         entries.page(Wanted(0, 100, "vision"))
     assert len(check(entries.page(Wanted(0, 100)))) == 60, "who reads all needs no index"

@@ -17,9 +17,10 @@ from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.billing_port import BookedRows
+from support.examples import fewer
 from test_ingest import settings_in
 
 from collector.access.credential import Credential, Role, is_name
@@ -267,7 +268,7 @@ def names_in(path: str, text: str) -> set[str]:
     return {cell for line in text.splitlines() for cell in line.split(",")}
 
 
-@settings(max_examples=40, deadline=None)
+@fewer(40)
 @given(clusters())
 def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -171,6 +172,16 @@ def booked(collector: Any) -> None:
     )
 
 
+def told(path: str, text: str) -> str:
+    """An answer without the paths that the tenant itself has asked for and that were recorded."""
+    if not text.startswith("{") or path.partition("?")[0] != "/api/v1/audit":
+        return text
+    page = json.loads(text)
+    for entry in page.get("entries", []):
+        entry["record"]["data"].pop("path", None)
+    return json.dumps(page)
+
+
 async def test_every_route_for_every_role_by_token_and_by_certificate(tmp_path: Path) -> None:
     async with site(tmp_path) as one:
         for (method, path), (roles, status) in EVERYTHING.items():
@@ -182,7 +193,7 @@ async def test_every_route_for_every_role_by_token_and_by_certificate(tmp_path: 
                     assert headers["Cache-Control"] == "no-store"
                     assert headers["Vary"].split(", ")[0] == "Authorization"
                     if role is Role.TENANT:
-                        assert "speech" not in text, (method, path)
+                        assert "speech" not in told(path, text), (method, path)
                     if method == "GET":
                         head, nothing, _ = await one.ask("HEAD", path, **shown)
                         assert (head, nothing) == (expected, ""), (path, role)

@@ -6,19 +6,17 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from support.audit import NOON_NS, audit_log
 from test_audit_trail import records
 from test_ingest import Running, running, settings_in
 
-from collector.access import trail as module
 from collector.access.billing_api import Exported
 from collector.access.credential import Credential, Role
 from collector.access.credentials import Credentials, Entry, Key, digest
 from collector.access.enrolment import Told
 from collector.access.throttle import MOST_ADDRESSES, MOST_AT_ONCE, SECONDS_PER_FAILURE, Throttle
 from collector.access.tokens_file import TokensFile
-from collector.access.trail import MOST_TOLD_APART, AccessTrail
+from collector.access.trail import MOST_A_DAY, MOST_TOLD_APART, AccessTrail
 from collector.audit.trail import Trail
 from railscope.audit.record import Record
 
@@ -35,11 +33,13 @@ class Clock:
         return self.now_ns
 
 
-async def told(folder: Path, note: Callable[[AccessTrail, Clock], None]) -> list[Record]:
+async def told(
+    folder: Path, note: Callable[[AccessTrail, Clock], None], most_a_day: int = MOST_A_DAY
+) -> list[Record]:
     """What is recorded of what is noted, by a trail that is stopped behind it."""
     clock = Clock()
     trail = Trail(audit_log(folder), "1.0", clock)
-    access = AccessTrail(trail, Told(folder.parent / "identities"), clock)
+    access = AccessTrail(trail, Told(folder.parent / "identities"), clock, most_a_day)
     trail.open()
     access.open()
     tasks = [asyncio.create_task(trail.run()), asyncio.create_task(access.run())]
@@ -72,16 +72,12 @@ async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> No
     assert digest("board").removeprefix("sha256:") not in str(found)
 
 
-async def test_a_crowd_of_addresses_is_counted_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_A_DAY", 5)
-
+async def test_a_crowd_of_addresses_is_counted_whole(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
         for n in range(12):
             access.used(BOARD, KEY, f"10.0.0.{n}")
 
-    found = await told(tmp_path / "audit", note)
+    found = await told(tmp_path / "audit", note, most_a_day=5)
     assert [record.data.get("count", 1) for record in found] == [1] * 5 + [7]
 
 

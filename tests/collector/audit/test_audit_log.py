@@ -14,7 +14,7 @@ from support.audit import KEY, NOON_NS, audit_log, draft, record, running, write
 from collector.audit.log import AuditError
 from collector.audit.tiles import WIDTH, TileError, Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.trail import Trail
-from collector.audit.verify import verify
+from collector.audit.verify import Outcome, VerifyError, verify
 from railscope.audit.checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash, root_of
 from railscope.audit.record import RecordError, Source, decode
@@ -131,8 +131,9 @@ async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Pa
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    (finding,) = verify(tmp_path / "copy", KEY.public).findings
-    assert finding == "2 records were acknowledged and are not there"
+    with pytest.raises(VerifyError, match="2 records were acknowledged and are not") as caught:
+        verify(tmp_path / "copy", KEY.public)
+    assert caught.value.outcome == Outcome.ALTERED
     again = Trail(audit_log(tmp_path / "copy", boot="b1"), "1.0", lambda: NOON_NS)
     again.open()
     found = [decode(raw) for raw in again.log.records(4)]
@@ -142,6 +143,8 @@ async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Pa
     later.open()
     assert (later.lost, later.size) == (0, 6)
     later.close()
+    findings = verify(tmp_path / "copy", KEY.public).findings
+    assert "record 4: 2 records before it were lost unsigned" in findings
 
 
 def journal_of(folder: Path) -> Path:

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.agent_events import Teller
 from support.audit import KEY, audit_log, draft, running
+from support.examples import fewer
 
 from collector.audit.events import MOST_TEXT
 from collector.audit.observed import Observed
@@ -201,7 +202,7 @@ async def test_a_dropped_event_shows_as_a_gap_of_its_agent(tmp_path: Path) -> No
     assert "agent n1, boot run-1: its records 1 to 2 are missing" in finding
 
 
-@settings(max_examples=10, deadline=None)
+@fewer(10)
 @given(data=st.data())
 def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -231,7 +232,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
             if data.draw(st.booleans()):
                 await settled(observed)
         if data.draw(st.booleans()):  # it was killed, and kept nothing at its end
-            observed.file.unlink()
+            observed.file.unlink(missing_ok=True)
             if copies:
                 observed.file.write_bytes(copies[-1])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
-from support.audit import KEY, audit_log, draft, running
+from support.audit import KEY, audit_log, draft, record, running
 
 from collector.audit.drain import Drain
 from collector.audit.log import AuditError, AuditLog
@@ -98,6 +99,32 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
         with database.transaction() as connection:
             assert unplaced(connection) == 0
     assert not verify(tmp_path / "log", KEY.public).findings
+
+
+@pytest.mark.parametrize("regrown", [0, 400])
+async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
+    tmp_path: Path, database: Database, regrown: int
+) -> None:
+    folder = tmp_path / "log"
+    put_all(database, range(3))
+    async with begun(folder) as log:
+        await drained(Drain(lambda: database, log))
+    shutil.copytree(folder, tmp_path / "older")
+    put_all(database, range(3, 300))
+    async with begun(folder) as log:
+        await drained(Drain(lambda: database, log))
+    shutil.rmtree(folder)
+    (tmp_path / "older").rename(folder)
+    put_all(database, range(300, 310))
+    refused: list[str] = []
+    async with begun(folder, boot="b1") as log:
+        await record(log, range(regrown))
+        with pytest.raises(AuditError, match="older copy"):
+            await Drain(lambda: database, log, refuse=refused.append).step()
+        assert numbers(log) == [0, 1, 2]
+    assert len(refused) == 1
+    with database.transaction() as connection:
+        assert unplaced(connection) == 10
 
 
 def _dying(step: str, moment: str) -> type[Drain]:

@@ -16,6 +16,7 @@ from support.audit import KEY, audit_log, record, running, write
 from collector.audit.draft import Draft
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.verify import Outcome, VerifyError, verify
+from collector.segments import PARTIAL
 from railscope.audit.checkpoint import Checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash
 from railscope.audit.note import SecretKey
@@ -56,9 +57,9 @@ def test_a_good_log_is_consistent(good: Path) -> None:
 
 
 def checked_files(folder: Path) -> list[Path]:
-    """All files that a verdict rests on; the rest is lock, epoch and tiles that were outgrown."""
+    """All files that a verdict rests on; the rest is lock and epoch."""
     names = [f"tile/{what}/{at}" for what in ("0", "entries") for at in ("000", "001", "002.p/88")]
-    names += ["tile/1/000.p/2", "checkpoint"]
+    names += ["tile/1/000.p/1", "tile/1/000.p/2", "checkpoint"]
     return [folder / name for name in names] + list((folder / "journal").iterdir())
 
 
@@ -91,7 +92,7 @@ def test_no_changed_byte_goes_unnoticed(
 def test_a_truncated_tile_is_found(good: Path, tmp_path: Path, name: str, size: int) -> None:
     folder = shutil.copytree(good, tmp_path / "log")
     (folder / name).write_bytes((folder / name).read_bytes()[:size])
-    assert outcome(folder)[0] in {Outcome.ALTERED, Outcome.TAIL_MISSING}
+    assert outcome(folder)[0] == Outcome.TAIL_MISSING
 
 
 def test_records_that_were_signed_and_are_gone_are_missing(good: Path, tmp_path: Path) -> None:
@@ -291,9 +292,21 @@ def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_p
     assert (found, "journal" in problem) == (Outcome.UNREADABLE, True)
 
 
-def test_a_log_without_its_journal_is_consistent_and_says_so(good: Path, tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_half_is_no_alteration(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "log")
+    found = verify(folder, KEY.public)
+    for tile in [path for path in (folder / "tile").rglob("*") if path.is_file()]:
+        half = tile.with_name(f"{tile.name}.1a2b3c4d{PARTIAL}")
+        half.write_bytes(tile.read_bytes()[:7])
+    assert verify(folder, KEY.public) == found
+
+
+def test_a_log_without_its_journal_has_lost_what_was_not_signed(good: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(good, tmp_path / "log")
     shutil.rmtree(folder / "journal")
+    found, problem = outcome(folder)
+    assert (found, "were acknowledged" in problem) == (Outcome.ALTERED, True)
+    (folder / "acknowledged").unlink()
     assert "journal is missing" in verify(folder, KEY.public).findings[0]
 
 

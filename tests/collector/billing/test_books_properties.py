@@ -24,6 +24,7 @@ from support.books import (
     meter,
     world,
 )
+from support.examples import fewer
 
 from collector.billing import administration, focus, focus_csv, statement_data
 from collector.billing.charges import Kind, Unit
@@ -45,8 +46,7 @@ from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_s
 
 SELLER = Seller("Hall", "Hall", {"team-a": Account("a"), "team-b": Account("b")})
 few = settings(
-    max_examples=max(20, settings().max_examples // 4),
-    deadline=None,
+    fewer(25),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -44,7 +44,7 @@ from collector.billing.recompute import recompute
 from collector.billing.statements import statement
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.store import Ledger
-from collector.metering.evidence import Reservation, Stay
+from collector.metering.evidence import Reservation, Stay, Stretch
 
 RED, GREEN = claim("red", 5, 60), claim("green", 12)
 ALL = world(gpu("GPU-0", RED), gpu("GPU-1", GREEN))
@@ -422,6 +422,19 @@ def test_reservations_and_what_nobody_saw(ledger):
     (time,) = [one for one in reviews if one.tenant == "green"]
     assert (time.start_ns, time.end_ns) == (GREEN.start_ns, ONE.end_ns)
     assert time.reason == "inferred over a silence of more than 1 h"
+
+
+def test_a_silence_is_as_long_as_it_was_whatever_the_gpu_was_kept_for_meanwhile(ledger):
+    stretches = (
+        Stretch("boot", START - DAY_NS, hours(10)), Stretch("next", hours(30), TWO.end_ns),
+    )  # fmt: skip
+    kept = Reservation(hours(10.5), "kept-1", "blue", hours(30))
+    silent = gpu("GPU-0", claim("red", 5, 10.5), stretches=stretches, reservations=(kept,))
+    books = opened(ledger, world(silent))
+    closed = books.close(ONE, after(ONE))
+    times = [one for one in books.store.reviews(closed.closing.number) if one.tenant == "red"]
+    assert [(one.start_ns, one.end_ns) for one in times] == [(hours(10), hours(10.5))]
+    assert times[0].reason == "inferred over a silence of more than 1 h"
 
 
 # Several at once, and death ----------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,9 +17,10 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.billing import MONTH, NEXT_MONTH, books, timelines
+from support.examples import fewer
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
 from collector.billing.corrections import corrections
@@ -30,7 +33,6 @@ from collector.billing.focus_csv import CsvWriter
 from collector.billing.focus_csv import read_from as read_csv
 from collector.billing.focus_parquet import (
     FocusParquetError,
-    NoParquetError,
     ParquetWriter,
     read_from,
 )
@@ -126,12 +128,38 @@ def test_other_columns_are_refused():
         csv_text([dict.fromkeys(COLUMNS[:5])])
 
 
-def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(NoParquetError, match=r"railscope\[parquet\]"):
-        export(Listed((all_kinds(),)), ORDER, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    export(Listed((all_kinds(),)), replace(ORDER, forms=(Form.CSV,)), tmp_path)
+WITHOUT_PYARROW = """
+import sys
+from pathlib import Path
+from support.exports import DUE_NS, SELLER, all_kinds
+from collector.billing.export import Form, Listed, Order, export
+from collector.billing.focus_parquet import NoParquetError
+
+folder, all_ = Path(sys.argv[1]), Listed((all_kinds(),))
+try:
+    export(all_, Order(SELLER, DUE_NS), folder)
+except NoParquetError as error:
+    print(error)
+print(len(list(folder.iterdir())))
+export(all_, Order(SELLER, DUE_NS, forms=(Form.CSV,)), folder)
+print(len(list(folder.iterdir())))
+"""
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
+    hidden, folder = tmp_path / "hidden", tmp_path / "export"
+    hidden.mkdir()
+    folder.mkdir()
+    (hidden / "pyarrow.py").write_text("raise ImportError\n")
+    paths = [hidden, *sys.path]
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYARROW, str(folder)], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}, check=False,
+    )  # fmt: skip
+    assert not found.returncode, found.stderr
+    problem, before, after = found.stdout.splitlines()
+    assert "railscope[parquet]" in problem
+    assert (before, after) == ("0", "2")
 
 
 # The whole export --------------------------------------------------------------------------------
@@ -271,7 +299,7 @@ def test_amounts_are_spelled_with_the_decimals_of_their_currency(value, currency
     assert amount(Fraction(value), currency) == text
 
 
-@settings(max_examples=25)
+@fewer(25)
 @given(timelines(), books())
 def test_a_whole_export_adds_up(tmp_path_factory: pytest.TempPathFactory, usages, prices):
     invoices: list[Invoice] = [

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stories import spelled_files, stories
+from support.examples import fewer
 from support.settling import Site, content
 from support.story import DAY, DAY_SECONDS, accept, at
 
@@ -17,7 +18,7 @@ from collector.metering.tiling import tile
 from collector.metering.units import GPU_CAPACITY
 
 # Each example makes databases and waits for the disk.
-few = settings(max_examples=settings().max_examples // 5)
+few = fewer(20)
 sizes = st.lists(st.integers(5, 60), min_size=1, max_size=3)
 LATER = DAY_SECONDS + 7200
 DAYS = range(DAY, DAY + 1)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stories import stories
+from support.examples import fewer
 from support.story import accept, at, core_in, known_of, no_turns
 
 from collector.account.live import LiveAccount
@@ -19,7 +20,7 @@ from collector.evidence.assemble import evidence_of
 from collector.ledger.tiling import evidence_root
 from collector.metering.tiling import tile
 
-few = settings(max_examples=settings().max_examples // 2)
+few = fewer(50)
 sizes = st.lists(st.integers(1, 30), min_size=1, max_size=4)
 
 

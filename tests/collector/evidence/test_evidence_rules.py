@@ -123,13 +123,28 @@ def test_a_reboot_is_a_silence_and_counts_from_zero(core: Core):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=100)
     rising = after.told(
-        gpus_of("GPU-0"), range(105, 196, 10), values=lambda s, n: counting(s - 10_100, n)
-    )
+        gpus_of("GPU-0"), range(105, 196, 10), values=lambda s, n: counting(s - 10_100, n),
+        events={115: events[0]},
+    )  # fmt: skip
     accept(core, rising)
     assert states(core, 195) == [
         ("observed", "alice", 0, 90), ("inferred", "alice", 90, 105), ("observed", "alice", 105, 195),
     ]  # fmt: skip
     assert set(energy(core)) == {("attributed", "alice"), ("unattributed", "")}
+
+
+def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: Core):
+    events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 91, 10), events=events))
+    for boot, first in (("boot-2", 105), ("boot-3", 305)):
+        after = Reporter(boot_id=boot, run=boot, booted_at=first - 5)
+        accept(core, after.told(gpus_of("GPU-0"), range(first, first + 91, 10)))
+    assert states(core, 195) == [
+        ("observed", "alice", 0, 90), ("inferred", "alice", 90, 105), ("idle", "", 105, 195),
+    ]  # fmt: skip
+    told = after.told(host(), [400], events={400: events[0]})
+    accept(core, told)
+    assert states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
 
 
 def test_what_was_left_of_the_boot_before_is_as_old_as_the_wall_clock_says(core: Core):

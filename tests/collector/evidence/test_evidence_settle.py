@@ -26,7 +26,9 @@ from support.story import (
 from collector.account.amounts import Whose
 from collector.account.quotas import days_of
 from collector.audit.outbox import outbox
+from collector.evidence.chunk import encode
 from collector.evidence.schema import claims, homes, parts
+from collector.evidence.store import ready
 from collector.ledger.tiling import DAY_NS
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State, tile
@@ -178,6 +180,87 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
         rows = connection.execute(select(outbox.c.type, outbox.c.data)).all()
     assert [row.type for row in rows] == ["billing.tenant_map"], "an auditor learns of it, once"
     assert '"rows":1' in rows[0].data
+
+
+async def test_a_tenants_file_that_is_corrected_soon_after_a_change_counts_as_corrected(site: Site):
+    accept(site.core, a_day(Reporter()))
+    await site.round(LATER)
+    for seconds, tenant in ((600, "bbo"), (660, "bob")):
+        site.texts["tenants"] = MAP + f"{tenant},kubernetes,ns,2026-09-04T00:00:00Z,\n"
+        await site.round(LATER + seconds)
+    assert hours(site)["observed", "bob"] == 6
+
+
+async def test_a_claim_told_late_counts_though_another_ended_where_it_starts(site: Site):
+    node = Reporter()
+    accept(site.core, node.told(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40))
+    bob = started("GPU-0", "y", 20 * HOURS, tenant="bob")
+    late = [started("GPU-0", "x", 10 * HOURS, **ALICE), ended("GPU-0", "x", 20 * HOURS)]
+    await site.round(LATER)
+    for second, events in ((LATER + 30, late), (LATER + 60, [bob])):
+        accept(site.core, node.told(host(), [second], events={second: events}))
+        await site.round(second)
+    assert hours(site) == {
+        ("idle", ""): 10, ("observed", "alice"): 10, ("observed", "bob"): 4,
+    }  # fmt: skip
+
+
+async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: str):
+    one, two = make("one", url), make("two", url)
+    days, node = 6, Reporter()
+    claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
+    for day in range(days):
+        seconds = range(day * DAY_SECONDS, (day + 1) * DAY_SECONDS, 30)
+        accept(one.core, node.told(gpus_of("GPU-0"), seconds, each=200, events=claim))
+        await one.round((day + 1) * DAY_SECONDS, everything=True)
+    now = days * DAY_SECONDS + 2 * HOURS
+    await one.round(now - HOURS)
+    await one.round(now - HOURS, everything=True)
+    accept(two.core, node.told(gpus_of("GPU-0"), range(now - 600, now, 30)))
+    await two.round(now)
+    assert two.live.settled == one.live.settled
+    assert set(one.door.ledger.newest(DAY, DAY + days - 1).values()) == {1}
+    assert two.settler.counts.days < days, "only what was recorded lately is looked at again"
+    await two.round(now, everything=True)
+    assert amount(two, "alice") == 500 * (now - 30 - HOURS)
+
+
+async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_takes_over(
+    make, url: str
+):
+    one, two = make("one", url), make("two", url)
+    envelopes = a_day(Reporter())
+    accept(one.core, [*envelopes[:20], *envelopes[30:]])
+    await one.round(LATER)
+    assert hours(one)["inferred", "alice"] > 1
+    accept(one.core, envelopes[20:30])
+    written = [ready(kept.chunk, encode(kept.chunk)) for kept in one.core.evidence.chunks.values()]
+    one.door.store.write(written, [], at(LATER + 60))
+    await two.round(LATER + 90)
+    later = LATER + 7 * DAY_SECONDS
+    accept(two.core, Reporter().told(gpus_of("GPU-0"), range(later - 600, later, 30)))
+    await two.round(later)
+    assert hours(two) == {
+        ("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6,
+    }  # fmt: skip
+
+
+async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_settled(site: Site):
+    noon = 12 * HOURS
+    events = {6 * HOURS: [started("GPU-0", "a", 6 * HOURS, **ALICE)]}
+    before = Reporter().told(gpus_of("GPU-0"), range(0, noon, 30), each=40, events=events)
+    accept(site.core, before)
+    anew = Reporter(boot_id="boot-2", run="run-2", booted_at=noon - 60)
+    for day in range(3):
+        seconds = range(max(noon, day * DAY_SECONDS), (day + 1) * DAY_SECONDS, 30)
+        accept(site.core, anew.told(gpus_of("GPU-0"), seconds, each=200))
+        await site.round((day + 1) * DAY_SECONDS, everything=True)
+    assert hours(site)["observed", "alice"] == pytest.approx(6 - 30 / HOURS)
+    assert hours(site, DAY + 1) == {("idle", ""): 24}
+    account = await site.account(3 * DAY_SECONDS)
+    assert account.balances
+    assert seconds_of(account)["observed", "alice"] == 6 * HOURS - 30
+    assert not site.core.evidence.gpus["GPU-0"].told, "it is not kept for ever"
 
 
 async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
@@ -374,6 +457,38 @@ async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Si
     assert site.settler.counts.failures == 1
 
 
+async def test_claims_that_another_collector_was_told_are_asked_for_until_they_are_known(
+    make, url: str
+):
+    one, two = make("one", url), make("two", url)
+    claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
+    node = Reporter()
+    accept(one.core, node.told(gpus_of("GPU-0"), range(0, 2 * HOURS, 30), events=claim))
+    await one.round(2 * HOURS, everything=True)
+    await two.round(2 * HOURS)
+    accept(two.core, node.told(gpus_of("GPU-0"), range(2 * HOURS, 3 * HOURS, 30)))
+    two.now = 3 * HOURS
+    two.door.store.told = _fail  # type: ignore[method-assign]
+    assert not await two.settler.attempt()
+    del two.door.store.told
+    assert await two.settler.attempt()
+    assert seconds_of(await two.account(3 * HOURS)).get(("observed", "alice")) == HOURS - 30
+
+
+async def test_open_amounts_that_could_not_be_counted_anew_are_counted_anew_later(site: Site):
+    node = Reporter()
+    accept(site.core, node.told(gpus_of("GPU-0"), range(0, 6 * HOURS, 30), each=40))
+    await site.round(6 * HOURS, everything=True)
+    late = started("GPU-0", "x", HOURS, **ALICE)
+    accept(site.core, node.told(host(), [6 * HOURS], events={6 * HOURS: [late]}))
+    site.door.store.newest_end_ns = _fail  # type: ignore[method-assign]
+    site.now = 6 * HOURS + 60
+    assert not await site.settler.attempt()
+    del site.door.store.newest_end_ns
+    assert await site.settler.attempt()
+    assert amount(site, "alice") == 500 * (5 * HOURS - 30)
+
+
 def _fail(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
@@ -394,6 +509,25 @@ async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_
     assert [line["event"] for line in logs] == ["evidence_damaged"] * 2
     assert {"it was altered"} < {line["problem"] for line in logs}
     assert len(known.evidence.stretches) == 2
+
+
+async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: Site):
+    accept(site.core, a_day(Reporter(), until=6 * HOURS))
+    *_, last = site.core.evidence.chunks.values()
+    end_ns, last.chunk.end_ns = last.chunk.end_ns, 1 << 70
+    waiting = len(site.core.evidence.chunks)
+    for now in (7 * HOURS, 8 * HOURS):
+        assert not await _attempted(site, now)
+        assert len(site.core.evidence.chunks) == waiting, "nothing goes before it is written"
+    last.chunk.end_ns = end_ns
+    assert await _attempted(site, 9 * HOURS)
+    await site.round(LATER)
+    assert hours(site)["idle", ""] == pytest.approx(6, abs=1 / 60)
+
+
+async def _attempted(site: Site, now: float) -> bool:
+    site.now = now
+    return await site.settler.attempt()
 
 
 async def test_a_fault_of_ours_does_not_end_the_collector(site: Site):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from support.examples import fewer
 
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.rows import GpuDay
@@ -23,10 +24,7 @@ from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 
 gpu_numbers = count()
 # Each example waits for the disk, so there are fewer of them.
-on_one_database = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    max_examples=settings().max_examples // 4,
-)
+on_one_database = settings(fewer(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def in_sequence(day):

@@ -1,0 +1,41 @@
+"""When claims ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from collector.evidence.places import Presence
+from collector.evidence.told import Ended, Told
+from collector.metering.units import FOREVER_NS
+
+Ends = Mapping[tuple[str, str], int]
+"""By node and claim."""
+
+
+def ends_of(told: Iterable[Told], ended: Iterable[Ended], presences: Iterable[Presence]) -> Ends:
+    """The ends of a GPU's claims: as they were told, or when a node came up again and told no more.
+
+    An agent tells all claims in force when it starts, those that it only remembers, too. One that
+    remembers nothing cannot tell that they have ended; but what held the GPU is gone with the boot.
+    """
+    ends: dict[tuple[str, str], int] = {}
+    for end in ended:
+        key = (end.node, end.id)
+        ends[key] = min(end.instant_ns, ends.get(key, end.instant_ns))
+    began: dict[str, dict[str, int]] = {}
+    for one in presences:
+        first_ns = min((span.first_ns for span in one.spans), default=FOREVER_NS)
+        boots = began.setdefault(one.node, {})
+        boots[one.boot] = min(first_ns, boots.get(one.boot, first_ns))
+    tellings: dict[tuple[str, str], dict[str, int]] = {}
+    for claim in told:
+        if claim.boot:
+            boots = tellings.setdefault((claim.node, claim.id), {})
+            boots[claim.boot] = min(claim.told_ns, boots.get(claim.boot, claim.told_ns))
+    for key, boots in tellings.items():
+        last_ns = max(boots.values())
+        others = (ns for boot, ns in began.get(key[0], {}).items() if boot not in boots)
+        after = [ns for ns in others if ns > last_ns]
+        if after:
+            ends[key] = min(*after, ends.get(key, FOREVER_NS))
+    return ends

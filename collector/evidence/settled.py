@@ -1,0 +1,55 @@
+"""What the ledger has of GPUs that a collector begins to account for. Blocks, raises LedgerError.
+
+A year of ten thousand GPUs is millions of GPU-days. They are added up in the database, some GPUs at a
+time; of single days no more than their revisions are known here, and only of those that may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from collector.account.amounts import Totals, Whose
+from collector.account.tally import Key, Sums, month_of
+from collector.ledger import queries
+from collector.ledger.rows import GpuDay
+from collector.ledger.store import Ledger
+from collector.metering.measures import Measure, Use
+from collector.metering.tiling import State
+
+_GPUS_AT_ONCE = 64
+"""Their time in 24 hours is within 64 bits, which SQLite's sums are limited to."""
+
+
+class SettledGpus(NamedTuple):
+    """What the ledger holds of some GPUs: sums by month, and each one's last settled day."""
+
+    sums: Sums
+    amounts: Totals
+    days: dict[str, int]
+    numbers: dict[GpuDay, int]
+    """The newest revision of each day that may still change."""
+
+
+def settled(ledger: Ledger, gpus: Collection[str], since_day: int) -> SettledGpus:
+    """What the ledger holds of these GPUs; days from `since_day` on may still change."""
+    found = SettledGpus({}, {}, {}, {})
+    for some in queries.chunks(sorted(gpus), _GPUS_AT_ONCE):
+        _add(found, ledger, some, since_day)
+    return found
+
+
+def _add(found: SettledGpus, ledger: Ledger, gpus: Collection[str], since_day: int) -> None:
+    sums, amounts, days, numbers = found
+    with ledger.database.transaction() as connection:
+        for time in connection.execute(queries.settled_time(gpus)):
+            key = Key(month_of(time.day), State(time.state), time.tenant_id)
+            sums[key] = sums.get(key, 0) + int(time.quantity)
+        for share in connection.execute(queries.settled_amounts(gpus)):
+            whose = Whose(Measure(share.measure), Use(share.use), share.tenant_id)
+            amount = queries.HALF * int(share.high) + int(share.low)
+            amounts[whose] = amounts.get(whose, 0) + amount
+        for gpu in connection.execute(queries.last_days(gpus)):
+            days[gpu.gpu_uuid] = gpu.day
+        last_day = max(days.values(), default=since_day)
+        numbers |= queries.newest_numbers(connection, range(since_day, last_day + 1), gpus)

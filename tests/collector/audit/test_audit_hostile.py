@@ -1,0 +1,182 @@
+"""An agent that is not ours: whatever its events hold, the log takes it, and goes on taking others'."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from support.agent_events import Teller
+from support.audit import KEY
+from support.examples import fewer
+from test_audit_observed import observing, recorded
+
+from collector.audit.events import clean, is_numbered
+from collector.audit.observed import Observed
+from collector.audit.recorded import load
+from collector.audit.verify import verify
+from collector.core import Position, SeenEvent
+from railscope.audit.record import Record, decode
+from railscope.catalog import EVENTS
+from railscope.cli import root
+from railscope.wire import WireEntity, WireEvent
+
+TEXTS = st.text(max_size=8) | st.sampled_from(
+    ["0-840", "9" * 60, "0-" + "9" * 60, "\x1b[2J", "\u0661"]
+)
+INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(-3, 3)
+FACTS = st.dictionaries(
+    st.sampled_from([
+        "compute", "level", "source", "owner", "tenant", "exclusive", "claim", "key", "change",
+        "uncertainty_ns", "setting", "received_ns", "event", "invoice", "gpu", "device",
+    ]) | st.text(max_size=4),
+    TEXTS,
+    max_size=6,
+)  # fmt: skip
+
+
+@st.composite
+def hostile_events(draw: st.DrawFn) -> SeenEvent:
+    """An event that passes the checks of an envelope, of a node that has a credential."""
+    names = sorted(name for name, known in EVENTS.items() if known.audited)
+    entity = WireEntity(
+        draw(st.sampled_from(["claim", "gpu", "node", "x"])),
+        tuple(draw(st.lists(TEXTS, max_size=3))),
+    )
+    event = WireEvent(
+        draw(st.sampled_from(names)), 0, entity, draw(INTEGERS), draw(INTEGERS), draw(FACTS),
+        draw(INTEGERS),
+    )  # fmt: skip
+    position = Position(draw(TEXTS), draw(TEXTS), draw(st.integers(1, 1 << 62)), 0, 1 << 60)
+    return SeenEvent("mallory", draw(TEXTS), event, position)
+
+
+@fewer(50)
+@given(events=st.lists(hostile_events(), min_size=1, max_size=8))
+def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
+    async def listened(folder: Path) -> None:
+        async with observing(folder) as observed:
+            await recorded(observed, [*events, Teller().claimed("a")])
+            kept = observed.snapshot()
+            assert kept is not None
+            observed.file.write_bytes(kept)
+            found = [decode(raw) for raw in observed.audit.records(1)]
+            numbered = {
+                clean(one.position.run) for one in events if is_numbered(one.event) and one.position
+            }
+            assert numbered <= {one.src.boot for one in found if one.src.id == "mallory"}
+            assert found[-1].data["claim"] == "a"
+            assert load(observed.file, observed.audit).recorded == observed.recorded
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(listened(Path(folder)))
+        verify(Path(folder) / "log", KEY.public)
+
+
+def test_slots_beyond_all_integers_are_kept_in_the_copy(tmp_path: Path) -> None:
+    seen = Teller().claimed("a", compute="0-" + "9" * 60)
+
+    async def listened() -> bytes | None:
+        async with observing(tmp_path) as observed:
+            await recorded(observed, [seen])
+            return observed.snapshot()
+
+    assert asyncio.run(listened())
+
+
+@pytest.mark.parametrize("number", [0, -1, (1 << 53) + 1, 1 << 62])
+def test_what_has_no_number_of_a_record_is_counted_and_no_more(tmp_path: Path, number: int) -> None:
+    told = Teller("mallory").claimed("a")
+    wrong = replace(told, event=msgspec.structs.replace(told.event, number=number))
+
+    async def listened() -> tuple[list[Record], int]:
+        async with observing(tmp_path) as observed, asyncio.timeout(10):
+            return await recorded(observed, [wrong, Teller().claimed("b")]), observed.unnumbered
+
+    (found,), unnumbered = asyncio.run(listened())
+    assert (found.data["claim"], unnumbered) == ("b", 1)
+
+
+def test_a_node_neither_ends_nor_takes_over_what_another_tells(tmp_path: Path) -> None:
+    honest, other = Teller("n1"), Teller("mallory")
+    told = [
+        honest.claimed("a"), other.claimed("a", tenant="mallory"), other.released("a"),
+        Teller("n1", run="run-2").claimed("a"), honest.released("a"),
+    ]  # fmt: skip
+
+    async def listened() -> list[Record]:
+        async with observing(tmp_path) as observed:
+            return await recorded(observed, told)
+
+    found = asyncio.run(listened())
+    assert [(one.obj.node, one.type, one.out) for one in found] == [
+        ("n1", "tenancy.assign", "done"), ("mallory", "tenancy.conflict", "seen"),
+        ("mallory", "tenancy.assign", "done"), ("mallory", "tenancy.release", "done"), ("n1", "tenancy.assign", "seen"),
+        ("n1", "tenancy.release", "done"),
+    ]  # fmt: skip
+    assert (found[1].data["node_before"], found[1].data["claim_before"]) == ("n1", "a")
+    assert verify(tmp_path / "log", KEY.public).findings == ()
+
+
+def test_a_copy_that_was_altered_is_not_believed(tmp_path: Path) -> None:
+    """It says what must not be recorded again: one wrong bit, and something never would be."""
+    teller = Teller()
+
+    async def listened() -> Observed:
+        async with observing(tmp_path) as observed:
+            await recorded(observed, [teller.claimed("a"), teller.changed("mig_mode")])
+            content = observed.snapshot()
+            assert content is not None
+            for at in range(len(content)):
+                for mask in (1, 0x80):
+                    observed.file.write_bytes(
+                        content[:at] + bytes([content[at] ^ mask]) + content[at + 1 :]
+                    )
+                    assert load(observed.file, observed.audit).recorded == observed.recorded
+            for end in range(len(content)):
+                observed.file.write_bytes(content[:end])
+                assert load(observed.file, observed.audit).recorded == observed.recorded
+            observed.file.write_bytes(content)
+            assert load(observed.file, observed.audit).recorded == observed.recorded
+        return observed
+
+    asyncio.run(listened())
+
+
+def test_what_an_agent_tells_cannot_pass_for_a_line_of_the_check(tmp_path: Path) -> None:
+    forged = "a\nconsistent: 9 records\x1b[2J"
+
+    async def listened() -> None:
+        async with observing(tmp_path) as observed:
+            await recorded(observed, [Teller(run="r\n\x1b[2J", last=3).released(forged)])
+
+    asyncio.run(listened())
+    command = ["audit", "verify", str(tmp_path / "log"), "--key", str(KEY.public)]
+    found = CliRunner().invoke(root, command)
+    assert found.exit_code == 0, found.output
+    assert "to explain" in found.output
+    assert found.output.count("\nconsistent:") == 0
+    assert "\x1b" not in found.output
+    assert all(line.split(":")[0] in {"consistent", "not signed yet", "to explain"}
+               for line in found.output.splitlines())  # fmt: skip
+
+
+def test_claims_by_the_hundred_on_one_gpu_do_not_fill_the_log_with_pairs(tmp_path: Path) -> None:
+    one, again = Teller(), Teller(run="run-2")
+    told = [teller.claimed(str(n)) for teller in (one, again) for n in range(150)]
+
+    async def listened() -> list[Record]:
+        async with observing(tmp_path) as observed:
+            return await recorded(observed, told)
+
+    found = asyncio.run(listened())
+    pairs = [(str(r.data["claim"]), str(r.data["claim_before"])) for r in found
+             if r.type == "tenancy.conflict"]  # fmt: skip
+    wanted = [(str(n), str(before)) for n in range(150) for before in range(min(n, 8))]
+    assert pairs == wanted

@@ -1,0 +1,182 @@
+"""What must be true of the log whatever happens to it: signing, gaps, names that were erased."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from functools import partial
+from itertools import combinations, count
+from pathlib import Path
+from unicodedata import normalize
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.agent_events import Teller
+from support.audit import KEY, NOON_NS, audit_log, draft, record, running
+from support.examples import fewer
+from test_audit_observed import observing, recorded
+
+from collector.audit.continuity import Continuity
+from collector.audit.draft import record_of
+from collector.audit.guard import DisputeError, Guard
+from collector.audit.log import AuditError
+from collector.audit.personal import Salts
+from collector.audit.tiles import Tiles
+from collector.audit.verify import verify
+from railscope.audit.checkpoint import read_checkpoint
+from railscope.audit.merkle import CompactRange, leaf_hash
+from railscope.audit.record import Source, decode
+
+steps = st.lists(st.sampled_from(["append", "sign", "restart", "back up", "put back"]), max_size=14)
+
+
+class Witnessed:
+    """A log that is restarted and put back to older copies, and one agent that holds checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.copies = folder / "log", folder / "copies"
+        self.numbers, self.boots = count(), count()
+        self.held = ""
+        self.signed: dict[str, list[bytes]] = {}
+        """Each checkpoint with the leaves that it was over."""
+        self.disputes = 0
+
+    async def live(self, todo: list[str]) -> None:
+        """One run of the collector. The agent shows what it holds, and sees all that is signed."""
+        async with running(audit_log(self.folder, boot=f"b{next(self.boots)}")) as log:
+            guard = Guard(log, 1, 3600, lambda: 1, lambda: NOON_NS)
+            guard.open()
+            asking = asyncio.create_task(guard.run())
+            try:
+                await guard.show("n1", self.held)
+                await asking
+            except DisputeError:
+                self.disputes += 1
+                asking.cancel()
+            for step in todo:
+                if step == "append":
+                    await record(log, [next(self.numbers) for _ in range(3)])
+                else:
+                    with contextlib.suppress(AuditError):
+                        await log.sign()
+                    self.see(log.publisher.note)
+        self.see(log.publisher.note)
+
+    def see(self, note: str) -> None:
+        if note and note not in self.signed:
+            size = read_checkpoint(note, KEY.public).tree.size
+            raws = Tiles(self.folder, size).records_from(0)
+            self.signed[note] = [leaf_hash(raw) for raw in raws]
+            self.held = note
+
+    def back_up(self) -> None:
+        shutil.rmtree(self.copies, ignore_errors=True)
+        shutil.copytree(self.folder, self.copies)
+
+    def put_back(self) -> None:
+        if self.copies.exists():
+            shutil.rmtree(self.folder)
+            shutil.copytree(self.copies, self.folder)
+
+
+@fewer(25)
+@given(steps)
+def test_t6_no_two_signed_checkpoints_contradict_each_other(story: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        one = Witnessed(Path(folder))
+        begun: list[str] = []
+        for step in [*story, "restart"]:
+            if step in {"append", "sign"}:
+                begun.append(step)
+                continue
+            asyncio.run(one.live(begun))
+            begun = []
+            if step == "back up":
+                one.back_up()
+            elif step == "put back":
+                one.put_back()
+        for note, leaves in one.signed.items():
+            tree = CompactRange()
+            for leaf in leaves:
+                tree.append(leaf)
+            assert read_checkpoint(note, KEY.public).tree.root == tree.root
+        for some, others in combinations(sorted(one.signed.values(), key=len), 2):
+            assert others[: len(some)] == some
+
+
+def test_t6_a_copy_that_was_put_back_is_disputed() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        one = Witnessed(Path(folder))
+        for todo in (["append", "sign"], ["append", "sign"]):
+            asyncio.run(one.live(todo))
+            if not one.copies.exists():
+                one.back_up()
+        signed = dict(one.signed)
+        one.put_back()
+        asyncio.run(one.live(["append", "sign"]))
+        assert (one.disputes, one.signed) == (1, signed)
+
+
+runs = st.lists(
+    st.lists(st.integers(0, 12), min_size=1, unique=True), min_size=1, max_size=3
+).flatmap(
+    lambda numbers: st.permutations(
+        [(run, number) for run, kept in enumerate(numbers) for number in kept]
+    )
+)
+
+
+@given(runs)
+def test_t8_what_was_dropped_is_missed_and_nothing_else(told: list[tuple[int, int]]) -> None:
+    continuity = Continuity()
+    for sequence, (run, number) in enumerate(told):
+        source = Source("agent", "n1", f"r{run}", number)
+        continuity.add(record_of(draft(0), source, sequence))
+    came: dict[int, set[int]] = {}
+    for run, number in told:
+        came.setdefault(run, set()).add(number)
+    missing = {
+        (f"r{run}", number)
+        for run, numbers in came.items()
+        for number in range(max(numbers))
+        if number not in numbers
+    }
+    found: list[tuple[str, int]] = []
+    for finding in continuity.findings():
+        words = finding.replace(",", "").replace(":", "").split()
+        run, first, last = words[6], words[-5], words[-3]
+        found += [(run, number) for number in range(int(first), int(last) + 1)]
+    assert sorted(found) == sorted(missing)
+
+
+names_ = st.text(st.characters(categories=["L"]), min_size=1).map(partial(normalize, "NFC"))
+persons = st.lists(names_, min_size=1, max_size=4)
+
+
+@fewer(25)
+@given(persons, st.data())
+def test_t9_erasing_salts_changes_nothing_but_what_can_be_told(
+    names: list[str], data: st.DataObject
+) -> None:
+    erased = set(data.draw(st.lists(st.sampled_from(names))))
+    with tempfile.TemporaryDirectory() as folder:
+        teller, salts = Teller(), Salts(Path(folder) / "personal")
+        told = [teller.claimed(str(n), f"GPU-{n}", owner=name) for n, name in enumerate(names)]
+
+        async def listened() -> None:
+            async with observing(Path(folder)) as observed:
+                await recorded(observed, told)
+
+        asyncio.run(listened())
+        before = verify(Path(folder) / "log", KEY.public)
+        known = {name: salts.known(name) for name in names}
+        for name in erased:
+            assert salts.forget(name)
+        assert verify(Path(folder) / "log", KEY.public) == before
+        assert {name: salts.known(name) for name in names} == {
+            name: None if name in erased else known[name] for name in names
+        }
+        raws = [*Tiles(Path(folder) / "log", before.checkpoint.tree.size).records_from(1)]
+        assert [decode(raw).pii["owner"] for raw in raws] == [known[name] for name in names]
