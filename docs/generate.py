@@ -154,10 +154,13 @@ def alerts() -> str:
         "",
         MADE,
         "",
-        "`critical` wakes someone, `warning` makes a ticket. An alert may have several rules.",
+        "`critical` wakes someone, `warning` makes a ticket, `info` is there to be looked at.",
+        "An alert may have several rules. [alertmanager.yml](../deploy/alertmanager.yml) is an example of",
+        "who hears of which, and of which alert makes another needless.",
         "",
     ]
-    rules = [rule for path in sorted(RULES.glob("*.yml")) for rule in _rules(path)]
+    every = [rule for path in sorted(RULES.glob("*.yml")) for rule in _rules(path)]
+    rules = [rule for rule in every if "alert" in rule]
     for name in sorted({rule["alert"] for rule in rules}):
         same = [rule for rule in rules if rule["alert"] == name]
         runbook = f"[What it means and what to do](../alerts/runbooks/{name}.md)"
@@ -174,12 +177,15 @@ def alerts() -> str:
                 "```",
                 "",
             ]
+    lines += ["## Recorded series", "", "Worked out once for the rules above.", ""]
+    for rule in (rule for rule in every if "record" in rule):
+        lines += [f"`{rule['record']}`:", "", "```promql", rule["expr"].strip(), "```", ""]
     return _page(lines)
 
 
 def _rules(path: Path) -> Iterator[dict[str, Any]]:
     for group in yaml.safe_load(path.read_text())["groups"]:
-        yield from (rule for rule in group["rules"] if "alert" in rule)
+        yield from group["rules"]
 
 
 def boards() -> str:

@@ -30,6 +30,7 @@ from tests.support.alert_rules import (
 
 RUNBOOKS = ROOT / "alerts/runbooks"
 PROMETHEUS = ROOT / "deploy/prometheus/prometheus.yml"
+COMMAND_LINE = ROOT / "docs/cli.md"
 ALERTMANAGER = ROOT / "deploy/alertmanager.yml"
 SITE = "https://railscope.example"
 ALWAYS_FIRES = "RailscopeDeadMansSwitch"
@@ -266,3 +267,12 @@ def test_prometheus_understands_the_queries_of_the_runbooks(tmp_path: Path):
     path = tmp_path / "queries.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "runbooks", "rules": rules}]}))
     promtool("check", "rules", str(path))
+
+
+@EACH_NAME
+def test_commands_of_a_runbook_are_those_of_the_command_line(name: str):
+    page = (RUNBOOKS / f"{name}.md").read_text()
+    known = set(re.findall(r"^## (railscope[a-z -]*)$", COMMAND_LINE.read_text(), re.MULTILINE))
+    for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
+        for command in re.findall(r"^railscope(?: [a-z-]+(?= |$))+", block, re.MULTILINE):
+            assert command.split(" --")[0] in known
