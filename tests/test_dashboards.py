@@ -271,6 +271,7 @@ def test_a_mistake_in_a_query_is_found(expression: str, problem: str):
         'sum by (rail, reason) (railscope_rail_sum_gpu_throttle_active{reason!="{gpu_idle}"})',
         'count by (source) (railscope_source_state{state="failed"} == 1)',
         "rate(railscope_gpu_energy_joules_total[5m])",
+        "railscope:node_port_transmit_bytes:rate5m < on (node) group_left () vector(1)",
     ],
 )
 def test_a_right_query_passes(expression: str):
