@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -62,26 +61,3 @@ def test_questions_of_a_look():
     assert asked["names"] <= 20
     assert asked["resolve"] <= GPUS + 1
     assert sum(asked.values()) <= 48, asked
-
-
-def test_time_of_a_look():
-    looked = Looked(full())
-    looked.look()
-    host = looked.host
-    # A dictionary's folders are slow to list; a file system's are not.
-    folders: dict[str, Any] = {}
-    names = host.names
-    host.names = lambda path: (
-        folders[path] if path in folders else folders.setdefault(path, names(path))
-    )
-    host.names("/var/log/pods")
-    fastest = 1.0
-    for _ in range(20):
-        try:
-            host.clock.advance(5)
-            begun = time.thread_time()
-            looked.tenancy._look(host)  # noqa: SLF001 - one look by itself
-            fastest = min(fastest, time.thread_time() - begun)
-        finally:
-            looked.tenancy._just_looked = False  # noqa: SLF001
-    assert fastest < 0.005, f"{fastest * 1000:.2f} ms"
