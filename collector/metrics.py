@@ -69,7 +69,6 @@ class Own:
             (c.LOG_SIZE, self.log.size),
             (c.VIEWS_TIME, views.duration_ns / NS),
             (c.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
-            (c.CLAIMS_VALID, int(self.files.claims.valid)),
             (c.CLAIMS_REFUSED, self.core.evidence.refused),
             (c.EVIDENCE_WAITING, len(self.core.evidence.chunks)),
             (c.EVIDENCE_STORED, self.settler.counts.parts),

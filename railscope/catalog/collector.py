@@ -282,13 +282,6 @@ CLAIMS = Metric(
     help="Claims in force in the claims file that was read last without an error.",
     origin="claims file",
 )
-CLAIMS_VALID = Metric(
-    "railscope_collector_claims_file_valid",
-    Kind.GAUGE,
-    CLUSTER,
-    help="Whether the claims file could be read the last time it changed (1) or not (0).",
-    origin="claims file",
-)
 FILE_VALID = Metric(
     "railscope_collector_file_valid",
     Kind.GAUGE,
