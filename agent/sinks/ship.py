@@ -219,19 +219,25 @@ class Shipper:
         return await client.post(body, SentAt.at(self.clock.now(), self.origin.boot_id))
 
     async def _acknowledged(self, spooled: Spooled | None, body: bytes) -> None:
-        self.stats.shipped_frames += await self._forget(spooled, body)
+        await self._disk.submit(lambda: self._shipped(spooled, body))
+
+    async def _refused(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
+        await self._disk.submit(lambda: self._rejected(spooled, body, answer))
+
+    # Both run on the spool's thread as one step: what is let go of there is counted, also where
+    # who waits for it is cancelled meanwhile.
+
+    def _shipped(self, spooled: Spooled | None, body: bytes) -> None:
+        frames = self._release(spooled, body)
         if self._problem != "":
             log.info("collector_reached", url=self._client.url, waiting=len(self._spool))
             self._problem = ""
+        self.stats.shipped_frames += frames
 
-    async def _refused(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
-        frames = await self._forget(spooled, body)
+    def _rejected(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
+        frames = self._release(spooled, body)
         log.error("envelope_refused", frames=frames, problem=answer.problem)
         self._lost(Loss("rejected", 1, frames))
-
-    async def _forget(self, spooled: Spooled | None, body: bytes) -> int:
-        """Let go of an envelope that was answered; says how many frames it held."""
-        return await self._disk.submit(lambda: self._release(spooled, body))
 
     def _release(self, spooled: Spooled | None, body: bytes) -> int:
         """Drop an envelope from where it waits; runs on the spool's thread.

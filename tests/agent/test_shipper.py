@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import GPU
 from railscope.entity import Entity
 from railscope.frame import Origin, Schema
-from railscope.wire import SENT_HEADER, SentAt, schema_identity
+from railscope.wire import SENT_HEADER, Envelope, SentAt, schema_identity
 
 OTHER = Schema("gpu", ((gpu.GPU_POWER, Entity(GPU, ("GPU-1",))),))
 
@@ -350,6 +352,34 @@ async def test_what_is_pending_at_the_stop_is_sent(tmp_path: Path) -> None:
             run.publish()
         assert collector.taken == run.sent
         assert waiting(tmp_path) == 0
+
+
+async def test_what_was_acknowledged_at_the_stop_is_counted(tmp_path: Path) -> None:
+    """The spool lets go of it while who waits for that is already cancelled."""
+    holding, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        holding.set()
+        released.wait()
+
+    async with ScriptedCollector().serving() as collector:
+        async with shipping(tmp_path, link_to(collector)) as run:
+            disk = run.shipper._disk  # noqa: SLF001 - to hold its thread up
+
+            async def take_and_hold(
+                one: ScriptedCollector, request: web.Request, sent: Envelope
+            ) -> web.Response:
+                disk.submit(hold)
+                return await take(one, request, sent)
+
+            collector.script.extend([take, take, take_and_hold])  # asks for schemas, has them
+            await run.flush(2)
+            while not holding.is_set() or disk._jobs.empty():  # noqa: ASYNC110, SLF001
+                await asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(released.set)
+        assert collector.taken == run.sent
+        assert collector.duplicates == []
+        assert (run.stats.shipped_frames, waiting(tmp_path)) == (2, 0)
 
 
 @pytest.mark.parametrize("answer", ["refusing", "hanging"])
