@@ -49,11 +49,11 @@ class Libvirt:
             return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no GPU was handed to one"),))
         try:
             domains = list(_running(host))
+            known = {domain.name for domain in domains}
+            domains += [machine for machine in self._by_process(host) if machine.name not in known]
+            held = [one for domain in domains for one in self._held(host, domain, passed, devices)]
         except (OSError, msgspec.ValidationError) as error:
             return unread(WHAT, error, "see what libvirtd logs")
-        known = {domain.name for domain in domains}
-        domains += [machine for machine in self._by_process(host) if machine.name not in known]
-        held = [one for domain in domains for one in self._held(host, domain, passed, devices)]
         detail = f"{counted(len(passed), 'GPU')} handed over, {len(held)} held by machines that run"
         return Told(tuple(held), (Finding(WHAT, Verdict.SUPPORTED, detail),))
 
@@ -69,8 +69,8 @@ class Libvirt:
         for identity in domain.mediated:
             try:
                 path = host.resolve(f"{_MEDIATED}/{identity}")
-            except OSError:
-                continue
+            except FileNotFoundError:
+                continue  # it was taken apart meanwhile
             owner = next((d for p in reversed(path.split("/")) if (d := devices.at(p))), None)
             if owner:
                 yield self._claim(domain, _share(owner, identity), exclusive=False)
@@ -83,7 +83,10 @@ class Libvirt:
         )  # fmt: skip
 
     def _by_process(self, host: Host) -> list[Domain]:
-        """Machines by the command lines of QEMU's processes; only new processes are looked at."""
+        """Machines by the command lines of QEMU's processes; only new processes are looked at.
+
+        Raises OSError where one of them cannot be read: then all new ones are looked at again.
+        """
         there = frozenset(name for name in names(host, "/proc") if name.isdecimal())
         self._machines = {pid: one for pid, one in self._machines.items() if pid in there}
         for pid in there - self._looked_at:
@@ -92,8 +95,8 @@ class Libvirt:
                 continue
             try:
                 told = host.call(OWNER, "machine", int(pid))
-            except OSError:
-                continue
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended meanwhile
             if told is not None and not _is_of_pod(host, pid):
                 self._machines[pid] = msgspec.convert(told, Domain)
         self._looked_at = there
@@ -104,7 +107,7 @@ def _is_of_pod(host: Host, pid: str) -> bool:
     """Whether a machine is that of a pod (KubeVirt), of which the kubelet tells."""
     try:
         return isinstance(groups.owner(host.read(f"/proc/{pid}/cgroup")), groups.Pod)
-    except (OSError, FormatError):
+    except (FileNotFoundError, ProcessLookupError, FormatError):
         return False
 
 
@@ -129,8 +132,8 @@ def _running(host: Host) -> Iterator[Domain]:
 def _defined(host: Host, file: str) -> Domain | None:
     try:
         found = msgspec.convert(host.call(OWNER, "domain", f"{DEFINED}/{file}"), Domain)
-    except OSError:
-        return None
+    except FileNotFoundError:
+        return None  # a machine that is not kept: libvirt has its running form only
     return found if found.project_id and found.pci_addresses else None
 
 

@@ -145,6 +145,19 @@ def test_a_machine_without_libvirt():
     assert told(looked.look()) == [("claim_end", "libvirt", "bare", f"pci:{ADDRESS}")]
 
 
+def test_a_machine_that_cannot_be_read_yet_is_looked_at_again():
+    host = handed_over()
+    host.files["/proc/77/comm"] = "qemu-system-x86\n"
+    host.calls["owner.machine(77)"] = answer(name="bare")
+    looked = Looked(host)
+    looked.look()
+    host.files["/proc/78/comm"] = "qemu-system-x86\n"
+    host.calls["owner.machine(78)"] = DENIED
+    assert looked.look() == [], "what cannot be read ends nothing"
+    host.calls["owner.machine(78)"] = answer(name="late")
+    assert told(looked.look()) == [("claim_start", "libvirt", "late", f"pci:{ADDRESS}")]
+
+
 @pytest.mark.parametrize("name", [ADDRESS, "45"])
 def test_a_machine_in_a_pod_is_told_as_the_pod(name):
     host = handed_over()
