@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.build import GENERATED, boards
 from dashboards.promql import labels_in, problems
+from tests.support.grafana_schema import mistakes
 
 ROOT = Path(__file__).parent.parent
 PROVISIONING = ROOT / "dashboards" / "provisioning"
@@ -95,12 +94,40 @@ def test_a_board_has_what_grafana_needs(board: dict[str, Any]):
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_grafanas_own_types_read_a_board(board: dict[str, Any]):
-    """The SDK's types are made from Grafana's schemas: reading and writing loses nothing."""
-    again = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(board)))
-    for marks, kept in zip(board["annotations"]["list"], again["annotations"]["list"], strict=True):
-        kept |= {name: marks[name] for name in ("titleFormat", "textFormat", "tagKeys")}
-    assert again == board
+def test_a_board_is_what_grafanas_schema_allows(board: dict[str, Any]):
+    assert mistakes(board) == []
+
+
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [
+        (("refresh",), 30),
+        (("panels", 1, "gridPos", "w"), "8"),
+        (("panels", 1, "gridPos", "width"), 8),
+        (("panels", 1, "type"), "numbers"),
+        (("panels", 1, "options", "graphMode"), "lines"),
+        (("panels", 1, "options", "colour"), "red"),
+        (("panels", 1, "fieldConfig", "defaults", "unit"), "watts"),
+        (("panels", 1, "fieldConfig", "defaults", "custom"), {"lineWidth": 1}),
+        (("panels", 1, "fieldConfig", "defaults", "thresholds", "mode"), "relative"),
+        (("panels", 1, "fieldConfig", "overrides"), [
+            {"matcher": {"id": "byName"}, "properties": [{"id": "colour", "value": "red"}]}
+        ]),
+        (("panels", 1, "targets", 0, "format"), "rows"),
+        (("panels", 1, "targets", 0, "query"), "up"),
+        (("panels", 1, "transformations"), [{"id": "merge", "options": {}, "of": "all"}]),
+        (("templating", "list", 1, "sort"), 99),
+        (("links", 0, "type"), "board"),
+    ],
+)  # fmt: skip
+def test_what_grafanas_schema_does_not_allow_is_noticed(way: tuple[str | int, ...], value: object):
+    board = json.loads(json.dumps(BOARDS["node.json"]))
+    *before, last = way
+    place = board
+    for step in before:
+        place = place[step]
+    place[last] = value
+    assert len(mistakes(board)) == 1
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
