@@ -114,7 +114,10 @@ class Cluster:
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
         }
         if replay:  # is dearer than a server, and the demo shows one read at full pace
-            environment["RAILSCOPE_AGENT_BUDGET__CPU_RATIO"] = "0"
+            environment |= {
+                "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
+                "RAILSCOPE_AGENT_BUDGET__MEMORY_BYTES": "0",
+            }
         arguments = [
             "agent", "run", "--node", name, "--listen", "127.0.0.1:0", "--collector", self._url,
             "--state-directory", f"agent-{name}", *replay,
