@@ -33,6 +33,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         float, described("Most requests a second of one node, averaged over ten seconds.", gt=0)
     ] = 50.0
     oldest_frame_days: Annotated[int, described("Frames older than this are refused.", ge=1)] = 30
+    waiting_evidence_parts: Annotated[
+        int,
+        described(
+            "Most quarters of an hour of nodes that wait in memory for the database, about 60 KiB each."
+            " Beyond it agents keep their frames.",
+            ge=1,
+        ),
+    ] = 50_000
 
 
 class FrameLogSettings(msgspec.Struct, frozen=True, kw_only=True):
