@@ -10,15 +10,17 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
+BOARDS = CHECKOUT / "dashboards" / "generated"
 HOST = "127.0.0.1"
 _ALERTMANAGERS = ("alertmanager", "prometheus-alertmanager")
 """What it is called by those who make it, and by Debian."""
 _MESSAGES = re.compile(r"    webhook_configs:\n(?:      .*\n)+")
+_RUNBOOK = re.compile(r"https://railscope\.example/runbooks/(\w+)")
 _GRAFANA = """# Started by whoever tries the demo: without a login, for this machine only.
 [paths]
 provisioning = {folder}/provisioning
@@ -69,33 +71,42 @@ class Watchers:
 
         Raises WatchersError without a checkout, or where the folder cannot be written.
         """
-        deploy, provisioning = CHECKOUT / "deploy", CHECKOUT / "dashboards" / "provisioning"
-        boards = CHECKOUT / "dashboards" / "generated"
         try:
-            self._put("prometheus/prometheus.yml", _replaced(
-                deploy / "prometheus" / "prometheus.yml",
-                {"../../alerts/rules": str(CHECKOUT / "alerts" / "rules")},
-            ))  # fmt: skip
-            alertmanager = (deploy / "alertmanager.yml").read_text(encoding="utf-8")
+            for name, source, words in self._copies():
+                self._put(name, _replaced(source, words))
+            for source in sorted((CHECKOUT / "alerts" / "rules").glob("*.yml")):
+                self._put(f"prometheus/rules/{source.name}", self._linked(source))
+            alertmanager = (CHECKOUT / "deploy/alertmanager.yml").read_text(encoding="utf-8")
             self._put("alertmanager/alertmanager.yml", _MESSAGES.sub("", alertmanager))
-            self._put("grafana/provisioning/datasources/railscope.yml", _replaced(
-                provisioning / "datasources" / "railscope.yml",
-                {"http://localhost:9090": f"http://{HOST}:{self.ports.prometheus}"},
-            ))  # fmt: skip
-            self._put("grafana/provisioning/dashboards/railscope.yml", _replaced(
-                provisioning / "dashboards" / "railscope.yml",
-                {"/var/lib/grafana/dashboards/railscope": str(boards)},
-            ))  # fmt: skip
             self._put("grafana/grafana.ini", _GRAFANA.format(
-                folder=self.folder / "grafana", host=HOST, port=self.ports.grafana, boards=boards
+                folder=self.folder / "grafana", host=HOST, port=self.ports.grafana, boards=BOARDS
             ))  # fmt: skip
             self._targets("alertmanagers", {"": f"{HOST}:{self.ports.alertmanager}"})
         except OSError as error:
             message = (
                 f"could not prepare {self.folder} for Prometheus and Grafana: {error};"
-                " it is made of deploy/ and dashboards/ of a checkout"
+                " it is made of deploy/, alerts/ and dashboards/ of a checkout"
             )
             raise WatchersError(message) from error
+
+    def _copies(self) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
+        """Files to copy: the name here, the file, and what is to be put in the place of what."""
+        provisioning = CHECKOUT / "dashboards" / "provisioning"
+        prometheus = CHECKOUT / "deploy" / "prometheus" / "prometheus.yml"
+        yield "prometheus/prometheus.yml", prometheus, {"../../alerts/rules": "rules"}
+        for kind, words in {
+            "datasources": {"http://localhost:9090": f"http://{HOST}:{self.ports.prometheus}"},
+            "dashboards": {"/var/lib/grafana/dashboards/railscope": str(BOARDS)},
+        }.items():
+            source = provisioning / kind / "railscope.yml"
+            yield f"grafana/provisioning/{kind}/railscope.yml", source, words
+
+    def _linked(self, rules: Path) -> str:
+        """Rules whose alerts lead to the boards and runbooks that are here."""
+        text = rules.read_text(encoding="utf-8")
+        boards, runbooks = f"http://{HOST}:{self.ports.grafana}", CHECKOUT / "alerts" / "runbooks"
+        text = text.replace("https://railscope.example/d/", f"{boards}/d/")
+        return _RUNBOOK.sub(rf"file://{runbooks}/\1.md", text)
 
     def point_at(self, collector: str, pages: Mapping[str, str]) -> None:
         """Say where the programs are, as `host:port`; pages by node. Blocking."""

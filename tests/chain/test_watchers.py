@@ -75,6 +75,22 @@ def test_grafana_finds_boards_and_the_prometheus_that_is_started(tmp_path: Path)
     assert source["url"] == f"http://127.0.0.1:{left.ports.prometheus}"
 
 
+def test_an_alert_leads_to_a_board_and_a_runbook_that_are_there(tmp_path: Path):
+    left = Watchers(tmp_path)
+    left.write()
+    rules = [
+        rule
+        for path in (tmp_path / "prometheus/rules").glob("*.yml")
+        for group in yaml.safe_load(path.read_text())["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert len(rules) > 100
+    for links in (rule["annotations"] for rule in rules):
+        assert Path(links["runbook_url"].removeprefix("file://")).is_file()
+        assert links["dashboard_url"].startswith(f"http://127.0.0.1:{left.ports.grafana}/d/")
+
+
 def test_nothing_is_sent_away(tmp_path: Path):
     Watchers(tmp_path).write()
     settings = yaml.safe_load((tmp_path / "alertmanager/alertmanager.yml").read_text())
