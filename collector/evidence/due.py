@@ -8,26 +8,19 @@ from itertools import groupby
 from collector.evidence.changes import Change
 from collector.evidence.days import Homes, Job, groups
 from collector.evidence.queries import CONTEXT_NS
-from collector.evidence.retired_file import Retired
 from collector.ledger.tiling import DAY_NS
-from collector.metering.evidence import Stay
 
 _DAYS_AT_ONCE = 2
 """All that is known of some nodes on these days is in memory while they are written."""
 
 
 def due_days(
-    homes: Homes,
-    settled: Mapping[str, int],
-    window: range,
-    changes: Iterable[Change],
-    retired: Retired,
+    homes: Homes, settled: Mapping[str, int], window: range, changes: Iterable[Change]
 ) -> list[Job]:
     """The days of each GPU that are to be written, for the first time or anew.
 
     `settled` has the last day of each GPU that is in the ledger. The window ends with the first day
-    that is not over; changes of days before its start come too late. Of a GPU that is retired for
-    all of a day that is not in the ledger, there is nothing to write.
+    that is not over; changes of days before its start come too late.
     """
     about: dict[tuple[str, str], list[Change]] = {}
     for change in changes:
@@ -36,7 +29,7 @@ def due_days(
     for gpu in sorted(homes):
         since_day = min(homes[gpu].values()) // DAY_NS
         next_day = settled.get(gpu, since_day - 1) + 1
-        days = _in_service(retired, gpu, range(max(next_day, since_day), window.stop))
+        days = set(range(max(next_day, since_day), window.stop))
         keys = [("", gpu), ("", ""), *((node, "") for node in homes[gpu])]
         for change in (change for key in keys for change in about.get(key, ())):
             first = max((change.start_ns - CONTEXT_NS) // DAY_NS, since_day, window.start)
@@ -45,18 +38,6 @@ def due_days(
         if days:
             found.append(Job(gpu, tuple(sorted(days))))
     return found
-
-
-def _in_service(retired: Retired, gpu: str, days: range) -> set[int]:
-    """Those days of which a GPU is in service for some time."""
-    if not days or gpu not in retired.by_gpu:
-        return set(days)
-    span = Stay(days.start * DAY_NS, "", days.stop * DAY_NS)
-    return {
-        day
-        for stay in retired.in_service(gpu, [span])
-        for day in range(stay.start_ns // DAY_NS, (stay.end_ns - 1) // DAY_NS + 1)
-    }
 
 
 def windows(jobs: Sequence[Job], homes: Homes) -> Iterator[list[Job]]:

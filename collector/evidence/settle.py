@@ -29,7 +29,6 @@ from collector.evidence.days import (
 from collector.evidence.due import due_days, windows
 from collector.evidence.open_days import OpenDays
 from collector.evidence.queries import groups_of
-from collector.evidence.retired_file import Retired
 from collector.evidence.settled import settled
 from collector.evidence.store import ready
 from collector.evidence.told import Ended, Told
@@ -148,7 +147,7 @@ class Settler:
         files = await asyncio.to_thread(door.store.files)
         homes = await asyncio.to_thread(door.store.homes)
         homes = {gpu: homes[gpu] for gpu in self._taken_up & homes.keys()}
-        await self._settle(door, homes, files.retired, now_ns)
+        await self._settle(door, homes, now_ns)
         await self._open_days.count_on(door, files, homes)
 
     async def _tell_auditors(self, door: Door) -> None:
@@ -243,7 +242,7 @@ class Settler:
 
     # Settling ----------------------------------------------------------------------------------
 
-    async def _settle(self, door: Door, homes: Homes, retired: Retired, now_ns: int) -> None:
+    async def _settle(self, door: Door, homes: Homes, now_ns: int) -> None:
         end_day = self._end_day(now_ns)
         seen_ns = await asyncio.to_thread(self._seen_ns)
         if seen_ns is None:
@@ -257,7 +256,7 @@ class Settler:
         oldest_day = end_day - self.settings.revise_days
         window = range(oldest_day, end_day)
         settled_days = dict(self.live.settled.days)
-        due = await asyncio.to_thread(due_days, homes, settled_days, window, new, retired)
+        due = await asyncio.to_thread(due_days, homes, settled_days, window, new)
         for some in windows(due, homes):
             days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
             async with self.live.lock:

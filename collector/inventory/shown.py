@@ -23,7 +23,6 @@ STREAMS: Mapping[str, str] = {GPU: "gpu", RDMA_PORT: "rdma"}
 """The stream that shows each kind of device; the name of its source is the same."""
 AGENT_STREAM = "agent"
 UNSUPPORTED = next(code for code, word in SOURCE_STATES.items() if word == "unsupported")
-_NOT_HERE = (Absent.GONE.value, Absent.UNSUPPORTED.value)
 _NOTHING: npt.NDArray[np.intp] = np.array((), np.intp)
 
 
@@ -40,11 +39,15 @@ class Devices:
         if not self.names:
             return Shown()
         mine = codes[self.order]
-        present = np.logical_or.reduceat(mine == PRESENT, self.starts).tolist()
-        has_gone = np.logical_or.reduceat(mine == Absent.GONE.value, self.starts)
-        not_here = np.logical_and.reduceat(np.isin(mine, _NOT_HERE), self.starts)
-        gone = (has_gone & not_here).tolist()
-        told = list(zip(self.names, present, gone, strict=True))
+        present = np.logical_or.reduceat(mine == PRESENT, self.starts)
+        if present.all():
+            return Shown(self.names)
+        is_gone = mine == Absent.GONE.value
+        not_here = np.logical_and.reduceat(
+            is_gone | (mine == Absent.UNSUPPORTED.value), self.starts
+        )
+        gone = np.logical_or.reduceat(is_gone, self.starts) & not_here
+        told = list(zip(self.names, present.tolist(), gone.tolist(), strict=True))
         return Shown(
             tuple(name for name, is_present, _ in told if is_present),
             tuple(name for name, _, is_gone in told if is_gone),
