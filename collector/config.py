@@ -178,6 +178,12 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     calendar_file: Annotated[
         str, described("Maintenance, outages and reservations (TOML). Empty: none.")
     ] = ""
+    retired_file: Annotated[
+        str, described("GPUs without capacity from an instant on (CSV: gpu,from,to,why).")
+    ] = ""
+    inventory_file: Annotated[
+        str, described("What each node must show (CSV: node,gpus,rdma_ports,from,to).")
+    ] = ""
     open_reading: Annotated[
         bool, described("Whether who shows no token may read what operators may.")
     ] = False

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards.against_inventory import inventory_panels
 from dashboards.board import assemble, claim_marks, xid_marks
 from dashboards.colours import ALL_IS_GOOD, HOT, NONE_IS_GOOD, OLD, PAUSE, STALL
 from dashboards.panels import (
@@ -330,6 +331,7 @@ def _trust() -> Iterator[Panel]:
 
 SECTIONS = (
     (QUESTION, _summary),
+    ("Is everything there that the inventory says?", inventory_panels),
     ("Are the GPUs busy, cool and whole?", _gpus),
     ("Does every rail carry its share, without pauses and losses?", _rails),
     ("Who holds the GPUs, and what is not accounted for?", _tenants),

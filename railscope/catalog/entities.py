@@ -240,4 +240,7 @@ TENANT_PERIOD = EntityKind("tenant_period", ("tenant", "period"), part_of=TENANT
 ADMINISTRATORS_FILE = EntityKind("administrators_file", ("file",))
 GPU_TIME_STATE = EntityKind("gpu_time_state", ("state",))
 FLEET_NODE = EntityKind("fleet_node", ("node",))
+FLEET_GPU = EntityKind("fleet_gpu", ("node", "gpu"))
+INVENTORY_NODE = EntityKind("inventory_node", ("node", "state"))
+INVENTORY_STATE = EntityKind("inventory_state", ("state",))
 REJECTION = EntityKind("rejection", ("reason",))

@@ -36,6 +36,8 @@ FAULTS = {
 WANTED: list[dict[str, str]] = [
     {"alertname": "RailscopeGpuEccUncorrected", "node": "n1", "severity": "critical"},
     {"alertname": "RailscopeGpuXid", "node": "n2", "severity": "critical", "xid": "79"},
+    {"alertname": "RailscopeGpuMissing", "node": "n2", "severity": "critical"},
+    {"alertname": "RailscopeNodeMissing", "node": "never-installed"},
     {"alertname": "RailscopeGpuThermalThrottle", "node": "n3"},
     {"alertname": "RailscopeNvlinkErrors", "node": "n4"},
     {"alertname": "RailscopePcieDegraded", "node": "n5"},
@@ -46,12 +48,18 @@ WANTED: list[dict[str, str]] = [
     {"alertname": "RailscopeLinkSpeed", "node": "n9"},
     {"alertname": "RailscopeDeadMansSwitch", "severity": "info"},
 ]
+INVENTORY = """node,gpus,rdma_ports,from,to
+n2,2,,2020-01-01T00:00:00Z,
+n3,2,,2020-01-01T00:00:00Z,
+never-installed,8,,2020-01-01T00:00:00Z,
+"""
 SILENT = {"alertname": "RailscopeNodeSilent", "node": FALLS_SILENT, "heard_by": "collector"}
 NOT_TOLD = [
     {"alertname": "RailscopeGpuHealth", "node": "n3", "severity": "critical"},
     {"alertname": "RailscopeGpuEccUncorrected", "node": "n2"},
     {"alertname": "RailscopePcieDegraded", "node": "n4"},
     {"alertname": "RailscopeSourceFailing"},
+    {"alertname": "RailscopeGpuMissing", "node": "n3"},
 ]
 """What would be wrong."""
 
@@ -148,7 +156,10 @@ async def test_a_fault_reaches_who_must_act(site: Site) -> None:
         ],
         CAPTURE_SECONDS,
     )
-    await site.collector(RAILSCOPE_COLLECTOR_STALE_SECONDS="4")
+    (site.folder / "inventory.csv").write_text(INVENTORY)
+    await site.collector(
+        RAILSCOPE_COLLECTOR_STALE_SECONDS="4", RAILSCOPE_COLLECTOR_INVENTORY_FILE="inventory.csv"
+    )
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
         "RAILSCOPE_AGENT_PERIODS__NIC_SETTINGS": "2",
