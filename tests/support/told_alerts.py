@@ -62,7 +62,7 @@ def _case(series: Mapping[str, Samples], minutes: int) -> Iterator[str]:
     before = UP_SECONDS // SCRAPE_SECONDS - 1
     scrapes = minutes * 60 // SCRAPE_SECONDS + 1
     yield f"rule_files: [{', '.join(map(str, RULES))}]"
-    yield "evaluation_interval: 30s"
+    yield "evaluation_interval: 1m"
     yield "tests:"
     yield f"  - interval: {SCRAPE_SECONDS}s"
     yield "    input_series:"
