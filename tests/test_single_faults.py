@@ -80,7 +80,10 @@ TOLD: dict[str, dict[str, Labels]] = {
     "optics": {"RailscopeFecErrors": {"severity": "critical", **STRUCK_INTERFACE}},
     "nic_lost": {"RailscopePcieDeviceGone": {"severity": "critical", "problem": "gone"}},
     "pcie_degraded": {"RailscopePcieDegraded": {"role": "nic", "pci_address": "0000:40:00.0"}},
-    "settings_drift": {"RailscopeMarksWithoutNotifications": STRUCK_PORT},
+    "settings_drift": {
+        "RailscopeMarksWithoutNotifications": STRUCK_PORT,
+        "RailscopeRailSettingsDiffer": {"driver": "mlx5_core"},
+    },
 }
 """For each fault, every alert that is told, and labels that one of its name bears."""
 
