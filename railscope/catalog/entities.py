@@ -90,6 +90,8 @@ MIG_PIPE = EntityKind("mig_pipe", ("gpu", "mig", "pipe"), part_of=GPU)
 CLAIM = EntityKind("claim", ("gpu", "claim"), part_of=GPU)
 VGPU = EntityKind("vgpu", ("gpu", "vgpu"), ("vgpu_type", "virtual_machine"), part_of=GPU)
 
+INTERFACE = EntityKind("interface", ("interface",))
+"""An interface of the kernel: what it carries has no rail, for a rail's traffic passes the kernel by."""
 NIC = EntityKind(
     "nic",
     ("interface",),

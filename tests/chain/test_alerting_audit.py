@@ -1,0 +1,67 @@
+"""From an audit log that was changed behind its back to a message."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import aiohttp
+from alerting_support import pages_of, watching
+from chain_support import Site, until
+
+NODES = ("n1", "n2")
+TAMPERED = [
+    *(
+        {
+            "alertname": "RailscopeAuditLogDisputed", "severity": "critical",
+            "told_by": "agent", "node": node, "job": "railscope-agent",
+        }
+        for node in NODES
+    ),
+    {
+        "alertname": "RailscopeAuditLogDisputed", "severity": "critical",
+        "told_by": "collector", "job": "railscope-collector",
+    },
+]  # fmt: skip
+
+
+async def page(site: Site) -> str:
+    """The collector's page."""
+    async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as answer:
+        return await answer.text()
+
+
+async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: Site) -> None:
+    """The collector is stopped, its log replaced by an older copy, and started again."""
+    site.prepare(dict.fromkeys(NODES, "training"))
+    folder, backup = site.folder / "collector" / "audit", site.folder / "backup"
+    often = {"RAILSCOPE_AGENT_CUSTODY__PERIOD_SECONDS": "0.3"}
+
+    async def vouched() -> bool:
+        return f"railscope_audit_witnesses {len(NODES)}\n" in await page(site)
+
+    def size(checkpoint: str) -> int:
+        return int(checkpoint.splitlines()[1])
+
+    collector = await site.collector()
+    started = await asyncio.gather(*(site.agent(node, **often) for node in NODES))
+    agents = dict(zip(NODES, started, strict=True))
+    await until(vouched, "the agents vouch for the log")
+    await collector.stop()
+    shutil.copytree(folder, backup)
+    before = size((backup / "checkpoint").read_text())
+    collector = await site.collector()
+    held = [site.folder / f"state-{node}" / "custody" / "held" for node in NODES]
+
+    async def ahead() -> bool:
+        return all(size(path.read_text()) > before for path in held)
+
+    await until(ahead, "the agents hold what comes after the copy")
+    async with watching(site, await pages_of(agents)) as watch:
+        await watch.hears([{"alertname": "RailscopeDeadMansSwitch"}])
+        assert not any(map(watch.hook.has, TAMPERED))
+        await collector.stop()
+        shutil.rmtree(folder)
+        shutil.copytree(backup, folder)
+        await site.collector()
+        await watch.hears(TAMPERED)
