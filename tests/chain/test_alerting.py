@@ -91,9 +91,10 @@ async def webhook() -> AsyncIterator[Webhook]:
 
 
 def at_once(path: Path) -> dict[str, Any]:
-    """The rules of a file, without the minutes they wait."""
+    """The rules of a file, evaluated as often as all and without the minutes they wait."""
     rules: dict[str, Any] = yaml.safe_load(path.read_text())
     for group in rules["groups"]:
+        group.pop("interval", None)
         for rule in group["rules"]:
             if "for" in rule:
                 rule["for"] = "0s"
