@@ -69,6 +69,8 @@ class Found:
     unrecorded: dict[Question, Answer] = field(default_factory=dict)
     """Those with recorded series, asked without them."""
     groups: dict[str, Group] = field(default_factory=dict)
+    following: float = 0.0
+    """Share of a core that Prometheus took while it followed all rules."""
     compared: tuple[Answer, ...] = ()
 
     @property
@@ -114,8 +116,11 @@ def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool
                 found.unrecorded[question] = running.ask(plain, span)
         if rules:
             found.compared = tuple(running.at(text, span.end) for text in BY_KIND)
+            started, cpu = time.monotonic(), running.server.cpu_seconds()
             running.follow(folder, size.rules_seconds)
             found.groups = running.rule_groups(2)
+            cpu = running.server.cpu_seconds() - cpu
+            found.following = cpu / (time.monotonic() - started)
         found.series = running.series()
         found.resident = running.server.memory().resident
     return found
@@ -190,7 +195,9 @@ def tell(report: Report, found: Found) -> None:
         report.ratio(f"time, {dearest} {at} / its interval", shares[dearest], OF_INTERVAL)
         own = [share for name, share in shares.items() if name.endswith("recorded")]
         report.ratio(f"share of a core, recording rules {at}", 100 * sum(own), unit=" %")
-        report.ratio(f"share of a core, all rules {at}", 100 * sum(shares.values()), unit=" %")
+        report.ratio(
+            f"share of a core, all rules {at}", 100 * found.following * found.times, unit=" %"
+        )
     report.figure(
         "Prometheus",
         f"{found.nodes} nodes, {found.series:,} series, RSS {mebibytes(found.resident)}",

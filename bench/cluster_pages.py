@@ -28,7 +28,7 @@ from bench.processes import HOST
 from bench.wires import Request
 from dashboards.promql import metric_named
 from railscope import logs
-from railscope.catalog import Kind, Unit
+from railscope.catalog import Kind
 from railscope.exposition import Format
 from railscope.simulator import NodeSpec, simulate
 
@@ -61,7 +61,7 @@ class Loop:
     """What a page does not have is not a number."""
     counters: npt.NDArray[np.bool_]
     measured: npt.NDArray[np.bool_]
-    """Gauges of something physical, of which no two are alike."""
+    """Gauges of something that changes, of which no two servers have the same; settings are alike."""
 
     def over(self, length: int, own: np.random.Generator) -> Values:
         """The values of a node of its own at so many scrapes."""
@@ -108,12 +108,18 @@ def loop_of(pages: Sequence[str], held: Container[str]) -> Loop:
                 row = told.setdefault(_labels(match), [np.nan] * len(pages))
                 row[position] = float(match["value"])
     metrics = [metric_named(dict(labels)["__name__"]) for labels in told]
+    values = np.array(list(told.values())).reshape(len(told), len(pages))
+    gauges = np.array(
+        [m is not None and m.kind is Kind.GAUGE and m.unit != "" for m in metrics], bool
+    )
     return Loop(
         tuple(told),
-        np.array(list(told.values())).reshape(len(told), len(pages)),
-        np.array([m is not None and m.kind in {Kind.COUNTER, Kind.HISTOGRAM} for m in metrics], bool),
-        np.array([m is not None and m.kind is Kind.GAUGE and m.unit != Unit.NONE for m in metrics], bool),
-    )  # fmt: skip
+        values,
+        np.array(
+            [m is not None and m.kind in {Kind.COUNTER, Kind.HISTOGRAM} for m in metrics], bool
+        ),
+        gauges & (np.nanmin(values, axis=1) < np.nanmax(values, axis=1)),
+    )
 
 
 def _labels(sample: re.Match[str]) -> Labels:
@@ -203,16 +209,20 @@ class Writer:
         """A node's pages, as they are scraped."""
         loop, name = pages.of(number), load.name(number)
         target = (("job", "railscope-agent"), ("instance", f"{name}:9469"), ("node", name))
-        series = (_of(number, labels) for labels in loop.series)
-        values = loop.over(len(self.seconds), np.random.default_rng(number))
-        up = np.ones((1, len(self.seconds)))
-        return self.written([UP, *series], np.concatenate((up, values)), target)
+        series = [_of(number, labels) for labels in loop.series]
+        return self._scraped(loop, series, target, number)
 
     def of_collector(self, loop: Loop) -> Iterator[Request]:
         """The collector's pages."""
         target = (("job", "railscope-collector"), ("instance", "localhost:9470"))
-        values = loop.over(len(self.seconds), np.random.default_rng(0))
-        return self.written(loop.series, values, target)
+        return self._scraped(loop, loop.series, target, 0)
+
+    def _scraped(
+        self, loop: Loop, series: Sequence[Labels], target: Labels, number: int
+    ) -> Iterator[Request]:
+        values = loop.over(len(self.seconds), np.random.default_rng(number))
+        up = np.ones((1, len(self.seconds)))
+        return self.written([UP, *series], np.concatenate((up, values)), target)
 
     def written(
         self, series: Sequence[Labels], values: Values, target: Labels = ()

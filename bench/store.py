@@ -139,10 +139,12 @@ class Store:
             for match in _RULE_SAMPLE.finditer(get(self.port, "/metrics")):
                 told.setdefault(match["group"], {})[match["what"]] = float(match["value"])
             for name, one in told.items():
-                if one["iterations_total"]:
-                    took = one["last_duration_seconds"]
+                # Nothing before the end of the first: an iteration counts from its beginning.
+                if took := one["last_duration_seconds"]:
                     seconds[name] = min(took, seconds.get(name, took))
-            if told and all(one["iterations_total"] >= least for one in told.values()):
+            if told.keys() == seconds.keys() and all(
+                one["iterations_total"] > least for one in told.values()
+            ):
                 return {
                     name: Group(
                         seconds[name], one["interval_seconds"], int(one["last_evaluation_samples"])
