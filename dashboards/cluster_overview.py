@@ -23,6 +23,7 @@ from dashboards.query import (
     COUNT,
     EVENTS_PER_SECOND,
     Query,
+    ask,
     grown,
     now,
     over,
@@ -270,7 +271,7 @@ def _trust() -> Iterator[Panel]:
         502,
         "Sources by state",
         "What all agents' sources say of themselves.",
-        now(agent.SOURCE_STATE, SUM, "state"),
+        ask("sum by (state) (railscope:node_source_state:sum)", COUNT, "{{state}}"),
         span=6,
     )
     yield lines(

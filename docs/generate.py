@@ -184,7 +184,7 @@ def alerts() -> str:
                 "```",
                 "",
             ]
-    lines += ["## Recorded series", "", "Worked out once for the rules above.", ""]
+    lines += ["## Recorded series", "", "Worked out once for the rules above and for boards.", ""]
     for rule in (rule for rule in every if "record" in rule):
         lines += [f"`{rule['record']}`:", "", "```promql", rule["expr"].strip(), "```", ""]
     return _page(lines)

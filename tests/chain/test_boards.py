@@ -18,6 +18,7 @@ import yaml
 from chain_support import Site, free_port, server, until
 
 from dashboards.build import boards
+from dashboards.recorded import RULES
 from railscope.demo.process import Program
 from railscope.simulator import NodeSpec
 from railscope.simulator.machine import machine
@@ -155,11 +156,12 @@ def questions() -> Iterator[Question]:
 
 @asynccontextmanager
 async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Prometheus]:
-    """A Prometheus that scrapes agents and collector."""
+    """A Prometheus that scrapes agents and collector, and records as it is told."""
     agents = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     collector = [{"targets": [f"127.0.0.1:{site.port}"]}]
     config = {
-        "global": {"scrape_interval": "1s"},
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["recorded.yml"],
         "scrape_configs": [
             {"job_name": "railscope-agent", "static_configs": agents},
             {
@@ -169,6 +171,10 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Prom
             },
         ],
     }
+    recorded = yaml.safe_load((RULES / "recorded.yml").read_text())
+    for group in recorded["groups"]:
+        group.pop("interval", None)
+    (site.folder / "recorded.yml").write_text(yaml.safe_dump(recorded))
     (site.folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
     command = [
