@@ -33,6 +33,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         float, described("Most requests a second of one node, averaged over ten seconds.", gt=0)
     ] = 50.0
     oldest_frame_days: Annotated[int, described("Frames older than this are refused.", ge=1)] = 30
+    waiting_evidence_parts: Annotated[
+        int,
+        described(
+            "Most quarters of an hour of nodes that wait in memory for the database, about 60 KiB each."
+            " Beyond it agents keep their frames.",
+            ge=1,
+        ),
+    ] = 50_000
 
 
 class FrameLogSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +183,12 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     calendar_file: Annotated[
         str, described("Maintenance, outages and reservations (TOML). Empty: none.")
+    ] = ""
+    retired_file: Annotated[
+        str, described("GPUs without capacity from an instant on (CSV: gpu,from,to,why).")
+    ] = ""
+    inventory_file: Annotated[
+        str, described("What each node must show (CSV: node,gpus,rdma_ports,from,to).")
     ] = ""
     open_reading: Annotated[
         bool, described("Whether who shows no token may read what operators may.")

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from collector.evidence.seen import Metered, metered
+from collector.inventory.shown import Showing, showing
 from collector.layout import Layout, Positions, make_layout
 from collector.segments import PARTIAL, write_durably
 from railscope.wire import WireSchema, lanes, layout_hash, schema_hash
@@ -40,6 +41,7 @@ class Known:
     layout: Layout
     gpus: tuple[Gpu, ...]
     metered: Metered
+    showing: Showing
 
 
 class Schemas:
@@ -86,7 +88,7 @@ class Schemas:
     def _understand(self, wire: WireSchema) -> Known:
         shape = layout_hash(wire)
         layout = self._layouts.get(shape) or make_layout(wire)
-        return Known(schema_hash(wire), shape, layout, _gpus(wire), metered(wire))
+        return Known(schema_hash(wire), shape, layout, _gpus(wire), metered(wire), showing(wire))
 
     def _learn(self, known: Known) -> None:
         # Of two that were made at once, one layout stays and is shared.

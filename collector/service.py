@@ -36,6 +36,7 @@ from collector.evidence.store import EvidenceStore
 from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
+from collector.inventory.watch import Watch
 from collector.ledger.location import ledger_url
 from collector.ledger.shared import SharedDatabase
 from collector.ledger.store import Ledger
@@ -97,6 +98,7 @@ class Collector:
         self.refresher = Refresher(
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
+            watch=Watch(self.core, self.files.what_must_be, lambda: self.files.retired.content),
         )  # fmt: skip
         self.reading = Reading()
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)

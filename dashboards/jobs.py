@@ -144,9 +144,8 @@ def _stragglers() -> Iterator[Panel]:
 
 def _causes() -> Iterator[Panel]:
     held = (
-        "sum by (node, reason) (rate(railscope_gpu_throttle_seconds_total"
-        '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}'
-        "[$__rate_interval])) > 0.01"
+        "sum by (node, reason) (railscope:node_gpu_throttle:rate5m"
+        '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}) > 0.01'
     )
     yield lines(
         301,

@@ -5,7 +5,7 @@ Panel numbers are given by hand: alerts link to panels by number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,12 +32,16 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards.query import COUNT, Query
+from dashboards.recorded import recorded_in
 from railscope.catalog import Metric, rollups
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """Every panel reads the data source that the board's variable names."""
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+MOST_POINTS = 360
+"""Of a curve: one a minute over six hours. What a query holds in memory grows with them."""
 
 Step = tuple[float | None, str]
 Steps = tuple[Step, ...]
@@ -65,6 +69,7 @@ def lines(
     legend = look.VizLegendOptions().show_legend(show_legend=True)
     tooltip = look.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     panel = timeseries.Panel().min(0).fill_opacity(8).legend(legend).tooltip(tooltip)
+    panel = panel.max_data_points(MOST_POINTS)
     if len(steps) > 1:
         style = look.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         panel = panel.thresholds(_thresholds(steps)).thresholds_style(style)
@@ -158,6 +163,7 @@ def states(  # noqa: PLR0913, PLR0917 - what tells one panel from another
         for position, (value, (word, colour)) in enumerate(words.items())
     }
     panel = statetimeline.Panel().mappings([ValueMap(texts)]).row_height(0.9)
+    panel = panel.max_data_points(MOST_POINTS)
     panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(10)
 
@@ -201,7 +207,13 @@ def _target(letter: str, query: Query) -> prometheus.Dataquery:
 
 def _description(about: str, queries: Iterable[Query]) -> str:
     metrics = dict.fromkeys(metric for query in queries for metric in query.metrics)
-    return "\n\n".join((about, *map(_explanation, metrics)))
+    return "\n\n".join((about, *map(_explanation, metrics), *_recording(queries)))
+
+
+def _recording(queries: Iterable[Query]) -> Iterator[str]:
+    """Say what fills the panel beside scrapes."""
+    for name in sorted(recorded_in(" ".join(query.expression for query in queries))):
+        yield f"`{name}`: a rule of alerts/rules/recorded.yml, which Prometheus must be given."
 
 
 def _explanation(metric: Metric) -> str:

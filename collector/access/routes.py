@@ -71,6 +71,7 @@ ROUTES: Collection[Route] = (
     Route("rails", "/api/v1/rails", _RUNNING),
     Route("nodes", "/api/v1/nodes", _RUNNING),
     Route("node", "/api/v1/nodes/{node}", _RUNNING),
+    Route("inventory", "/api/v1/inventory", _RUNNING),
     Route("events", "/api/v1/events", _RUNNING),
     Route("tenants", "/api/v1/tenants", _RUNNING | _BILLING, Sees.OWN),
     Route("account", "/api/v1/account", _RUNNING | _BILLING, Sees.OWN),

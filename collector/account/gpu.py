@@ -42,6 +42,8 @@ class GpuAccount:
     next_ns: int
     """When something begins or ends next."""
     uncertainty_ns: int
+    stays: tuple[Stay, ...]
+    """When it was in service, over all time."""
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class GpuAccount:
             calm=len(ahead) == len(edges) and tail is not None and last_ns == tail_ns,
             next_ns=ahead[0] if ahead else FOREVER_NS,
             uncertainty_ns=uncertainty_ns,
+            stays=evidence.stays,
         )
 
     def holds(self, now_ns: int) -> bool:
@@ -83,6 +86,11 @@ class GpuAccount:
             return self.last_ns <= self.tail_ns
         last_ns = self.tail.last_ns if self.tail else 0
         return self.calm and last_ns <= now_ns and last_ns + self.uncertainty_ns < self.next_ns
+
+    def served_ns(self, now_ns: int) -> int:
+        """How long it was in service since the first instant that counts."""
+        spans = ((max(s.start_ns, self.since_ns), min(s.end_ns, now_ns)) for s in self.stays)
+        return sum(end - start for start, end in spans if start < end)
 
     def carry(self, sums: Sums, now_ns: int) -> None:
         """Add the time after the last sample that was known when this was worked out."""

@@ -87,7 +87,7 @@ class LiveAccount:
             account = self._of(gpu, files, now_ns)
             if account is not None:
                 account.carry(sums, now_ns)
-                capacity += GPU_CAPACITY * (now_ns - account.since_ns)
+                capacity += GPU_CAPACITY * account.served_ns(now_ns)
             gpus += account is not None or gpu in self.settled.days
             await offer()
         # Nothing is awaited from here on, so that the parts are of one moment.

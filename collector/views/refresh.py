@@ -14,6 +14,8 @@ from collector.account.live import LiveAccount
 from collector.account.quotas import Quotas
 from collector.account.tally import Account
 from collector.core import Core
+from collector.inventory.view import cells as inventory_cells
+from collector.inventory.watch import Found, Watch
 from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
 from railscope.catalog import collector as catalog
@@ -35,6 +37,9 @@ class Views:
     account: Account | None = None
     """None while no one knows who holds what."""
     duration_ns: int = 0
+    inventory: View = field(default_factory=lambda: View("inventory", 0))
+    found: Found = field(default_factory=Found)
+    """What the inventory view is made of."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,8 @@ class Refresher:
     """Whether it is known who holds what: else nothing is said of tenants, as held time would pass
     for idle time."""
     quotas: Callable[[], Quotas] = Quotas
+    watch: Watch | None = None
+    """Holds the fleet against the inventory."""
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -76,6 +83,10 @@ class Refresher:
             await turns.offer()
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in SCOPES}
         nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
+        found = Found(now_ns)
+        if self.watch:
+            found = await self.watch.look(now_ns, fresh_from_ns, turns.offer)
+        against = await _sliced(inventory_cells(found))
         self.views = Views(
             now_ns,
             View("cluster", now_ns, (*tables["cluster"], *self._cluster(fresh_from_ns))),
@@ -84,6 +95,8 @@ class Refresher:
             View("node", now_ns, tuple(nodes)),
             account,
             time.perf_counter_ns() - started,
+            View("inventory", now_ns, tuple(against)),
+            found,
         )
         return self.views
 

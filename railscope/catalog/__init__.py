@@ -23,6 +23,7 @@ from railscope.catalog import (
     gpu_sharing,
     gpudirect,
     host,
+    inventory,
     kernel,
     memory_errors,
     neighbour,
@@ -69,6 +70,7 @@ SUBJECTS: dict[str, ModuleType] = {
     "tenancy": tenancy,
     "agent": agent,
     "collector": collector,
+    "inventory": inventory,
 }
 
 

@@ -87,8 +87,8 @@ GPU_CAPACITY = Metric(
     unit=Unit.SECONDS,
     scale=NANOSECOND,
     resets=LEDGER,
-    help="GPU time there was: every known GPU from its first evidence to now.",
-    origin="frames of the GPU source",
+    help="GPU time there was: every known GPU from its first evidence to now, or until it retired.",
+    origin="frames of the GPU source, retired file",
 )
 TENANT_GPU_TIME = Metric(
     "railscope_tenant_gpu_time_seconds",
@@ -287,7 +287,7 @@ FILE_VALID = Metric(
     Kind.GAUGE,
     ADMINISTRATORS_FILE,
     help="Whether a file that administrators write could be read the last time it changed (1) or not (0).",
-    origin="claims, tenants, calendar, quotas and tokens file",
+    origin="claims, tenants, calendar, quotas, retired, inventory and tokens file",
 )
 EVIDENCE_WAITING = Metric(
     "railscope_collector_evidence_waiting_parts",

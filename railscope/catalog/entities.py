@@ -171,6 +171,7 @@ RDMA_COUNTER = EntityKind("rdma_counter", ("device", "port", "counter"), part_of
 
 PCIE = EntityKind("pcie", ("pci_address",), ("role", "vendor", "device", "driver", "numa_node"))
 PCIE_AER = EntityKind("pcie_aer", ("pci_address", "severity", "error"), part_of=PCIE)
+PCIE_ERROR = EntityKind("pcie_error", ("pci_address", "severity"), part_of=PCIE)
 PCIE_ROOT_ERROR = EntityKind("pcie_root_error", ("pci_address", "severity"), part_of=PCIE)
 
 ENERGY_DOMAIN = EntityKind("energy_domain", ("domain",), part_of=NODE)
@@ -242,4 +243,7 @@ TENANT_PERIOD = EntityKind("tenant_period", ("tenant", "period"), part_of=TENANT
 ADMINISTRATORS_FILE = EntityKind("administrators_file", ("file",))
 GPU_TIME_STATE = EntityKind("gpu_time_state", ("state",))
 FLEET_NODE = EntityKind("fleet_node", ("node",))
+FLEET_GPU = EntityKind("fleet_gpu", ("node", "gpu"))
+INVENTORY_NODE = EntityKind("inventory_node", ("node", "state"))
+INVENTORY_STATE = EntityKind("inventory_state", ("state",))
 REJECTION = EntityKind("rejection", ("reason",))

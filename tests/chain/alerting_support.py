@@ -57,9 +57,10 @@ async def webhook() -> AsyncIterator[Webhook]:
 
 
 def at_once(path: Path, *, short: bool = False) -> dict[str, Any]:
-    """The rules of a file, without the minutes they wait; in short, their ranges are of seconds."""
+    """The rules of a file, evaluated as often as all and without the minutes they wait; in short, their ranges are of seconds."""
     rules: dict[str, Any] = yaml.safe_load(path.read_text())
     for group in rules["groups"]:
+        group.pop("interval", None)
         for rule in group["rules"]:
             if "for" in rule:
                 rule["for"] = "0s"

@@ -40,6 +40,8 @@ WANTED: list[dict[str, str]] = [
         "alertname": "RailscopeGpuXid", "node": "n2", "severity": "critical", "xid": "79",
         "pci_address": GPUS["n2"].pci_address,
     },
+    {"alertname": "RailscopeGpuMissing", "node": "n2", "severity": "critical"},
+    {"alertname": "RailscopeNodeMissing", "node": "never-installed"},
     {"alertname": "RailscopeGpuThermalThrottle", "node": "n3", "gpu": GPUS["n3"].uuid},
     {
         "alertname": "RailscopeNvlinkErrors", "node": "n4", "severity": "critical",
@@ -68,12 +70,18 @@ WANTED: list[dict[str, str]] = [
     },
     {"alertname": "RailscopeDeadMansSwitch", "severity": "info"},
 ]  # fmt: skip
+INVENTORY = """node,gpus,rdma_ports,from,to
+n2,2,,2020-01-01T00:00:00Z,
+n3,2,,2020-01-01T00:00:00Z,
+never-installed,8,,2020-01-01T00:00:00Z,
+"""
 SILENT = {"alertname": "RailscopeNodeSilent", "node": FALLS_SILENT, "heard_by": "collector"}
 NOT_TOLD = [
     {"alertname": "RailscopeGpuHealth", "node": "n3", "severity": "critical"},
     {"alertname": "RailscopeGpuEccUncorrected", "node": "n2"},
     {"alertname": "RailscopePcieDegraded", "node": "n4"},
     {"alertname": "RailscopeSourceFailing"},
+    {"alertname": "RailscopeGpuMissing", "node": "n3"},
 ]
 """What would be wrong."""
 
@@ -81,7 +89,10 @@ NOT_TOLD = [
 async def test_a_fault_reaches_who_must_act(site: Site) -> None:
     """Each fault is told with the right labels, and no rule fails on what agents really say."""
     site.prepare_all(SPECS.values(), CAPTURE_SECONDS)
-    await site.collector(RAILSCOPE_COLLECTOR_STALE_SECONDS="4")
+    (site.folder / "inventory.csv").write_text(INVENTORY)
+    await site.collector(
+        RAILSCOPE_COLLECTOR_STALE_SECONDS="4", RAILSCOPE_COLLECTOR_INVENTORY_FILE="inventory.csv"
+    )
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
         "RAILSCOPE_AGENT_PERIODS__NIC_SETTINGS": "2",

@@ -34,6 +34,7 @@ EVERYTHING = {  # who may ask, and what they are told; written here once more, b
     ("GET", "/api/v1/nodes"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes/n1"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes/n9"): ("operator auditor", 404),
+    ("GET", "/api/v1/inventory"): ("operator auditor", 200),
     ("GET", "/api/v1/events"): ("operator auditor", 200),
     ("GET", "/api/v1/tenants"): ("operator finance auditor tenant", 200),
     ("GET", "/api/v1/account"): ("operator finance auditor tenant", 200),
