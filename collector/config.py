@@ -111,6 +111,12 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     ask_seconds: Annotated[
         float, described("Longest wait for them; then it is recorded that fewer came.", ge=0)
     ] = 180.0
+    verify_seconds: Annotated[
+        float,
+        described(
+            "Seconds from one reading of the whole log to the next. 0: it is not read.", ge=0
+        ),
+    ] = 86_400.0
 
 
 class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from asyncio import TaskGroup
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from collector.audit.numbers import AuditNumbers
 from collector.audit.observed import Observed
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import Salts
+from collector.audit.rereading import Rereading
 from collector.audit.trail import Trail
 from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
 from collector.config import CollectorSettings
@@ -44,6 +46,7 @@ class AuditOffice:
     guard: Guard
     custody: CustodyApi
     drain: Drain
+    rereading: Rereading
 
     @classmethod
     def of(
@@ -76,7 +79,10 @@ class AuditOffice:
         )  # fmt: skip
         custody = CustodyApi(audit, guard, witnesses)
         drain = Drain(database, audit, refuse=guard.refuse)
-        return cls(key_file, trail, observed, guard, custody, drain)
+        rereading = Rereading(
+            audit.folder, key.public, settings.audit.verify_seconds, time.monotonic_ns
+        )
+        return cls(key_file, trail, observed, guard, custody, drain, rereading)
 
     def open(self) -> None:
         """Open the log and learn what it holds. Blocking; raises SettingsError, OSError."""
@@ -92,12 +98,14 @@ class AuditOffice:
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
         """Work until cancelled; what writes the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
-        for work in (self.observed, self.guard, self.custody, self.drain):
+        for work in (self.observed, self.guard, self.custody, self.drain, self.rereading):
             group.create_task(work.run())
 
     def numbers(self) -> AuditNumbers:
         """What the office says of itself on the page."""
-        return AuditNumbers(self.observed, self.drain, self.guard, self.custody.witnesses)
+        return AuditNumbers(
+            self.observed, self.drain, self.guard, self.custody.witnesses, self.rereading
+        )
 
     def close(self) -> None:
         """Close the log."""

@@ -419,6 +419,21 @@ AUDIT_DISPUTED = Metric(
     help="Whether an agent holds a checkpoint that the audit log has never had (1), so that nothing is signed, or not (0).",
     origin="checkpoints that agents hold",
 )
+AUDIT_VERIFIED = Metric(
+    "railscope_audit_verified",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Whether the collector's last reading of its whole audit log found what was signed (1) or not (0).",
+    origin="as railscope audit verify",
+)
+AUDIT_VERIFIED_AGE = Metric(
+    "railscope_audit_verification_age_seconds",
+    Kind.GAUGE,
+    CLUSTER,
+    unit=Unit.SECONDS,
+    help="Age of the last reading of the whole audit log that found what was signed.",
+    origin="as railscope audit verify",
+)
 AUDIT_WITNESSES = Metric(
     "railscope_audit_witnesses",
     Kind.GAUGE,

@@ -65,3 +65,28 @@ async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: 
         shutil.copytree(backup, folder)
         await site.collector()
         await watch.hears(TAMPERED)
+
+
+async def test_a_record_changed_where_it_lies_is_told(site: Site) -> None:
+    """The collector reads its own log again, and one record of it is not what was signed."""
+    site.prepare({"n1": "training"})
+    collector = await site.collector(RAILSCOPE_COLLECTOR_AUDIT__VERIFY_SECONDS="0.5")
+    agent = await site.agent("n1")
+    bundles = site.folder / "collector" / "audit" / "tile" / "entries" / "000.p"
+
+    async def whole() -> bool:
+        return "railscope_audit_verified 1\n" in await page(site)
+
+    altered = {
+        "alertname": "RailscopeAuditNotVerified", "severity": "critical", "problem": "altered",
+        "job": "railscope-collector",
+    }  # fmt: skip
+    await until(whole, "the collector finds its log whole")
+    async with watching(site, await pages_of({"n1": agent})) as watch:
+        await watch.hears([{"alertname": "RailscopeDeadMansSwitch"}])
+        assert not watch.hook.has(altered)
+        for bundle in bundles.iterdir():
+            raw = bundle.read_bytes()
+            bundle.write_bytes(raw.replace(b'"kind":"collector"', b'"kind":"operator!"'))
+        await watch.hears([altered])
+    await collector.said("audit_log_not_verified")
