@@ -55,26 +55,30 @@ class Watch:
         inventory, retired = self.inventory(), self.retired()
         fresh = _Fresh(self.core, fresh_from_ns, now_ns)
         heard: dict[str, Heard] = {}
+        shown: dict[str, str] = {}
         for name, node in list(self.core.fleet.nodes.items()):
             heard[name] = fresh.heard(node)
+            _show(shown, name, heard[name])
             await offer()
-        standings = None
+        standings: list[Standing] | None = None
         if inventory is not None:
-            standings = tuple(stand(inventory.at(now_ns), heard))
-        await offer()
-        shown = _shown(heard)
+            standings = []
+            for one in stand(inventory.at(now_ns), heard):
+                standings.append(one)
+                await offer()
         gone: list[Gone] = []
         for gpu in list(self.core.evidence.gpus):
             if gpu not in shown and retired.at(gpu, now_ns) is None:
-                gone += self._gone(gpu, heard)
+                gone += self._gone(gpu, heard, fresh_from_ns)
             await offer()
         in_force = [one for one in retired if one.start_ns <= now_ns < one.end_ns]
         reporting = {one.gpu: shown[one.gpu] for one in in_force if shown.get(one.gpu)}
-        for one in in_force:
-            if one.gpu in reporting:
-                self._tell(one, reporting[one.gpu])
+        for retirement in in_force:
+            if retirement.gpu in reporting:
+                self._tell(retirement, reporting[retirement.gpu])
         last = {one.gpu: seen[1] for one in in_force if (seen := self._seen(one.gpu))}
-        return Found(now_ns, standings, tuple(gone), tuple(in_force), reporting, last)
+        against = None if standings is None else tuple(standings)
+        return Found(now_ns, against, tuple(gone), tuple(in_force), reporting, last)
 
     def _seen(self, gpu: str) -> tuple[int, str] | None:
         """When and where a GPU was seen last."""
@@ -82,10 +86,10 @@ class Watch:
         presences = memory.presences.values() if memory else ()
         return max(((p.spans[-1].last_ns, p.node) for p in presences if p.spans), default=None)
 
-    def _gone(self, gpu: str, heard: Mapping[str, Heard]) -> Iterator[Gone]:
+    def _gone(self, gpu: str, heard: Mapping[str, Heard], fresh_from_ns: int) -> Iterator[Gone]:
         """Where a GPU that no node shows was last, if that node says that it is not there."""
         seen = self._seen(gpu)
-        node = heard.get(seen[1]) if seen else None
+        node = heard.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
         if seen and node and node.reporting and isinstance(node.devices[GPU], Shown):
             yield Gone(seen[1], gpu, seen[0])
 
@@ -95,17 +99,14 @@ class Watch:
         self.core.evidence.trouble(Trouble("retired_seen", one.gpu, node, one.start_ns, facts))
 
 
-def _shown(heard: Mapping[str, Heard]) -> dict[str, str]:
-    """The GPUs that are or may be in some node that reports: in which they certainly are, or empty."""
-    found: dict[str, str] = {}
-    for name, node in heard.items():
-        devices = node.devices.get(GPU, "")
-        if isinstance(devices, Shown):
-            for gpu in devices.unknown:
-                found.setdefault(gpu, "")
-            for gpu in devices.present:
-                found[gpu] = name
-    return found
+def _show(shown: dict[str, str], name: str, node: Heard) -> None:
+    """Add the GPUs that are or may be in a node: with its name those that certainly are."""
+    devices = node.devices.get(GPU)
+    if isinstance(devices, Shown):
+        for gpu in devices.unknown:
+            shown.setdefault(gpu, "")
+        for gpu in devices.present:
+            shown[gpu] = name
 
 
 class _Fresh:

@@ -27,7 +27,7 @@ from railscope.frame import Frame, Schema
 from railscope.reading import PRESENT, Absent
 from railscope.wire import to_wire_schema
 
-STALE = 30
+STALE = 5
 OF_A_GPU = 3
 """Columns of each GPU in the schema of these stories."""
 
