@@ -49,7 +49,7 @@ def rises(series: dict[str, Samples], metric: str) -> int:
 async def test_an_hour_of_training_raises_nothing(tmp_path: Path) -> None:
     found, series = await seen(tmp_path, 60, scheduler="slurm", **WHOLE)
     assert found == [[]] * 61
-    assert len(series) > 4000
+    assert len(series) > 2000
     for metric in ("nic_receive_pfc_pause_seconds", "rdma_ecn_marked_packets"):
         assert rises(series, f"railscope_{metric}_total") >= 8, (
             "the usual pause and marks are there"
@@ -61,7 +61,7 @@ async def test_an_hour_of_training_raises_nothing(tmp_path: Path) -> None:
 async def test_an_hour_without_a_job_raises_nothing(tmp_path: Path) -> None:
     found, series = await seen(tmp_path, 60, "idle", **WHOLE)
     assert found == [[]] * 61
-    assert len(series) > 4000
+    assert len(series) > 2000
     assert rises(series, "railscope_rdma_ecn_marked_packets_total") == 0
 
 
@@ -70,7 +70,7 @@ async def test_an_hour_without_a_job_raises_nothing(tmp_path: Path) -> None:
 async def test_half_an_hour_of_a_healthy_server_raises_nothing(tmp_path: Path, kind: str) -> None:
     found, series = await seen(tmp_path, 30, gpus=2, **PART[kind])
     assert found == [[]] * 31
-    assert len(series) > 1000
+    assert len(series) > 600
 
 
 @pytest.mark.timeout(240)

@@ -18,7 +18,8 @@ import yaml
 from support.agent_hours import SCRAPE_SECONDS, UP_SECONDS, Samples
 
 from dashboards.promql import metrics_in
-from tests.support.alert_rules import ROOT, RULES, expanded, rules_of
+from dashboards.recorded import expanded
+from tests.support.alert_rules import ROOT, RULES, rules_of
 
 Labels = Mapping[str, str]
 
