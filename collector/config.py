@@ -179,6 +179,12 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     views_seconds: Annotated[
         float, described("Seconds from one refresh of the views to the next.", ge=0.1)
     ] = 2.0
+    most_jobs: Annotated[
+        int,
+        described(
+            "Jobs that metrics and the API tell of; those known first. Others are counted.", ge=0
+        ),
+    ] = 5000
     log_level: Annotated[
         str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
     ] = "info"

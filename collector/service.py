@@ -44,6 +44,7 @@ from collector.restart import Restart
 from collector.schemas import Schemas
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
+from collector.workloads.api import JobsApi
 from railscope import __version__, listen
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
@@ -97,6 +98,7 @@ class Collector:
         self.refresher = Refresher(
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
+            most_jobs=self.settings.most_jobs,
         )  # fmt: skip
         self.reading = Reading()
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
@@ -151,6 +153,7 @@ class Collector:
         handlers = {
             "frames": ingest.handle,
             **api.handlers(),
+            **JobsApi(lambda: self.refresher.views.jobs, self.refresher.index_of).handlers(),
             **AuditApi(self.entries, self.reading).handlers(),
             **self.audit.custody.handlers(),
             **BillingApi(

@@ -16,11 +16,16 @@ from collector.account.tally import Account
 from collector.core import Core
 from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
+from collector.workloads.gathered import Gathered
+from collector.workloads.seating import Seating
+from collector.workloads.view import Jobs
 from railscope.catalog import collector as catalog
-from railscope.catalog.rollup import SCOPES
+from railscope.catalog import jobs as jobs_catalog
 
 NS = 1_000_000_000
 SLICE_SECONDS = 0.001
+MOST_JOBS = 5000
+_SUMMED = ("cluster", "rail", "tenant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Views:
     account: Account | None = None
     """None while no one knows who holds what."""
     duration_ns: int = 0
+    jobs: Jobs = field(default_factory=Jobs)
 
 
 @dataclass(slots=True)
@@ -51,6 +57,12 @@ class Refresher:
     """Whether it is known who holds what: else nothing is said of tenants, as held time would pass
     for idle time."""
     quotas: Callable[[], Quotas] = Quotas
+    most_jobs: int = MOST_JOBS
+    _seating: Seating = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with nobody seated."""
+        self._seating = Seating(self.core, self.live.roster)
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -69,23 +81,51 @@ class Refresher:
         held = self.live.held() if account else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
         turns = _Turns()
+        if account:
+            await self._seating.refresh(turns.offer)
+        gathered = Gathered()
         for block in self.core.fleet.blocks():
-            reduced = reduce_rows(block, self.core.fleet.fresh(block, fresh_from_ns, now_ns))
+            rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
+            reduced = reduce_rows(block, rows)
             if reduced:
                 rollups.add(reduced)
+            table = self._seating.of(block) if account else None
+            if table and len(rows):
+                gathered.add(table, rows)
             await turns.offer()
-        tables = {scope: await _sliced(rollups.cells(scope)) for scope in SCOPES}
+        tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
         nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
+        jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else Jobs()
+        cluster = (*tables["cluster"], *self._cluster(fresh_from_ns), *_of_all(jobs))
         self.views = Views(
             now_ns,
-            View("cluster", now_ns, (*tables["cluster"], *self._cluster(fresh_from_ns))),
+            View("cluster", now_ns, cluster),
             View("rail", now_ns, tuple(tables["rail"])),
             View("tenant", now_ns, (*tables["tenant"], *self._tenants(account, held))),
             View("node", now_ns, tuple(nodes)),
             account,
             time.perf_counter_ns() - started,
+            jobs,
         )
         return self.views
+
+    def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: Gathered) -> Jobs:
+        """The jobs there are; what was gathered is added up when somebody asks."""
+        roster, nodes = self.live.roster, self.core.fleet.nodes
+        jobs = roster.jobs()
+        fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
+        left_out = max(len(jobs) - self.most_jobs, 0)
+        return Jobs(
+            now_ns, tuple(jobs[: self.most_jobs]), left_out, gathered, roster.job_of_seat.copy(),
+            roster.numbers, fresh,
+        )  # fmt: skip
+
+    def index_of(self, node: str, gpu: str) -> str:
+        """The number that the driver gives to a GPU of a node; empty where it is not known."""
+        known = self.core.fleet.nodes.get(node)
+        return (
+            next((g.index for g in self._seating.gpus(known) if g.uuid == gpu), "") if known else ""
+        )
 
     def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
         """Who holds the GPU of each lane of a node, and last the whole node.
@@ -141,6 +181,13 @@ class Refresher:
             yield Cell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS)
             if node.instant_ns:
                 yield Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS)
+
+
+def _of_all(jobs: Jobs) -> Iterator[Cell]:
+    """How many jobs there are; nothing while no one knows who holds what."""
+    if jobs.instant_ns:
+        yield Cell(jobs_catalog.JOBS, (), len(jobs.jobs) + jobs.left_out)
+        yield Cell(jobs_catalog.JOBS_LEFT_OUT, (), jobs.left_out)
 
 
 class _Turns:
