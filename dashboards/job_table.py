@@ -23,6 +23,7 @@ def job_columns(of_jobs: str, where: str) -> tuple[Column, ...]:
         column("GPUs", "sum", "gpus"),
         column("Nodes", "sum", "nodes"),
         Column("Held for", ask(f"time() - {start}", "s")),
+        column("Busiest GPU", "max", "max_gpu_utilization_ratio"),
         column("SM activity", "avg", "mean_gpu_sm_activity_ratio"),
         column("Tensor activity", "avg", "mean_gpu_tensor_activity_ratio"),
         column("Power", "sum", "sum_gpu_power_watts"),
