@@ -185,6 +185,13 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
             "Jobs that metrics and the API tell of; those known first. Others are counted.", ge=0
         ),
     ] = 5000
+    pod_jobs: Annotated[
+        str,
+        described(
+            "Pods of a namespace whose names match this regular expression, and agree in its group "
+            "`job`, are one job. Empty: each pod is one."
+        ),
+    ] = r"(?P<job>.+)-(?:master|worker|launcher|chief|ps|evaluator)-\d+"
     log_level: Annotated[
         str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
     ] = "info"

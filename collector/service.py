@@ -45,6 +45,7 @@ from collector.schemas import Schemas
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from collector.workloads.api import JobsApi
+from collector.workloads.holding import pattern_of
 from railscope import __version__, listen
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
@@ -90,7 +91,10 @@ class Collector:
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
         self.files = AdministratorsFiles.of(self.settings)
         self.audit.observed.tenant_of = self._tenant_of
-        self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
+        self.live = LiveAccount(
+            self.core.evidence, lambda: self.files.evidence, ready=False,
+            pod_jobs=pattern_of(self.settings.pod_jobs),
+        )  # fmt: skip
         self.settler = Settler(
             self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.folder / "evidence.seen",

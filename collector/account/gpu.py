@@ -78,7 +78,7 @@ class GpuAccount:
             calm=len(ahead) == len(edges) and tail is not None and last_ns == tail_ns,
             next_ns=ahead[0] if ahead else FOREVER_NS,
             uncertainty_ns=uncertainty_ns,
-            holdings=holdings(evidence.gpu, present, claims_in_force(evidence), now_ns),
+            holdings=holdings(evidence, present, now_ns),
         )
 
     def holds(self, now_ns: int) -> bool:

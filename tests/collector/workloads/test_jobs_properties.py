@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from collector.account.tally import HELD
 from collector.core import Core
 from collector.fleet import Update
-from collector.metering.holders import claims_in_force
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import GPU_CAPACITY, Tiling
 from collector.schemas import Schemas
@@ -52,7 +51,7 @@ def test_what_jobs_hold_is_what_their_tenants_hold(case, second: int):
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and entry.state in HELD:
             held[entry.tenant] += entry.slot_hi - entry.slot_lo
-    found = holdings("g", entries, claims_in_force(case.evidence), now_ns)
+    found = holdings(case.evidence, entries, now_ns)
     by_tenant: dict[str, int] = defaultdict(int)
     for holding in found:
         by_tenant[holding.job.tenant] += holding.units
