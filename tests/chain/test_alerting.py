@@ -143,7 +143,7 @@ async def test_a_fault_reaches_who_must_act(site: Site) -> None:
     """Each fault is told with the right labels, and no rule fails on what agents really say."""
     site.prepare_all(
         [
-            NodeSpec(node=node, seed=seed, gpus=2, scenario=scenario)
+            NodeSpec(node=node, seed=seed, gpus=2, scenario=scenario, scheduler="slurm")
             for seed, (node, scenario) in enumerate(FAULTS.items())
         ],
         CAPTURE_SECONDS,

@@ -14,6 +14,7 @@ from collector.config import CollectorSettings
 from collector.evidence import claims_file, tenants_file
 from collector.evidence.assemble import Files
 from collector.views.refresh import Refresher
+from collector.workloads.holding import pattern_of
 from collector.workloads.view import Jobs
 from railscope.catalog import gpu_activity
 from railscope.catalog import jobs as catalog
@@ -21,6 +22,7 @@ from railscope.catalog.entities import GPU
 from railscope.entity import Entity
 from railscope.frame import Event, Schema
 from railscope.reading import Absent
+from railscope.settings import SettingsError
 
 POD_JOBS = re.compile(CollectorSettings().pod_jobs)
 
@@ -231,3 +233,14 @@ async def test_use_without_a_claim_and_health_checks_are_no_jobs(tmp_path: Path)
     rogue = started("n1-0", "rogue", 0, unclaimed=True, workload="pid 17", level="process")
     site.report("n1", 10, (90, 80), rogue, *claims("check", "n1-1", system="true"))
     assert (await site.jobs(11)).jobs == ()
+
+
+@pytest.mark.parametrize("setting", ["(", "no-group", "(?P<name>.+)-worker"])
+def test_a_pattern_that_cannot_work_is_refused(setting: str):
+    with pytest.raises(SettingsError, match="pod_jobs"):
+        pattern_of(setting)
+
+
+def test_without_a_pattern_each_pod_is_a_job():
+    assert not pattern_of("").fullmatch("bert-worker-0")
+    assert not pattern_of("").fullmatch("")
