@@ -58,11 +58,11 @@ class Refresher:
     for idle time."""
     quotas: Callable[[], Quotas] = Quotas
     most_jobs: int = MOST_JOBS
-    _seating: Seating = field(init=False)
+    seating: Seating = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin with nobody seated."""
-        self._seating = Seating(self.core, self.live.roster)
+        self.seating = Seating(self.core, self.live.roster)
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -82,16 +82,16 @@ class Refresher:
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
         turns = _Turns()
         if account:
-            await self._seating.refresh(turns.offer)
+            await self.seating.refresh(turns.offer)
         gathered = Gathered()
         for block in self.core.fleet.blocks():
             rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
             reduced = reduce_rows(block, rows)
             if reduced:
                 rollups.add(reduced)
-            table = self._seating.of(block) if account else None
-            if table and len(rows):
-                gathered.add(table, rows)
+            table = self.seating.of(block) if account else None
+            if table:
+                gathered.add(table, self.seating.settled(block, rows))
             await turns.offer()
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
         nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
@@ -124,7 +124,7 @@ class Refresher:
         """The number that the driver gives to a GPU of a node; empty where it is not known."""
         known = self.core.fleet.nodes.get(node)
         return (
-            next((g.index for g in self._seating.gpus(known) if g.uuid == gpu), "") if known else ""
+            next((g.index for g in self.seating.gpus(known) if g.uuid == gpu), "") if known else ""
         )
 
     def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:

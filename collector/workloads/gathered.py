@@ -43,6 +43,8 @@ class Gathered:
 
     def add(self, table: Table, rows: npt.NDArray[np.intp]) -> None:
         """Take the fresh rows of a block."""
+        if not len(rows):
+            return
         block, told = table.block, table.told
         seats = table.seats[rows]
         at = np.ix_(rows, told.columns)

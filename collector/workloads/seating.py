@@ -14,7 +14,7 @@ import numpy as np
 from collector.core import Core
 from collector.fleet import BLOCK_ROWS, Block, Node
 from collector.schemas import GPU_STREAM, Gpu
-from collector.workloads.columns import JobColumns
+from collector.workloads.columns import JobColumns, Positions
 from collector.workloads.roster import NO_JOB, NO_SEAT, Numbers, Roster
 from railscope.frame import NO_LANE
 
@@ -39,6 +39,13 @@ class Seating:
     def of(self, block: Block) -> Table | None:
         """The seats of a block; None where its stream tells nothing of jobs."""
         return self._tables.get(id(block))
+
+    def settled(self, block: Block, rows: Positions) -> Positions:
+        """The rows that are of the same nodes and schemas as at the last refresh."""
+        touched = self.core.fleet.touched
+        if not touched:
+            return rows
+        return np.array([row for row in rows if block.nodes[row] not in touched], np.intp)
 
     async def refresh(self, offer: Callable[[], Awaitable[None]]) -> None:
         """Follow what has changed. Others go first whenever `offer` says so."""

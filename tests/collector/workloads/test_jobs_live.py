@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.story import Reporter, accept, at, core_in, ended, started
 
@@ -174,6 +175,22 @@ async def test_jobs_beyond_the_most_are_counted_and_not_told_of(tmp_path: Path):
     assert [labels[1] for labels in holders] == ["n1-0"]
     site.report("n1", 14, (90, 80), ended("n1-0", "first on n1-0", 14))
     assert [job["workload"] for job in told(await site.jobs(15))] == ["second"]
+
+
+async def test_a_row_that_another_node_takes_meanwhile_is_not_read_as_the_first_ones(
+    tmp_path: Path,
+):
+    site = Site(tmp_path)
+    site.report("n1", 10, (90, 80), *claims("1", "n1-0", "n1-1"))
+    await site.jobs(11)
+    row = site.core.fleet.nodes["n1"].rows["gpu_activity"]
+    table = site.refresher.seating.of(row.block)
+    assert table
+    rows = np.array([row.index])
+    assert list(site.refresher.seating.settled(row.block, rows)) == [row.index]
+    row.block.nodes[row.index] = "n2"
+    site.core.fleet.touched.add("n2")
+    assert list(site.refresher.seating.settled(row.block, rows)) == []
 
 
 @pytest.mark.parametrize(

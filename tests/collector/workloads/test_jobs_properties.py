@@ -186,8 +186,8 @@ def view_of(streams, held) -> Jobs:
     asyncio.run(seating.refresh(lambda: asyncio.sleep(0)))
     for block in core.fleet.blocks():
         rows, table = core.fleet.fresh(block, 50 * SECOND, NOW), seating.of(block)
-        if table and len(rows):
-            gathered.add(table, rows)
+        if table:
+            gathered.add(table, seating.settled(block, rows))
     return Jobs(
         NOW, tuple(roster.jobs()), 0, gathered, roster.job_of_seat, roster.numbers, frozenset()
     )
