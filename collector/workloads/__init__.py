@@ -7,6 +7,7 @@
     gathered  what was read of them, as arrays
     straggler the GPU of each job that is furthest behind
     view      all of it as a view, and as JSON
+    api       what readers are told
 
 Books of schedulers, which are of the past, are in `collector.jobs`.
 """

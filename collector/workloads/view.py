@@ -11,6 +11,7 @@ import numpy as np
 
 from collector.metering.units import GPU_CAPACITY
 from collector.views.table import Cell
+from collector.workloads.columns import Key
 from collector.workloads.gathered import Gathered, Totals, per_seat, totals
 from collector.workloads.roster import Job, Numbers, Place
 from collector.workloads.straggler import SHARED, Compared, Straggler, compare
@@ -42,7 +43,7 @@ class Jobs:
     """The nodes whose frames are fresh."""
 
     @cached_property
-    def _totals(self) -> Mapping[Any, Totals]:
+    def _totals(self) -> Mapping[Key, Totals]:
         read = self.gathered.whole()
         return totals(read, self.gathered.keys, self.job_of_seat, self.numbers)
 

@@ -122,7 +122,7 @@ class Cluster:
     def _job(self, tenant: str) -> None:
         """A job, its node and its GPU, some of which others have a part of."""
         name, node, gpu = (str(self._fact("job", tenant)) for _ in range(3))
-        job = JobKey(tenant, "slurm", name)
+        job = JobKey(tenant, "kubernetes", f"ns/{name}")
         others = [
             JobKey(one, "slurm", "shared")
             for one in self.draw(st.sets(st.sampled_from(self.tenants)))
