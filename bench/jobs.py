@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -21,6 +21,7 @@ from collector.fleet import Update
 from collector.metering.units import GPU_CAPACITY
 from collector.metrics import render
 from collector.schemas import Schemas
+from collector.workloads.averages import Averages
 from collector.workloads.gathered import Gathered
 from collector.workloads.holding import Holding, JobKey
 from collector.workloads.roster import Roster
@@ -48,6 +49,7 @@ class Cluster:
     core: Core
     roster: Roster
     seating: Seating
+    averages: Averages = field(default_factory=Averages)
 
     @classmethod
     def of(cls, streams: list[load.Stream], nodes: int, folder: Path) -> Cluster:
@@ -91,9 +93,11 @@ class Cluster:
             if table:
                 rows = fleet.fresh(block, NOW_NS - 30 * NS, NOW_NS)
                 gathered.add(table, self.seating.settled(block, rows))
+        of_seat = self.roster.job_of_seat.copy()
+        told = self.averages.follow(gathered, of_seat, NOW_NS)
         return Jobs(
-            NOW_NS, tuple(self.roster.jobs()), 0, gathered, self.roster.job_of_seat.copy(),
-            self.roster.numbers, frozenset(fleet.nodes),
+            NOW_NS, tuple(self.roster.jobs()), 0, gathered, of_seat, self.roster.numbers,
+            frozenset(fleet.nodes), told,
         )  # fmt: skip
 
 

@@ -185,6 +185,12 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
             "Jobs that metrics and the API tell of; those known first. Others are counted.", ge=0
         ),
     ] = 5000
+    straggler_seconds: Annotated[
+        float,
+        described(
+            "GPUs of a job are compared by means over about so long: some steps of the job.", ge=1
+        ),
+    ] = 60.0
     pod_jobs: Annotated[
         str,
         described(

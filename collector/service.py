@@ -45,6 +45,7 @@ from collector.schemas import Schemas
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
 from collector.workloads.api import JobsApi
+from collector.workloads.averages import Averages
 from collector.workloads.holding import pattern_of
 from railscope import __version__, listen
 from railscope.settings import SettingsError
@@ -102,7 +103,7 @@ class Collector:
         self.refresher = Refresher(
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
-            most_jobs=self.settings.most_jobs,
+            most_jobs=self.settings.most_jobs, averages=Averages(self.settings.straggler_seconds),
         )  # fmt: skip
         self.reading = Reading()
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)

@@ -16,6 +16,7 @@ from collector.account.tally import Account
 from collector.core import Core
 from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
+from collector.workloads.averages import Averages
 from collector.workloads.gathered import Gathered
 from collector.workloads.seating import Seating
 from collector.workloads.view import Jobs
@@ -59,6 +60,7 @@ class Refresher:
     quotas: Callable[[], Quotas] = Quotas
     most_jobs: int = MOST_JOBS
     seating: Seating = field(init=False)
+    averages: Averages = field(default_factory=Averages)
 
     def __post_init__(self) -> None:
         """Begin with nobody seated."""
@@ -112,12 +114,13 @@ class Refresher:
     def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: Gathered) -> Jobs:
         """The jobs there are; what was gathered is added up when somebody asks."""
         roster, nodes = self.live.roster, self.core.fleet.nodes
-        jobs = roster.jobs()
+        jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
+        told = self.averages.follow(gathered, of_seat, now_ns)
         fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
         left_out = max(len(jobs) - self.most_jobs, 0)
         return Jobs(
-            now_ns, tuple(jobs[: self.most_jobs]), left_out, gathered, roster.job_of_seat.copy(),
-            roster.numbers, fresh,
+            now_ns, tuple(jobs[: self.most_jobs]), left_out, gathered, of_seat,
+            roster.numbers, fresh, told,
         )  # fmt: skip
 
     def index_of(self, node: str, gpu: str) -> str:

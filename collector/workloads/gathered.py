@@ -60,15 +60,22 @@ class Gathered:
         numbers = np.array([self.keys.setdefault(key, len(self.keys)) for key in told.keys])
         held = seats >= 0
         keys = np.broadcast_to(numbers.astype(np.int32), seats.shape)
-        self._parts.append(Readings(seats[held], keys[held], values[held], reasons[held]))
+        self.take(Readings(seats[held], keys[held], values[held], reasons[held]))
+
+    def take(self, readings: Readings) -> None:
+        """Take readings; the numbers of their keys are those of `keys`."""
+        self._parts.append(readings)
 
     def whole(self) -> Readings:
         """All of them."""
-        empty = Readings(
-            np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0), np.empty(0, np.uint8)
-        )
-        parts = zip(*(self._parts or [empty]), strict=True)
-        return Readings(*(np.concatenate(part) for part in parts))
+        if not self._parts:
+            return Readings(
+                np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0), np.empty(0, np.uint8)
+            )
+        if len(self._parts) > 1:
+            parts = zip(*self._parts, strict=True)
+            self._parts = [Readings(*(np.concatenate(part) for part in parts))]
+        return self._parts[0]
 
 
 class Totals(NamedTuple):
@@ -127,10 +134,10 @@ class PerSeat:
 
 def per_seat(readings: Readings, number: int | None, seats: int) -> PerSeat:
     """One key by seat; `number` is that of the key, None where nobody told of it."""
-    chosen = readings.keys == (-1 if number is None else number)
+    chosen = np.flatnonzero(readings.keys == (-1 if number is None else number))
     reasons = np.full(seats, _SILENT, np.uint8)
     reasons[readings.seats[chosen]] = readings.reasons[chosen]
-    present = chosen & (readings.reasons == PRESENT)
+    present = chosen[readings.reasons[chosen] == PRESENT]
     at = readings.seats[present]
     values = np.bincount(at, readings.values[present], seats)
     told = np.bincount(at, minlength=seats) > 0

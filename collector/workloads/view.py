@@ -12,7 +12,7 @@ import numpy as np
 from collector.metering.units import GPU_CAPACITY
 from collector.views.table import Cell
 from collector.workloads.columns import Key
-from collector.workloads.gathered import Gathered, Totals, per_seat, totals
+from collector.workloads.gathered import Gathered, PerSeat, Totals, per_seat, totals
 from collector.workloads.roster import Job, Numbers, Place
 from collector.workloads.straggler import SHARED, Compared, Straggler, compare
 from railscope.catalog import jobs as catalog
@@ -41,6 +41,8 @@ class Jobs:
     """More than any number that a job has."""
     fresh: frozenset[str] = frozenset()
     """The nodes whose frames are fresh."""
+    told: Mapping[str, PerSeat] = field(default_factory=dict)
+    """What GPUs are compared by: means over the last minute."""
 
     @cached_property
     def _totals(self) -> Mapping[Key, Totals]:
@@ -49,14 +51,11 @@ class Jobs:
 
     @cached_property
     def _compared(self) -> dict[str, Compared]:
-        read, keys, seats = self.gathered.whole(), self.gathered.keys, len(self.job_of_seat)
+        silent = per_seat(Gathered().whole(), None, len(self.job_of_seat))
         return {
-            name: compare(
-                per_seat(read, keys.get((measure.metric, measure.part)), seats),
-                self.job_of_seat, self.numbers,
-            )
-            for name, measure in catalog.STRAGGLER_MEASURES.items()
-        }  # fmt: skip
+            name: compare(self.told.get(name, silent), self.job_of_seat, self.numbers)
+            for name in catalog.STRAGGLER_MEASURES
+        }
 
     def of(self, tenant: str) -> tuple[Job, ...]:
         """The jobs of one tenant."""

@@ -61,8 +61,9 @@ STRAGGLER_DEVIATION = Metric(
     Kind.GAUGE,
     STRAGGLER,
     unit=Unit.RATIO,
-    help="How far the GPU of the job that is furthest behind is from the median of the job: -0.3 is "
-    "30 % below it. There is none where fewer than two GPUs tell, or the median is nothing.",
+    help="How far the GPU of the job that is furthest behind is from the median of the job, by means "
+    "over about a minute: -0.3 is 30 % below it. There is none where fewer than two GPUs tell, or the "
+    "median is nothing.",
     origin="collector, railscope_gpu_sm_activity_ratio, railscope_gpu_clock_hertz and "
     "railscope_rdma_transmit_bytes_total of the ports on the GPU's rail",
 )

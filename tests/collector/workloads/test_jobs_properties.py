@@ -20,7 +20,8 @@ from collector.fleet import Update
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import GPU_CAPACITY, Tiling
 from collector.schemas import Schemas
-from collector.workloads.gathered import Gathered, PerSeat
+from collector.workloads.averages import OVER_SECONDS, Averages
+from collector.workloads.gathered import Gathered, PerSeat, Readings
 from collector.workloads.holding import Holding, JobKey, holdings
 from collector.workloads.roster import NO_JOB, Job, Place, Roster
 from collector.workloads.seating import Seating
@@ -261,3 +262,52 @@ def test_the_straggler_is_the_one_furthest_below_the_median(seats):
             assert seats[found.seat] == (number, min(told))
             assert found.median == statistics.median(told)
             assert math.isclose(found.deviation, min(told) / found.median - 1)
+
+
+refreshes = st.lists(
+    st.tuples(
+        st.integers(1, 40),
+        st.lists(
+            st.tuples(st.integers(-1, 2), st.none() | st.integers(0, 9)), min_size=3, max_size=3
+        ),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(refreshes)
+def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
+    """Three seats, each with the job that has it, and what was read."""
+    averages = Averages()
+    history: list[list[tuple[float, float]]] = [[] for _ in range(3)]
+    before, now_ns = [-1, -1, -1], SECOND
+    key = (gpu_activity.GPU_SM_ACTIVITY, ())
+    for turn, (pause, seats) in enumerate(steps):
+        seconds = pause if turn else 1
+        now_ns += seconds * SECOND
+        read = [(seat, value) for seat, (_, value) in enumerate(seats) if value is not None]
+        gathered = Gathered({key: 0})
+        gathered.take(
+            Readings(
+                np.array([seat for seat, _ in read], np.int32),
+                np.zeros(len(read), np.int32),
+                np.array([value for _, value in read], np.float64),
+                np.zeros(len(read), np.uint8),
+            )
+        )
+        jobs = np.array([job for job, _ in seats], np.int32)
+        told = averages.follow(gathered, jobs, now_ns)["sm_activity"]
+        for seat, (job, value) in enumerate(seats):
+            if job != before[seat] or job == -1 or value is None:
+                history[seat] = []
+            if value is None:
+                assert math.isnan(told.values[seat])
+                assert told.why(seat) == "silent"
+                continue
+            faded = math.exp(-seconds / OVER_SECONDS)
+            history[seat] = [(v, w * faded) for v, w in history[seat]] + [(float(value), seconds)]
+            weights = sum(weight for _, weight in history[seat])
+            mean = sum(v * weight for v, weight in history[seat]) / weights
+            assert math.isclose(told.values[seat], mean, abs_tol=1e-9)
+        before = [job for job, _ in seats]
