@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,12 @@ class Api:
     async def _metrics(self, request: web.Request, who: Credential) -> web.Response:
         views = self.views()
         if who.role is Role.TENANT:
-            cells = await asyncio.to_thread(own_cells, views.tenant.cells, who.tenant)
+            cells = own_cells(chain(views.tenant.cells, views.jobs.cells(who.tenant)), who.tenant)
         else:
             tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
-            cells = [cell for table in tables for cell in table.cells]
-            cells += self.own.cells(views)
+            cells = chain(
+                *(table.cells for table in tables), views.jobs.cells(), self.own.cells(views)
+            )
         text_format = Format.accepted(request.headers.get("Accept", ""))
         text = await asyncio.to_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
@@ -218,8 +220,8 @@ _LANDING = """<!doctype html>
 <p>Version {version}. <a href="/metrics">Metrics</a>, <a href="/-/healthy">healthy</a>,
 <a href="/-/ready">ready</a>.</p>
 <ul><li><a href="/api/v1/cluster">cluster</a><li><a href="/api/v1/rails">rails</a>
-<li><a href="/api/v1/tenants">tenants</a><li><a href="/api/v1/nodes">nodes</a>
-<li><a href="/api/v1/inventory">inventory</a>
+<li><a href="/api/v1/jobs">jobs</a><li><a href="/api/v1/tenants">tenants</a>
+<li><a href="/api/v1/nodes">nodes</a><li><a href="/api/v1/inventory">inventory</a>
 <li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a>
 <li><a href="/api/v1/statements">statements</a><li><a href="/api/v1/audit">audit log</a></ul></html>
 """

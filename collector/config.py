@@ -199,6 +199,25 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     views_seconds: Annotated[
         float, described("Seconds from one refresh of the views to the next.", ge=0.1)
     ] = 2.0
+    most_jobs: Annotated[
+        int,
+        described(
+            "Jobs that metrics and the API tell of; those known first. Others are counted.", ge=0
+        ),
+    ] = 5000
+    straggler_seconds: Annotated[
+        float,
+        described(
+            "GPUs of a job are compared by means over about so long: some steps of the job.", ge=1
+        ),
+    ] = 60.0
+    pod_jobs: Annotated[
+        str,
+        described(
+            "Pods of a namespace whose names match this regular expression, and agree in its group "
+            "`job`, are one job. Empty: each pod is one."
+        ),
+    ] = r"(?P<job>.+)-(?:master|worker|launcher|chief|ps|evaluator)-\d+"
     log_level: Annotated[
         str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
     ] = "info"

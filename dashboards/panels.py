@@ -98,12 +98,14 @@ class Column:
     words: Mapping[int, str] = field(default_factory=dict)
 
 
-def rows(
-    ident: int, title: str, about: str, keys: Mapping[str, str], *columns: Column, span: int = 12
-) -> table.Panel:
+def rows(  # noqa: PLR0913 - what tells one table from another
+    ident: int, title: str, about: str, keys: Mapping[str, str], *columns: Column, span: int = 12,
+    leads_on: bool = True,
+) -> table.Panel:  # fmt: skip
     """List things as they are now, with a row for each combination of the key labels.
 
-    `keys` gives each key label its title.
+    `keys` gives each key label its title. Nodes and tenants lead to the boards they have, unless the
+    reader may have no other board than this one.
     """
     names = dict(keys)
     # Grafana calls the values of a query that answers alone "Value", else "Value #A" and so on.
@@ -123,7 +125,7 @@ def rows(
     )
     for column in columns:
         panel = panel.override_by_name(column.title, _cell(column))
-    for label in DETAILS.keys() & keys:
+    for label in [label for label in DETAILS if label in keys and leads_on]:
         panel = panel.override_by_name(keys[label], [_way_to_board_of(label)])
     queries = [column.query for column in columns]
     panel = _finished(

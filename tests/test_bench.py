@@ -69,6 +69,13 @@ def test_collector_bench_finishes_and_prints_its_ratios():
 
 
 @pytest.mark.timeout(110)
+def test_jobs_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.jobs")
+    for line in ("what a refresh takes for jobs / its period", "160 GPUs, 20 jobs", "a scrape"):
+        assert line in printed
+
+
+@pytest.mark.timeout(110)
 def test_audit_bench_finishes_and_prints_its_ratios():
     printed = run("bench.audit")
     for line in (

@@ -73,6 +73,8 @@ ROUTES: Collection[Route] = (
     Route("node", "/api/v1/nodes/{node}", _RUNNING),
     Route("inventory", "/api/v1/inventory", _RUNNING),
     Route("events", "/api/v1/events", _RUNNING),
+    Route("jobs", "/api/v1/jobs", _RUNNING, Sees.OWN),
+    Route("job", "/api/v1/jobs/{tenant}/{source}/{workload}", _RUNNING, Sees.NAMED),
     Route("tenants", "/api/v1/tenants", _RUNNING | _BILLING, Sees.OWN),
     Route("account", "/api/v1/account", _RUNNING | _BILLING, Sees.OWN),
     Route("statements", "/api/v1/statements", _BILLING, Sees.OWN),

@@ -153,6 +153,7 @@ def _claim(one: Told, name: str, tenant: str, span: tuple[int, int]) -> Claim:
         memory=Slots(*one.memory),
         exclusive=one.exclusive,
         system=one.system,
+        source=one.source,
     )
 
 

@@ -240,6 +240,11 @@ RAIL = EntityKind("rail", ("rail",))
 TENANT = EntityKind("tenant", ("tenant",))
 TENANT_STATE = EntityKind("tenant_state", ("tenant", "state"), part_of=TENANT)
 TENANT_PERIOD = EntityKind("tenant_period", ("tenant", "period"), part_of=TENANT)
+JOB = EntityKind("job", ("tenant", "source", "workload"))
+STRAGGLER = EntityKind(
+    "straggler", ("tenant", "source", "workload", "measure", "node", "gpu"), part_of=JOB
+)
+GPU_HOLDER = EntityKind("gpu_holder", ("node", "gpu", "source", "workload"), ("tenant",))
 ADMINISTRATORS_FILE = EntityKind("administrators_file", ("file",))
 GPU_TIME_STATE = EntityKind("gpu_time_state", ("state",))
 FLEET_NODE = EntityKind("fleet_node", ("node",))

@@ -25,7 +25,7 @@ FAULTS = {
     "n9": "speed_down",
 }
 SPECS = {
-    node: NodeSpec(node=node, seed=seed, gpus=2, scenario=scenario)
+    node: NodeSpec(node=node, seed=seed, gpus=2, scenario=scenario, scheduler="slurm")
     for seed, (node, scenario) in enumerate(FAULTS.items())
 }
 GPUS = {node: machine(spec).gpus[spec.struck] for node, spec in SPECS.items()}
