@@ -58,6 +58,12 @@ class Inventory:
                 found[row.node] = row
         return found
 
+    def removed(self, node: str, instant_ns: int) -> bool:
+        """Whether a node was taken out: it was in the inventory before an instant, and is not then."""
+        rows = self.by_node.get(node, ())
+        ended = any(row.end_ns <= instant_ns for row in rows)
+        return ended and not any(row.start_ns <= instant_ns < row.end_ns for row in rows)
+
 
 def parse(text: str) -> Inventory:
     """The inventory from the text of a file. Raises FileError that names line and column."""

@@ -80,6 +80,11 @@ class Watch:
         against = None if standings is None else tuple(standings)
         return Found(now_ns, against, tuple(gone), tuple(in_force), reporting, last)
 
+    def removed(self, node: str, now_ns: int) -> bool:
+        """Whether administrators have taken a node out."""
+        inventory = self.inventory()
+        return inventory is not None and inventory.removed(node, now_ns)
+
     def _seen(self, gpu: str) -> tuple[int, str] | None:
         """When and where a GPU was seen last."""
         memory = self.core.evidence.gpus.get(gpu)

@@ -14,6 +14,7 @@ from collector.account.live import LiveAccount
 from collector.account.quotas import Quotas
 from collector.account.tally import Account
 from collector.core import Core
+from collector.fleet import Node
 from collector.inventory.view import cells as inventory_cells
 from collector.inventory.watch import Found, Watch
 from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
@@ -103,13 +104,14 @@ class Refresher:
                 gathered.add(table, self.seating.settled(block, rows))
             await turns.offer()
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
-        nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
+        told = self._told(now_ns, fresh_from_ns)
+        nodes = await _sliced(self._nodes(told, now_ns, fresh_from_ns))
         found = Found(now_ns)
         if self.watch:
             found = await self.watch.look(now_ns, fresh_from_ns, turns.offer)
         against = await _sliced(inventory_cells(found))
         jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else Jobs()
-        cluster = (*tables["cluster"], *self._cluster(fresh_from_ns), *_of_all(jobs))
+        cluster = (*tables["cluster"], *self._cluster(told, fresh_from_ns), *_of_all(jobs))
         self.views = Views(
             now_ns,
             View("cluster", now_ns, cluster),
@@ -181,18 +183,26 @@ class Refresher:
             amounts: Totals = self.live.amounts.totals()
             yield from tenant_cells(account, amounts, held, self.quotas())
 
-    def _cluster(self, fresh_from_ns: int) -> tuple[Cell, ...]:
-        nodes = self.core.fleet.nodes
-        fresh = [name for name, node in nodes.items() if node.instant_ns >= fresh_from_ns]
+    def _told(self, now_ns: int, fresh_from_ns: int) -> dict[str, Node]:
+        """All nodes, but for silent ones that are taken out: nobody waits for them."""
+        return {
+            name: node
+            for name, node in self.core.fleet.nodes.items()
+            if node.instant_ns >= fresh_from_ns
+            or not (self.watch and self.watch.removed(name, now_ns))
+        }
+
+    def _cluster(self, told: Mapping[str, Node], fresh_from_ns: int) -> tuple[Cell, ...]:
+        fresh = [name for name, node in told.items() if node.instant_ns >= fresh_from_ns]
         gpus = sum(len(self.core.holders_of(name)) for name in fresh)
         return (
-            Cell(catalog.NODES, (), len(nodes)),
+            Cell(catalog.NODES, (), len(told)),
             Cell(catalog.NODES_UP, (), len(fresh)),
             Cell(catalog.CLUSTER_GPUS, (), gpus),
         )
 
-    def _nodes(self, now_ns: int, fresh_from_ns: int) -> Iterator[Cell]:
-        for name, node in list(self.core.fleet.nodes.items()):
+    def _nodes(self, told: Mapping[str, Node], now_ns: int, fresh_from_ns: int) -> Iterator[Cell]:
+        for name, node in told.items():
             yield Cell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
             yield Cell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS)
             if node.instant_ns:

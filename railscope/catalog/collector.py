@@ -27,7 +27,7 @@ NODES = Metric(
     "railscope_cluster_nodes",
     Kind.GAUGE,
     CLUSTER,
-    help="Nodes the collector has ever heard of and still keeps.",
+    help="Nodes the collector has ever heard of, but for silent ones that the inventory has no more.",
     origin="collector",
 )
 NODES_UP = Metric(
