@@ -17,19 +17,20 @@ from collector.audit.custody_api import CustodyApi
 from collector.audit.drain import Drain
 from collector.audit.guard import Guard
 from collector.audit.keys import keep, load_or_generate
-from collector.audit.log import AuditLog
+from collector.audit.log import NOT_AS_LEFT, AuditLog
 from collector.audit.numbers import AuditNumbers
 from collector.audit.observed import Observed
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import Salts
 from collector.audit.rereading import Rereading
+from collector.audit.tiles import TileError
 from collector.audit.trail import Trail
 from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
 from collector.config import CollectorSettings
 from collector.ledger.database import Database
 from collector.restart import Restart
 from railscope import __version__
-from railscope.audit.record import Source
+from railscope.audit.record import RecordError, Source
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +94,10 @@ class AuditOffice:
             self.custody.witnesses.nodes = read_witnesses(self.trail.log.folder)
         except WitnessError as error:
             log.error("cosignatures_damaged", problem=str(error), advice="agents say them again")
-        self.observed.open()
+        try:
+            self.observed.open()
+        except (TileError, RecordError) as error:
+            raise self.trail.unusable(NOT_AS_LEFT.format(error)) from error
 
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
         """Work until cancelled; what writes the log ends with the outer group, after all others."""
