@@ -185,9 +185,8 @@ def tell(report: Report, found: Found) -> None:
     )  # fmt: skip
     for question, plain in found.unrecorded.items():
         answer = found.answers[question]
-        report.ratio(
-            f"samples at once, recorded / not, {question}", answer.peak / max(plain.peak, 1)
-        )
+        if plain.peak:  # a query that is refused has none
+            report.ratio(f"samples at once, recorded / not, {question}", answer.peak / plain.peak)
         report.figure(f"{question}, not recorded", _told(plain, found.times))
     if found.compared:
         by_kind, together = found.compared
