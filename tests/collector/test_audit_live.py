@@ -15,6 +15,7 @@ from test_ingest import Running, running, settings_in
 from agent.numbering import Numbering
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
+from collector.audit.office import OBSERVED
 from collector.audit.outbox import placed, put
 from collector.audit.trail import Trail
 from collector.audit.verify import verify
@@ -159,7 +160,7 @@ async def test_a_log_with_a_record_that_is_none_is_said_at_the_start(tmp_path: P
     async with running(settings_in(tmp_path)):
         pass
     audit = tmp_path / "state" / "audit"
-    (audit.parent / "audit.recorded").unlink(missing_ok=True)
+    (audit.parent / OBSERVED).unlink()
     for bundle in (audit / "tile" / "entries").rglob("*"):
         if bundle.is_file():
             bundle.write_bytes(bundle.read_bytes().replace(b'{"actor"', b'{"xctor"', 1))
