@@ -194,7 +194,7 @@ def tell(report: Report, found: Found) -> None:
         report.figure("PCIe errors by kind, an instant", _told(by_kind, found.times))
         report.figure("PCIe errors of all kinds, an instant", _told(together, found.times))
     shares = {
-        name: found.asked[name] * found.times / one.interval_seconds
+        name: min(found.asked[name], one.seconds) * found.times / one.interval_seconds
         for name, one in found.groups.items()
     }
     if shares:
