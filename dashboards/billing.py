@@ -15,6 +15,8 @@ UID = "railscope-billing"
 QUESTION = "Is every second of every GPU somebody's, and does it all add up?"
 TIME = "railscope_cluster_gpu_time_seconds"
 CAPACITY = "sum(railscope_cluster_gpu_capacity_seconds)"
+LEFT_OVER = f"round({CAPACITY} - sum({TIME}), 0.001)"
+"""Prometheus adds in floating point: what is less than a millisecond is of that."""
 UNSEEN = f'sum({TIME}{{state=~"unknown|inferred"}})'
 TENANT = {"tenant": "Tenant"}
 
@@ -40,7 +42,7 @@ def _summary() -> Iterator[Panel]:
         101,
         "Left over",
         "GPU time there was, less all states: 0 when the account closes.",
-        ask(f"{CAPACITY} - sum({TIME})"),
+        ask(LEFT_OVER),
         ((None, "red"), (-0.001, "green"), (0.001, "red")),
     )
     yield number(
@@ -110,7 +112,7 @@ def _account() -> Iterator[Panel]:
         ask(f"sum({TIME})").named("counted"),
         span=12,
     )
-    yield lines(203, "Left over", "What no state accounts for.", ask(f"{CAPACITY} - sum({TIME})"))
+    yield lines(203, "Left over", "What no state accounts for.", ask(LEFT_OVER))
     held = "sum by (tenant) (railscope_tenant_gpu_time_seconds{})"
     observed = held.replace("{}", '{state="observed"}')
     yield rows(
