@@ -102,6 +102,7 @@ class Prometheus:
     """The API of a Prometheus, or of another server that speaks it; a context manager."""
 
     def __init__(self, url: str, *, most_at_once: int = 4) -> None:
+        self.url = url
         self._api = url.rstrip("/") + "/api/v1/"
         self._most_at_once = most_at_once
 

@@ -54,7 +54,7 @@ def main(  # noqa: PLR0913 - options of a command
 ) -> None:  # fmt: skip
     """Draw boards as pictures."""
     boards = _boards(names)
-    wanted = dict(_choice(choice) for choice in choices)
+    wanted = dict(_choice(choice, boards.values()) for choice in choices)
     now = time.time()
     window = Window(now - shown, now, scrape)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,10 +89,15 @@ def _boards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     return {name: json.loads(known[name].read_text()) for name in names or known}
 
 
-def _choice(text: str) -> tuple[str, str]:
+def _choice(text: str, boards: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """A variable's name, which one board has at least, and the value wanted of it."""
     name, equals, value = text.partition("=")
     if not equals:
         message = f"{text!r} is no VARIABLE=VALUE"
+        raise click.ClickException(message)
+    known = {one["name"] for board in boards for one in board["templating"]["list"]}
+    if name not in known:
+        message = f"no board has a variable {name}; there are {', '.join(sorted(known))}"
         raise click.ClickException(message)
     return name, value
 

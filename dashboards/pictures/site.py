@@ -35,13 +35,18 @@ from railscope.simulator import NodeSpec, about, moments
 SCRAPE_SECONDS = 2
 INTERVAL_SECONDS = 5
 """What the data source is said to be scraped at: rates even out the steps of training a little."""
+WARM_UP_SECONDS = 30
+"""Not shown: until then there are no rates yet."""
 _READY_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A simulated server, and after what share of the run its fault strikes."""
+    """A simulated server, and after what share of the run its fault strikes: half of it or later.
+
+    A fault strikes at half of a capture, and no capture may be shorter than the run.
+    """
 
     spec: NodeSpec
     struck_after: float = 0.5
@@ -49,22 +54,24 @@ class Server:
 
 SERVERS = (
     Server(NodeSpec("gpu-node-1", seed=7, scheduler="slurm")),
-    Server(NodeSpec("gpu-node-2", seed=7, scenario="thermal", scheduler="slurm"), 0.25),
+    Server(NodeSpec("gpu-node-2", seed=7, scenario="thermal", scheduler="slurm")),
     Server(NodeSpec("gpu-node-3", seed=3, scenario="slow_receiver", scheduler="kubernetes",
-                    stray=True), 0.4),
+                    stray=True), 0.55),
     Server(NodeSpec("gpu-node-4", seed=4, gpus=4, scenario="incast", scheduler="kubernetes"),
-           0.55),
+           0.65),
     Server(NodeSpec("gpu-node-5", seed=5, gpus=4, scenario="ecc_uncorrected", scheduler="slurm"),
            0.8),
     Server(NodeSpec("gpu-node-6", seed=6, gpus=4, scenario="pcie_degraded", scheduler="slurm"),
-           0.7),
-    Server(NodeSpec("gpu-node-7", seed=8, gpus=4, scenario="speed_down"), 0.45),
+           0.75),
+    Server(NodeSpec("gpu-node-7", seed=8, gpus=4, scenario="speed_down")),
 )  # fmt: skip
 CHOSEN: Mapping[str, Values] = {
     "node": {"node": "gpu-node-2"},
     "pair": {"node": "gpu-node-3", "rail": "3"},
 }
 """What boards that show one of several things are asked of: where there is something to see."""
+TOPS = {"cluster-overview": 2, "rails": 2, "health": 2}
+"""Boards of which a picture of the first rows is drawn as well, and how many: for README."""
 _TENANTS = """tenant,source,owner,from,to
 language,slurm,research,2020-01-01T00:00:00Z,
 vision,kubernetes,research,2020-01-01T00:00:00Z,
@@ -106,7 +113,7 @@ async def running(folder: Path, seconds: int) -> AsyncIterator[tuple[str, list[P
             ], {
                 "AGENT_COLLECTOR__TOKEN": token,
                 "AGENT_BUDGET__CPU_RATIO": "0",  # a replay is dearer than a server
-                "AGENT_BUDGET__MEMORY_BYTES": str(256 << 20),  # and larger
+                "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and larger
                 "AGENT_PERIODS__LINK": "2",
                 "AGENT_PERIODS__NIC_SETTINGS": "5",
             })
@@ -125,7 +132,7 @@ def _prepare(folder: Path, seconds: int) -> dict[str, str]:
     """Captures, settings of the collector, and the token of each node."""
     tokens = {server.spec.node: secrets.token_urlsafe(24) for server in SERVERS}
     for server in SERVERS:
-        length = round(max(2 * server.struck_after, 1.0) * (seconds + _READY_SECONDS))
+        length = round(2 * server.struck_after * (WARM_UP_SECONDS + seconds + _READY_SECONDS))
         write_capture(
             folder / server.spec.node, about(server.spec, length), moments(server.spec, length)
         )
@@ -189,29 +196,32 @@ async def _scraped(prometheus: Prometheus) -> bool:
 async def _run(folder: Path, seconds: int, to: Path) -> None:
     click.echo(f"Simulating {len(SERVERS)} servers ...")
     async with running(folder, seconds) as (url, programs), Prometheus(url) as prometheus:
-        start = time.time()
-        click.echo(f"Prometheus is at {url}; pictures in {seconds} s ...")
-        while time.time() < start + seconds:
-            await asyncio.sleep(min(_LOOK_SECONDS, max(start + seconds - time.time(), 0.1)))
+        end = time.time() + WARM_UP_SECONDS + seconds
+        click.echo(f"Prometheus is at {url}; pictures in {end - time.time():.0f} s ...")
+        while (left := end - time.time()) > 0:
+            await asyncio.sleep(min(_LOOK_SECONDS, left))
             for program in programs:
                 program.check_alive()
-        window = Window(start, time.time(), INTERVAL_SECONDS)
-        missed = await prometheus.now(f"sum(1 - avg_over_time(up[{seconds}s]))", window.end)
-        click.echo(f"Scrapes that failed, of each hundred: {100 * missed.series[0].values[0]:.2f}")
-        for name, text in boards():
-            board, path = json.loads(text), to / name.replace(".json", ".png")
-            wanted = CHOSEN.get(path.stem, {})
-            picture = draw(board, await ask_all(prometheus, board, window, wanted, WIDTH))
-            picture.canvas.save(path)
-            empty = ", ".join(picture.empty.values())
-            click.echo(
-                f"{path}: {len(picture.drawn)} drawn" + (f"; no data: {empty}" if empty else "")
-            )
+        missed = await prometheus.now(f"100 * avg(1 - avg_over_time(up[{seconds}s]))", end)
+        click.echo(f"{missed.series[0].values[0]:.2f} % of scrapes failed")
+        await _draw_all(prometheus, Window(end - seconds, end, INTERVAL_SECONDS), to)
+
+
+async def _draw_all(prometheus: Prometheus, window: Window, to: Path) -> None:
+    for name, text in boards():
+        stem, board = Path(name).stem, json.loads(text)
+        answers = await ask_all(prometheus, board, window, CHOSEN.get(stem, {}), WIDTH)
+        picture = draw(board, answers)
+        picture.canvas.save(to / f"{stem}.png")
+        empty = ", ".join(picture.empty.values())
+        click.echo(f"{stem}: {len(picture.drawn)} drawn" + (f"; no data: {empty}" if empty else ""))
+        if sections := TOPS.get(stem):
+            draw(board, answers, sections).canvas.save(to / f"{stem}-top.png")
 
 
 @click.command()
 @click.option("--seconds", type=click.IntRange(min=20), default=600, show_default=True,
-              help="How long the cluster runs, and how much time pictures show.")  # fmt: skip
+              help="How much time pictures show; the cluster runs a little longer.")  # fmt: skip
 @click.option(
     "--to", type=click.Path(path_type=Path), required=True, help="Folder of the pictures."
 )
