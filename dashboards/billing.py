@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import assemble, claim_marks
-from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, FULL, NONE_IS_GOOD
-from dashboards.panels import Column, Panel, layers, lines, number, rows
+from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, COUNTED_AS, FULL, NONE_IS_GOOD
+from dashboards.panels import Column, Panel, in_colours, layers, lines, number, rows
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown
 
 UID = "railscope-billing"
@@ -97,13 +97,14 @@ def _summary() -> Iterator[Panel]:
 
 def _account() -> Iterator[Panel]:
     rate = f"sum by (state) (deriv({TIME}[$__rate_interval]))"
-    yield layers(
+    counted = layers(
         201,
         "GPUs by what they are counted as",
         "GPU time per second is GPUs.",
         ask(rate, COUNT, "{{state}}"),
         span=12,
     )
+    yield in_colours(counted, COUNTED_AS)
     yield lines(
         202,
         "GPU time there was and GPU time counted",

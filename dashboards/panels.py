@@ -32,12 +32,14 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from dashboards import COLUMNS
 from dashboards.query import COUNT, SHARE, Query
 from railscope.catalog import Metric, rollups
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """Every panel reads the data source that the board's variable names."""
 
+_AXIS_WIDTH = 80
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Step = tuple[float | None, str]
@@ -66,6 +68,8 @@ def lines(
     legend = look.VizLegendOptions().show_legend(show_legend=True)
     tooltip = look.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     panel = timeseries.Panel().min(0).fill_opacity(8).legend(legend).tooltip(tooltip)
+    if span == COLUMNS:  # panels below each other are read by one time axis
+        panel = panel.axis_width(_AXIS_WIDTH)
     if len(queries) == 1 and not queries[0].legend:  # Grafana would write out the expression
         queries = (queries[0].named(title),)
     if len(steps) > 1:

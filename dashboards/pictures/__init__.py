@@ -7,6 +7,7 @@ For readers who have no Grafana at hand, and to see what a change of a board doe
     fields     what a number looks like: unit, thresholds, mappings, overrides
     frames     tables of answers, and the transformations of tables
     canvas     boxes, lines and texts on a picture
+    shades     small files of few colours
     plot       the axes that curves and bands share
     stats, curves, bands, tables   a kind of panel each
     layout     where everything goes; says what was drawn and what had no data

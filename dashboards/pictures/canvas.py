@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,9 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from PIL import Image
 
-from dashboards.pictures import colours
+from dashboards.pictures import colours, shades
 
 SMALL, NORMAL, HEADING, TITLE = 11.0, 12.5, 15.0, 20.0
 """Heights of letters, in pixels."""
@@ -29,10 +27,6 @@ ELLIPSIS = "…"
 _DPI = 100
 _FONT = "DejaVu Sans"
 """Comes with matplotlib, so that pictures are the same everywhere."""
-_SHADES = (192, 128, 96, 64)
-"""How many colours a picture has: as many as keep its file small, if any do."""
-_MOST_BYTES = 250_000
-
 Side = Literal["left", "center", "right"]
 Weight = Literal["normal", "bold"]
 Points = Sequence[tuple[float, float]]
@@ -85,13 +79,14 @@ class Canvas:
         self._axes.set_xlim(0, width)
         self._axes.set_ylim(height, 0)
         self._layers = count()
+        self._colours = {colours.PAGE: True}
 
     def box(self, box: Box, fill: str, edge: str = "none", *, solid: float = 1.0) -> None:
         """Fill a rectangle, and draw its edge."""
         self._axes.add_patch(
             Rectangle(
                 (box.left, box.top), box.width, box.height, facecolor=fill, edgecolor=edge,
-                linewidth=_points(1), alpha=solid, snap=True, zorder=next(self._layers),
+                linewidth=_points(1), alpha=solid, snap=True, zorder=self._layer(fill, solid),
             )
         )  # fmt: skip
 
@@ -104,7 +99,7 @@ class Canvas:
         line = Line2D(
             across, down, color=colour, linewidth=_points(width), alpha=solid,
             dashes=(4, 3) if dashed else (None, None), solid_joinstyle="round",
-            zorder=next(self._layers),
+            zorder=self._layer(colour, solid),
         )  # fmt: skip
         self._axes.add_line(line)
         if inside:
@@ -115,7 +110,7 @@ class Canvas:
         across, down = zip(*points, strict=True)
         dots = Line2D(
             across, down, color=colour, linestyle="none", marker="o", markersize=_points(size),
-            markeredgewidth=0, zorder=next(self._layers),
+            markeredgewidth=0, zorder=self._layer(colour),
         )  # fmt: skip
         self._axes.add_line(dots)
         dots.set_clip_path(self._clip(inside))
@@ -124,7 +119,7 @@ class Canvas:
         """Fill closed shapes."""
         filled = PolyCollection(
             [np.asarray(shape) for shape in shapes], facecolors=colour, edgecolors="none", alpha=solid,
-            antialiaseds=True, zorder=next(self._layers),
+            antialiaseds=True, zorder=self._layer(colour, solid),
         )  # fmt: skip
         self._axes.add_collection(filled, autolim=False)
         filled.set_clip_path(self._clip(inside))
@@ -133,7 +128,7 @@ class Canvas:
         """Draw thin straight lines."""
         thin = LineCollection(
             [np.asarray(line) for line in lines], colors=colour, linewidths=_points(1),
-            zorder=next(self._layers),
+            zorder=self._layer(colour),
         )  # fmt: skip
         thin.set_snap(True)
         self._axes.add_collection(thin, autolim=False)
@@ -147,24 +142,23 @@ class Canvas:
         self._axes.text(
             *place, clipped(text, room, size, weight), fontsize=_points(size), color=colour,
             ha=side, va="center_baseline", fontweight=weight, fontfamily=_FONT, parse_math=False,
-            zorder=next(self._layers),
+            zorder=self._layer(colour),
         )  # fmt: skip
 
     def png(self) -> bytes:
         """The picture as a file of PNG."""
         self._agg.draw()
-        drawn = Image.fromarray(np.asarray(self._agg.buffer_rgba())).convert("RGB")
-        for shades in _SHADES:
-            small = drawn.quantize(shades, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-            file = io.BytesIO()
-            small.save(file, "PNG", optimize=True)
-            if file.tell() <= _MOST_BYTES:
-                break
-        return file.getvalue()
+        return shades.png(np.asarray(self._agg.buffer_rgba())[:, :, :3], list(self._colours))
 
     def save(self, path: Path) -> None:
         """Write the picture into a file."""
         path.write_bytes(self.png())
+
+    def _layer(self, colour: str, solid: float = 1.0) -> int:
+        """Where to draw in this colour: above everything before."""
+        if solid == 1:
+            self._colours[colour] = True
+        return next(self._layers)
 
     def _clip(self, inside: Box) -> Rectangle:
         return Rectangle(

@@ -70,7 +70,7 @@ def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) ->
     legend = plot.legend_height(names, box.width)
     field = box.within(top=4, right=4, bottom=plot.TIMES_HEIGHT + legend)
     axis = _Axis(*span(curves, look.minimum), look.unit, field.top, field.bottom)
-    field = field.within(left=axis.room)
+    field = field.within(left=style.axis_width or axis.room)
     axis.draw(scene.canvas, field)
     across = plot.Across(scene.window, field)
     across.draw(scene.canvas)
@@ -205,6 +205,8 @@ class _Style:
     """From 0 to 1, of the area below a curve."""
     stacked: bool
     dashed_steps: bool
+    axis_width: float
+    """In pixels; 0 is what its marks need."""
 
 
 def _style(look: Look) -> _Style:
@@ -213,6 +215,7 @@ def _style(look: Look) -> _Style:
         "fillOpacity": 0,
         "stacking": "none",
         "thresholdsStyle": "off",
+        "axisWidth": 0,
     }
     for name, value in look.drawn.items():
         if name not in told:
@@ -228,4 +231,5 @@ def _style(look: Look) -> _Style:
         fill=float(told["fillOpacity"]) / 100,
         stacked=told["stacking"] == "normal",
         dashed_steps=told["thresholdsStyle"] == "dashed",
+        axis_width=float(told["axisWidth"]),
     )
