@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +38,11 @@ def png(drawn: Colours, kept: Sequence[str]) -> bytes:
 
 def _cut(drawn: Colours, shades: int) -> Colours:
     """Colours that stand for all there are."""
-    found: Any = Image.fromarray(drawn).quantize(
+    found = Image.fromarray(drawn).quantize(
         shades, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE
     )
-    return np.array(found.getpalette(), np.uint8).reshape(-1, 3)[:shades]
+    palette: Colours = np.array(found.getpalette(), np.uint8).reshape(-1, 3)
+    return palette[:shades]
 
 
 def _split(numbers: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -54,4 +54,5 @@ def _nearest(colours: NDArray[np.float32], palette: Colours) -> NDArray[np.uint8
     """The place in the palette of the colour that is nearest to each."""
     known = palette.astype(np.float32)
     distance = (known**2).sum(axis=1) - 2 * colours @ known.T  # less what all have in common
-    return distance.argmin(axis=1).astype(np.uint8)
+    places: NDArray[np.uint8] = distance.argmin(axis=1).astype(np.uint8)
+    return places

@@ -63,9 +63,17 @@ def test_an_override_changes_the_fields_it_is_for_only():
     assert (node.unit, node.cell, node.linked) == ("short", "auto", True)
 
 
+def test_a_curve_may_have_a_colour_of_its_own():
+    red = {"mode": "fixed", "fixedColor": "red"}
+    told = config(override("byName", "failed", color=red), unit="short")
+    assert look_of(told, "failed", numeric=True).fixed == colours.named("red")
+    assert look_of(told, "healthy", numeric=True).fixed == ""
+
+
 @pytest.mark.parametrize(
     "told",
     [
+        config(color={"mode": "palette-classic-by-name"}),
         config(unit="parsecs"),
         config(displayMode="lcd"),
         config(thresholds={"mode": "percentage", "steps": STEPS}),
