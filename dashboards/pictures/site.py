@@ -57,13 +57,13 @@ SERVERS = (
     Server(NodeSpec("gpu-node-2", seed=7, scenario="thermal", scheduler="slurm")),
     Server(NodeSpec("gpu-node-3", seed=3, scenario="slow_receiver", scheduler="kubernetes",
                     stray=True), 0.55),
-    Server(NodeSpec("gpu-node-4", seed=4, gpus=4, scenario="incast", scheduler="kubernetes"),
+    Server(NodeSpec("gpu-node-4", seed=4, scenario="incast", scheduler="kubernetes"),
            0.65),
-    Server(NodeSpec("gpu-node-5", seed=5, gpus=4, scenario="ecc_uncorrected", scheduler="slurm"),
+    Server(NodeSpec("gpu-node-5", seed=5, scenario="ecc_uncorrected", scheduler="slurm"),
            0.8),
-    Server(NodeSpec("gpu-node-6", seed=6, gpus=4, scenario="pcie_degraded", scheduler="slurm"),
+    Server(NodeSpec("gpu-node-6", seed=6, scenario="pcie_degraded", scheduler="slurm"),
            0.75),
-    Server(NodeSpec("gpu-node-7", seed=8, gpus=4, scenario="speed_down")),
+    Server(NodeSpec("gpu-node-7", seed=8, scenario="speed_down", scheduler="kubernetes")),
 )  # fmt: skip
 CHOSEN: Mapping[str, Values] = {
     "node": {"node": "gpu-node-2"},
@@ -78,7 +78,7 @@ vision,kubernetes,research,2020-01-01T00:00:00Z,
 """
 _QUOTAS = """tenant,gpu_hours,period,gpus,from,to
 language,40,month,32,2020-01-01T00:00:00Z,
-vision,2,day,16,2020-01-01T00:00:00Z,
+vision,4,day,32,2020-01-01T00:00:00Z,
 """
 
 
