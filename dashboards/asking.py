@@ -226,8 +226,8 @@ async def ask_all(
     """Ask everything that a board asks; its curves have about so many points across the board."""
     chosen = await prometheus.chosen(board["templating"]["list"], wanted)
 
-    async def asked(target: Mapping[str, Any], share: float) -> Answer:
-        times = window.grid(max(round(points * share), 1))
+    async def asked(target: Mapping[str, Any], most: int) -> Answer:
+        times = window.grid(most)
         step = float(times[1] - times[0]) if len(times) > 1 else 0.0
         instant = target.get("instant", False)
         interval = window.rate_interval(0.0 if instant else step)
@@ -237,12 +237,13 @@ async def ask_all(
         return await prometheus.over(expression, times)
 
     async def panel_answers(panel: Mapping[str, Any]) -> tuple[Answer, ...]:
-        share = panel["gridPos"]["w"] / COLUMNS
-        return tuple(await asyncio.gather(*(asked(each, share) for each in panel["targets"])))
+        wide = round(points * panel["gridPos"]["w"] / COLUMNS)
+        most = max(min(wide, panel.get("maxDataPoints", wide)), 1)
+        return tuple(await asyncio.gather(*(asked(each, most) for each in panel["targets"])))
 
     panels = [panel for panel in board["panels"] if "targets" in panel]
     found = await asyncio.gather(*map(panel_answers, panels))
-    marks = await asyncio.gather(*(asked(each, 1.0) for each in board["annotations"]["list"]))
+    marks = await asyncio.gather(*(asked(each, points) for each in board["annotations"]["list"]))
     by_number = {panel["id"]: each for panel, each in zip(panels, found, strict=True)}
     return Answers(window, chosen, by_number, tuple(marks))
 

@@ -32,6 +32,7 @@ from railscope.capture import write_capture
 from railscope.demo.process import Program, ProgramError
 from railscope.simulator import NodeSpec, about, moments
 
+RULES = Path(__file__).parent.parent.parent / "alerts" / "rules"
 SCRAPE_SECONDS = 2
 INTERVAL_SECONDS = 5
 """What the data source is said to be scraped at: rates even out the steps of training a little."""
@@ -124,6 +125,7 @@ async def running(folder: Path, seconds: int) -> AsyncIterator[tuple[str, list[P
             for node, agent in agents.items()
         }
         (folder / "prometheus.yml").write_text(_scrapes(pages, listens))
+        (folder / "recorded.yml").write_text(_recorded())
         url = await stack.enter_async_context(_prometheus(folder))
         yield url, [collector, *agents.values()]
 
@@ -156,8 +158,24 @@ def _scrapes(pages: Mapping[str, str], collector: str) -> str:
             "static_configs": [{"targets": [collector]}],
         },
     ]
-    config = {"global": {"scrape_interval": f"{SCRAPE_SECONDS}s"}, "scrape_configs": jobs}
+    often = f"{SCRAPE_SECONDS}s"
+    config = {
+        "global": {"scrape_interval": often, "evaluation_interval": often},
+        "rule_files": ["recorded.yml"],
+        "scrape_configs": jobs,
+    }
     return yaml.safe_dump(config)
+
+
+def _recorded() -> str:
+    """The rules whose series boards may ask for, worked out as often as everything is scraped."""
+    groups = (
+        group
+        for path in sorted(RULES.glob("*.yml"))
+        for group in yaml.safe_load(path.read_text())["groups"]
+    )
+    rules = [rule for group in groups for rule in group["rules"] if "record" in rule]
+    return yaml.safe_dump({"groups": [{"name": "recorded", "rules": rules}]})
 
 
 @asynccontextmanager

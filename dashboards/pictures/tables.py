@@ -15,13 +15,17 @@ _EDGE = 6.0
 _TINY = 10.0
 
 
-def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
-    """Draw a panel of rows and columns; say whether there are any rows."""
-    canvas = scene.canvas
+def frame_of(panel: Json, answers: Sequence[Answer]) -> Frame:
+    """What a panel of rows and columns shows; nothing, if it has nothing to show."""
     letters = [target["refId"] for target in panel["targets"]]
     frames = frames_of(list(zip(letters, answers, strict=True)))
     found = transformed(frames, panel.get("transformations", ()))
-    frame = found[0] if found else Frame((), ())
+    return found[0] if found else Frame((), ())
+
+
+def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
+    """Draw a panel of rows and columns; say whether there are any rows."""
+    canvas, frame = scene.canvas, frame_of(panel, answers)
     if not frame.rows:
         plot.nothing(canvas, box)
         return False

@@ -20,6 +20,7 @@ from chain_support import Site, free_port, server, until
 from PIL import Image
 
 from dashboards.asking import (
+    Answers,
     AskingError,
     Prometheus,
     Question,
@@ -30,7 +31,7 @@ from dashboards.asking import (
     questions,
 )
 from dashboards.build import boards
-from dashboards.pictures import layout
+from dashboards.pictures import layout, tables
 from railscope.demo.process import Program
 from railscope.simulator import NodeSpec
 
@@ -197,6 +198,7 @@ async def check_pictures(running: Running, folder: Path) -> None:
     async def drawn(name: str, wanted: Values, end: float) -> None:
         window = Window(running.started, end, 1.0)
         answers = await ask_all(running.prometheus, BOARDS[name], window, wanted, layout.WIDTH)
+        check_columns(BOARDS[name], answers)
         picture = layout.draw(BOARDS[name], answers)
         missing[name] -= picture.drawn.keys()
         path = folder / f"{name}.png"
@@ -214,6 +216,16 @@ async def check_pictures(running: Running, folder: Path) -> None:
         with Image.open(folder / f"{name}.png") as image:
             assert image.format == "PNG"
             assert image.size == (layout.WIDTH, layout.height(board["panels"]))
+
+
+def check_columns(board: Mapping[str, Any], answers: Answers) -> None:
+    """Each column of a table has a title: there is none of a label that nobody wants to see."""
+    for panel in board["panels"]:
+        for step in panel.get("transformations", ()):
+            if step["id"] == "organize":
+                frame = tables.frame_of(panel, answers.panels[panel["id"]])
+                titles = set(step["options"]["renameByName"].values())
+                assert set(frame.columns) <= titles, (board["title"], panel["title"])
 
 
 async def check_command(url: str, folder: Path) -> None:
