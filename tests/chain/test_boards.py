@@ -51,7 +51,8 @@ SPECS = [
     NodeSpec(node="n7", seed=7, gpus=2, scenario="pcie_degraded"),
 ]
 FALLS_SILENT = "n7"
-LOOK_EVERY_SECONDS = 3.0
+LOOK_EVERY_SECONDS = 1.0
+"""As often as everything is scraped: what shows for a moment only is not passed over."""
 QUOTAS = """tenant,gpu_hours,period,gpus,from,to
 slurm:research,5000,month,64,2020-01-01T00:00:00Z,
 """
