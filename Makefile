@@ -31,7 +31,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: $(VENV)/.ready-to-run
-	$(PY) -m railscope.demo --seconds $(SECONDS)
+	$(PY) -m railscope.demo --seconds $(SECONDS) --watchers .demo
 
 test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile

@@ -17,7 +17,8 @@ from agent.host import Host
 from agent.host.clock import RealClock
 from agent.host.real import RealHost
 from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost, Redactor
+from agent.host.recording import RecordingHost
+from agent.host.redactor import Redactor
 from agent.machine_sources import machine_sources
 from agent.sampler import Sampler
 from agent.service import Agent, node_name

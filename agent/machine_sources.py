@@ -38,6 +38,7 @@ from agent.sources.rdma import Rdma
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
 from agent.tenancy.source import Tenancy
+from agent.topology.cards import Cards
 from agent.topology.network import Wiring
 from agent.topology.rules import rules
 
@@ -45,7 +46,7 @@ from agent.topology.rules import rules
 def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> list[Source]:
     """Every source that reads the machine."""
     wiring, book = Wiring(rules(settings.topology)), xids or XidBook()
-    gpus, lists = Gpus(wiring), ProcessLists()
+    gpus, lists, cards = Gpus(wiring), ProcessLists(), Cards(wiring)
     periods, bursts = settings.periods, settings.bursts
     fast_lane: list[Source] = [
         NicBurst(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -66,11 +67,11 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         NvLink.signal(periods.nvlink_signal, gpus),
         Rdma(periods.rdma, wiring),
         Nic(periods.nic, wiring),
-        Link(periods.link),
-        LinkErrors(periods.link),
+        Link(periods.link, cards),
+        LinkErrors(periods.link, cards),
         NicSettings(periods.nic_settings, wiring),
-        Optics(periods.optics),
-        Neighbour(periods.neighbour),
+        Optics(periods.optics, cards),
+        Neighbour(periods.neighbour, cards),
         Pcie(periods.pcie),
         HostSource(periods.host),
         Protocols(periods.protocols),

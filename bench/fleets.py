@@ -139,7 +139,7 @@ def measure(size: Size, streams: Path, folder: Path) -> FleetCost:
     )  # fmt: skip
 
 
-def collector(nodes: int, folder: Path) -> Server:
+def collector(nodes: int, folder: Path, **environment: str) -> Server:
     """`railscope collector run` that knows the tokens of all nodes."""
     port = free_port()
     tokens = folder / f"tokens-{nodes}.toml"
@@ -149,7 +149,7 @@ def collector(nodes: int, folder: Path) -> Server:
         [sys.executable, "-m", "railscope", "collector", "run", "--listen", f"{HOST}:{port}",
          "--state-directory", str(folder / f"collector-{nodes}"), "--tokens-file", str(tokens),
          "--open-reading"],
-        port=port, log=folder / f"collector-{nodes}.log",
+        port=port, log=folder / f"collector-{nodes}.log", environment=environment,
     )  # fmt: skip
 
 

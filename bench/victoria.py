@@ -1,7 +1,6 @@
 """The same values into VictoriaMetrics, by the fastest way it has: Prometheus' remote write.
 
-It gets every series once before the clock starts, so that making its index does not count. The
-snappy block around each request holds one literal, which is the cheapest there is to unpack.
+It gets every series once before the clock starts, so that making its index does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import load
+from bench import load, remote_write
 from bench.processes import HOST, BenchError, Server, free_port
 from bench.wires import Request, post_all
 from railscope.catalog import KINDS, METRICS
@@ -22,17 +21,8 @@ from railscope.catalog import KINDS, METRICS
 PROGRAM = "victoria-metrics"
 PATH = "/api/v1/write"
 CONNECTIONS = 4
-_LENGTH_DELIMITED = 2
 _MOST_WAITS, _IDLE_SHARE = 15, 0.03
 _MILLISECOND = 1_000_000
-_LITERAL = b"\xfc"
-"""Snappy's tag of a literal whose length follows in four bytes."""
-
-_SAMPLE = np.dtype(
-    [("tag", "u1"), ("size", "u1"), ("value_tag", "u1"), ("value", "<f8"), ("time_tag", "u1"),
-     ("time", "V6")]
-)  # fmt: skip
-"""TimeSeries.samples: value and a timestamp in milliseconds, which takes six bytes in our time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +101,7 @@ def _get(port: int, path: str) -> str:
     return text
 
 
-# prompb.WriteRequest, by hand -------------------------------------------------------------------
+# What is written -----------------------------------------------------------------------------------
 
 
 def _requests(
@@ -121,35 +111,24 @@ def _requests(
     found = []
     for number, own in enumerate(prefixes):
         samples = variants[number % len(variants)]
-        body = _snappy(b"".join([p + s for p, s in zip(own, samples, strict=True)]))
-        head = (
-            f"POST {PATH} HTTP/1.1\r\nHost: bench\r\nContent-Encoding: snappy\r\n"
-            "Content-Type: application/x-protobuf\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        found.append((head.encode(), body))
+        parts = (p + s for p, s in zip(own, samples, strict=True))
+        found.append(remote_write.request(PATH, parts))
     return found
 
 
 def _samples(streams: Sequence[load.Stream], variant: int, turn: int) -> list[bytes]:
     """The samples of every column."""
     now_ns = time.time_ns() // load.TICK_NS * load.TICK_NS
-    found = []
-    times = np.frombuffer(
-        b"".join(
-            _varint((now_ns + (turn * load.ROWS + row) * load.TICK_NS) // _MILLISECOND)
-            for row in range(load.ROWS)
-        ),
-        "V6",
+    times = remote_write.instants(
+        (now_ns + (turn * load.ROWS + row) * load.TICK_NS) // _MILLISECOND
+        for row in range(load.ROWS)
     )
+    found = []
     for position, stream in enumerate(streams):
         columns = load.columns_of(stream.schema)
         rows = load.rows_of(columns, variant * 100 + position, turn)[-stream.rows :]
-        block = np.zeros((columns, len(rows)), _SAMPLE)
-        block["tag"], block["size"] = 0x12, _SAMPLE.itemsize - 2
-        block["value_tag"], block["time_tag"] = 0x09, 0x10
-        block["value"] = rows.T.astype(np.float64)
-        block["time"] = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
+        own = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
+        block = remote_write.samples(rows.T.astype(np.float64), own)
         data, size = block.tobytes(), block.itemsize * len(rows)
         found += [data[i : i + size] for i in range(0, len(data), size)]
     return found
@@ -157,38 +136,16 @@ def _samples(streams: Sequence[load.Stream], variant: int, turn: int) -> list[by
 
 def _prefixes(streams: Sequence[load.Stream], number: int) -> list[bytes]:
     """For every column of a node, what comes before its samples: size and labels."""
-    node = _label("instance", load.name(number))
+    label = remote_write.label
+    node = label("instance", load.name(number))
     found = []
     for stream in streams:
         own = load.of_node(stream.schema, number)
-        entities = [node + b"".join(map(_label, KINDS[e.kind].labels, e.key)) for e in own.entities]
+        entities = [node + b"".join(map(label, KINDS[e.kind].labels, e.key)) for e in own.entities]
         for group in own.groups:
-            metric = _label("__name__", METRICS[group.metric].name)
+            metric = label("__name__", METRICS[group.metric].name)
             for member in group.entities:
                 labels = metric + entities[member]
-                size = len(labels) + _SAMPLE.itemsize * stream.rows
-                found.append(_field(1, size) + labels)
+                size = remote_write.SAMPLE.itemsize * stream.rows
+                found.append(remote_write.series(labels, size))
     return found
-
-
-def _snappy(data: bytes) -> bytes:
-    return _varint(len(data)) + _LITERAL + (len(data) - 1).to_bytes(4, "little") + data
-
-
-def _label(name: str, value: str) -> bytes:
-    parts = [_field(1, len(name)), name.encode(), _field(2, len(value)), value.encode()]
-    inner = b"".join(parts)
-    return _field(1, len(inner)) + inner
-
-
-def _field(number: int, size: int) -> bytes:
-    return bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(size)
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:  # noqa: PLR2004 - seven bits a byte
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)

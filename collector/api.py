@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from collector.access.scope import own_account, own_cells
 from collector.account.cells import account_json
 from collector.core import Core
 from collector.fleet import Node, Row
+from collector.inventory.view import inventory_json
 from collector.metrics import Own, render
 from collector.views.refresh import Views
 from collector.views.rollup import node_rollups, reduce_rows
@@ -55,6 +57,7 @@ class Api:
             "tenants": self._tenants,
             "nodes": self._nodes,
             "node": self._node,
+            "inventory": self._inventory,
             "account": self._account,
             "events": self._events,
         }
@@ -62,11 +65,12 @@ class Api:
     async def _metrics(self, request: web.Request, who: Credential) -> web.Response:
         views = self.views()
         if who.role is Role.TENANT:
-            cells = await asyncio.to_thread(own_cells, views.tenant.cells, who.tenant)
+            cells = own_cells(chain(views.tenant.cells, views.jobs.cells(who.tenant)), who.tenant)
         else:
-            tables = (views.cluster, views.rail, views.tenant, views.node)
-            cells = [cell for table in tables for cell in table.cells]
-            cells += self.own.cells(views)
+            tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
+            cells = chain(
+                *(table.cells for table in tables), views.jobs.cells(), self.own.cells(views)
+            )
         text_format = Format.accepted(request.headers.get("Accept", ""))
         text = await asyncio.to_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
@@ -155,6 +159,12 @@ class Api:
         age_seconds = (now_ns - row.instant_ns) / NS if row.instant_ns else None
         return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
 
+    async def _inventory(self, _: web.Request, __: Credential) -> web.Response:
+        found = self.views().found
+        if not found.instant_ns:
+            return json_answer({"error": "the views have not been computed yet"}, 503)
+        return json_answer(await asyncio.to_thread(inventory_json, found))
+
     async def _account(self, _: web.Request, who: Credential) -> web.Response:
         views = self.views()
         if views.account is None:
@@ -210,7 +220,8 @@ _LANDING = """<!doctype html>
 <p>Version {version}. <a href="/metrics">Metrics</a>, <a href="/-/healthy">healthy</a>,
 <a href="/-/ready">ready</a>.</p>
 <ul><li><a href="/api/v1/cluster">cluster</a><li><a href="/api/v1/rails">rails</a>
-<li><a href="/api/v1/tenants">tenants</a><li><a href="/api/v1/nodes">nodes</a>
+<li><a href="/api/v1/jobs">jobs</a><li><a href="/api/v1/tenants">tenants</a>
+<li><a href="/api/v1/nodes">nodes</a><li><a href="/api/v1/inventory">inventory</a>
 <li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a>
 <li><a href="/api/v1/statements">statements</a><li><a href="/api/v1/audit">audit log</a></ul></html>
 """

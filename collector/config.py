@@ -33,6 +33,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         float, described("Most requests a second of one node, averaged over ten seconds.", gt=0)
     ] = 50.0
     oldest_frame_days: Annotated[int, described("Frames older than this are refused.", ge=1)] = 30
+    waiting_evidence_parts: Annotated[
+        int,
+        described(
+            "Most quarters of an hour of nodes that wait in memory for the database, about 60 KiB each."
+            " Beyond it agents keep their frames.",
+            ge=1,
+        ),
+    ] = 50_000
 
 
 class FrameLogSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +111,12 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     ask_seconds: Annotated[
         float, described("Longest wait for them; then it is recorded that fewer came.", ge=0)
     ] = 180.0
+    verify_seconds: Annotated[
+        float,
+        described(
+            "Seconds from one reading of the whole log to the next. 0: it is not read.", ge=0
+        ),
+    ] = 86_400.0
 
 
 class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +184,12 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     calendar_file: Annotated[
         str, described("Maintenance, outages and reservations (TOML). Empty: none.")
     ] = ""
+    retired_file: Annotated[
+        str, described("GPUs without capacity from an instant on (CSV: gpu,from,to,why).")
+    ] = ""
+    inventory_file: Annotated[
+        str, described("What each node must show (CSV: node,gpus,rdma_ports,from,to).")
+    ] = ""
     open_reading: Annotated[
         bool, described("Whether who shows no token may read what operators may.")
     ] = False
@@ -179,6 +199,25 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     views_seconds: Annotated[
         float, described("Seconds from one refresh of the views to the next.", ge=0.1)
     ] = 2.0
+    most_jobs: Annotated[
+        int,
+        described(
+            "Jobs that metrics and the API tell of; those known first. Others are counted.", ge=0
+        ),
+    ] = 5000
+    straggler_seconds: Annotated[
+        float,
+        described(
+            "GPUs of a job are compared by means over about so long: some steps of the job.", ge=1
+        ),
+    ] = 60.0
+    pod_jobs: Annotated[
+        str,
+        described(
+            "Pods of a namespace whose names match this regular expression, and agree in its group "
+            "`job`, are one job. Empty: each pod is one."
+        ),
+    ] = r"(?P<job>.+)-(?:master|worker|launcher|chief|ps|evaluator)-\d+"
     log_level: Annotated[
         str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
     ] = "info"

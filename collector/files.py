@@ -13,8 +13,10 @@ from collector.config import CollectorSettings
 from collector.evidence.assemble import Files
 from collector.evidence.calendar_file import Calendar, calendar_file
 from collector.evidence.claims_file import FileClaims, claims_file
+from collector.evidence.retired_file import Retired, retired_file
 from collector.evidence.tenants_file import Tenants, tenants_file
 from collector.evidence.watched import Watched
+from collector.inventory.inventory_file import Inventory, inventory_file
 
 
 @dataclass(slots=True)
@@ -25,6 +27,8 @@ class AdministratorsFiles:
     tenants: Watched[Tenants]
     calendar: Watched[Calendar]
     quotas: Watched[Quotas]
+    retired: Watched[Retired]
+    inventory: Watched[Inventory]
     _now: Files | None = None
 
     @classmethod
@@ -35,38 +39,51 @@ class AdministratorsFiles:
             tenants_file(_path(settings.tenants_file)),
             calendar_file(_path(settings.calendar_file)),
             quotas_file(_path(settings.quotas_file)),
+            retired_file(_path(settings.retired_file)),
+            inventory_file(_path(settings.inventory_file)),
         )
 
     @property
     def all(self) -> tuple[Watched[Any], ...]:
         """Every one."""
-        return self.claims, self.tenants, self.calendar, self.quotas
+        return *self._metering, self.quotas, self.inventory
+
+    @property
+    def _metering(self) -> tuple[Watched[Any], ...]:
+        """Those that say who holds what, and what there is to hold."""
+        return self.claims, self.tenants, self.calendar, self.retired
 
     @property
     def evidence(self) -> Files:
         """What metering is told by them; the same object until one changes."""
         claims, tenants = self.claims.content, self.tenants.content
-        calendar, now = self.calendar.content, self._now
+        calendar, retired, now = self.calendar.content, self.retired.content, self._now
         if (
             now is None
             or now.claims is not claims
             or now.tenants is not tenants
             or now.calendar is not calendar
+            or now.retired is not retired
         ):
-            now = self._now = Files(claims, tenants, calendar)
+            now = self._now = Files(claims, tenants, calendar, retired)
         return now
 
     @property
     def unknown(self) -> str:
         """Which of them has never been valid; empty where it is known who holds what."""
-        said = (self.claims, self.tenants, self.calendar)
-        return ", ".join(f"the {file.kind} file" for file in said if not file.known)
+        return ", ".join(f"the {file.kind} file" for file in self._metering if not file.known)
+
+    def what_must_be(self) -> Inventory | None:
+        """The inventory; None where there is none, or none that was ever valid."""
+        file = self.inventory
+        return file.content if file.path and file.known else None
 
     def texts(self) -> Mapping[str, str] | None:
-        """What those that metering is told by say; None while one has never been valid."""
+        """What is kept of each version; None while one that metering is told by was never valid."""
         if self.unknown:
             return None
-        return {f.kind: f.text for f in (self.claims, self.tenants, self.calendar) if f.path}
+        kept = (*self._metering, self.inventory)
+        return {f.kind: f.text for f in kept if f.path and f.known}
 
     def refresh(self) -> None:
         """Read those that have changed. Blocking."""

@@ -86,6 +86,8 @@ class Fleet:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
+        self.touched: set[str] = set()
+        """Nodes that have another schema or row than they had when someone emptied this."""
         self._blocks: dict[int, list[Block]] = {}
         self._layouts: dict[int, Layout] = {}
         self._free: dict[int, list[tuple[Block, int]]] = {}
@@ -133,11 +135,13 @@ class Fleet:
         row = node.rows.get(stream)
         if row and row.block.layout is update.layout:
             if row.schema != update.schema:
+                self.touched.add(node.name)
                 # Other entities behind the same shape: nothing before can be a base of a rate.
                 row.schema, row.boot_ns, row.boot_id = update.schema, 0, ""
             return row
         if row:
             self._release(row)
+        self.touched.add(node.name)
         block, index = self._take(update.layout)
         block.nodes[index] = node.name
         node.rows[stream] = Row(block, index, update.schema)

@@ -156,6 +156,7 @@ class Ingest:
         if not fresh:
             self.core.accept(record, envelope)
             return {"accepted_frames": 0, "duplicate_frames": total}
+        self._check_evidence()
         audited = self._audited(envelope, sender)
         try:
             await self.log.append(record, lambda: self.core.accept(record, envelope))
@@ -213,6 +214,13 @@ class Ingest:
             text = f"more than {most} events for the audit log from one node in an hour"
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
         return count
+
+    def _check_evidence(self) -> None:
+        """Leave frames where they are, if what they say could not be kept."""
+        waiting, most = len(self.core.evidence.chunks), self.limits.waiting_evidence_parts
+        if waiting > most:
+            text = f"{waiting} parts of evidence wait for the database, more than {most}"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
 
     def _check_bounds(self, envelope: Envelope) -> None:
         limits = self.limits

@@ -13,7 +13,7 @@ from collector.evidence.settle import Settler
 from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.views.refresh import Views
-from collector.views.table import Cell
+from collector.views.table import Cell, label_names
 from railscope.catalog import collector as c
 from railscope.exposition import Format, page, sample_prefix
 
@@ -96,7 +96,7 @@ def render(cells: Iterable[Cell], text_format: Format) -> str:
     """A page of cells."""
     blocks: dict[str, list[str]] = {}
     for cell in cells:
-        labels = zip(cell.metric.about.labels, cell.labels, strict=True)
+        labels = zip(label_names(cell.metric), cell.labels, strict=True)
         line = f"{sample_prefix(cell.metric, labels)}{_number(cell.value)}\n"
         blocks.setdefault(cell.metric.name, []).append(line)
     return page({name: "".join(lines) for name, lines in blocks.items()}, text_format)

@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 
 from collector.evidence.seen import Metered, metered
+from collector.inventory.shown import Showing, showing
 from collector.layout import Layout, Positions, make_layout
 from collector.segments import PARTIAL, write_durably
+from collector.workloads.columns import JobColumns, job_columns
 from railscope.wire import WireSchema, lanes, layout_hash, schema_hash
 
 GPU_STREAM = "gpu"
@@ -24,11 +26,12 @@ _SUFFIX = ".schema"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gpu:
-    """A GPU of a schema: UUID, rail (its place in the server), and its columns."""
+    """A GPU of a schema: UUID, rail (its place in the server), its columns, the driver's number."""
 
     uuid: str
     lane: int
     columns: Positions
+    index: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +43,8 @@ class Known:
     layout: Layout
     gpus: tuple[Gpu, ...]
     metered: Metered
+    showing: Showing
+    jobs: JobColumns | None = None
 
 
 class Schemas:
@@ -86,7 +91,10 @@ class Schemas:
     def _understand(self, wire: WireSchema) -> Known:
         shape = layout_hash(wire)
         layout = self._layouts.get(shape) or make_layout(wire)
-        return Known(schema_hash(wire), shape, layout, _gpus(wire), metered(wire))
+        return Known(
+            schema_hash(wire), shape, layout, _gpus(wire), metered(wire), showing(wire),
+            job_columns(wire),
+        )  # fmt: skip
 
     def _learn(self, known: Known) -> None:
         # Of two that were made at once, one layout stays and is shared.
@@ -102,7 +110,12 @@ def _gpus(wire: WireSchema) -> tuple[Gpu, ...]:
     for column, member in enumerate(members):
         columns.setdefault(member, []).append(column)
     return tuple(
-        Gpu(entity.key[0], lane, np.array(columns.get(position, ()), np.intp))
+        Gpu(
+            entity.key[0],
+            lane,
+            np.array(columns.get(position, ()), np.intp),
+            entity.facts.get("index", ""),
+        )
         for position, (entity, lane) in enumerate(zip(wire.entities, lanes(wire), strict=True))
         if entity.kind == GPU_STREAM
     )

@@ -36,6 +36,7 @@ from collector.evidence.store import EvidenceStore
 from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
+from collector.inventory.watch import Watch
 from collector.ledger.location import ledger_url
 from collector.ledger.shared import SharedDatabase
 from collector.ledger.store import Ledger
@@ -44,6 +45,9 @@ from collector.restart import Restart
 from collector.schemas import Schemas
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
+from collector.workloads.api import JobsApi
+from collector.workloads.averages import Averages
+from collector.workloads.holding import pattern_of
 from railscope import __version__, listen
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
@@ -89,7 +93,10 @@ class Collector:
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
         self.files = AdministratorsFiles.of(self.settings)
         self.audit.observed.tenant_of = self._tenant_of
-        self.live = LiveAccount(self.core.evidence, lambda: self.files.evidence, ready=False)
+        self.live = LiveAccount(
+            self.core.evidence, lambda: self.files.evidence, ready=False,
+            pod_jobs=pattern_of(self.settings.pod_jobs),
+        )  # fmt: skip
         self.settler = Settler(
             self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.folder / "evidence.seen",
@@ -97,6 +104,8 @@ class Collector:
         self.refresher = Refresher(
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
+            watch=Watch(self.core, self.files.what_must_be, lambda: self.files.retired.content),
+            most_jobs=self.settings.most_jobs, averages=Averages(self.settings.straggler_seconds),
         )  # fmt: skip
         self.reading = Reading()
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
@@ -151,6 +160,7 @@ class Collector:
         handlers = {
             "frames": ingest.handle,
             **api.handlers(),
+            **JobsApi(lambda: self.refresher.views.jobs, self.refresher.index_of).handlers(),
             **AuditApi(self.entries, self.reading).handlers(),
             **self.audit.custody.handlers(),
             **BillingApi(

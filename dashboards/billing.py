@@ -69,7 +69,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         105,
         "Files that are wrong",
-        "Of claims, tenants, calendar, quotas, tokens.",
+        "Of claims, tenants, calendar, quotas, retired, inventory, tokens.",
         ask("count(railscope_collector_file_valid) - sum(railscope_collector_file_valid)", COUNT),
         NONE_IS_GOOD,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards.against_inventory import inventory_panels
 from dashboards.board import assemble, claim_marks, xid_marks
 from dashboards.colours import ALL_IS_GOOD, COUNTED_AS, HOT, NONE_IS_GOOD, OLD, PAUSE, STALL
 from dashboards.panels import (
@@ -23,6 +24,7 @@ from dashboards.query import (
     COUNT,
     EVENTS_PER_SECOND,
     Query,
+    ask,
     grown,
     now,
     over,
@@ -271,7 +273,7 @@ def _trust() -> Iterator[Panel]:
         502,
         "Sources by state",
         "What all agents' sources say of themselves.",
-        now(agent.SOURCE_STATE, SUM, "state"),
+        ask("sum by (state) (railscope:node_source_state:sum)", COUNT, "{{state}}"),
         span=6,
     )
     yield lines(
@@ -332,6 +334,7 @@ def _trust() -> Iterator[Panel]:
 
 SECTIONS = (
     (QUESTION, _summary),
+    ("Is everything there that the inventory says?", inventory_panels),
     ("Are the GPUs busy, cool and whole?", _gpus),
     ("Does every rail carry its share, without pauses and losses?", _rails),
     ("Who holds the GPUs, and what is not accounted for?", _tenants),

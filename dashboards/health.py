@@ -213,13 +213,17 @@ def _errors() -> Iterator[Panel]:
         306,
         "NVLink errors",
         "By kind, of all links.",
-        _rate("railscope_nvlink_errors_total", "error", "{{error}}"),
+        ask(
+            f"sum by (error) (railscope:node_nvlink_errors:rate5m{NODES})",
+            EVENTS_PER_SECOND,
+            "{{error}}",
+        ),
         steps=ANY_IS_BAD,
     )
-    reason = (
-        'railscope_gpu_throttle_seconds_total{node=~"$node", reason=~".*thermal|.*power_brake"}'
+    held = (
+        "sum by (reason) (railscope:node_gpu_throttle:rate5m"
+        '{node=~"$node", reason=~".*thermal|.*power_brake"})'
     )
-    held = f"sum by (reason) (rate({reason}[$__rate_interval]))"
     yield lines(
         307,
         "Held back by heat or a power brake",

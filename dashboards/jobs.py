@@ -1,4 +1,4 @@
-"""The board of jobs: who holds which GPUs, and which GPU or port the others wait for."""
+"""The board of jobs: which run, who holds which GPUs, and which GPU or port the others wait for."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards import servers
 from dashboards.board import Choice, assemble, claim_marks, xid_marks
-from dashboards.colours import BELOW_OTHERS, NONE_IS_GOOD
+from dashboards.colours import ANY_IS_BAD, BELOW_OTHERS, NONE_IS_GOOD, PAUSE
+from dashboards.job_table import job_columns
 from dashboards.panels import Column, Panel, layers, lines, number, rows
-from dashboards.query import COUNT, SHARE, Query, ask, with_index, with_port_rail
+from dashboards.query import COUNT, SHARE, Query, ask, with_index, with_port_rail, with_rail
+from dashboards.servers import NODES
 
 UID = "railscope-jobs"
-QUESTION = "Which GPU or port do the others of a job wait for?"
-NODES = '{node=~"$node"}'
-ON_RAIL = '{node=~"$node", rail!=""}'
-GPU = {"node": "Node", "index": "GPU"}
-CHOICES = (Choice("node", "Node", "railscope_node_info", several=True),)
+QUESTION = "Which jobs run, and which GPU or port does each wait for?"
+OWN = '{tenant=~"$tenant", workload=~"$workload"}'
+BY = "tenant, source, workload"
+JOB = {"tenant": "Tenant", "source": "Source", "workload": "Job"}
+HOLDERS = f"max by (node, gpu, {BY}) (railscope_gpu_holder_info{OWN})"
+HELD = f"and on (node, gpu) railscope_gpu_holder_info{OWN}"
+ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {HELD})'
+CHOICES = (
+    Choice("tenant", "Tenant", "railscope_job_gpus", several=True),
+    Choice("workload", "Job", 'railscope_job_gpus{tenant=~"$tenant"}', several=True),
+    Choice("node", "Node", "railscope_node_info", several=True),
+)
 
 
 def board() -> Dashboard:
@@ -32,148 +42,225 @@ def board() -> Dashboard:
     )
 
 
+def _of_jobs(how: str, name: str, where: str = OWN) -> str:
+    """A metric of each job; several collectors may each hold a part of it."""
+    return f"{how} by ({BY}) (railscope_job_{name}{where})"
+
+
 def _of_gpus(name: str, more: str = "") -> str:
-    where = f'{{node=~"$node"{more}}}'
-    return f"max by (node, index) ({with_index(f'max by (node, gpu) ({name}{where})', NODES)})"
+    """A metric of each GPU of the jobs, with its number and the job."""
+    value = f"max by (node, gpu) ({name}{more})"
+    return _by_index(f"{HOLDERS} * on (node, gpu) group_left () {value}")
 
 
-def _behind(value: str, by: str) -> str:
-    """How far something is from the median of its group; nothing, where the median is nothing."""
-    median = f"quantile by ({by}) (0.5, {value})"
-    return f"{value} / on ({by}) group_left () ({median} > 0) - 1"
+def _by_index(expression: str) -> str:
+    """By the number of each GPU in its server, in place of its UUID, and the job."""
+    return f"max by (node, index, {BY}) ({with_index(expression)})"
 
 
-def _worst(name: str, more: str = "") -> Query:
-    return ask(f"bottomk(10, {_behind(_of_gpus(name, more), 'node')})", SHARE)
+def _median(name: str, more: str = "") -> str:
+    return f"quantile by (tenant, workload) (0.5, {_of_gpus(name, more)})"
+
+
+def _against_median(ident: int, title: str, about: str, name: str, more: str = "") -> Panel:
+    return lines(
+        ident,
+        title,
+        about,
+        ask(f"bottomk(10, {_of_gpus(name, more)})", legend="{{node}}, {{index}}"),
+        ask(f"topk(10, {_median(name, more)})", legend="median, {{tenant}}, {{workload}}"),
+    )
 
 
 def _summary() -> Iterator[Panel]:
+    yield number(109, "Jobs", "That hold GPUs.", ask("sum(railscope_cluster_jobs)"))
+    late = f"min by ({BY}) (railscope_job_straggler_deviation_ratio{OWN}) < -0.2"
+    yield number(
+        110,
+        "Jobs with a straggler",
+        "A GPU or a port of theirs is 20 % below their median.",
+        ask(f"count({late}) or vector(0)", COUNT),
+        NONE_IS_GOOD,
+    )
     yield number(
         101,
         "GPUs held",
         "By jobs and other claims.",
-        ask(f"count(max by (node, gpu) (railscope_gpu_claims{NODES}) > 0) or vector(0)", COUNT),
+        ask("count(max by (node, gpu) (railscope_gpu_claims) > 0) or vector(0)", COUNT),
     )
     yield number(
         102,
         "GPUs free",
         "That nobody holds.",
-        ask(f"count(max by (node, gpu) (railscope_gpu_claims{NODES}) == 0) or vector(0)", COUNT),
+        ask("count(max by (node, gpu) (railscope_gpu_claims) == 0) or vector(0)", COUNT),
     )
     yield number(
         103,
         "Used without a claim",
         "Processes on GPUs that nobody gave to them.",
-        ask(f"sum(railscope_gpu_unclaimed_processes{NODES})"),
-        NONE_IS_GOOD,
-    )
-    yield number(104, "Processes", "On all GPUs.", ask(f"sum(railscope_gpu_processes{NODES})"))
-    activity = "railscope_gpu_sm_activity_ratio"
-    slow = f"count({_behind(_of_gpus(activity), 'node')} < -0.2) or vector(0)"
-    yield number(
-        105,
-        "Stragglers",
-        "GPUs 20 % below the middle GPU of their server.",
-        ask(slow, COUNT),
+        ask("sum(railscope_gpu_unclaimed_processes)"),
         NONE_IS_GOOD,
     )
     yield number(
-        106,
-        "Busy",
-        "Mean share of time in which any kernel ran.",
-        ask(f"avg(railscope_gpu_utilization_ratio{NODES})"),
+        111,
+        "GPUs not heard of",
+        "Of jobs, on nodes that are silent.",
+        ask(f"sum(railscope_job_silent_gpus{OWN})"),
+        NONE_IS_GOOD,
     )
-    yield number(107, "SMs at work", "Mean share of cycles.", ask(f"avg({activity}{NODES})"))
     yield number(
-        108,
-        "Least active GPU",
-        "Share of cycles of the one that does the least.",
-        ask(f"min({activity}{NODES})"),
+        107,
+        "SMs at work",
+        "Mean share of cycles, of the jobs' GPUs.",
+        ask(f"avg({_of_gpus('railscope_gpu_sm_activity_ratio')})"),
+    )
+    yield number(
+        112,
+        "Jobs not told of",
+        "Beyond the most that the collector tells of.",
+        ask("sum(railscope_cluster_jobs_left_out)"),
+        NONE_IS_GOOD,
+    )
+
+
+def _jobs() -> Iterator[Panel]:
+    yield rows(
+        501,
+        "Jobs",
+        "What each holds and does now. In pause: its worst port; furthest behind: its worst GPU.",
+        JOB,
+        *job_columns(BY, OWN),
+        span=24,
+    )
+    legend = "{{tenant}}, {{workload}}"
+    yield lines(
+        502,
+        "SM activity",
+        "Means over the GPUs of each job; the ten busiest.",
+        ask(f"topk(10, {_of_jobs('avg', 'mean_gpu_sm_activity_ratio')})", legend=legend),
+    )
+    yield layers(
+        503,
+        "Power",
+        "Of all boards of each job; the ten that need most.",
+        ask(f"topk(10, {_of_jobs('sum', 'sum_gpu_power_watts')})", legend=legend),
+    )
+    yield lines(
+        504,
+        "RDMA traffic out",
+        "Of the ports on the rails of each job's GPUs; the ten with most.",
+        ask(f"topk(10, {_of_jobs('sum', 'sum_rdma_transmit_bytes_per_second')})", legend=legend),
     )
 
 
 def _stragglers() -> Iterator[Panel]:
-    about = "Against the middle GPU of the same server; the ten furthest behind."
+    name = "railscope_job_straggler_deviation_ratio"
+    found = f"max by (tenant, workload, measure, node, gpu) ({name}{OWN})"
+    shown = f"max by (tenant, workload, measure, node, index) ({with_index(found)})"
+    keys = {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "index": "GPU"}
     yield rows(
-        201,
-        "SM activity behind the others",
-        about,
-        GPU,
-        Column("Against the median", _worst("railscope_gpu_sm_activity_ratio"), BELOW_OTHERS),
-        span=8,
+        601,
+        "The GPU of each job that is furthest behind",
+        "Against the median of its job over all nodes. Ranks in step wait for the slowest and are no"
+        " busier than it: look at the clock and the port too.",
+        keys,
+        Column("Against the median", ask(f"bottomk(30, {shown})"), BELOW_OTHERS),
     )
-    yield rows(
-        202,
-        "SM clock behind the others",
-        about,
-        GPU,
-        Column(
-            "Against the median", _worst("railscope_gpu_clock_hertz", ', clock="sm"'), BELOW_OTHERS
-        ),
-        span=8,
-    )
-    yield rows(
-        203,
-        "Power behind the others",
-        about,
-        GPU,
-        Column("Against the median", _worst("railscope_gpu_power_watts"), BELOW_OTHERS),
-        span=8,
-    )
-    activity = f"railscope_gpu_sm_activity_ratio{NODES}"
-    spread = f"max by (node) ({activity}) - min by (node) ({activity})"
     yield lines(
-        204,
-        "Spread of SM activity in each server",
-        "Between its most and its least active GPU: jobs in step have none.",
-        ask(f"topk(10, {spread})", SHARE, "{{node}}"),
+        602,
+        "How far jobs' stragglers are behind",
+        "The ten worst.",
+        ask(
+            f"topk(10, 0 - min by (tenant, workload, measure) ({name}{OWN}))",
+            SHARE,
+            "{{tenant}}, {{workload}}, {{measure}}",
+        ),
         span=12,
     )
-    port = f"rate(railscope_rdma_transmit_bytes_total{NODES}[$__rate_interval])"
-    rails = f"sum by (node, rail) ({with_port_rail(port, ON_RAIL)})"
-    yield rows(
-        205,
-        "Ports behind the others",
-        "Against the middle port of the same server.",
-        {"node": "Node", "rail": "Rail"},
-        Column(
-            "Against the median", ask(f"bottomk(10, {_behind(rails, 'node')})", SHARE), BELOW_OTHERS
+    yield _against_median(
+        603,
+        "SM activity of the jobs' GPUs",
+        "The ten least active, and the median of their jobs.",
+        "railscope_gpu_sm_activity_ratio",
+    )
+    yield _against_median(
+        604,
+        "SM clock of the jobs' GPUs",
+        "The ten slowest, and the median of their jobs.",
+        "railscope_gpu_clock_hertz",
+        '{clock="sm"}',
+    )
+    sent = with_port_rail("rate(railscope_rdma_transmit_bytes_total[$__rate_interval])")
+    yield lines(
+        605,
+        "RDMA out of the jobs' ports",
+        "The ten that send least.",
+        ask(
+            f"bottomk(10, sum by (node, rail) ({sent}) {ON_ITS_RAILS})",
+            legend="{{node}}, rail {{rail}}",
         ),
     )
 
 
-def _causes() -> Iterator[Panel]:
-    held = (
-        "sum by (node, reason) (rate(railscope_gpu_throttle_seconds_total"
-        '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}'
-        "[$__rate_interval])) > 0.01"
-    )
+def _why() -> Iterator[Panel]:
+    reasons = '{reason=~".*thermal|.*power.*|sync_boost|reliability"}'
+    throttled = f"rate(railscope_gpu_throttle_seconds_total{reasons}[$__rate_interval])"
     yield lines(
-        301,
-        "GPUs held back",
-        "GPUs of each server whose clocks are held down, by reason.",
-        ask(held, COUNT, "{{node}}, {{reason}}"),
+        701,
+        "GPUs of jobs held back",
+        "Share of time, by reason; the ten most.",
+        ask(
+            f"topk(10, {with_index(f'sum by (node, gpu, reason) ({throttled})')} {HELD})",
+            SHARE,
+            "{{node}}, {{index}}, {{reason}}",
+        ),
     )
-    paused = (
-        "topk(10, max by (node) "
-        "(rate(railscope_nic_{}_pfc_pause_seconds_total{}[$__rate_interval])))"
-    )
+    paused = "rate(railscope_nic_{}_pfc_pause_seconds_total[$__rate_interval])"
+
+    def pause(direction: str) -> Query:
+        rails = with_rail(f"max by (node, interface) ({paused.format(direction)})")
+        return ask(f"topk(10, {rails} {ON_ITS_RAILS})", legend="{{node}}, rail {{rail}}")
+
     yield lines(
-        302,
-        "Ports in pause",
-        "The worst port of each server; the ten worst servers.",
-        ask(paused.format("receive", NODES), legend="{{node}}").named("received"),
-        ask(paused.format("transmit", NODES), legend="{{node}}").named("sent"),
+        702,
+        "Ports of jobs in pause",
+        "Received: the fabric is congested. Sent: the server is slow to take data.",
+        pause("receive").named("received"),
+        pause("transmit").named("sent"),
+        steps=PAUSE,
     )
-    stalled = (
-        "topk(10, max by (node) "
-        "(rate(railscope_pressure_stalled_seconds_total{}[$__rate_interval])))"
-    )
+    path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
+    theirs = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
+    share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
     yield lines(
-        303,
-        "Servers under pressure",
-        "Share of time in which tasks waited for a resource; the ten worst.",
-        ask(stalled.format(NODES), SHARE, "{{node}}"),
+        703,
+        "PCIe bandwidth of jobs' GPUs and cards",
+        "Of what the slots allow; the ten worst. Less than all: trained down.",
+        ask(
+            f"bottomk(10, {share} and on (node, pci_address) ({theirs}))",
+            SHARE,
+            "{{node}}, {{pci_address}}",
+        ),
+    )
+    errors = 'increase(railscope_gpu_ecc_errors_total{lifetime="volatile"}[$__rate_interval])'
+    yield lines(
+        704,
+        "Memory errors of jobs' GPUs",
+        "Corrected and not; the ten with most.",
+        ask(
+            f"topk(10, {with_index(f'sum by (node, gpu, error) ({errors})')} {HELD})",
+            COUNT,
+            "{{node}}, {{index}}, {{error}}",
+        ),
+        span=12,
+    )
+    against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active) {HELD}"
+    yield rows(
+        705,
+        "Against the jobs' GPUs",
+        "What speaks against their health.",
+        {"node": "Node", "gpu": "GPU", "reason": "Reason"},
+        Column("Now", ask(f"topk(30, {against}) > 0", COUNT), ANY_IS_BAD),
     )
 
 
@@ -194,27 +281,25 @@ def _holders() -> Iterator[Panel]:
         ),
         span=12,
     )
-    rogue = f"{_of_gpus('railscope_gpu_unclaimed_processes')} > 0"
+    place = {"node": "Node", "index": "GPU", **JOB}
     yield rows(
-        403,
-        "GPUs used without a claim",
-        "Processes that nobody gave the GPU to.",
-        GPU,
-        Column("Processes", ask(rogue, COUNT)),
-    )
-    memory = f"max by (node, gpu, pid) (railscope_gpu_process_memory_used_bytes{NODES})"
-    yield rows(
-        404,
-        "Largest processes",
-        "By frame buffer.",
-        {"node": "Node", "gpu": "GPU", "pid": "Process"},
-        Column("Memory", ask(f"topk(20, {memory})")),
+        405,
+        "Who holds which GPU",
+        "A GPU that several share stands once for each; its activity is that of all of them.",
+        place,
+        Column("Held", ask(_by_index(HOLDERS), COUNT)),
+        Column("SM activity", ask(_of_gpus("railscope_gpu_sm_activity_ratio"))),
+        Column("Power", ask(_of_gpus("railscope_gpu_power_watts"))),
+        span=24,
     )
 
 
 SECTIONS = (
     ("", _summary),
-    ("Which GPU or port is behind the others?", _stragglers),
-    ("What holds it back?", _causes),
+    ("Which jobs run, for whom, and how busy are they?", _jobs),
+    ("Which GPU or port is behind the others of its job?", _stragglers),
+    ("What holds it back?", _why),
     ("Who holds what?", _holders),
+    ("Which GPU or port is behind the others of its server?", servers.stragglers),
+    ("What holds servers back?", servers.causes),
 )

@@ -64,7 +64,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         103, "Paths saving power", "Slow as long as nothing is to be moved.", _paths("power_saving")
     )
-    errors = 'railscope_pcie_aer_errors_total{node=~"$node", severity!="correctable"}'
+    errors = 'railscope_pcie_device_errors_total{node=~"$node", severity!="correctable"}'
     yield number(
         104,
         "PCIe errors in the last hour",
@@ -134,7 +134,11 @@ def _pcie() -> Iterator[Panel]:
         203,
         "Errors by severity",
         "As the devices report them (AER).",
-        _events("railscope_pcie_aer_errors_total", "severity"),
+        ask(
+            f"sum by (severity) (railscope:node_pcie_device_errors:rate5m{NODES})",
+            EVENTS_PER_SECOND,
+            "{{severity}}",
+        ),
     )
     yield lines(
         204,

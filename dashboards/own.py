@@ -171,7 +171,7 @@ def _gaps() -> Iterator[Panel]:
         401,
         "Sources by state",
         "What they say of themselves.",
-        ask(f"sum by (state) (railscope_source_state{NODES})", legend="{{state}}"),
+        ask(f"sum by (state) (railscope:node_source_state:sum{NODES})", legend="{{state}}"),
     )
     failed = (
         "max by (node, source, state) (railscope_source_state"
@@ -189,7 +189,10 @@ def _gaps() -> Iterator[Panel]:
         403,
         "Absent readings",
         "By reason; unsupported is no fault.",
-        ask(f"sum by (reason) (railscope_source_absent_readings{NODES})", legend="{{reason}}"),
+        ask(
+            f"sum by (reason) (railscope:node_source_absent_readings:sum{NODES})",
+            legend="{{reason}}",
+        ),
     )
     yield lines(
         404,

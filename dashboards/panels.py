@@ -6,7 +6,7 @@ Panel numbers are given by hand: alerts link to panels by number.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -34,6 +34,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards import COLUMNS
 from dashboards.query import COUNT, SHARE, Query
+from dashboards.recorded import recorded_in
 from railscope.catalog import Metric, rollups
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -41,6 +42,9 @@ DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 _AXIS_WIDTH = 80
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+MOST_POINTS = 360
+"""Of a curve: one a minute over six hours. What a query holds in memory grows with them."""
 
 Step = tuple[float | None, str]
 Steps = tuple[Step, ...]
@@ -68,6 +72,7 @@ def lines(
     legend = look.VizLegendOptions().show_legend(show_legend=True)
     tooltip = look.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     panel = timeseries.Panel().min(0).fill_opacity(8).legend(legend).tooltip(tooltip)
+    panel = panel.max_data_points(MOST_POINTS)
     if span == COLUMNS:  # panels below each other are read by one time axis
         panel = panel.axis_width(_AXIS_WIDTH)
     if len(queries) == 1 and not queries[0].legend:  # Grafana would write out the expression
@@ -108,13 +113,15 @@ class Column:
     words: Mapping[int, str] = field(default_factory=dict)
 
 
-def rows(
-    ident: int, title: str, about: str, keys: Mapping[str, str], *columns: Column, span: int = 12
-) -> table.Panel:
+def rows(  # noqa: PLR0913 - what tells one table from another
+    ident: int, title: str, about: str, keys: Mapping[str, str], *columns: Column, span: int = 12,
+    leads_on: bool = True,
+) -> table.Panel:  # fmt: skip
     """List things as they are now, with a row for each combination of the key labels.
 
     `keys` gives each key label its title. Rows stand in the order of the keys, unless a query picks
-    the first or last of an order of its own.
+    the first or last of an order of its own. Nodes and tenants lead to the boards they have, unless the
+    reader may have no other board than this one.
     """
     names = dict(keys)
     # Grafana calls the values of a query that answers alone "Value", else "Value #A" and so on.
@@ -134,7 +141,7 @@ def rows(
     panel = panel.with_transformation(DataTransformerConfig("organize", options=organize))
     for column in columns:
         panel = panel.override_by_name(column.title, _cell(column))
-    for label in DETAILS.keys() & keys:
+    for label in [label for label in DETAILS if label in keys and leads_on]:
         panel = panel.override_by_name(keys[label], [_way_to_board_of(label)])
     queries = [column.query for column in columns]
     panel = _finished(
@@ -179,6 +186,7 @@ def states(  # noqa: PLR0913, PLR0917 - what tells one panel from another
 ) -> statetimeline.Panel:  # fmt: skip
     """Draw states over time, a band for each curve; `words` names a value and gives its colour."""
     panel = statetimeline.Panel().mappings([_word_map(words)]).row_height(0.9)
+    panel = panel.max_data_points(MOST_POINTS)
     panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(10)
 
@@ -222,7 +230,13 @@ def _target(letter: str, query: Query) -> prometheus.Dataquery:
 
 def _description(about: str, queries: Iterable[Query]) -> str:
     metrics = dict.fromkeys(metric for query in queries for metric in query.metrics)
-    return "\n\n".join((about, *map(_explanation, metrics)))
+    return "\n\n".join((about, *map(_explanation, metrics), *_recording(queries)))
+
+
+def _recording(queries: Iterable[Query]) -> Iterator[str]:
+    """Say what fills the panel beside scrapes."""
+    for name in sorted(recorded_in(" ".join(query.expression for query in queries))):
+        yield f"`{name}`: a rule of alerts/rules/recorded.yml, which Prometheus must be given."
 
 
 def _explanation(metric: Metric) -> str:

@@ -1,6 +1,7 @@
 """Holds a PromQL expression against the catalog: its metrics, labels and states must exist.
 
-It reads names, label matchers and grouping clauses and leaves the grammar to Prometheus.
+It reads names, label matchers and grouping clauses and leaves the grammar to Prometheus. Series that
+a recording rule makes are what the rule says.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from dashboards.recorded import expanded, unknown_in
 from railscope.catalog import METRICS, Kind, Metric, rollups
 
 TARGET_LABELS = frozenset({"node", "instance", "job"})
@@ -21,8 +23,6 @@ _NAME = re.compile(r"\b(?:railscope_\w+|up)\b")
 _SELECTOR = re.compile(
     r'\b(?P<name>railscope_\w+|up)\s*\{(?P<matchers>(?:[^{}"]|"(?:[^"\\]|\\.)*")*)\}'
 )
-_RECORDED = re.compile(r"\brailscope:[\w:]+")
-"""Series that a recording rule makes; their labels stand in the rule."""
 _MATCHER = re.compile(r'(?P<label>\w+)\s*(?:=~|!~|!=|=)\s*"(?P<value>(?:[^"\\]|\\.)*)"')
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 _CALL = re.compile(r"\b(?P<function>\w+)\s*\(\s*(?P<name>railscope_\w+)")
@@ -44,8 +44,8 @@ def metric_named(name: str) -> Metric | None:
 
 
 def metrics_in(expression: str) -> frozenset[str]:
-    """Collect the names of all metrics of an expression."""
-    return frozenset(_NAME.findall(_STRING.sub('""', expression)))
+    """Collect the names of all metrics of an expression, and of what its recorded series are made."""
+    return frozenset(_NAME.findall(_STRING.sub('""', expanded(expression))))
 
 
 def labels_of(name: str) -> frozenset[str]:
@@ -68,7 +68,10 @@ def labels_in(expression: str) -> frozenset[str]:
 
 def problems(expression: str) -> list[str]:
     """Say what is wrong with an expression; nothing, if the list is empty."""
+    unknown = sorted(unknown_in(expression))
+    expression = expanded(expression)
     return [
+        *(f"no rule records {name}" for name in unknown),
         *_unknown_metrics(expression),
         *_wrong_matchers(expression),
         *_wrong_groupings(expression),
@@ -96,8 +99,6 @@ def _wrong_matchers(expression: str) -> Iterator[str]:
 
 
 def _wrong_groupings(expression: str) -> Iterator[str]:
-    if _RECORDED.search(expression):
-        return
     known = labels_in(expression)
     for labels in _GROUPING.findall(_STRING.sub('""', expression)):
         for label in filter(None, (part.strip() for part in labels.split(","))):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dashboards.promql import metric_named, metrics_in, problems
+from dashboards.recorded import expanded
 from railscope.catalog import Kind, Metric, Rollup, Unit, rollups
 from railscope.catalog.rollup import derived_name
 
@@ -127,10 +128,11 @@ def ask(expression: str, unit: str = "", legend: str = "") -> Query:
     if found := problems(expression):
         message = f"{expression}: {'; '.join(found)}"
         raise ValueError(message)
-    metrics = tuple(_metrics_of(expression))
+    made_of = expanded(expression)
+    metrics = tuple(_metrics_of(made_of))
     if not unit:
         first = metrics[0]
-        unit = rate_unit_of(first) if "rate(" in expression else unit_of(first)
+        unit = rate_unit_of(first) if "rate(" in made_of else unit_of(first)
     return Query(expression, unit, legend, metrics)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import Choice, assemble
-from dashboards.colours import FULL, HOT, NONE_IS_GOOD, PAUSE
-from dashboards.panels import Panel, layers, lines, number
+from dashboards.colours import BELOW_OTHERS, FULL, HOT, NONE_IS_GOOD, PAUSE
+from dashboards.job_table import job_columns
+from dashboards.panels import Column, Panel, layers, lines, number, rows
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
 
 UID = "railscope-tenant"
@@ -69,6 +70,34 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         108, "GPUs agreed", "How many the tenant may hold at once.", _own("max", "quota_gpus")
+    )
+
+
+def _jobs() -> Iterator[Panel]:
+    yield rows(
+        501,
+        "Jobs",
+        "What each holds and does now. In pause: its worst port; furthest behind: its worst GPU.",
+        {"source": "Source", "workload": "Job"},
+        *job_columns("source, workload", OWN),
+        span=24,
+    )
+    busy = f"avg by (source, workload) (railscope_job_mean_gpu_sm_activity_ratio{OWN})"
+    yield lines(
+        502,
+        "SM activity of jobs",
+        "Means over the GPUs of each; the ten busiest.",
+        ask(f"topk(10, {busy})", legend="{{workload}}"),
+    )
+    behind = f"max by (workload, measure, node, gpu) (railscope_job_straggler_deviation_ratio{OWN})"
+    yield rows(
+        503,
+        "The GPU of each job that is furthest behind",
+        "Against the median of its job.",
+        {"workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
+        Column("Against the median", ask(f"bottomk(30, {behind})"), BELOW_OTHERS),
+        span=16,
+        leads_on=False,
     )
 
 
@@ -192,6 +221,7 @@ def _account() -> Iterator[Panel]:
 
 SECTIONS = (
     ("", _summary),
+    ("Which jobs run, and how busy are they?", _jobs),
     ("Do its GPUs work as they should?", _work),
     ("Does its traffic flow?", _traffic),
     ("What will be accounted for?", _account),

@@ -30,7 +30,8 @@ for unit in deploy/systemd/*.service; do
         >"$units/$(basename "$unit")"
 done
 samples="agent.toml collector.toml tokens.toml seller.toml"
-for sample in $samples claims.csv tenants.csv quotas.csv calendar.toml; do
+samples="$samples claims.csv tenants.csv quotas.csv calendar.toml retired.csv inventory.csv"
+for sample in $samples; do
     if [ ! -e "$configuration/$sample" ]; then
         cp "deploy/$sample" "$configuration/$sample"
     fi

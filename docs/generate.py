@@ -158,6 +158,13 @@ def alerts() -> str:
         "An alert may have several rules. [alertmanager.yml](../deploy/alertmanager.yml) is an example of",
         "who hears of which, and of which alert makes another needless.",
         "",
+        "Every alert leads to a board and a runbook at railscope.example. Say where yours are:",
+        "",
+        "```sh",
+        "sed -i -e 's|https://railscope.example/d/|https://grafana.example.com/d/|' \\",
+        "  -e 's|https://railscope.example/runbooks/\\(\\w*\\)|https://wiki.example.com/\\1|' rules/*.yml",
+        "```",
+        "",
     ]
     every = [rule for path in sorted(RULES.glob("*.yml")) for rule in _rules(path)]
     rules = [rule for rule in every if "alert" in rule]
@@ -177,7 +184,7 @@ def alerts() -> str:
                 "```",
                 "",
             ]
-    lines += ["## Recorded series", "", "Worked out once for the rules above.", ""]
+    lines += ["## Recorded series", "", "Worked out once for the rules above and for boards.", ""]
     for rule in (rule for rule in every if "record" in rule):
         lines += [f"`{rule['record']}`:", "", "```promql", rule["expr"].strip(), "```", ""]
     return _page(lines)

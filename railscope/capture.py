@@ -8,7 +8,8 @@ A capture is a folder:
 A line holds `t` (nanoseconds since the start) and any of: `files` (path: text), `names` (folder:
 entries), `links` (path: what it resolves to), `calls` (seam, function and arguments: result) and
 `log` (kernel log records). A failure stands as `{"error": ["os" | "nvml", number]}` in place of
-the result. Text is UTF-8 with undecodable bytes kept as surrogates.
+the result, and `{"pending": true}` where there is none yet: whoever asks then waits for what comes
+later. Text is UTF-8 with undecodable bytes kept as surrogates.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ Json: TypeAlias = Any  # what json.loads returns; each reader narrows it where i
 
 FORMAT = 1
 SECTIONS = ("files", "names", "links", "calls")
+PENDING: Json = {"pending": True}
+"""Stands in the place of a result while the machine has not answered: its driver is stuck, say."""
 
 
 class CaptureError(ValueError):

@@ -14,14 +14,13 @@ import yaml
 
 from dashboards.build import boards
 from dashboards.promql import labels_in, metric_named, metrics_in, problems
+from dashboards.recorded import expanded, recorded, recorded_in
 from railscope.catalog import rollups
 from railscope.catalog.xids import xids
 from tests.support.alert_rules import (
     CASES,
-    RECORDED,
     ROOT,
     RULES,
-    expanded,
     proofs,
     rules_of,
     samples,
@@ -118,7 +117,7 @@ def test_alertmanager_names_only_alerts_and_labels_that_exist():
     example = yaml.safe_load(ALERTMANAGER.read_text())
     known = {*(label for rule in ALERTS for label in rule["labels"]), "alertname"}
     for rule in ALERTS:
-        known |= labels_in(expanded(rule["expr"]))
+        known |= labels_in(rule["expr"])
     for inhibition in example["inhibit_rules"]:
         assert set(inhibition.get("equal", [])) <= known
     for pattern in re.findall(r'alertname=~?"([^"]*)"', ALERTMANAGER.read_text()):
@@ -144,26 +143,38 @@ def test_an_alert_says_how_urgent_it_is_and_what_it_is_about(rule: dict[str, Any
     notes = rule["annotations"]
     assert "{{" not in notes["summary"], "the summary is the same for a whole group"
     shown = set(re.findall(r"\$labels\.(\w+)", notes["description"]))
-    assert shown <= labels_in(expanded(rule["expr"]))
+    assert shown <= labels_in(rule["expr"])
     if rule["alert"] != ALWAYS_FIRES:
         assert shown, "it says what it is about"
 
 
 @EACH_ALERT
 def test_an_alert_is_made_of_what_the_catalog_declares(rule: dict[str, Any]):
-    assert problems(expanded(rule["expr"])) == []
+    assert problems(rule["expr"]) == []
     description = expanded(rule["annotations"]["description"])
     named = re.findall(r"railscope_\w+", description)
     assert [name for name in named if metric_named(name) is None] == []
 
 
 def test_recorded_series_are_made_of_what_the_catalog_declares():
-    assert [problem for name in RECORDED for problem in problems(expanded(name))] == []
+    assert [problem for name in recorded() for problem in problems(name)] == []
 
 
-def test_every_recorded_series_is_used_by_an_alert():
-    text = " ".join(rule["expr"] for rule in ALERTS)
-    assert [name for name in RECORDED if name not in text] == []
+def test_every_recorded_series_is_used_by_an_alert_or_a_board():
+    """Prometheus works it out whether anyone looks or not."""
+    told = [rule["expr"] for path in RULES for rule in rules_of(path)]
+    shown = [t["expr"] for board in BOARDS.values() for p in board["panels"]
+             for t in p.get("targets", ())]  # fmt: skip
+    used = frozenset[str]().union(*map(recorded_in, [*told, *shown]))
+    assert recorded().keys() == used
+
+
+def test_what_boards_show_of_recorded_series_has_its_cases():
+    """As with alerts: promtool says what the rules make, across a reset and a gap."""
+    path = ROOT / "alerts/rules/recorded.yml"
+    groups = yaml.safe_load((ROOT / "alerts/tests/recorded_test.yml").read_text())["tests"]
+    asked = " ".join(case["expr"] for group in groups for case in group["promql_expr_test"])
+    assert recorded_in(asked) == {rule["record"] for rule in rules_of(path)}
 
 
 def test_the_xids_that_wake_someone_are_the_fatal_ones_that_ask_for_something():
@@ -202,7 +213,7 @@ def test_an_alert_links_to_a_board_or_to_a_panel_that_shows_its_metric(rule: dic
         for target in panels[asked["viewPanel"]]["targets"]:
             shown |= metrics_in(target["expr"])
         shown |= {rollups()[name].source.name for name in shown if name in rollups()}
-        assert shown & metrics_in(expanded(rule["expr"]))
+        assert shown & metrics_in(rule["expr"])
 
 
 @EACH_NAME

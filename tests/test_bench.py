@@ -69,6 +69,13 @@ def test_collector_bench_finishes_and_prints_its_ratios():
 
 
 @pytest.mark.timeout(110)
+def test_jobs_bench_finishes_and_prints_its_ratios():
+    printed = run("bench.jobs")
+    for line in ("what a refresh takes for jobs / its period", "160 GPUs, 20 jobs", "a scrape"):
+        assert line in printed
+
+
+@pytest.mark.timeout(110)
 def test_audit_bench_finishes_and_prints_its_ratios():
     printed = run("bench.audit")
     for line in (
@@ -114,3 +121,20 @@ def test_export_bench_finishes_and_prints_its_ratios():
         "CPU, Parquet / CSV",
     ):
         assert line in printed
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
+def test_boards_bench_finishes_and_no_query_is_refused():
+    printed = run("bench.boards")
+    for line in (
+        "samples at once, dearest query, at 1,000 nodes / what Prometheus allows",
+        "samples at once, recorded / not, health 306A",
+        "time, PCIe errors of all kinds / by kind",
+        "share of a core, recording rules at 1,000 nodes",
+        "board cluster-overview",
+    ):
+        assert line in printed
+    refused = [line for line in printed.splitlines() if "refuses  " in line]
+    assert refused
+    assert [line.split()[-1] for line in refused] == ["met"] * len(refused), "needs no long run"

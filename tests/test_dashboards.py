@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.build import GENERATED, boards
+from dashboards.panels import MOST_POINTS
 from dashboards.promql import labels_in, problems
+from dashboards.recorded import expanded, recorded_in
+from tests.support.grafana_schema import mistakes
 
 ROOT = Path(__file__).parent.parent
 PROVISIONING = ROOT / "dashboards" / "provisioning"
@@ -95,12 +96,40 @@ def test_a_board_has_what_grafana_needs(board: dict[str, Any]):
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_grafanas_own_types_read_a_board(board: dict[str, Any]):
-    """The SDK's types are made from Grafana's schemas: reading and writing loses nothing."""
-    again = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(board)))
-    for marks, kept in zip(board["annotations"]["list"], again["annotations"]["list"], strict=True):
-        kept |= {name: marks[name] for name in ("titleFormat", "textFormat", "tagKeys")}
-    assert again == board
+def test_a_board_is_what_grafanas_schema_allows(board: dict[str, Any]):
+    assert mistakes(board) == []
+
+
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [
+        (("refresh",), 30),
+        (("panels", 1, "gridPos", "w"), "8"),
+        (("panels", 1, "gridPos", "width"), 8),
+        (("panels", 1, "type"), "numbers"),
+        (("panels", 1, "options", "graphMode"), "lines"),
+        (("panels", 1, "options", "colour"), "red"),
+        (("panels", 1, "fieldConfig", "defaults", "unit"), "watts"),
+        (("panels", 1, "fieldConfig", "defaults", "custom"), {"lineWidth": 1}),
+        (("panels", 1, "fieldConfig", "defaults", "thresholds", "mode"), "relative"),
+        (("panels", 1, "fieldConfig", "overrides"), [
+            {"matcher": {"id": "byName"}, "properties": [{"id": "colour", "value": "red"}]}
+        ]),
+        (("panels", 1, "targets", 0, "format"), "rows"),
+        (("panels", 1, "targets", 0, "query"), "up"),
+        (("panels", 1, "transformations"), [{"id": "merge", "options": {}, "of": "all"}]),
+        (("templating", "list", 1, "sort"), 99),
+        (("links", 0, "type"), "board"),
+    ],
+)  # fmt: skip
+def test_what_grafanas_schema_does_not_allow_is_noticed(way: tuple[str | int, ...], value: object):
+    board = json.loads(json.dumps(BOARDS["node.json"]))
+    *before, last = way
+    place = board
+    for step in before:
+        place = place[step]
+    place[last] = value
+    assert len(mistakes(board)) == 1
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -170,8 +199,10 @@ def test_the_board_of_a_tenant_shows_nothing_of_others():
             found = re.findall(r"(railscope_\w+)(\{tenant=\"\$tenant\"[^}]*\})?", target["expr"])
             assert found
             assert all(narrowed for _, narrowed in found), target["expr"]
-            assert all(name.startswith("railscope_tenant_") for name, _ in found)
-            assert not any("url" in override for override in panel["fieldConfig"]["overrides"])
+            assert all(
+                name.startswith(("railscope_tenant_", "railscope_job_")) for name, _ in found
+            )
+            assert not re.search(r'"url"', json.dumps(panel["fieldConfig"]["overrides"]))
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -219,6 +250,33 @@ def test_a_rate_follows_the_scrape_interval(query: dict[str, Any]):
         r"\b(?:rate|deriv|increase|changes)\([^\[]*\[([^\]]*)\]", query["expr"]
     ):
         assert window == "$__rate_interval"
+
+
+def test_a_curve_has_no_more_points_than_it_needs():
+    """What a query holds in memory grows with them: at a thousand servers Prometheus would refuse."""
+    for board in BOARDS.values():
+        for panel in board["panels"]:
+            if any(not target.get("instant") for target in panel.get("targets", ())):
+                assert panel["maxDataPoints"] <= MOST_POINTS, (board["uid"], panel["id"])
+
+
+def test_a_panel_of_recorded_series_says_what_it_needs():
+    shown = set()
+    for panel in (param.values[0] for param in PANELS):
+        for name in recorded_in(" ".join(target["expr"] for target in panel["targets"])):
+            assert f"`{name}`: a rule" in panel["description"]
+            shown.add(name)
+    made = yaml.safe_load((ROOT / "alerts/rules/recorded.yml").read_text())["groups"]
+    assert shown == {rule["record"] for group in made for rule in group["rules"]}
+
+
+def test_an_expression_is_told_without_its_recorded_series():
+    told = expanded('sum(railscope:node_nvlink_errors:rate5m{node=~"$node"})')
+    rate = 'rate(railscope_nvlink_errors_total{node=~"$node"}[5m])'
+    assert told == f"sum((sum by (node, error) ({rate})))"
+    assert expanded("railscope:node_source_state:sum") == (
+        "(sum by (node, state) (railscope_source_state))"
+    )
 
 
 def test_a_panel_with_a_curve_for_each_server_draws_few():
@@ -285,6 +343,9 @@ def test_prometheus_understands_every_query(tmp_path: Path):
         ("sum by (rail) (railscope_gpu_power_watts)", "the label rail"),
         ("rate(railscope_gpu_power_watts[5m])", "needs a counter"),
         ("deriv(railscope_gpu_energy_joules_total[5m])", "needs a gauge"),
+        ("sum(railscope:node_gpu_pwr:sum)", "no rule records railscope:node_gpu_pwr:sum"),
+        ('railscope:node_gpus:count{tenant="0"}', "railscope_gpu_info has no label tenant"),
+        ("sum by (tenant) (railscope:node_gpus:count)", "the label tenant"),
     ],
 )
 def test_a_mistake_in_a_query_is_found(expression: str, problem: str):

@@ -23,7 +23,8 @@ import collector.config
 from collector.access import credentials
 from collector.access.credential import Credential, Role
 from collector.account import quotas
-from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
+from collector.inventory import inventory_file
 from railscope import settings
 
 ROOT = Path(__file__).parent.parent
@@ -265,11 +266,13 @@ def test_sample_claims_can_be_read():
     }  # fmt: skip
 
 
-def test_sample_tenants_quotas_and_calendar_can_be_read():
+def test_sample_files_of_administrators_can_be_read():
     for name, parse, most in (
         ("tenants.csv", tenants_file.parse, lambda found: len(list(found))),
         ("quotas.csv", quotas.parse, lambda found: len(found.quotas)),
         ("calendar.toml", calendar_file.parse, lambda found: len(found.entries)),
+        ("retired.csv", retired_file.parse, lambda found: len(list(found))),
+        ("inventory.csv", inventory_file.parse, lambda found: len(list(found))),
     ):
         text = (DEPLOY / name).read_text()
         assert most(parse(text)) == 0

@@ -211,9 +211,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("railscope", "agent", "collector", "dashboards", "alerts", "deploy", "docs"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
-    (tree / "tests/support").mkdir(parents=True)
-    helper = "tests/support/alert_rules.py"
-    for name in ("tests/test_alerts.py", helper, "tests/test_dashboards.py", "pyproject.toml"):
+    shutil.copytree(ROOT / "tests/support", tree / "tests/support", ignore=ignored)
+    for name in ("tests/test_alerts.py", "tests/test_dashboards.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tree / name)
     follow(DOCS / "adding.md", tree)
     return tree

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
 from agent.host import Clock, Json
 from agent.host.files import PlainFiles
-from railscope.capture import Capture, Timeline, result
+from railscope.capture import PENDING, Capture, Timeline, result
 
 BEFORE_START = -1
+LOOK_AGAIN_SECONDS = 0.02
 _NS_PER_US = 1000
 _RECORD = re.compile(r"\A(\d+,\d+,)(\d+)(?=[,;])")
 """Priority, sequence number and microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
@@ -59,6 +61,8 @@ class RecordedHost:
 
     `offset_ns` says how far into the capture we are; when it falls, the recording has started over,
     and counters fall back as after a reboot. What was never asked while recording does not exist.
+    What had no answer yet has none here: whoever asks is kept waiting on their own thread, until the
+    recording has got to the answer or has started over.
     """
 
     def __init__(self, capture: Capture, clock: Clock, offset_ns: Callable[[], int]) -> None:
@@ -132,9 +136,11 @@ class RecordedHost:
 
     def _look(self, section: str, key: str) -> Json:
         try:
-            return result(self._timeline.look(section, key, self._offset_ns()))
+            while (stored := self._timeline.look(section, key, self._offset_ns())) == PENDING:
+                time.sleep(LOOK_AGAIN_SECONDS)  # nothing tells a thread that time has passed
         except KeyError:
             raise OSError(errno.ENOENT, f"{key} is not in the capture") from None
+        return result(stored)
 
 
 class RecordedKernelLog:

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog
 from agent.host.files import PlainFiles
 from agent.host.recorded import BATCHES, KERNEL_LOG, call_key
-from railscope.capture import SECTIONS, Moment, failure
+from agent.host.redactor import Redactor
+from railscope.capture import PENDING, Moment, failure
 
 Answer = TypeVar("Answer")
 
 SAME_MOMENT_NS = 20_000_000
-_SHORTEST_WORD = 4
-"""A serial number of "0" names nothing, and would be found everywhere."""
-_IDENTIFIERS = re.compile(
-    r"(?P<uuid>(?:GPU-|MIG-)?"
-    r"[0-9a-f]{8}(?P<dash>[-_])[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)[0-9a-f]{12})"
-    r"|(?P<guid>\b(?:[0-9a-f]{4}:){3,7}[0-9a-f]{4}\b)"
-    r"|(?P<mac>\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b)"
-    r"|(?P<interface>\benx[0-9a-f]{12})",
-    re.IGNORECASE,
-)
+SLOW_NS = 500_000_000
+"""An answer that comes later than this after its question is recorded as one that was waited for."""
 _PRODUCT_DATA, _MARKS = "/vpd", (b"SW_MNG",)
-_KIND = re.compile("GPU-|MIG-|enx|", re.IGNORECASE)
 _OF_A_NEIGHBOUR = ("chassis", "system", "system_description", "management_address")
 # What identifies a machine, a part or a switch, or whose it is, in the answers to a function.
 _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
@@ -53,70 +47,16 @@ _NAMES: dict[str, Callable[[Json], list[Json]]] = {
     "owner.machine": lambda answer: [answer[part] for part in _OF_A_MACHINE] if answer else [],
     "owner.user": lambda answer: [answer],
 }
-_EVERYBODYS = {"default", "kube-system", "kube-public", "root"}
-"""Names that are the same everywhere, and would be found everywhere."""
-
 _SERIAL_FILE = re.compile(r"/sys/class/nvme/[^/]+/serial")
 
 
-class Redactor:
-    """Replaces names and serial numbers, each by the same made-up one wherever it stands.
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What was asked, and when."""
 
-    A name is replaced as a whole word, in any case: a server called `node1` is not in `node12`.
-    """
-
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        self._words = [_whole_word(name) for name in names if name]
-        self._learned: set[str] = set()
-
-    def learn(self, word: str) -> None:
-        """From now on, replace this too, even inside of a word: a serial number, say."""
-        if len(word) >= _SHORTEST_WORD and word not in self._learned:
-            self._learned.add(word)
-            self._words.append(re.compile(re.escape(word)))
-
-    def name(self, word: str) -> None:
-        """From now on, replace this where it is a word of its own: the name of a user, say."""
-        if word and word not in self._learned and word not in _EVERYBODYS:
-            self._learned.add(word)
-            self._words.append(_whole_word(word))
-
-    def text(self, text: str) -> str:
-        """The text with every identifier replaced by one of the same form."""
-        for word in self._words:
-            text = word.sub(lambda match: "x" + _digest(match[0])[:7], text)
-        return _IDENTIFIERS.sub(lambda match: _same_form(match[0]), text)
-
-    def moment(self, moment: Moment) -> Moment:
-        """A moment without the secrets in its answers and in what was asked."""
-        sections = {section: self.json(getattr(moment, section)) for section in SECTIONS}
-        return Moment(moment.offset_ns, **sections, log=self.json(moment.log))
-
-    def json(self, value: Json) -> Json:
-        """The same for every string in a JSON value, keys included."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.json(item) for item in value]
-        if isinstance(value, dict):
-            return {self.text(key): self.json(item) for key, item in value.items()}
-        return value
-
-
-def _whole_word(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![0-9a-z]){re.escape(name)}(?![0-9a-z])", re.IGNORECASE)
-
-
-def _digest(word: str) -> str:
-    return hashlib.sha256(word.lower().encode()).hexdigest()
-
-
-def _same_form(identifier: str) -> str:
-    kind = _KIND.match(identifier)
-    kept = kind[0] if kind else ""
-    own = identifier[len(kept) :]
-    fresh = iter(_digest(own.replace(":", "").replace("_", "-")))  # systemd writes _ for - in names
-    return kept + "".join(c if c in "-:_" else next(fresh) for c in own)
+    section: str
+    keys: Sequence[str]
+    offset_ns: int
 
 
 class RecordingHost:
@@ -134,11 +74,15 @@ class RecordingHost:
         self._lock = threading.Lock()
         self._moments: list[Moment] = []
         self._log_kept: Counter[str] = Counter()
+        self._under_way: dict[int, _Question] = {}
+        """What each thread has asked and has no answer to."""
 
     @property
     def moments(self) -> list[Moment]:
         """All that was answered so far, redacted by all that is known by now."""
         with self._lock:
+            for question in self._under_way.values():
+                self._waited_for(question)
             if self._redactor is None:
                 return list(self._moments)
             return [self._redactor.moment(moment) for moment in self._moments]
@@ -209,12 +153,8 @@ class RecordingHost:
         """Keep the answer to each entry of a batch, or one failure for them all."""
         device, *entries = arguments
         keys = [call_key(seam, function, (device, entry)) for entry in entries]
-        try:
+        with self._asking("calls", keys):
             answer = self._host.call(seam, function, *arguments)
-        except Exception as error:
-            for key in keys:
-                self._keep("calls", key, failure(error))
-            raise
         for key, value, code in zip(keys, *answer, strict=True):
             self._keep("calls", key, [code, value])
         return answer
@@ -235,13 +175,43 @@ class RecordingHost:
         return _RecordingKernelLog(self, log)
 
     def _asked(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:
-        try:
+        with self._asking(section, [key]):
             answer = ask()
-        except Exception as error:
-            self._keep(section, key, failure(error))
-            raise
         self._keep(section, key, answer)
         return answer
+
+    @contextmanager
+    def _asking(self, section: str, keys: Sequence[str]) -> Iterator[None]:
+        """Keep a failure for all keys, and for how long the machine had no answer."""
+        question = _Question(section, keys, self._offset_ns)
+        with self._lock:
+            self._under_way[threading.get_ident()] = question
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+            raise
+        finally:
+            with self._lock:
+                self._waited_for(question)
+                del self._under_way[threading.get_ident()]
+            if failed:
+                for key in keys:
+                    self._keep(section, key, failure(failed))
+
+    def _waited_for(self, question: _Question) -> None:
+        """Put down since when a question has been waiting, where that is long."""
+        if self._offset_ns - question.offset_ns < SLOW_NS:
+            return
+        offsets = [moment.offset_ns for moment in self._moments]
+        place = bisect_right(offsets, question.offset_ns)
+        if not place or offsets[place - 1] != question.offset_ns:
+            self._moments.insert(place, Moment(question.offset_ns))
+            place += 1
+        for key in question.keys:
+            getattr(self._moments[place - 1], question.section)[key] = PENDING
+            self._last[question.section, key] = PENDING
 
     def _keep(self, section: str, key: str, answer: Json) -> None:
         with self._lock:
@@ -262,8 +232,12 @@ class RecordingHost:
                     self._log_kept[record] += 1
                     self._moment().log.append(record)
 
+    @property
+    def _offset_ns(self) -> int:
+        return self._host.clock.now().boot_ns - self._started_ns
+
     def _moment(self) -> Moment:
-        offset_ns = self._host.clock.now().boot_ns - self._started_ns
+        offset_ns = self._offset_ns
         if not self._moments:
             self._moments.append(Moment(0))
         if offset_ns - self._moments[-1].offset_ns > SAME_MOMENT_NS:

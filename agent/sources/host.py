@@ -11,7 +11,7 @@ from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdi
 from railscope import __version__
 from railscope.catalog import host as c
 from railscope.catalog.declare import Metric
-from railscope.catalog.entities import CPU_MODE, DISK, LOAD_WINDOW, NIC, NODE, PRESSURE
+from railscope.catalog.entities import CPU_MODE, DISK, INTERFACE, LOAD_WINDOW, NODE, PRESSURE
 from railscope.entity import Entity
 from railscope.reading import Absent, Reading, reason_of
 
@@ -108,7 +108,7 @@ class HostSource(HoldsNothing):
                         self._take(columns, metric, entity, "disk_io_counters", _nested(disk, key))
         for interface in sorted(_answer(host, "net_io_counters") or {}):
             for key, metric in _NETWORK:
-                entity = Entity(NIC, (interface,))
+                entity = Entity(INTERFACE, (interface,))
                 self._take(columns, metric, entity, "net_io_counters", _nested(interface, key))
 
     def _probe_files(self, columns: Columns, host: Host) -> None:

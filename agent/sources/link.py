@@ -10,6 +10,7 @@ from collections.abc import Callable
 from agent.facts import counted, names, text
 from agent.host import Host, Json, KeptFiles
 from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.topology.cards import Cards
 from railscope.catalog import host as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
@@ -43,8 +44,9 @@ class Link:
     name = "link"
     family = "network"
 
-    def __init__(self, period_seconds: float = 5.0) -> None:
+    def __init__(self, period_seconds: float = 5.0, cards: Cards | None = None) -> None:
         self.period_seconds = period_seconds
+        self._cards = cards or Cards()
         self._kept: KeptFiles | None = None
         self._parsers: list[Callable[[bytes], Reading]] = []
         self._told: list[str] = []
@@ -74,7 +76,7 @@ class Link:
         self._kept = host.keep(paths)
         verdict = Verdict.SUPPORTED if columns.columns else Verdict.ABSENT
         finding = Finding("network links", verdict, counted(len(interfaces), "interface"))
-        return Inventory(tuple(columns.columns), (), (finding,))
+        return Inventory(tuple(columns.columns), self._cards.look(host), (finding,))
 
     def read(self, host: Host, into: Table) -> None:
         """Read every file, and ask once for all carriers."""

@@ -16,6 +16,7 @@ from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import typed
 from agent.sources.settings.card import NET, physical_interfaces
+from agent.topology.cards import Cards
 from railscope.catalog import nic as c
 from railscope.catalog import nic_detail as d
 from railscope.catalog.declare import Metric
@@ -54,8 +55,9 @@ class LinkErrors(HoldsNothing):
     name = "link_errors"
     family = "network"
 
-    def __init__(self, period_seconds: float = 5.0) -> None:
+    def __init__(self, period_seconds: float = 5.0, cards: Cards | None = None) -> None:
         self.period_seconds = period_seconds
+        self._cards = cards or Cards()
         self._questions: list[_Question] = []
 
     def probe(self, host: Host) -> Inventory:
@@ -65,7 +67,7 @@ class LinkErrors(HoldsNothing):
         self._questions = []
         for interface in physical_interfaces(host):
             findings += self._plan(host, interface, columns)
-        return Inventory(tuple(columns.columns), (), tuple(findings))
+        return Inventory(tuple(columns.columns), self._cards.look(host), tuple(findings))
 
     def _plan(self, host: Host, interface: str, columns: Columns) -> list[Finding]:
         trouble: list[Finding] = []

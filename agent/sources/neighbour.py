@@ -14,6 +14,7 @@ from agent.host import Host, Json
 from agent.source import Finding, Verdict
 from agent.sources.look import Look, Looking
 from agent.sources.settings.card import NET, physical_interfaces
+from agent.topology.cards import Cards
 from railscope.catalog import neighbour as c
 from railscope.catalog.entities import NIC, NIC_NEIGHBOUR
 from railscope.entity import Entity
@@ -42,14 +43,15 @@ class Neighbour(Looking):
     family = "neighbour"
     changed = c.NEIGHBOUR_EVENT
 
-    def __init__(self, period_seconds: float = 10.0) -> None:
+    def __init__(self, period_seconds: float = 10.0, cards: Cards | None = None) -> None:
         super().__init__()
         self.period_seconds = period_seconds
+        self._cards = cards or Cards()
         self._up_since: dict[str, int] = {}
 
     def look(self, host: Host) -> Look:
         """Take the neighbours that are known now."""
-        look = Look()
+        look = Look(described=list(self._cards.look(host)))
         links = {name: _carrier(host, name) for name in physical_interfaces(host)}
         if not links:
             detail = "there is no physical network interface"

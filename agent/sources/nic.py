@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from agent.counter_memory import CounterMemory
-from agent.facts import known
 from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import DRIVERS, narrow, set_back_with_narrow, typed
-from agent.topology.network import NetworkDevice, Wiring
+from agent.topology.cards import card as card_of
+from agent.topology.network import Wiring
 from agent.topology.rules import BRIDGE
 from agent.unwrap import Carried, Unwrap
 from railscope.catalog.declare import Metric
@@ -76,7 +76,7 @@ class Nic(HoldsNothing):
             except OSError as error:
                 findings.append(_trouble(interface, error))
                 continue
-            card = Entity(NIC, (interface,), _facts(driver, network.at(driver["bus"])))
+            card = card_of(interface, driver, network.at(driver["bus"]))
             found = typed(driver["driver"], statistics["names"])
             findings.append(_finding(interface, driver["driver"], len(found)))
             if not found or card.facts.get("role") == BRIDGE:
@@ -135,15 +135,6 @@ def _interfaces(host: Host) -> list[str]:
         return host.names(_NET)
     except FileNotFoundError:
         return []
-
-
-def _facts(driver: dict[str, str], device: NetworkDevice) -> dict[str, str]:
-    return device.facts | known(
-        driver=driver["driver"],
-        firmware=driver["firmware"],
-        pci_address=driver["bus"],
-        rdma_device=device.rdma[0] if device.rdma else "",
-    )
 
 
 def _finding(interface: str, driver: str, metrics: int) -> Finding:

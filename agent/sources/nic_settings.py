@@ -19,6 +19,7 @@ from agent.source import Finding, Verdict
 from agent.sources.look import Look, Looking
 from agent.sources.settings import files, netlink
 from agent.sources.settings.card import NET, PRIORITIES, Card, Told, card, physical_interfaces
+from agent.topology.cards import Cards
 from agent.topology.network import Network, Wiring
 from railscope.catalog import nic_settings as c
 from railscope.catalog.declare import Metric
@@ -71,11 +72,12 @@ class NicSettings(Looking):
         super().__init__()
         self.period_seconds = period_seconds
         self._wiring = wiring or Wiring()
+        self._cards = Cards(self._wiring)
         self._network = Network()
 
     def look(self, host: Host) -> Look:
         """Ask every card everything."""
-        look = Look()
+        look = Look(described=list(self._cards.look(host)))
         self._network = self._wiring.look(host)
         interfaces = physical_interfaces(host)
         for interface in interfaces:

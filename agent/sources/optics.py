@@ -13,6 +13,7 @@ from agent.host import Host, Json
 from agent.source import Finding, Verdict
 from agent.sources.look import Look, Looking
 from agent.sources.settings.card import physical_interfaces
+from agent.topology.cards import Cards
 from railscope.catalog import optics as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC, NIC_LANE, NIC_MODULE, NIC_MODULE_THRESHOLD
@@ -47,13 +48,14 @@ class Optics(Looking):
     family = "optics"
     changed = c.MODULE_EVENT
 
-    def __init__(self, period_seconds: float = 60.0) -> None:
+    def __init__(self, period_seconds: float = 60.0, cards: Cards | None = None) -> None:
         super().__init__()
         self.period_seconds = period_seconds
+        self._cards = cards or Cards()
 
     def look(self, host: Host) -> Look:
         """Ask every card for its module."""
-        look = Look()
+        look = Look(described=list(self._cards.look(host)))
         interfaces = physical_interfaces(host)
         for interface in interfaces:
             _look_at(host, interface, look)

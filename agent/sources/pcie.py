@@ -29,10 +29,12 @@ from agent.topology.pci import DEVICES as ROOT
 from agent.topology.pci import GPU, NVME, PciDevice
 from railscope.catalog import pcie as catalog
 from railscope.catalog.declare import Metric
-from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ROOT_ERROR
+from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR
 from railscope.entity import Entity
 from railscope.reading import Absent, parse_integer, reason_of
 
+ALL_ERRORS = "TOTAL_ERR"
+"""What the line of an aer_dev_* file begins with that counts messages of all kinds (pcie/aer.c)."""
 _SEVERITIES = ("correctable", "nonfatal", "fatal")
 _ROOT_FILES = {"correctable": "cor", "nonfatal": "nonfatal", "fatal": "fatal"}
 _LINKS: dict[str, tuple[Metric, str]] = {
@@ -155,7 +157,7 @@ class Pcie:
 
 
 def parse_aer(text: bytes) -> dict[str, int]:
-    """Counts by error from an aer_dev_* file, without the line of the total.
+    """Counts by error from an aer_dev_* file, that of all errors as `ALL_ERRORS`.
 
     Names may hold spaces (older kernels), so a line is split at its last one; a line that does not
     end in a number is left out.
@@ -163,8 +165,8 @@ def parse_aer(text: bytes) -> dict[str, int]:
     counts = {}
     for line in text.decode(errors="replace").splitlines():
         name, _, count = line.strip().rpartition(" ")
-        if name and count.isdecimal() and not name.startswith("TOTAL_ERR"):
-            counts[name] = int(count)
+        if name and count.isdecimal():
+            counts[ALL_ERRORS if name.startswith(ALL_ERRORS) else name] = int(count)
     return counts
 
 
@@ -188,7 +190,9 @@ def _place_errors(host: Host, plan: _Plan, entity: Entity) -> None:
     for severity in _SEVERITIES:
         path = f"{folder}/aer_dev_{severity}"
         positions = {
-            error: plan.columns.add(catalog.PCIE_AER_ERRORS, entity.part(PCIE_AER, severity, error))
+            error: plan.columns.add(catalog.PCIE_ERRORS, entity.part(PCIE_ERROR, severity))
+            if error == ALL_ERRORS
+            else plan.columns.add(catalog.PCIE_AER_ERRORS, entity.part(PCIE_AER, severity, error))
             for error in parse_aer(text(host, path).encode())
         }
         if positions:

@@ -162,8 +162,9 @@ def application(
         raise ValueError(message)
     made = web.Application(client_max_size=most_body_bytes, middlewares=[gate.admit])
     for route in routes:
+        path = route.path.replace("}", ":[^/]+}")  # names may have braces, which aiohttp leaves out
         for method in route.methods:
-            added = made.router.add_route(method, route.path, _closed)
+            added = made.router.add_route(method, path, _closed)
             gate.declared[added] = route, handlers[route.name]
     return made
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from collector.views.table import Cell
 
-_TENANT_METRICS = "railscope_tenant_"
+_TENANT_METRICS = ("railscope_tenant_", "railscope_job_")
 
 
-def own_cells(cells: Iterable[Cell], tenant: str) -> list[Cell]:
-    """Cells of the tenant: nothing of nodes, rails, the cluster, the collector or other tenants."""
-    return [
-        cell
-        for cell in cells
-        if cell.metric.name.startswith(_TENANT_METRICS)
-        and dict(zip(cell.metric.about.labels, cell.labels, strict=True)).get("tenant") == tenant
-    ]
+def own_cells(cells: Iterable[Cell], tenant: str) -> Iterator[Cell]:
+    """Cells of the tenant and its jobs: nothing of rails, the cluster, the collector or others."""
+    for cell in cells:
+        if cell.metric.name.startswith(_TENANT_METRICS):
+            labels = zip(cell.metric.about.labels, cell.labels, strict=False)
+            if dict(labels).get("tenant") == tenant:
+                yield cell
 
 
 def own_account(account: dict[str, Any], tenant: str) -> dict[str, Any]:

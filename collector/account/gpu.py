@@ -6,15 +6,16 @@ observed and the time since was not: that is arithmetic, and needs no metering.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from collector.account.tally import HELD, Rate, Sums, spread, tally
 from collector.evidence.chunk import Span
 from collector.metering.evidence import Evidence, Outage, Reservation, Stay
 from collector.metering.holders import claims_in_force
-from collector.metering.tiling import GpuTimeline, State
+from collector.metering.tiling import Entry, GpuTimeline, State
 from collector.metering.units import FOREVER_NS, Tiling
+from collector.workloads.holding import Holding, holdings
 
 _WHEN_OBSERVED = {State.INFERRED: State.OBSERVED, State.UNKNOWN: State.IDLE}
 
@@ -42,6 +43,10 @@ class GpuAccount:
     next_ns: int
     """When something begins or ends next."""
     uncertainty_ns: int
+    stays: tuple[Stay, ...]
+    """When it was in service, over all time."""
+    holdings: tuple[Holding, ...] = ()
+    """What jobs hold of it at `at_ns`."""
 
     @classmethod
     def of(
@@ -58,6 +63,7 @@ class GpuAccount:
         edges = sorted(edge for edge in _edges(evidence) if edge > tail_ns - uncertainty_ns - 1)
         timeline = GpuTimeline.of(evidence)
         ahead = [edge for edge in edges if edge > now_ns]
+        present = timeline.entries(now_ns, now_ns + 1)
         return cls(
             since_ns=since_ns,
             at_ns=now_ns,
@@ -66,13 +72,16 @@ class GpuAccount:
             tail_ns=tail_ns,
             fixed=tally(timeline.entries(since_ns, tail_ns)),
             silent_fixed=tally(timeline.entries(tail_ns, now_ns)),
-            silent=_rates(timeline, now_ns),
+            silent=_rates(present),
             seen=tuple(
-                rate._replace(state=_observed(rate.state)) for rate in _rates(timeline, tail_ns)
+                rate._replace(state=_observed(rate.state))
+                for rate in _rates(timeline.entries(tail_ns, tail_ns + 1))
             ),
             calm=len(ahead) == len(edges) and tail is not None and last_ns == tail_ns,
             next_ns=ahead[0] if ahead else FOREVER_NS,
             uncertainty_ns=uncertainty_ns,
+            stays=evidence.stays,
+            holdings=holdings(evidence, present, now_ns),
         )
 
     def holds(self, now_ns: int) -> bool:
@@ -83,6 +92,11 @@ class GpuAccount:
             return self.last_ns <= self.tail_ns
         last_ns = self.tail.last_ns if self.tail else 0
         return self.calm and last_ns <= now_ns and last_ns + self.uncertainty_ns < self.next_ns
+
+    def served_ns(self, now_ns: int) -> int:
+        """How long it was in service since the first instant that counts."""
+        spans = ((max(s.start_ns, self.since_ns), min(s.end_ns, now_ns)) for s in self.stays)
+        return sum(end - start for start, end in spans if start < end)
 
     def carry(self, sums: Sums, now_ns: int) -> None:
         """Add the time after the last sample that was known when this was worked out."""
@@ -112,10 +126,10 @@ def _observed(state: State) -> State:
     return _WHEN_OBSERVED.get(state, state)
 
 
-def _rates(timeline: GpuTimeline, instant_ns: int) -> tuple[Rate, ...]:
-    """What its slots are at an instant, if no sample comes after it."""
+def _rates(entries: Iterable[Entry]) -> tuple[Rate, ...]:
+    """What its slots are, by the entries of an instant, if no sample comes after it."""
     sums: dict[tuple[State, str], int] = {}
-    for entry in timeline.entries(instant_ns, instant_ns + 1):
+    for entry in entries:
         if entry.tiling is Tiling.COMPUTE:
             key = (entry.state, entry.tenant)
             sums[key] = sums.get(key, 0) + entry.slot_hi - entry.slot_lo

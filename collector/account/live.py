@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from collector.metering.evidence import Evidence, Level
 from collector.metering.holders import conflicts
 from collector.metering.observation import QUARANTINE_NS
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from collector.workloads.holding import NO_PODS, together
+from collector.workloads.roster import Roster
 
 Turns = Callable[[], Awaitable[None]]
 
@@ -65,6 +68,9 @@ class LiveAccount:
     """Whether what the ledger has settled is known."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a refresh: what is settled changes between two of them, not within one."""
+    roster: Roster = field(default_factory=Roster)
+    """What jobs hold, as of the last refresh."""
+    pod_jobs: re.Pattern[str] = NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _fixed: Sums = field(default_factory=dict)
     _held: dict[str, int] = field(default_factory=dict)
@@ -87,7 +93,7 @@ class LiveAccount:
             account = self._of(gpu, files, now_ns)
             if account is not None:
                 account.carry(sums, now_ns)
-                capacity += GPU_CAPACITY * (now_ns - account.since_ns)
+                capacity += GPU_CAPACITY * account.served_ns(now_ns)
             gpus += account is not None or gpu in self.settled.days
             await offer()
         # Nothing is awaited from here on, so that the parts are of one moment.
@@ -129,6 +135,7 @@ class LiveAccount:
         if tail:
             self.book.tails[gpu] = tail
         self._look_for_trouble(gpu, evidence, where)
+        self.roster.put(gpu, together(new.holdings, self.pod_jobs) if new else ())
         if new is None:
             if evidence.stays:
                 self.book.changed.add(gpu)  # what begins later is looked at again

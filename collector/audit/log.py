@@ -38,6 +38,9 @@ __all__ = ["AuditError", "AuditLog", "to_its_end"]
 log = structlog.get_logger(__name__)
 
 
+NOT_AS_LEFT = "the audit log is not as it was left: {}; run `railscope audit verify`"
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     draft: Draft
@@ -95,8 +98,7 @@ class AuditLog:
             raise AuditError(str(error)) from error
         except (NoteError, TileError, JournalError, EpochError) as error:
             self.close()
-            message = f"the audit log is not as it was left: {error}; run `railscope audit verify`"
-            raise AuditError(message) from error
+            raise AuditError(NOT_AS_LEFT.format(error)) from error
 
     def records(self, first: int) -> Iterator[bytes]:
         """Durable records from a sequence on, as many as there are now. Raises TileError."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from collector.audit.drain import Drain
 from collector.audit.guard import Guard
 from collector.audit.observed import Observed
+from collector.audit.rereading import Rereading
 from collector.audit.witnesses import Witnesses
 from collector.views.table import Cell
 from railscope.catalog import collector as c
@@ -20,9 +21,11 @@ class AuditNumbers:
     drain: Drain
     guard: Guard
     witnesses: Witnesses
+    rereading: Rereading
 
     def cells(self) -> list[Cell]:
         """All of them."""
+        whole, age = self.rereading.whole, self.rereading.age_seconds
         numbers = (
             (c.AUDIT_WAITING, self.observed.waiting),
             (c.AUDIT_OVERFLOWED, self.observed.overflowed),
@@ -30,5 +33,7 @@ class AuditNumbers:
             (c.OUTBOX_WAITING, self.drain.waiting),
             (c.AUDIT_DISPUTED, int(bool(self.guard.refused))),
             (c.AUDIT_WITNESSES, len(self.witnesses.nodes)),
+            (c.AUDIT_VERIFIED, None if whole is None else int(whole)),
+            (c.AUDIT_VERIFIED_AGE, age),
         )
-        return [Cell(metric, (), value) for metric, value in numbers]
+        return [Cell(metric, (), value) for metric, value in numbers if value is not None]

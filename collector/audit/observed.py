@@ -82,7 +82,7 @@ class Observed:
         return len(self._waiting) + len(self._facts)
 
     def open(self) -> None:
-        """Learn what the log holds. Blocking; raises TileError, OSError."""
+        """Learn what the log holds. Blocking; raises TileError, RecordError, OSError."""
         found = load(self.file, self.audit)
         self.recorded = found.recorded
         self.nodes.start(found.recorded.nodes, found.drafts)

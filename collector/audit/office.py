@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from asyncio import TaskGroup
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +17,20 @@ from collector.audit.custody_api import CustodyApi
 from collector.audit.drain import Drain
 from collector.audit.guard import Guard
 from collector.audit.keys import keep, load_or_generate
-from collector.audit.log import AuditLog
+from collector.audit.log import NOT_AS_LEFT, AuditLog
 from collector.audit.numbers import AuditNumbers
 from collector.audit.observed import Observed
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import Salts
+from collector.audit.rereading import Rereading
+from collector.audit.tiles import TileError
 from collector.audit.trail import Trail
 from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
 from collector.config import CollectorSettings
 from collector.ledger.database import Database
 from collector.restart import Restart
 from railscope import __version__
-from railscope.audit.record import Source
+from railscope.audit.record import RecordError, Source
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +47,7 @@ class AuditOffice:
     guard: Guard
     custody: CustodyApi
     drain: Drain
+    rereading: Rereading
 
     @classmethod
     def of(
@@ -76,7 +80,10 @@ class AuditOffice:
         )  # fmt: skip
         custody = CustodyApi(audit, guard, witnesses)
         drain = Drain(database, audit, refuse=guard.refuse)
-        return cls(key_file, trail, observed, guard, custody, drain)
+        rereading = Rereading(
+            audit.folder, key.public, settings.audit.verify_seconds, time.monotonic_ns
+        )
+        return cls(key_file, trail, observed, guard, custody, drain, rereading)
 
     def open(self) -> None:
         """Open the log and learn what it holds. Blocking; raises SettingsError, OSError."""
@@ -87,17 +94,22 @@ class AuditOffice:
             self.custody.witnesses.nodes = read_witnesses(self.trail.log.folder)
         except WitnessError as error:
             log.error("cosignatures_damaged", problem=str(error), advice="agents say them again")
-        self.observed.open()
+        try:
+            self.observed.open()
+        except (TileError, RecordError) as error:
+            raise self.trail.unusable(NOT_AS_LEFT.format(error)) from error
 
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
         """Work until cancelled; what writes the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
-        for work in (self.observed, self.guard, self.custody, self.drain):
+        for work in (self.observed, self.guard, self.custody, self.drain, self.rereading):
             group.create_task(work.run())
 
     def numbers(self) -> AuditNumbers:
         """What the office says of itself on the page."""
-        return AuditNumbers(self.observed, self.drain, self.guard, self.custody.witnesses)
+        return AuditNumbers(
+            self.observed, self.drain, self.guard, self.custody.witnesses, self.rereading
+        )
 
     def close(self) -> None:
         """Close the log."""

@@ -124,7 +124,7 @@ class Snapshot(msgspec.Struct):
 
 
 def load(path: Path, audit: AuditLog) -> Snapshot:
-    """The copy, brought up to the end of the log. Blocking; raises TileError, OSError."""
+    """The copy, brought up to the end of the log. Blocking; raises TileError, RecordError, OSError."""
     raw = next(audit.records(0), None)
     genesis = leaf_hash(raw).hex() if raw is not None else ""
     found = _read(path)

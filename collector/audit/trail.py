@@ -82,12 +82,15 @@ class Trail:
             message = f"the audit log {self.log.folder} cannot be written: {error.strerror}"
             raise SettingsError(message) from error
 
+    def unusable(self, why: str) -> SettingsError:
+        """What to say where the collector cannot go on with its log."""
+        return SettingsError(f"{why}. To start without it, move {self.log.folder} away and keep it")
+
     def _open(self) -> None:
         try:
             self.log.open()
         except AuditError as error:
-            message = f"{error}. To start without it, move {self.log.folder} away and keep it"
-            raise SettingsError(message) from error
+            raise self.unusable(str(error)) from error
         _publish_key(self.log.folder / "key.pub", f"{self.log.signer.public}\n")
         if self.log.size == 0:
             genesis: Data = {"origin": self.log.signer.name}

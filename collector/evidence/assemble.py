@@ -14,6 +14,7 @@ from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
 from collector.evidence.claims_file import FileClaims
 from collector.evidence.ends import Ends, ends_of
 from collector.evidence.places import Places, Presence, places
+from collector.evidence.retired_file import Retired
 from collector.evidence.seen import OF_THE_AGENT, Counter, Part
 from collector.evidence.tenants_file import Tenants
 from collector.evidence.told import Ended, Told
@@ -39,6 +40,7 @@ class Files:
     claims: FileClaims = field(default_factory=FileClaims)
     tenants: Tenants = field(default_factory=Tenants)
     calendar: Calendar = field(default_factory=Calendar)
+    retired: Retired = field(default_factory=Retired)
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -84,11 +86,12 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     where = places(facts.presences)
     ends = ends_of(facts.told, facts.ended, facts.presences)
     claims = _claims(facts, ends, files.tenants)
-    claims += files.claims.claims(facts.gpu, {stay.node for stay in where.stays})
+    told = files.claims.claims(facts.gpu, {stay.node for stay in where.stays})
+    claims += (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
     stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in where.stays]
     evidence = Evidence(
         gpu=facts.gpu,
-        stays=where.stays,
+        stays=files.retired.in_service(facts.gpu, where.stays),
         claims=tuple(sorted(set(claims))),
         stretches=tuple(sorted(where.stretches)),
         layouts=tuple(_layouts(facts.cuts)),
@@ -150,6 +153,7 @@ def _claim(one: Told, name: str, tenant: str, span: tuple[int, int]) -> Claim:
         memory=Slots(*one.memory),
         exclusive=one.exclusive,
         system=one.system,
+        source=one.source,
     )
 
 

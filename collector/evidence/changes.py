@@ -46,8 +46,8 @@ def recorded_after(connection: Connection, instant_ns: int) -> Iterator[Change]:
         last_one = connection.execute(queries.newest_file(older)).first()
         before_it = last_one.content if last_one else ""
         name = f"{version.kind} {version.recorded_ns} {version.digest}"
-        for span in queries.differences(version.kind, before_it, version.content):
-            yield Change(name, "", "", *span)
+        for gpu, *span in queries.differences(version.kind, before_it, version.content):
+            yield Change(name, "", gpu, *span)
 
 
 def late(

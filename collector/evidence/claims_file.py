@@ -19,6 +19,7 @@ from collector.metering.evidence import Claim, Level
 
 log = structlog.get_logger(__name__)
 
+SOURCE = "file"
 HEADER = ("tenant", "holds", "from", "to")
 _MOST_OVERLAPS = 10
 
@@ -40,8 +41,9 @@ class FileClaim:
     def on(self, node: str) -> Claim:
         """As metering takes it; on a node by its name, or on a GPU wherever that is (empty)."""
         return Claim(
-            Level.ADMINISTRATOR, self.start_ns, self.id, self.tenant, self.end_ns, node=node
-        )
+            Level.ADMINISTRATOR, self.start_ns, self.id, self.tenant, self.end_ns, node=node,
+            source=SOURCE,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

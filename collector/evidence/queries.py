@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Connection, Table, and_, exists, func, or_, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
-from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.schema import claims, files, homes, parts, releases
 from collector.evidence.told import Ended, Told
 from collector.metering.units import FOREVER_NS
@@ -22,8 +22,9 @@ PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
     "claims": claims_file.parse,
     "tenants": tenants_file.parse,
     "calendar": calendar_file.parse,
+    "retired": retired_file.parse,
 }
-"""What each kind of administrators' file says."""
+"""What each kind of file says that metering is told by."""
 
 
 def parts_of(
@@ -68,14 +69,18 @@ def newest_file(which: Any) -> Any:
     return select(files).where(which).order_by(files.c.recorded_ns.desc()).limit(1)
 
 
-def differences(kind: str, before: str, after: str) -> list[tuple[int, int]]:
-    """About when two versions of a file say different things, of whatever GPU."""
+def differences(kind: str, before: str, after: str) -> list[tuple[str, int, int]]:
+    """About which GPU (empty for any) and when two versions of a file say different things."""
+    if kind not in PARSERS:
+        return []
     told = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
     different = told[0] ^ told[1]
+    if kind == "retired":
+        return sorted({(one.gpu, one.start_ns, one.end_ns) for one in different})
     if not different:
         return []
     start_ns, end_ns = min(one.start_ns for one in different), max(one.end_ns for one in different)
-    return [(start_ns, end_ns)]
+    return [("", start_ns, end_ns)]
 
 
 def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:

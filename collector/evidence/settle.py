@@ -248,12 +248,14 @@ class Settler:
         if seen_ns is None:
             seen_ns = now_ns - _MEANWHILE_NS
         changes = self._late | set(await asyncio.to_thread(door.store.changes, seen_ns))
-        if any(not (change.node or change.gpu) for change in changes - self._handled):
+        new = changes - self._handled
+        if any(not (change.node or change.gpu) for change in new):
             self.book.late.update(self.book.gpus)  # a file may name other tenants now
-        await self._learn(door, changes - self._handled)
+        self.book.late.update(self.book.gpus.keys() & {change.gpu for change in new})
+        await self._learn(door, new)
         oldest_day = end_day - self.settings.revise_days
         window = range(oldest_day, end_day)
-        settled_days, new = dict(self.live.settled.days), changes - self._handled
+        settled_days = dict(self.live.settled.days)
         due = await asyncio.to_thread(due_days, homes, settled_days, window, new)
         for some in windows(due, homes):
             days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)

@@ -12,8 +12,8 @@ import structlog
 from sqlalchemy import func, select
 
 from collector.audit import outbox
-from collector.audit.draft import Draft
-from collector.evidence import calendar_file, claims_file, queries, tenants_file
+from collector.evidence import calendar_file, claims_file, queries, retired_file, tenants_file
+from collector.evidence.administration import Version
 from collector.evidence.assemble import Files, Known, facts_of, known
 from collector.evidence.changes import Change, Late, late, recorded_after
 from collector.evidence.chunk import Chunk, decode
@@ -22,7 +22,6 @@ from collector.evidence.told import Ended, Told
 from collector.evidence.trouble import Trouble
 from collector.ledger.database import Database
 from collector.metering.units import FOREVER_NS
-from railscope.audit.record import Actor, Data
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -135,11 +134,10 @@ class EvidenceStore:
             if newest:
                 row["recorded_ns"] = max(recorded_ns, newest.recorded_ns + 1)
             queries.insert(connection, files, [row])
-            if kind == "tenants":
-                actor = Actor("administrator", "tenants_file")
-                data: Data = {"sha256": digest, "rows": sum(1 for _ in tenants_file.parse(text))}
-                draft = Draft("billing.tenant_map", actor, row["recorded_ns"], "done", data=data)
-                outbox.put(connection, f"tenant_map/{row['recorded_ns']}/{digest}", draft)
+            before = newest.content if newest else ""
+            version = Version(kind, text, before, digest, row["recorded_ns"])
+            for name, draft in version.drafts():
+                outbox.put(connection, name, draft)
         return True
 
     def tell_auditors(self, troubles: Sequence[Trouble]) -> None:
@@ -170,6 +168,7 @@ class EvidenceStore:
             calendar_file.parse(said["calendar"])
             if "calendar" in said
             else calendar_file.Calendar(),
+            retired_file.parse(said["retired"]) if "retired" in said else retired_file.Retired(),
         )
 
     def gpus(self, end_ns: int = FOREVER_NS) -> list[str]:

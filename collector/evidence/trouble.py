@@ -15,7 +15,7 @@ class Trouble(NamedTuple):
     """Something about the evidence that an auditor should know: what, about what, and how."""
 
     kind: str
-    """conflict, counter_reset, quarantine, seen_twice or refused_claim."""
+    """conflict, counter_reset, quarantine, seen_twice, retired_seen or refused_claim."""
     gpu: str
     node: str
     instant_ns: int

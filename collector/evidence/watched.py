@@ -128,10 +128,19 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def span(start: str, end: str, where: str) -> tuple[int, int]:
     """Two instants; an empty end is for ever. Raises FileError."""
-    start_ns = instant_ns(start, where)
-    end_ns = instant_ns(end, where) if end else FOREVER_NS
+    return _span(start, end, (where, where))
+
+
+def columns_span(start: str, end: str, line: str) -> tuple[int, int]:
+    """The same, of the columns `from` and `to`, which the message names. Raises FileError."""
+    return _span(start, end, (f"{line}, from", f"{line}, to"))
+
+
+def _span(start: str, end: str, places: tuple[str, str]) -> tuple[int, int]:
+    start_ns = instant_ns(start, places[0])
+    end_ns = instant_ns(end, places[1]) if end else FOREVER_NS
     if end_ns <= start_ns:
-        message = f"{where}: it ends before it begins"
+        message = f"{places[1]}: it ends before it begins"
         raise FileError(message)
     return start_ns, end_ns
 

@@ -49,6 +49,8 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
     memory: Slots = WHOLE
     exclusive: bool = True
     system: bool = False
+    source: str = ""
+    """Who names the workload; metering does not ask."""
 
     def __post_init__(self) -> None:
         """Refuse slots that a GPU does not have."""

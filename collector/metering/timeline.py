@@ -61,6 +61,17 @@ def extend(timeline: list[Piece[T]], piece: Piece[T]) -> None:
     timeline.append(piece)
 
 
+def without(piece: Piece[T], taken: Iterable[tuple[int, int]]) -> Iterator[Piece[T]]:
+    """A piece without some spans of time [start, end), which may overlap: what is left of it."""
+    now = piece.start_ns
+    for start, end in sorted(taken):
+        if now < start and now < piece.end_ns:
+            yield Piece(now, min(start, piece.end_ns), piece.value)
+        now = max(now, end)
+    if now < piece.end_ns:
+        yield Piece(now, piece.end_ns, piece.value)
+
+
 def aligned(
     timelines: Sequence[Sequence[Piece[Any]]], start_ns: int, end_ns: int
 ) -> Iterator[Piece[tuple[Any, ...]]]:

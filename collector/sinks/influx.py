@@ -100,7 +100,7 @@ class InfluxSink:
 
     def _collect(self) -> None:
         views = self.views()
-        for view in (views.cluster, views.rail, views.tenant, views.node):
+        for view in (views.cluster, views.rail, views.tenant, views.node, views.inventory):
             self._waiting.extend(lines(view))
         while len(self._waiting) > self.settings.most_waiting_lines:
             self._waiting.popleft()

@@ -14,13 +14,22 @@ from collector.account.live import LiveAccount
 from collector.account.quotas import Quotas
 from collector.account.tally import Account
 from collector.core import Core
+from collector.fleet import Node
+from collector.inventory.view import cells as inventory_cells
+from collector.inventory.watch import Found, Watch
 from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
+from collector.workloads.averages import Averages
+from collector.workloads.gathered import Gathered
+from collector.workloads.seating import Seating
+from collector.workloads.view import Jobs
 from railscope.catalog import collector as catalog
-from railscope.catalog.rollup import SCOPES
+from railscope.catalog import jobs as jobs_catalog
 
 NS = 1_000_000_000
 SLICE_SECONDS = 0.001
+MOST_JOBS = 5000
+_SUMMED = ("cluster", "rail", "tenant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,10 @@ class Views:
     account: Account | None = None
     """None while no one knows who holds what."""
     duration_ns: int = 0
+    inventory: View = field(default_factory=lambda: View("inventory", 0))
+    found: Found = field(default_factory=Found)
+    """What the inventory view is made of."""
+    jobs: Jobs = field(default_factory=Jobs)
 
 
 @dataclass(slots=True)
@@ -51,6 +64,15 @@ class Refresher:
     """Whether it is known who holds what: else nothing is said of tenants, as held time would pass
     for idle time."""
     quotas: Callable[[], Quotas] = Quotas
+    watch: Watch | None = None
+    """Holds the fleet against the inventory."""
+    most_jobs: int = MOST_JOBS
+    seating: Seating = field(init=False)
+    averages: Averages = field(default_factory=Averages)
+
+    def __post_init__(self) -> None:
+        """Begin with nobody seated."""
+        self.seating = Seating(self.core, self.live.roster)
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -69,23 +91,59 @@ class Refresher:
         held = self.live.held() if account else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
         turns = _Turns()
+        if account:
+            await self.seating.refresh(turns.offer)
+        gathered = Gathered()
         for block in self.core.fleet.blocks():
-            reduced = reduce_rows(block, self.core.fleet.fresh(block, fresh_from_ns, now_ns))
+            rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
+            reduced = reduce_rows(block, rows)
             if reduced:
                 rollups.add(reduced)
+            table = self.seating.of(block) if account else None
+            if table:
+                gathered.add(table, self.seating.settled(block, rows))
             await turns.offer()
-        tables = {scope: await _sliced(rollups.cells(scope)) for scope in SCOPES}
-        nodes = await _sliced(self._nodes(now_ns, fresh_from_ns))
+        tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
+        told = self._told(now_ns, fresh_from_ns)
+        nodes = await _sliced(self._nodes(told, now_ns, fresh_from_ns))
+        found = Found(now_ns)
+        if self.watch:
+            found = await self.watch.look(now_ns, fresh_from_ns, turns.offer)
+        against = await _sliced(inventory_cells(found))
+        jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else Jobs()
+        cluster = (*tables["cluster"], *self._cluster(told, fresh_from_ns), *_of_all(jobs))
         self.views = Views(
             now_ns,
-            View("cluster", now_ns, (*tables["cluster"], *self._cluster(fresh_from_ns))),
+            View("cluster", now_ns, cluster),
             View("rail", now_ns, tuple(tables["rail"])),
             View("tenant", now_ns, (*tables["tenant"], *self._tenants(account, held))),
             View("node", now_ns, tuple(nodes)),
             account,
             time.perf_counter_ns() - started,
+            View("inventory", now_ns, tuple(against)),
+            found,
+            jobs,
         )
         return self.views
+
+    def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: Gathered) -> Jobs:
+        """The jobs there are; what was gathered is added up when somebody asks."""
+        roster, nodes = self.live.roster, self.core.fleet.nodes
+        jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
+        told = self.averages.follow(gathered, of_seat, now_ns)
+        fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
+        left_out = max(len(jobs) - self.most_jobs, 0)
+        return Jobs(
+            now_ns, tuple(jobs[: self.most_jobs]), left_out, gathered, of_seat,
+            roster.numbers, fresh, told,
+        )  # fmt: skip
+
+    def index_of(self, node: str, gpu: str) -> str:
+        """The number that the driver gives to a GPU of a node; empty where it is not known."""
+        known = self.core.fleet.nodes.get(node)
+        return (
+            next((g.index for g in self.seating.gpus(known) if g.uuid == gpu), "") if known else ""
+        )
 
     def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
         """Who holds the GPU of each lane of a node, and last the whole node.
@@ -125,22 +183,37 @@ class Refresher:
             amounts: Totals = self.live.amounts.totals()
             yield from tenant_cells(account, amounts, held, self.quotas())
 
-    def _cluster(self, fresh_from_ns: int) -> tuple[Cell, ...]:
-        nodes = self.core.fleet.nodes
-        fresh = [name for name, node in nodes.items() if node.instant_ns >= fresh_from_ns]
+    def _told(self, now_ns: int, fresh_from_ns: int) -> dict[str, Node]:
+        """All nodes, but for silent ones that are taken out: nobody waits for them."""
+        return {
+            name: node
+            for name, node in self.core.fleet.nodes.items()
+            if node.instant_ns >= fresh_from_ns
+            or not (self.watch and self.watch.removed(name, now_ns))
+        }
+
+    def _cluster(self, told: Mapping[str, Node], fresh_from_ns: int) -> tuple[Cell, ...]:
+        fresh = [name for name, node in told.items() if node.instant_ns >= fresh_from_ns]
         gpus = sum(len(self.core.holders_of(name)) for name in fresh)
         return (
-            Cell(catalog.NODES, (), len(nodes)),
+            Cell(catalog.NODES, (), len(told)),
             Cell(catalog.NODES_UP, (), len(fresh)),
             Cell(catalog.CLUSTER_GPUS, (), gpus),
         )
 
-    def _nodes(self, now_ns: int, fresh_from_ns: int) -> Iterator[Cell]:
-        for name, node in list(self.core.fleet.nodes.items()):
+    def _nodes(self, told: Mapping[str, Node], now_ns: int, fresh_from_ns: int) -> Iterator[Cell]:
+        for name, node in told.items():
             yield Cell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
             yield Cell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS)
             if node.instant_ns:
                 yield Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS)
+
+
+def _of_all(jobs: Jobs) -> Iterator[Cell]:
+    """How many jobs there are; nothing while no one knows who holds what."""
+    if jobs.instant_ns:
+        yield Cell(jobs_catalog.JOBS, (), len(jobs.jobs) + jobs.left_out)
+        yield Cell(jobs_catalog.JOBS_LEFT_OUT, (), jobs.left_out)
 
 
 class _Turns:

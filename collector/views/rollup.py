@@ -26,7 +26,9 @@ from railscope.frame import NO_LANE
 from railscope.reading import PRESENT
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
+Holders: TypeAlias = npt.NDArray[np.int64]
+Columns: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+"""Sums, counts, highest and lowest of each cell."""
 NO_TENANT = -1
 EVERYONE = ""
 
@@ -77,17 +79,45 @@ class _Sums:
         self.sums, self.counts = np.zeros(cells), np.zeros(cells)
         self.highest, self.lowest = np.full(cells, -np.inf), np.full(cells, np.inf)
 
-    def add(self, reduced: Reduced, held: Mask | None) -> None:
-        """Add the rows of a block; only the held cells of each, where that matters."""
-        sums, counts = reduced.sums, reduced.counts
-        highest, lowest = reduced.highest, reduced.lowest
-        if held is not None:
-            sums, counts = np.where(held, sums, 0.0), np.where(held, counts, 0.0)
-            highest, lowest = np.where(held, highest, -np.inf), np.where(held, lowest, np.inf)
-        self.sums += sums.sum(axis=0)
-        self.counts += counts.sum(axis=0)
-        np.maximum(self.highest, highest.max(axis=0), out=self.highest)
-        np.minimum(self.lowest, lowest.min(axis=0), out=self.lowest)
+    def add(self, amounts: Columns) -> None:
+        """Add what each cell comes to."""
+        sums, counts, highest, lowest = amounts
+        self.sums += sums
+        self.counts += counts
+        np.maximum(self.highest, highest, out=self.highest)
+        np.minimum(self.lowest, lowest, out=self.lowest)
+
+
+def _of_everyone(reduced: Reduced) -> Columns:
+    """What the cells of all rows come to."""
+    return (
+        reduced.sums.sum(axis=0), reduced.counts.sum(axis=0),
+        reduced.highest.max(axis=0), reduced.lowest.min(axis=0),
+    )  # fmt: skip
+
+
+def _of_tenants(reduced: Reduced, holders: Holders) -> Iterator[tuple[int, Columns]]:
+    """What the cells that each tenant holds come to; its cost is that of rows, not of tenants.
+
+    `holders` are the tenants of each row's lanes, and last that of the whole node.
+    """
+    row, lane = np.nonzero(holders != NO_TENANT)
+    if not len(row):
+        return
+    pairs = np.unique(np.stack([holders[row, lane], row], axis=1), axis=0)
+    tenants, rows = pairs[:, 0], pairs[:, 1]
+    # The last entry stands for the whole node, and -1 is the lane of what has none.
+    held = holders[:, reduced.block.layout.cell_lanes][rows] == tenants[:, np.newaxis]
+    starts = np.flatnonzero(np.diff(tenants, prepend=NO_TENANT))
+    columns = (
+        np.add.reduceat(np.where(held, reduced.sums[rows], 0.0), starts),
+        np.add.reduceat(np.where(held, reduced.counts[rows], 0.0), starts),
+        np.maximum.reduceat(np.where(held, reduced.highest[rows], -np.inf), starts),
+        np.minimum.reduceat(np.where(held, reduced.lowest[rows], np.inf), starts),
+    )
+    for number, tenant in enumerate(tenants[starts].tolist()):
+        sums, counts, highest, lowest = columns
+        yield tenant, (sums[number], counts[number], highest[number], lowest[number])
 
 
 @dataclass(slots=True)
@@ -130,27 +160,19 @@ class Rollups:
 
     def add(self, reduced: Reduced) -> None:
         """Add a block."""
-        self._of(EVERYONE, reduced.block.layout).add(reduced, None)
+        layout, nodes = reduced.block.layout, reduced.block.nodes
+        self._of(EVERYONE, layout).add(_of_everyone(reduced))
         if self.tenants_of:
-            for tenant, held in self._tenants(reduced, self.tenants_of):
-                self._of(self.tenant_names[tenant], reduced.block.layout).add(reduced, held)
+            lanes = layout.lanes
+            holders = np.array([self.tenants_of(nodes[r] or "", lanes) for r in reduced.rows])
+            for tenant, amounts in _of_tenants(reduced, holders):
+                self._of(self.tenant_names[tenant], layout).add(amounts)
 
     def _of(self, who: str, layout: Layout) -> _Sums:
         key = (who, id(layout))
         if key not in self._sums:
             self._sums[key] = _Sums(layout)
         return self._sums[key]
-
-    def _tenants(self, reduced: Reduced, tenants_of: TenantsOf) -> Iterator[tuple[int, Mask]]:
-        lanes = reduced.block.layout.lanes
-        holders = np.array(
-            [tenants_of(reduced.block.nodes[row] or "", lanes) for row in reduced.rows]
-        )
-        # The last entry stands for the whole node, and -1 is the lane of what has none.
-        by_cell = holders[:, reduced.block.layout.cell_lanes]
-        for tenant in np.unique(holders):
-            if tenant != NO_TENANT:
-                yield int(tenant), by_cell == tenant
 
     def cells(self, scope: str) -> Iterator[Cell | None]:
         """The table of one scope, cell by cell; None stands where there is nothing to show yet."""
@@ -171,7 +193,7 @@ def node_rollups(reduced: Iterable[Reduced]) -> Iterator[tuple[Metric, Part, Rol
     totals: dict[Key, Total] = {}
     for one in reduced:
         sums = _Sums(one.block.layout)
-        sums.add(one, None)
+        sums.add(_of_everyone(one))
         for _, key, amounts in _amounts(sums, "cluster", EVERYONE):
             totals.setdefault(key, Total()).add(*amounts)
     for (metric, part), total in totals.items():

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from railscope.catalog.declare import Metric
+from railscope.catalog.declare import Kind, Metric
+
+
+def label_names(metric: Metric) -> tuple[str, ...]:
+    """The labels of a metric's samples: those of what it is about, and of an info metric its facts."""
+    about = metric.about
+    return (*about.labels, *about.facts) if metric.kind is Kind.INFO else about.labels
 
 
 @dataclass(frozen=True, slots=True)

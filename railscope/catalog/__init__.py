@@ -2,7 +2,7 @@
 
 `METRICS` and `EVENTS` hold all declarations by name, in the order of the modules; `INFO` finds the
 info metric of an entity kind; `KINDS` all entity kinds; `rollups()` what follows from the declared
-metrics for rails, tenants and the cluster, made when first asked for: agents never ask.
+metrics for rails, tenants, jobs and the cluster, made when first asked for: agents never ask.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from railscope.catalog import (
     gpu_sharing,
     gpudirect,
     host,
+    inventory,
+    jobs,
     kernel,
     memory_errors,
     neighbour,
@@ -40,7 +42,7 @@ from railscope.catalog import (
     tenancy,
 )
 from railscope.catalog.declare import EntityKind, EventClass, Kind, Metric, Rollup, Unit
-from railscope.catalog.rollup import Derived, derive
+from railscope.catalog.rollup import Derived, derive, derive_by_job
 
 SUBJECTS: dict[str, ModuleType] = {
     "gpu": gpu,
@@ -69,6 +71,8 @@ SUBJECTS: dict[str, ModuleType] = {
     "tenancy": tenancy,
     "agent": agent,
     "collector": collector,
+    "inventory": inventory,
+    "jobs": jobs,
 }
 
 
@@ -103,7 +107,7 @@ ORDER: dict[str, int] = {name: position for position, name in enumerate(METRICS)
 @cache
 def rollups() -> dict[str, Derived]:
     """Every roll-up of the declared metrics, by name."""
-    return derive(METRICS.values())
+    return derive(METRICS.values()) | derive_by_job(jobs.BY_JOB)
 
 
 __all__ = [

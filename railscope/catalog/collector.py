@@ -27,7 +27,7 @@ NODES = Metric(
     "railscope_cluster_nodes",
     Kind.GAUGE,
     CLUSTER,
-    help="Nodes the collector has ever heard of and still keeps.",
+    help="Nodes the collector has ever heard of, but for silent ones that the inventory has no more.",
     origin="collector",
 )
 NODES_UP = Metric(
@@ -87,8 +87,8 @@ GPU_CAPACITY = Metric(
     unit=Unit.SECONDS,
     scale=NANOSECOND,
     resets=LEDGER,
-    help="GPU time there was: every known GPU from its first evidence to now.",
-    origin="frames of the GPU source",
+    help="GPU time there was: every known GPU from its first evidence to now, or until it retired.",
+    origin="frames of the GPU source, retired file",
 )
 TENANT_GPU_TIME = Metric(
     "railscope_tenant_gpu_time_seconds",
@@ -287,7 +287,7 @@ FILE_VALID = Metric(
     Kind.GAUGE,
     ADMINISTRATORS_FILE,
     help="Whether a file that administrators write could be read the last time it changed (1) or not (0).",
-    origin="claims, tenants, calendar, quotas and tokens file",
+    origin="claims, tenants, calendar, quotas, retired, inventory and tokens file",
 )
 EVIDENCE_WAITING = Metric(
     "railscope_collector_evidence_waiting_parts",
@@ -418,6 +418,21 @@ AUDIT_DISPUTED = Metric(
     CLUSTER,
     help="Whether an agent holds a checkpoint that the audit log has never had (1), so that nothing is signed, or not (0).",
     origin="checkpoints that agents hold",
+)
+AUDIT_VERIFIED = Metric(
+    "railscope_audit_verified",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Whether the collector's last reading of its whole audit log found what was signed (1) or not (0).",
+    origin="as railscope audit verify",
+)
+AUDIT_VERIFIED_AGE = Metric(
+    "railscope_audit_verification_age_seconds",
+    Kind.GAUGE,
+    CLUSTER,
+    unit=Unit.SECONDS,
+    help="Age of the last reading of the whole audit log that found what was signed.",
+    origin="as railscope audit verify",
 )
 AUDIT_WITNESSES = Metric(
     "railscope_audit_witnesses",

@@ -90,6 +90,8 @@ MIG_PIPE = EntityKind("mig_pipe", ("gpu", "mig", "pipe"), part_of=GPU)
 CLAIM = EntityKind("claim", ("gpu", "claim"), part_of=GPU)
 VGPU = EntityKind("vgpu", ("gpu", "vgpu"), ("vgpu_type", "virtual_machine"), part_of=GPU)
 
+INTERFACE = EntityKind("interface", ("interface",))
+"""An interface of the kernel: what it carries has no rail, for a rail's traffic passes the kernel by."""
 NIC = EntityKind(
     "nic",
     ("interface",),
@@ -169,6 +171,7 @@ RDMA_COUNTER = EntityKind("rdma_counter", ("device", "port", "counter"), part_of
 
 PCIE = EntityKind("pcie", ("pci_address",), ("role", "vendor", "device", "driver", "numa_node"))
 PCIE_AER = EntityKind("pcie_aer", ("pci_address", "severity", "error"), part_of=PCIE)
+PCIE_ERROR = EntityKind("pcie_error", ("pci_address", "severity"), part_of=PCIE)
 PCIE_ROOT_ERROR = EntityKind("pcie_root_error", ("pci_address", "severity"), part_of=PCIE)
 
 ENERGY_DOMAIN = EntityKind("energy_domain", ("domain",), part_of=NODE)
@@ -237,7 +240,15 @@ RAIL = EntityKind("rail", ("rail",))
 TENANT = EntityKind("tenant", ("tenant",))
 TENANT_STATE = EntityKind("tenant_state", ("tenant", "state"), part_of=TENANT)
 TENANT_PERIOD = EntityKind("tenant_period", ("tenant", "period"), part_of=TENANT)
+JOB = EntityKind("job", ("tenant", "source", "workload"))
+STRAGGLER = EntityKind(
+    "straggler", ("tenant", "source", "workload", "measure", "node", "gpu"), part_of=JOB
+)
+GPU_HOLDER = EntityKind("gpu_holder", ("node", "gpu", "source", "workload"), ("tenant",))
 ADMINISTRATORS_FILE = EntityKind("administrators_file", ("file",))
 GPU_TIME_STATE = EntityKind("gpu_time_state", ("state",))
 FLEET_NODE = EntityKind("fleet_node", ("node",))
+FLEET_GPU = EntityKind("fleet_gpu", ("node", "gpu"))
+INVENTORY_NODE = EntityKind("inventory_node", ("node", "state"))
+INVENTORY_STATE = EntityKind("inventory_state", ("state",))
 REJECTION = EntityKind("rejection", ("reason",))

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import CPU_MODE, DISK, LOAD_WINDOW, NIC, NODE, PRESSURE
+from railscope.catalog.entities import CPU_MODE, DISK, INTERFACE, LOAD_WINDOW, NIC, NODE, PRESSURE
 
 BOOT = "Counts from boot."
 MILLISECOND = per(1000)
@@ -167,7 +167,7 @@ DISK_BUSY_TIME = Metric(
 NETWORK_RECEIVED = Metric(
     "railscope_network_receive_bytes_total",
     Kind.COUNTER,
-    NIC,
+    INTERFACE,
     unit=Unit.BYTES,
     rollups=(Rollup.SUM,),
     resets=BOOT,
@@ -178,7 +178,7 @@ NETWORK_RECEIVED = Metric(
 NETWORK_SENT = Metric(
     "railscope_network_transmit_bytes_total",
     Kind.COUNTER,
-    NIC,
+    INTERFACE,
     unit=Unit.BYTES,
     rollups=(Rollup.SUM,),
     resets=BOOT,
@@ -189,7 +189,7 @@ NETWORK_SENT = Metric(
 NETWORK_RECEIVED_PACKETS = Metric(
     "railscope_network_receive_packets_total",
     Kind.COUNTER,
-    NIC,
+    INTERFACE,
     unit=Unit.PACKETS,
     rollups=(Rollup.SUM,),
     resets=BOOT,
@@ -199,7 +199,7 @@ NETWORK_RECEIVED_PACKETS = Metric(
 NETWORK_SENT_PACKETS = Metric(
     "railscope_network_transmit_packets_total",
     Kind.COUNTER,
-    NIC,
+    INTERFACE,
     unit=Unit.PACKETS,
     rollups=(Rollup.SUM,),
     resets=BOOT,
@@ -209,7 +209,7 @@ NETWORK_SENT_PACKETS = Metric(
 NETWORK_RECEIVE_ERRORS = Metric(
     "railscope_network_receive_errors_total",
     Kind.COUNTER,
-    NIC,
+    INTERFACE,
     unit=Unit.ERRORS,
     rollups=(Rollup.SUM,),
     resets=BOOT,
@@ -219,7 +219,7 @@ NETWORK_RECEIVE_ERRORS = Metric(
 NETWORK_SEND_ERRORS = Metric(
     "railscope_network_transmit_errors_total",
     Kind.COUNTER,
-    NIC,
+    INTERFACE,
     unit=Unit.ERRORS,
     rollups=(Rollup.SUM,),
     resets=BOOT,
@@ -229,7 +229,7 @@ NETWORK_SEND_ERRORS = Metric(
 NETWORK_RECEIVE_DROPS = Metric(
     "railscope_network_receive_dropped_packets_total",
     Kind.COUNTER,
-    NIC,
+    INTERFACE,
     unit=Unit.PACKETS,
     rollups=(Rollup.SUM,),
     resets=BOOT,
@@ -239,7 +239,7 @@ NETWORK_RECEIVE_DROPS = Metric(
 NETWORK_SEND_DROPS = Metric(
     "railscope_network_transmit_dropped_packets_total",
     Kind.COUNTER,
-    NIC,
+    INTERFACE,
     unit=Unit.PACKETS,
     rollups=(Rollup.SUM,),
     resets=BOOT,

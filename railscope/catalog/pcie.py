@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ROOT_ERROR
+from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR
 
 PATH_STEPS = 13
 """Steps of a byte per second: 128 of 130 bits, of which a lane carries whole gigabits, fit them."""
@@ -101,6 +101,16 @@ PCIE_ROOT_ERRORS = Metric(
     resets="Counts from boot.",
     help="Error messages a root port got from the devices below it, and from itself, by severity.",
     origin="/sys/bus/pci/devices/*/aer_rootport_total_err_{cor,nonfatal,fatal}",
+)
+PCIE_ERRORS = Metric(
+    "railscope_pcie_device_errors_total",
+    Kind.COUNTER,
+    PCIE_ERROR,
+    unit=Unit.ERRORS,
+    rollups=(Rollup.SUM,),
+    resets="Counts from boot or from when the device was plugged in.",
+    help="Error messages that Advanced Error Reporting counted for a device, of all kinds, by severity.",
+    origin="TOTAL_ERR_* of /sys/bus/pci/devices/*/aer_dev_{correctable,nonfatal,fatal}",
 )
 PCIE_AER_ERRORS = Metric(
     "railscope_pcie_aer_errors_total",

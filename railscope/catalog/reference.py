@@ -87,7 +87,7 @@ def _markdown() -> str:
         "",
         "Made from the catalog by `railscope catalog --format md`; change the declarations instead.",
         "",
-        "A counter rolls up as its rate. Where a metric rolls up over the cluster, a rail or a tenant,",
+        "A counter rolls up as its rate. Where a metric rolls up over the cluster, a rail, a tenant or a job,",
         "the collector exposes it as `railscope_<scope>_<roll-up>_...`.",
     ]
     subject = ""

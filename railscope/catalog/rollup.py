@@ -1,4 +1,4 @@
-"""Roll-ups: the metrics that follow from the declared ones for a rail, a tenant or the cluster.
+"""Roll-ups: the metrics that follow from the declared ones for a rail, a tenant, a job or the cluster.
 
 `railscope_<scope>_<rollup>_<what>_<unit>`: a gauge keeps its unit; a counter becomes its rate, in
 `bytes_per_second` or `per_second`, as a ratio where it counts seconds, in watts where it counts
@@ -7,13 +7,18 @@ joules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit
-from railscope.catalog.entities import CLUSTER, GPU, NIC, RAIL, RDMA_PORT, TENANT
+from railscope.catalog.entities import CLUSTER, GPU, JOB, NIC, RAIL, RDMA_PORT, TENANT
 
-SCOPES: Mapping[str, EntityKind] = {"cluster": CLUSTER, "rail": RAIL, "tenant": TENANT}
+SCOPES: Mapping[str, EntityKind] = {
+    "cluster": CLUSTER,
+    "rail": RAIL,
+    "tenant": TENANT,
+    "job": JOB,
+}
 ON_A_RAIL = (GPU, NIC, RDMA_PORT)
 _WORDS = {Rollup.SUM: "Sum", Rollup.MEAN: "Mean", Rollup.MAX: "Highest", Rollup.MIN: "Lowest"}
 _RATE_UNITS = {
@@ -39,7 +44,7 @@ def part_labels(kind: EntityKind) -> tuple[str, ...]:
 
 
 def scopes_of(kind: EntityKind) -> tuple[str, ...]:
-    """The scopes over which metrics of an entity kind roll up."""
+    """The scopes over which metrics of an entity kind roll up as declared; jobs have few of them."""
     return ("cluster", "rail", "tenant") if kind.whole in ON_A_RAIL else ("cluster",)
 
 
@@ -64,6 +69,16 @@ def derive(metrics: Iterable[Metric]) -> dict[str, Derived]:
                 derived = Derived(_declare(source, scope, rollup), source, scope, rollup)
                 found[derived.metric.name] = derived
     return found
+
+
+def derive_by_job(chosen: Mapping[Metric, Sequence[Rollup]]) -> dict[str, Derived]:
+    """The roll-ups over jobs, by name."""
+    found = (
+        Derived(_declare(source, "job", rollup), source, "job", rollup)
+        for source, rollups in chosen.items()
+        for rollup in rollups
+    )
+    return {derived.metric.name: derived for derived in found}
 
 
 def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:

@@ -45,8 +45,14 @@ class Cluster:
     folder: Path
     nodes: list[Node]
     _tokens: dict[str, str] = field(default_factory=dict)
-    _pages: dict[str, str] = field(default_factory=dict)
-    _url: str = ""
+    pages: dict[str, str] = field(default_factory=dict)
+    """Where each agent serves its page, as `host:port`, by node."""
+    collector: str = ""
+    """Where the collector is, as `host:port`."""
+
+    @property
+    def _url(self) -> str:
+        return f"http://{self.collector}"
 
     @property
     def node_names(self) -> list[str]:
@@ -89,12 +95,12 @@ class Cluster:
         try:
             await self._collector.start(self.folder)
             match = await self._collector.said(r"collector_started .*listen=(\S+:\d+)")
-            self._url = f"http://{match[1]}"
+            self.collector = match[1]
             for name in self.node_names:
                 self._agents[name] = await self._start_agent(name)
             for name, agent in self._agents.items():
                 match = await agent.said(r"agent_started .*page=(\S+:\d+)")
-                self._pages[name] = f"http://{match[1]}/metrics"
+                self.pages[name] = match[1]
         except BaseException:
             await self.__aexit__()
             raise
@@ -108,7 +114,10 @@ class Cluster:
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
         }
         if replay:  # is dearer than a server, and the demo shows one read at full pace
-            environment["RAILSCOPE_AGENT_BUDGET__CPU_RATIO"] = "0"
+            environment |= {
+                "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
+                "RAILSCOPE_AGENT_BUDGET__MEMORY_BYTES": "0",
+            }
         arguments = [
             "agent", "run", "--node", name, "--listen", "127.0.0.1:0", "--collector", self._url,
             "--state-directory", f"agent-{name}", *replay,
@@ -175,7 +184,9 @@ class Cluster:
 
     def where_to_look(self) -> str:
         """Addresses to open meanwhile."""
-        pages = "\n".join(f"  {page:40} {name}" for name, page in self._pages.items())
+        pages = "\n".join(
+            f"  {f'http://{page}/metrics':40} {name}" for name, page in self.pages.items()
+        )
         return (
             f"Look at\n  {self._url + '/metrics':40} aggregates for Prometheus\n"
             f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events\n"

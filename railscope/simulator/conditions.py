@@ -56,6 +56,7 @@ class PortConditions:
 class GpuConditions:
     """What acts on a GPU during a span, and what has become of it by its end.
 
+    A hung one lets every call run into its timeout; where the driver is stuck, none comes back at all.
     Errors are those of the span; `link_errors` are of one NVLink. Rows are those marked for
     remapping by the end, after correctable and after uncorrectable errors.
     """
@@ -63,6 +64,7 @@ class GpuConditions:
     thermal_resistance: float = 1.0
     lost: bool = False
     hung: bool = False
+    stuck: bool = False
     denied: bool = False
     corrected_errors: int = 0
     uncorrected_errors: int = 0

@@ -47,7 +47,7 @@ class GpuState:
             self.links = Links(model.nvlink, spec.stream(f"{name} links"), uptime_ns)
         self.demand, self.activity = Demand(), Activity()
         self.cycles = Cycles.usual(uptime_ns, model.most_megahertz, model.multiprocessors)
-        self.lost = self.hung = self.denied = False
+        self.lost = self.hung = self.stuck = self.denied = False
         self.recovery_action = 0
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
         self._origin_us = spec.started_wall_ns // NS_PER_US
@@ -62,7 +62,8 @@ class GpuState:
         self.lost = self.lost or conditions.lost
         if self.lost:
             return
-        self.hung, self.denied = conditions.hung, conditions.denied
+        self.hung, self.stuck = conditions.hung, conditions.stuck
+        self.denied = conditions.denied
         self.recovery_action = conditions.recovery_action
         self.demand = self.sharing.take(wanted)
         self.silicon.advance(span, self.demand, conditions.thermal_resistance)

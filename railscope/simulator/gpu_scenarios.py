@@ -48,6 +48,18 @@ class GpuHung(Scenario):
         return GpuConditions(hung=self.onset_ns <= span.end_ns)
 
 
+class DriverStuck(Scenario):
+    """A thread of the driver holds the lock of a GPU for ever: who asks about it waits for ever, too."""
+
+    def job(self, span: Span) -> JobConditions:
+        """Hung: the other ranks wait for the struck one."""
+        return JobConditions(hung=span.end_ns > self.onset_ns)
+
+    def struck_gpu(self, span: Span) -> GpuConditions:
+        """No call comes back."""
+        return GpuConditions(stuck=self.onset_ns <= span.end_ns)
+
+
 class RowRemap(Scenario):
     """One memory address needs correction again and again, and its row is marked for remapping."""
 

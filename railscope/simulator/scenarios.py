@@ -12,6 +12,7 @@ from railscope.simulator.conditions import (
     SlowedExchange,
 )
 from railscope.simulator.gpu_scenarios import (
+    DriverStuck,
     EccUncorrected,
     GpuHung,
     NvlinkErrors,
@@ -166,6 +167,7 @@ _BY_NAME: dict[str, type[Scenario]] = {
     "nvlink_errors": NvlinkErrors,
     "ecc_uncorrected": EccUncorrected,
     "gpu_hung": GpuHung,
+    "driver_stuck": DriverStuck,
     "nvml_denied": NvmlDenied,
 }
 

@@ -39,6 +39,7 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
         "nvlink_errors": "From half time on, one NVLink of a GPU has errors and sends again.",
         "ecc_uncorrected": "At half time a GPU meets an uncorrectable memory error; the job ends.",
         "gpu_hung": "From half time on, one GPU's firmware does not answer; the job hangs.",
+        "driver_stuck": "From half time on, no call about one GPU comes back; the job hangs.",
         "nvml_denied": "The agent may not see what GPUs do, nor errors of their on-chip memory.",
     }
 )

@@ -10,7 +10,7 @@ from support.reading import Label, numbers, read_once, readings
 from support.shared import unpacked
 
 from agent.host.real import RealHost
-from agent.sources.pcie import Pcie, parse_aer
+from agent.sources.pcie import ALL_ERRORS, Pcie, parse_aer
 from railscope.reading import Absent
 
 DEVICES = "sys/bus/pci/devices"
@@ -22,6 +22,7 @@ LINKS = {
     "max_link_width": "railscope_pcie_link_width_limit_lanes",
 }
 AER = "railscope_pcie_aer_errors_total"
+ALL = "railscope_pcie_device_errors_total"
 PRESENT = "railscope_pcie_device_present"
 LIMIT, NOW, STATE = (
     f"railscope_pcie_path_{what}"
@@ -60,7 +61,9 @@ def errors(device: Path) -> dict[Label, float]:
     for severity in ("correctable", "nonfatal", "fatal"):
         for line in text(device / f"aer_dev_{severity}").splitlines():
             *words, count = line.split()
-            if not words[0].startswith("TOTAL"):
+            if words[0].startswith("TOTAL"):
+                found[ALL, (device.name, severity)] = float(count)
+            else:
                 found[AER, (device.name, severity, " ".join(words))] = float(count)
     return found
 
@@ -96,8 +99,8 @@ def test_every_error_file_of_the_tree_parses(root: Path) -> None:
     for file in files:
         severity = file.name.removeprefix("aer_dev_")
         plain = {
-            name: count
-            for (_, (_, of, name)), count in errors(file.parent).items()
+            (more[0] if more else ALL_ERRORS): count
+            for (_, (_, of, *more)), count in errors(file.parent).items()
             if of == severity
         }
         assert parse_aer(file.read_bytes()) == plain, file
@@ -106,7 +109,8 @@ def test_every_error_file_of_the_tree_parses(root: Path) -> None:
 def test_names_of_errors_with_spaces() -> None:
     """As kernels before 5.3 print them."""
     old = b"Receiver Error 0\nBad TLP 12\nReplay Timer Timeout 3\nTOTAL_ERR_COR 15\n"
-    assert parse_aer(old) == {"Receiver Error": 0, "Bad TLP": 12, "Replay Timer Timeout": 3}
+    kinds = {"Receiver Error": 0, "Bad TLP": 12, "Replay Timer Timeout": 3}
+    assert parse_aer(old) == kinds | {ALL_ERRORS: 15}
 
 
 def test_an_unknown_speed_is_no_speed(tmp_path: Path) -> None:

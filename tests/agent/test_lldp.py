@@ -18,7 +18,8 @@ from agent.host import Json
 from agent.host.lldp import Lldp, open_socket, parse
 from agent.host.netlink import Netlink
 from agent.host.real import RealHost
-from agent.host.recording import RecordingHost, Redactor
+from agent.host.recording import RecordingHost
+from agent.host.redactor import Redactor
 
 HERE, THERE = "rs-here", "rs-there"
 NS = 1_000_000_000

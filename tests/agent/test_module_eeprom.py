@@ -16,7 +16,8 @@ from support.netlink import Request, asking, attribute, attributes, ethtool
 from agent.host import Json
 from agent.host.module_eeprom import decode
 from agent.host.module_eeprom.pages import Half
-from agent.host.recording import RecordingHost, Redactor
+from agent.host.recording import RecordingHost
+from agent.host.redactor import Redactor
 
 MEDIA = {
     "passive copper",

@@ -17,7 +17,8 @@ from support.trees import server_tree
 
 from agent.host.nvme import LOG_BYTES, Nvme, ask_health, decode, refusal
 from agent.host.real import RealHost
-from agent.host.recording import RecordingHost, Redactor
+from agent.host.recording import RecordingHost
+from agent.host.redactor import Redactor
 from agent.reader import Reader
 from agent.source import Verdict
 from agent.sources.nvme import ROOT, NvmeDrives

@@ -10,7 +10,8 @@ from support.machine import FakeHost
 
 from agent.host import Host, NvmlError
 from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost, Redactor
+from agent.host.recording import RecordingHost
+from agent.host.redactor import Redactor
 from railscope.capture import About, Capture, Moment
 
 FIELDS = "nvmlDeviceGetFieldValues"

@@ -22,7 +22,8 @@ from agent.cli import agent
 from agent.config import AgentSettings
 from agent.host import Host, NvmlError
 from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost, Redactor
+from agent.host.recording import RecordingHost
+from agent.host.redactor import Redactor
 from agent.machine_sources import machine_sources
 from agent.reader import Reader
 from agent.source import Verdict

@@ -32,8 +32,10 @@ from dashboards.asking import (
 )
 from dashboards.build import boards
 from dashboards.pictures import layout, tables
+from dashboards.recorded import RULES
 from railscope.demo.process import Program
 from railscope.simulator import NodeSpec
+from railscope.simulator.machine import machine
 
 ROOT = Path(__file__).parent.parent.parent
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in boards()}
@@ -56,6 +58,16 @@ LOOK_EVERY_SECONDS = 1.0
 QUOTAS = """tenant,gpu_hours,period,gpus,from,to
 slurm:research,5000,month,64,2020-01-01T00:00:00Z,
 """
+INVENTORY = """node,gpus,rdma_ports,from,to
+n1,2,4,2020-01-01T00:00:00Z,
+n2,1,3,2020-01-01T00:00:00Z,
+n3,2,4,2020-01-01T00:00:00Z,
+n4,1,3,2020-01-01T00:00:00Z,
+n5,2,5,2020-01-01T00:00:00Z,
+n7,2,4,2020-01-01T00:00:00Z,
+never-installed,8,8,2020-01-01T00:00:00Z,
+"""
+RETIRED = f"gpu,from,to,why\n{machine(SPECS[4]).gpus[1].uuid},2020-01-01T00:00:00Z,,sent back\n"
 TOO_SHORT = "Amounts are of readings half a minute apart, between which the holder stayed the same."
 QUIET: Mapping[tuple[str, str], str] = {
     ("Audit", "Agents that dispute the log"): "No one has changed the audit log.",
@@ -103,11 +115,12 @@ def every_question() -> list[Question]:
 
 @asynccontextmanager
 async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Running]:
-    """A Prometheus that scrapes agents and collector."""
+    """A Prometheus that scrapes agents and collector, and records as it is told."""
     agents = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     collector = [{"targets": [f"127.0.0.1:{site.port}"]}]
     config = {
-        "global": {"scrape_interval": "1s"},
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["recorded.yml"],
         "scrape_configs": [
             {"job_name": "railscope-agent", "static_configs": agents},
             {
@@ -117,6 +130,10 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Runn
             },
         ],
     }
+    recorded = yaml.safe_load((RULES / "recorded.yml").read_text())
+    for group in recorded["groups"]:
+        group.pop("interval", None)
+    (site.folder / "recorded.yml").write_text(yaml.safe_dump(recorded))
     (site.folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
     command = [
@@ -144,9 +161,12 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Runn
 async def start(site: Site, folder: Path) -> dict[str, Program]:
     """A collector and agents, all quick to notice what lasts for seconds only."""
     site.prepare_all(SPECS, CAPTURE_SECONDS)
-    (folder / "quotas.csv").write_text(QUOTAS)
+    for kind, text in (("quotas", QUOTAS), ("inventory", INVENTORY), ("retired", RETIRED)):
+        (folder / f"{kind}.csv").write_text(text)
     await site.collector(
         RAILSCOPE_COLLECTOR_QUOTAS_FILE="quotas.csv",
+        RAILSCOPE_COLLECTOR_INVENTORY_FILE="inventory.csv",
+        RAILSCOPE_COLLECTOR_RETIRED_FILE="retired.csv",
         RAILSCOPE_COLLECTOR_STALE_SECONDS="4",
         RAILSCOPE_COLLECTOR_METERING__PERIOD_SECONDS="0.5",
         RAILSCOPE_COLLECTOR_METERING__QUIET_SECONDS="1",

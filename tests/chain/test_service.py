@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -207,7 +209,7 @@ async def test_a_wrong_url_is_told_from_a_collector_that_is_away(site: Site):
 async def test_the_demo_ends_well(tmp_path: Path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "railscope.demo", "--seconds", "8",
+        sys.executable, "-m", "railscope.demo", "--seconds", "8", "--watchers", str(tmp_path / "w"),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment,
     )  # fmt: skip
     output, _ = await process.communicate()
@@ -215,3 +217,7 @@ async def test_the_demo_ends_well(tmp_path: Path):
     assert process.returncode == 0, text
     for line in ("every node reported (5 of them)", "no frame was lost", "the account adds up"):
         assert f"ok    {line}" in text
+    for program in ("prometheus", "alertmanager", "grafana server"):
+        assert re.search(rf"^  \S*{program} .*{tmp_path}/w/", text, re.MULTILINE), text
+    agents = json.loads((tmp_path / "w/prometheus/targets/agents.yml").read_text())
+    assert len(agents) == 5

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from makers import START_BOOT_NS, START_WALL_NS, Sender, gpu_schema
 from support.audit import draft
 from test_ingest import Running, running, settings_in
@@ -14,6 +15,7 @@ from test_ingest import Running, running, settings_in
 from agent.numbering import Numbering
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
+from collector.audit.office import OBSERVED
 from collector.audit.outbox import placed, put
 from collector.audit.trail import Trail
 from collector.audit.verify import verify
@@ -25,6 +27,7 @@ from railscope.catalog.entities import CLAIM
 from railscope.catalog.tenancy import CLAIM_START_EVENT
 from railscope.entity import Entity
 from railscope.frame import Event
+from railscope.settings import SettingsError
 
 PATIENCE_SECONDS = 20
 
@@ -151,3 +154,18 @@ async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
         await until_recorded(one, 3)
         assert answers == [200, 429, 429, 429]
         assert one.collector.core.counts.rejected["audited_events"] == 3
+
+
+async def test_a_log_with_a_record_that_is_none_is_said_at_the_start(tmp_path: Path) -> None:
+    async with running(settings_in(tmp_path)):
+        pass
+    audit = tmp_path / "state" / "audit"
+    (audit.parent / OBSERVED).unlink()
+    for bundle in (audit / "tile" / "entries").rglob("*"):
+        if bundle.is_file():
+            bundle.write_bytes(bundle.read_bytes().replace(b'{"actor"', b'{"xctor"', 1))
+    with pytest.raises(
+        SettingsError, match=r"not as it was left: no audit record.*move .*audit away"
+    ):
+        async with running(settings_in(tmp_path)):
+            pass

@@ -43,7 +43,10 @@ WIDTH = len(COLUMNS)
 value = st.integers(0, 10**12)
 row = st.lists(value, min_size=WIDTH, max_size=WIDTH)
 codes = st.lists(st.sampled_from([0, 0, 0, 4]), min_size=WIDTH, max_size=WIDTH)
-node = st.tuples(row, row, codes, st.sampled_from(["", "t1", "t2"]), st.booleans())
+tenant = st.sampled_from(["", "t1", "t2", "t3"])
+tenants_of_lanes = st.tuples(tenant, tenant, tenant) | tenant.map(lambda one: (one,) * 3)
+"""Of the rails 0 and 1, and of the node as such."""
+node = st.tuples(row, row, codes, tenants_of_lanes, st.booleans())
 
 
 def update(name: str, layout: Layout, first: list[int], last: list[int], **more: object) -> Update:
@@ -59,10 +62,10 @@ def update(name: str, layout: Layout, first: list[int], last: list[int], **more:
 
 
 def expected_cells(
-    nodes: list[tuple[list[int], list[int], list[int], str, bool]],
+    nodes: list[tuple[list[int], list[int], list[int], tuple[str, str, str], bool]],
 ) -> dict[tuple[str, tuple[str, ...]], float]:
     gathered: dict[tuple[str, str, Metric, tuple[str, ...]], list[float]] = defaultdict(list)
-    for first, last, reasons, tenant, fresh in nodes:
+    for first, last, reasons, holders, fresh in nodes:
         for (metric, entity), before, after, code in zip(
             SCHEMA.columns, first, last, reasons, strict=True
         ):
@@ -75,6 +78,7 @@ def expected_cells(
             whole = entity.whole_key
             rail = next((e.facts.get("rail", "") for e in (*GPUS, *CARDS) if e.key == whole), "")
             part = entity.key[len(whole) :]
+            tenant = holders[int(rail) if rail else -1]
             gathered["cluster", "", metric, part].append(number)
             if rail and "rail" in scopes_of(metric.about):
                 gathered["rail", rail, metric, part].append(number)
@@ -98,16 +102,16 @@ def expected_cells(
 @given(st.lists(node, min_size=1, max_size=6))
 def test_rollups_are_what_a_straight_calculation_gives(nodes):
     fleet = Fleet()
-    tenants = ["t1", "t2"]
+    tenants = ["t1", "t2", "t3"]
     by_name = {}
-    for number, (first, last, reasons, tenant, fresh) in enumerate(nodes):
+    for number, (first, last, reasons, holders, fresh) in enumerate(nodes):
         name = f"n{number}"
-        by_name[name] = tenants.index(tenant) if tenant else NO_TENANT
+        by_name[name] = [tenants.index(one) if one else NO_TENANT for one in holders]
         fleet.apply(update(
             name, LAYOUT, first, last, reasons=np.array(reasons, np.uint8),
             instant_ns=(100 if fresh else 1) * SECOND,
         ))  # fmt: skip
-    total = Rollups(lambda name, lanes: [by_name.get(name, NO_TENANT)] * (lanes + 1), tenants)
+    total = Rollups(lambda name, _: by_name[name], tenants)
     for block in fleet.blocks():
         reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))
         if reduced:

@@ -15,7 +15,7 @@ import pytest
 from makers import SECOND, Sender, gpu_schema, rdma_schema
 
 from collector.access.credentials import digest
-from collector.config import Audit, CollectorSettings, FrameLogSettings, Limits
+from collector.config import Audit, CollectorSettings, FrameLogSettings, Limits, MeteringSettings
 from collector.ingest import NodeSender
 from collector.segments import LogStats, read_segment, segment_path, segments
 from collector.service import Collector
@@ -380,6 +380,26 @@ async def test_a_node_that_sends_too_often_is_told_to_wait(tmp_path: Path):
         assert (await one.post(Sender("n2").body([]), node="n2"))[0] == 200, (
             "others are not held up"
         )
+
+
+async def test_frames_stay_with_the_agent_while_evidence_of_others_waits(tmp_path: Path):
+    waits, at_once = (
+        MeteringSettings(quiet_seconds=3600),
+        MeteringSettings(period_seconds=0.1, quiet_seconds=0),
+    )
+    limits = Limits(waiting_evidence_parts=1)
+    senders = [Sender(node) for node in ("n1", "n2", "n3")]
+    bodies = {one.node: one.body(some(one), schemas=True) for one in senders}
+    async with running(settings_in(tmp_path, limits=limits, metering=waits)) as one:
+        answers = [await one.post(body, node=node) for node, body in bodies.items()]
+        assert [status for status, _ in answers] == [200, 200, 503]
+        assert answers[2][1]["error"] == "2 parts of evidence wait for the database, more than 1"
+        assert (await one.post(bodies["n1"]))[0] == 200, "what is durable already is acknowledged"
+        assert one.collector.core.counts.rejected == {"evidence": 1}
+    async with running(settings_in(tmp_path, limits=limits, metering=at_once)) as one:
+        while one.collector.core.evidence.chunks:  # noqa: ASYNC110 - no event for tests
+            await asyncio.sleep(0.01)
+        assert (await one.post(bodies["n3"], node="n3"))[0] == 200
 
 
 async def test_schemas_of_one_node_are_bounded(tmp_path: Path):

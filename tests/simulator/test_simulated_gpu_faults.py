@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from railscope.capture import Capture, Json, Timeline
+from railscope.capture import PENDING, Capture, Json, Timeline
 from railscope.simulator import NodeSpec, find_model, simulate
 from railscope.simulator.nvlink import NO_ERROR, STRUCK_LINK
 
@@ -123,7 +123,11 @@ def test_a_row_that_waits_shows_in_banks_in_fields_and_in_what_the_driver_wants(
 
 @pytest.mark.parametrize(
     ("scenario", "answer", "numbers"),
-    [("xid79", LOST, [79, 154]), ("gpu_hung", TIMEOUT, [119, 154])],
+    [
+        ("xid79", LOST, [79, 154]),
+        ("gpu_hung", TIMEOUT, [119, 154]),
+        ("driver_stuck", PENDING, []),
+    ],
 )
 def test_a_dead_gpu_answers_one_thing_and_sends_no_event(
     scenario: str, answer: Json, numbers: list[int]

@@ -11,7 +11,7 @@ from collector.account.live import LiveAccount
 from collector.account.tally import Account
 from collector.config import MeteringSettings
 from collector.core import Checkpoint, Core
-from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.assemble import Files
 from collector.evidence.days import Door
 from collector.evidence.settle import Settler
@@ -53,6 +53,7 @@ class Site:
                 claims_file.parse(self.texts.get("claims", "tenant,holds,from,to\n")),
                 tenants_file.parse(self.texts.get("tenants", "tenant,source,owner,from,to\n")),
                 calendar_file.parse(self.texts.get("calendar", "")),
+                retired_file.parse(self.texts.get("retired", "gpu,from,to,why\n")),
             )
             self._said = dict(self.texts), found
         return self._said[1]

@@ -10,6 +10,7 @@ import pytest
 from railscope.catalog import EVENTS, INFO, KINDS, METRICS, SUBJECTS, rollups
 from railscope.catalog.declare import BUCKET, EntityKind, Kind, Metric, Rollup, Unit
 from railscope.catalog.entities import GPU, NODE
+from railscope.catalog.jobs import BY_JOB, STRAGGLER_MEASURES
 from railscope.catalog.rollup import ON_A_RAIL, SCOPES, part_labels
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -89,12 +90,16 @@ def test_openmetrics_families_do_not_clash() -> None:
     assert len(set(names)) == len(names)
 
 
+def rollups_of(source: Metric, scope: str) -> tuple[Rollup, ...]:
+    return BY_JOB.get(source, ()) if scope == "job" else source.rollups
+
+
 def test_rollups_are_gauges_of_their_scope() -> None:
     for name, derived in rollups().items():
         assert name not in METRICS
         assert name.startswith(f"railscope_{derived.scope}_{derived.rollup}_")
         assert derived.metric.kind is Kind.GAUGE
-        assert derived.rollup in derived.source.rollups
+        assert derived.rollup in rollups_of(derived.source, derived.scope)
 
 
 def test_rollups_keep_the_labels_of_parts() -> None:
@@ -106,7 +111,19 @@ def test_rollups_keep_the_labels_of_parts() -> None:
 def test_every_rollup_has_a_name_of_its_own() -> None:
     on_a_rail = [len(m.rollups) for m in DECLARED if m.about.whole in ON_A_RAIL]
     elsewhere = [len(m.rollups) for m in DECLARED if m.about.whole not in ON_A_RAIL]
-    assert len(rollups()) == len(SCOPES) * sum(on_a_rail) + sum(elsewhere)
+    of_jobs = [len(chosen) for chosen in BY_JOB.values()]
+    others = SCOPES.keys() - {"job"}
+    assert len(rollups()) == len(others) * sum(on_a_rail) + sum(elsewhere) + sum(of_jobs)
+
+
+def test_what_rolls_up_over_jobs_is_of_gpus_and_ports_and_means_something() -> None:
+    for source, chosen in BY_JOB.items():
+        assert source.about.whole in ON_A_RAIL
+        if source.kind is Kind.GAUGE and source.unit in NEVER_SUMMED:
+            assert Rollup.SUM not in chosen, source.name
+    for measure in STRAGGLER_MEASURES.values():
+        assert measure.metric.about.whole in ON_A_RAIL
+        assert len(measure.part) == len(part_labels(measure.metric.about))
 
 
 def test_event_classes_are_complete() -> None:

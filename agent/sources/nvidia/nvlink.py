@@ -199,7 +199,7 @@ class NvLink(HoldsNothing):
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
         self._up.clear()  # what is supported was learned with the links as they are now
-        return Inventory(tuple(columns.columns))
+        return Inventory(tuple(columns.columns), tuple(gpu.entity for gpu in linked))
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
         """How many links a GPU has. What to ask of them is kept: it is thousands of fields."""

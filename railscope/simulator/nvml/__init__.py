@@ -7,7 +7,7 @@ sharing    processes, MIG, virtual GPUs      events   what the driver reports
 
 from __future__ import annotations
 
-from railscope.capture import Json, Moment
+from railscope.capture import PENDING, Json, Moment
 from railscope.simulator.gpu import GpuState
 from railscope.simulator.model import NodeModel
 from railscope.simulator.nvml import activity, health, identity, links, load, settings, sharing
@@ -69,11 +69,13 @@ def _answers(model: NodeModel, gpu: GpuState) -> dict[str, Json]:
 
 
 def _as_it_answers(gpu: GpuState, answers: dict[str, Json]) -> dict[str, Json]:
-    """What is heard of the answers: a GPU may be lost, its firmware hung, its caller not allowed."""
+    """What is heard of the answers: a GPU may be lost, hung, stuck, or not for its caller."""
     if gpu.lost:
         return dict.fromkeys(answers, GPU_IS_LOST)
     if gpu.hung:
         return dict.fromkeys(answers, TIMEOUT)
+    if gpu.stuck:
+        return dict.fromkeys(answers, PENDING)
     if gpu.denied:
         refused = [call for call in answers if call.startswith(_DENIED)]
         return answers | dict.fromkeys(refused, NO_PERMISSION)

@@ -17,7 +17,8 @@ from support.tenancy import SOCKET, Looked, node, told, uuid
 from agent.config import TenancySettings
 from agent.host.real import RealHost
 from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost, Redactor
+from agent.host.recording import RecordingHost
+from agent.host.redactor import Redactor
 from agent.owners.device_ids import ClaimedDevice
 from agent.owners.pod_resources import Claim, Container, Devices, Pod
 from agent.source import Finding

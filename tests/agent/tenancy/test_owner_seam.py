@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.host.real import RealHost
-from agent.host.recording import Redactor
+from agent.host.redactor import Redactor
 from agent.owners import FormatError, docker, environ, libvirt
 
 HEX = "ab" * 32

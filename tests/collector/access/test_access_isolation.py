@@ -34,6 +34,9 @@ from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
 from collector.views.refresh import Views
 from collector.views.table import Cell, View
+from collector.workloads.holding import Holding, JobKey
+from collector.workloads.roster import Roster
+from collector.workloads.view import Jobs
 from railscope.audit.record import Actor, Data, Subject
 from railscope.catalog import METRICS, rollups
 from railscope.catalog import collector as catalog
@@ -44,6 +47,7 @@ PERIODS = ("2026-01", "2026-02")
 FIRST = 300_000_000
 A_RAIL = next(d.metric for d in rollups().values() if d.metric.about.labels == ("rail",))
 A_TENANT = next(d.metric for d in rollups().values() if d.metric.about.labels == ("tenant",))
+OF_TENANTS = ("railscope_tenant_", "railscope_job_")
 A_CLUSTER = next(d.metric for d in rollups().values() if d.metric.about.labels == ())
 
 
@@ -60,7 +64,7 @@ def visible(fact: Fact, who: Credential) -> bool:
     """The model."""
     if who.role is Role.TENANT:
         return fact.of == {who.tenant}
-    operator = fact.kind in {"cluster", "use"}
+    operator = fact.kind in {"cluster", "use", "job"}
     finance = fact.kind in {"use in the API", "account", "use", "invoice"}
     return {Role.AUDITOR: True, Role.OPERATOR: operator, Role.FINANCE: finance}.get(who.role, False)
 
@@ -77,6 +81,7 @@ class Cluster:
     booked: dict[tuple[str, str], list[tuple[str, int]]] = field(default_factory=dict)
     drafts: list[Draft] = field(default_factory=list)
     events: list[SeenEvent] = field(default_factory=list)
+    roster: Roster = field(default_factory=Roster)
     _numbers: Iterator[int] = field(default_factory=lambda: count(FIRST))
 
     def __post_init__(self) -> None:
@@ -102,6 +107,8 @@ class Cluster:
         return fact.number
 
     def _uses(self, tenant: str) -> None:
+        for _ in range(self.draw(st.integers(0, 2))):
+            self._job(tenant)
         if self.draw(st.booleans()):
             held = self._fact("use", tenant)
             self.sums[Key(20_000, State.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
@@ -111,6 +118,19 @@ class Cluster:
             if self.draw(st.booleans()):
                 rows = [(f"gpu {period}", self._fact("invoice", tenant))]
                 self.booked[tenant, period] = rows
+
+    def _job(self, tenant: str) -> None:
+        """A job, its node and its GPU, some of which others have a part of."""
+        name, node, gpu = (str(self._fact("job", tenant)) for _ in range(3))
+        job = JobKey(tenant, "kubernetes", f"ns/{name}")
+        others = [
+            JobKey(one, "slurm", "shared")
+            for one in self.draw(st.sets(st.sampled_from(self.tenants)))
+        ]
+        if others:
+            self.facts = [fact for fact in self.facts if str(fact.number) not in {node, gpu}]
+        held = [Holding(one, node, 100, NOON_NS) for one in {job, *others}]
+        self.roster.put(gpu, sorted(held))
 
     def _record(self) -> None:
         one, two = (self.draw(st.sampled_from(self.tenants)) for _ in range(2))
@@ -144,7 +164,11 @@ class Cluster:
     def views(self) -> Views:
         made = {name: View(name, NOON_NS, tuple(cells)) for name, cells in self.cells.items()}
         account = Account(NOON_NS, 1, sum(self.sums.values()), self.sums)
-        return Views(NOON_NS, **made, account=account)
+        jobs = Jobs(
+            NOON_NS, tuple(self.roster.jobs()), job_of_seat=self.roster.job_of_seat,
+            numbers=self.roster.numbers,
+        )  # fmt: skip
+        return Views(NOON_NS, **made, account=account, jobs=jobs)
 
 
 tenant_names = (
@@ -174,8 +198,13 @@ def paths(cluster: Cluster, size: int) -> Iterator[str]:
         "/metrics",
         *(f"/api/v1/{view}" for view in ("cluster", "rails", "nodes", "events")),
     )
+    for job in cluster.roster.jobs():
+        yield "/api/v1/jobs/" + "/".join(quote(word, safe="") for word in job.key)
     for tail in ("", *(f"?tenant={quote(tenant, safe='')}" for tenant in named)):
-        yield from (f"/{path}{tail}" for path in ("metrics", "api/v1/tenants", "api/v1/account"))
+        yield from (
+            f"/{path}{tail}"
+            for path in ("metrics", "api/v1/tenants", "api/v1/account", "api/v1/jobs")
+        )
         yield from (f"/api/v1/audit{tail}", f"/api/v1/statements{tail}")
         for period in PERIODS:
             yield from (
@@ -291,11 +320,11 @@ def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
     internal = replace(catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds")
     metrics = (catalog.TENANT_GPU_TIME, internal)
     cells = [Cell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")]
-    assert own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a") == cells[:1]
+    assert list(own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a")) == cells[:1]
 
 
 def test_what_is_told_of_tenants_has_their_label_and_the_name_that_goes_with_it() -> None:
     metrics = [*METRICS.values(), *(derived.metric for derived in rollups().values())]
     of_tenants = {metric.name for metric in metrics if "tenant" in metric.about.labels}
-    assert of_tenants == {m.name for m in metrics if m.name.startswith("railscope_tenant_")}
+    assert of_tenants == {m.name for m in metrics if m.name.startswith(OF_TENANTS)}
     assert len(of_tenants) > 10

@@ -34,7 +34,13 @@ EVERYTHING = {  # who may ask, and what they are told; written here once more, b
     ("GET", "/api/v1/nodes"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes/n1"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes/n9"): ("operator auditor", 404),
+    ("GET", "/api/v1/inventory"): ("operator auditor", 200),
     ("GET", "/api/v1/events"): ("operator auditor", 200),
+    ("GET", "/api/v1/jobs"): ("operator auditor tenant", 200),
+    ("GET", "/api/v1/jobs?tenant=speech"): ("operator auditor", 200),
+    ("GET", "/api/v1/jobs/vision/slurm/1"): ("operator auditor tenant", 404),
+    ("GET", "/api/v1/jobs/speech/slurm/1"): ("operator auditor", 404),
+    ("GET", "/api/v1/jobs/vision"): (ALL, 404),
     ("GET", "/api/v1/tenants"): ("operator finance auditor tenant", 200),
     ("GET", "/api/v1/account"): ("operator finance auditor tenant", 200),
     ("GET", "/api/v1/statements/vision/2026-01"): ("finance auditor tenant", 200),
@@ -291,7 +297,9 @@ def test_no_route_is_without_roles_and_all_are_in_the_test() -> None:
     walked = {(method, shape(path)) for method, path in (*EVERYTHING, *OPEN)}
     for route in ROUTES:
         assert route.roles, route
-        path = route.path.format(node="n1", tenant="vision", period="2026-01", index="x")
+        path = route.path.format(
+            node="n1", tenant="vision", period="2026-01", index="x", source="slurm", workload="1"
+        )
         if route.name == "audit_entry":
             path = "/api/v1/audit/entries/x"
         assert (route.method, path) in walked

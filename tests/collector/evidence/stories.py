@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from support.story import DAY, Envelopes, Reporter, cut, ended, gpus_of, host, ports_of, started
 
-from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.assemble import Files
 
 LAST = 3600
@@ -126,6 +126,7 @@ def spelled_files(draw):
     claims = ["tenant,holds,from,to"]
     tenants = ["tenant,source,owner,from,to"]
     calendar = []
+    retired = ["gpu,from,to,why"]
     for _ in range(draw(st.integers(0, 2))):
         begin, end = draw(spelled)
         holds = draw(st.sampled_from(["GPU-0", "n1", "n2"]))
@@ -138,10 +139,15 @@ def spelled_files(draw):
         calendar.append(
             f"[[reservation]]\nname = 'r'\ntenant = 'grey'\nholds = '{holds}'\nfrom = {begin}\n"
         )
+        if draw(st.booleans()):
+            begin, end = draw(spelled)
+            gpu = draw(st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]))
+            retired.append(f"{gpu},{begin},{draw(st.sampled_from([end, '']))},sent back")
     return {
         "claims": "\n".join(claims) + "\n",
         "tenants": "\n".join(tenants) + "\n",
         "calendar": "".join(calendar),
+        "retired": "\n".join(retired) + "\n",
     }
 
 
@@ -151,6 +157,7 @@ def read(texts: dict[str, str]) -> Files:
         claims_file.parse(texts["claims"]),
         tenants_file.parse(texts["tenants"]),
         calendar_file.parse(texts["calendar"]),
+        retired_file.parse(texts["retired"]),
     )
 
 

@@ -83,15 +83,13 @@ async def still_the_evidence(alone: Site) -> None:
             assert sum(share.amount for share in shares) == energy.amounts[within].sum()
     account = await alone.account(LATER + 500)
     assert account.balances
-    since = {
-        gpu: min(stay.start_ns for stay in evidence.stays)
+    served = (
+        min(stay.end_ns, account.until_ns) - stay.start_ns
         for gpu in alone.core.evidence.gpus
-        for evidence in [alone.door.store.evidence(gpu, at(0), at(LATER)).evidence]
-        if evidence.stays
-    }
-    assert account.capacity == GPU_CAPACITY * sum(
-        account.until_ns - start for start in since.values()
+        for stay in alone.door.store.evidence(gpu, at(0), at(LATER)).evidence.stays
+        if stay.start_ns < account.until_ns
     )
+    assert account.capacity == GPU_CAPACITY * sum(served)
     totals = alone.live.amounts.totals()
     assert all(amount >= 0 for amount in totals.values())
     assert Whose(Measure.ENERGY, Use.ATTRIBUTED, "") not in totals

@@ -1,0 +1,264 @@
+"""`python -m bench.boards`: what boards and rules cost the Prometheus of a large cluster."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import click
+import numpy as np
+
+from bench import cluster_pages, store
+from bench.cluster_pages import SCRAPE_SECONDS, Labels, Pages, Writer
+from bench.processes import BenchError, Server
+from bench.questions import Question, groups, needed, questions
+from bench.report import Aim, Report, mebibytes
+from bench.store import Answer, Group, Span, Store
+from dashboards.promql import metrics_in
+from dashboards.recorded import expanded, recorded, recorded_in
+
+LARGE = 1000
+"""Nodes of the cluster for which boards and rules must stay cheap."""
+MOST_SAMPLES = 50_000_000
+"""Prometheus refuses a query that has more in memory at once (--query.max-samples)."""
+ALIKE_NODES, TRIES = 3, 3
+SHOWN = 8
+_MARGIN_SECONDS = 30
+
+AT_ONCE = Aim("<=", 0.4)
+OF_INTERVAL = Aim("<=", 0.2)
+REFUSED = Aim("<=", 0)
+BY_KIND = (
+    'increase(railscope_pcie_aer_errors_total{severity="fatal"}[15m]) > 0',
+    'increase(railscope_pcie_device_errors_total{severity="fatal"}[15m]) > 0',
+)
+"""An alert on counters by kind of error, and on the kernel's own sum of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much to hold and for how long to ask."""
+
+    nodes: int
+    pages: int
+    faults: int
+    lead_seconds: int
+    """How long loading may take: the data reach that far into the future."""
+    span_seconds: int
+    scrapes: int
+    rules_seconds: int
+
+
+THOROUGH = Size(100, 16, 6, 840, span_seconds=2700, scrapes=240, rules_seconds=15)
+QUICK = Size(2, 2, 1, 150, span_seconds=600, scrapes=52, rules_seconds=1)
+
+
+@dataclass
+class Found:
+    """What a cluster cost."""
+
+    nodes: int
+    series: int = 0
+    resident: int = 0
+    answers: dict[Question, Answer] = field(default_factory=dict)
+    unrecorded: dict[Question, Answer] = field(default_factory=dict)
+    """Those with recorded series, asked without them."""
+    groups: dict[str, Group] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+    """Seconds of all queries of a group of rules, each where it was fastest: others' work is not in it."""
+    following: float = 0.0
+    """Share of a core that Prometheus took while it followed all rules."""
+    compared: tuple[Answer, ...] = ()
+
+    @property
+    def times(self) -> float:
+        """How many of these clusters the large one is."""
+        return LARGE / self.nodes
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--nodes", type=int, help="How many nodes, with 8 GPUs and 8 rails each.")
+@click.option(
+    "--board", "names", multiple=True, help="This one alone; what it needs is all that is held."
+)
+def main(*, quick: bool, nodes: int | None, names: Sequence[str]) -> None:
+    """Measure queries and print ratios."""
+    size = QUICK if quick else THOROUGH
+    size = replace(size, nodes=nodes or size.nodes)
+    report = Report("Boards and rules")
+    if not shutil.which(store.PROMETHEUS):
+        report.figure(store.PROMETHEUS, "is not installed: there is nothing to measure")
+        click.echo(str(report))
+        return
+    chosen = [q for q in questions() if not names or q.board in names]
+    held = needed(chosen, rules=not names)
+    if not names:
+        held |= metrics_in(BY_KIND[0])
+    pages = cluster_pages.pages_of(size.nodes, size.pages, size.faults, held)
+    alike(report, size, pages, chosen)
+    tell(report, measure(size, pages, chosen, rules=not names))
+    click.echo(str(report))
+
+
+def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool) -> Found:
+    """Hold the pages of a cluster, ask what boards ask, and follow the rules."""
+    found = Found(size.nodes)
+    with loaded(store.prometheus, size, pages) as (running, span, folder):
+        record(running, chosen, span)
+        for question in chosen:
+            found.answers[question] = running.ask(question, span)
+            if recorded_in(question.expression):
+                plain = replace(question, expression=expanded(question.expression))
+                found.unrecorded[question] = running.ask(plain, span)
+        if rules:
+            found.compared = tuple(running.at(text, span.end) for text in BY_KIND)
+            for group in groups():
+                found.asked[group["name"]] = sum(
+                    min(running.at(expanded(rule["expr"]), span.end).seconds for _ in range(TRIES))
+                    for rule in group["rules"]
+                )
+            started, cpu = time.monotonic(), running.server.cpu_seconds()
+            running.follow(folder, size.rules_seconds)
+            found.groups = running.rule_groups(2)
+            cpu = running.server.cpu_seconds() - cpu
+            found.following = cpu / (time.monotonic() - started)
+        found.series = running.series()
+        found.resident = running.server.memory().resident
+    return found
+
+
+@contextmanager
+def loaded(
+    start: Callable[[Path], Server], size: Size, pages: Pages
+) -> Iterator[tuple[Store, Span, Path]]:
+    """A database that holds what all scrapes brought. Raises BenchError where that took too long."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        with start(folder) as server:
+            running = Store(server)
+            writer = Writer(store.WRITE, time.time() + size.lead_seconds, size.scrapes)
+            running.write(writer.of_collector(pages.collector))
+            for number in range(size.nodes):
+                running.write(writer.of_node(pages, number))
+            now = time.time()
+            if now > writer.seconds[-1] - _MARGIN_SECONDS:
+                message = "loading took so long that what was loaded is old"
+                raise BenchError(message)
+            newest = max(second for second in writer.seconds if second <= now)
+            yield running, Span(newest, size.span_seconds), folder
+
+
+def record(running: Store, chosen: Sequence[Question], span: Span) -> None:
+    """Write the recorded series that boards show, as if the rules had always been followed."""
+    wanted = {name for question in chosen for name in recorded_in(question.expression)}
+    scrapes = round(span.seconds) // SCRAPE_SECONDS + 1
+    writer = Writer(store.WRITE, span.end, scrapes)
+    places = {second: place for place, second in enumerate(writer.seconds)}
+    for name in recorded().keys() & wanted:
+        _, answer = running.curves(expanded(name), span, SCRAPE_SECONDS)
+        curves = answer["data"]["result"]
+        values = np.full((len(curves), scrapes), np.nan)
+        for row, curve in enumerate(curves):
+            for second, value in curve["values"]:
+                values[row, places[round(second)]] = float(value)
+        series: list[Labels] = [tuple({**c["metric"], "__name__": name}.items()) for c in curves]
+        running.write(writer.written(series, values))
+
+
+def tell(report: Report, found: Found) -> None:
+    """Say what was found, for as many nodes as a large cluster has."""
+    at = f"at {LARGE:,} nodes"
+    peaks = {question: answer.peak * found.times for question, answer in found.answers.items()}
+    report.ratio(
+        f"samples at once, dearest query, {at} / what Prometheus allows",
+        max(peaks.values()) / MOST_SAMPLES, AT_ONCE,
+    )  # fmt: skip
+    report.ratio(
+        "queries that Prometheus refuses",
+        sum(bool(answer.problem) for answer in found.answers.values()), REFUSED,
+    )  # fmt: skip
+    for question, plain in found.unrecorded.items():
+        answer = found.answers[question]
+        if plain.peak:  # a query that is refused has none
+            report.ratio(f"samples at once, recorded / not, {question}", answer.peak / plain.peak)
+        report.figure(f"{question}, not recorded", _told(plain, found.times))
+    if found.compared:
+        by_kind, together = found.compared
+        report.ratio("time, PCIe errors of all kinds / by kind", together.seconds / by_kind.seconds)
+        report.figure("PCIe errors by kind, an instant", _told(by_kind, found.times))
+        report.figure("PCIe errors of all kinds, an instant", _told(together, found.times))
+    shares = {
+        name: found.asked[name] * found.times / one.interval_seconds
+        for name, one in found.groups.items()
+    }
+    if shares:
+        dearest = max(shares, key=lambda name: shares[name])
+        report.ratio(f"time, {dearest} {at} / its interval", shares[dearest], OF_INTERVAL)
+        own = [share for name, share in shares.items() if name.endswith("recorded")]
+        report.ratio(f"share of a core, recording rules {at}", 100 * sum(own), unit=" %")
+        report.ratio(
+            f"share of a core, all rules {at}", 100 * found.following * found.times, unit=" %"
+        )
+    report.figure(
+        "Prometheus",
+        f"{found.nodes} nodes, {found.series:,} series, RSS {mebibytes(found.resident)}",
+    )
+    _tell_boards(report, found)
+    for name in sorted(shares, key=lambda name: -shares[name])[:SHOWN]:
+        one = found.groups[name]
+        report.figure(
+            name, f"{found.asked[name] * 1e3:.1f} ms asked, {one.seconds * 1e3:.1f} ms as Prometheus"
+            f" followed it, each {one.interval_seconds:g} s; {one.series} series made",
+        )  # fmt: skip
+
+
+def _tell_boards(report: Report, found: Found) -> None:
+    boards: dict[str, list[Answer]] = {}
+    for question, answer in found.answers.items():
+        boards.setdefault(question.board, []).append(answer)
+    for name, answers in boards.items():
+        report.figure(
+            f"board {name}", f"{len(answers)} queries,"
+            f" {sum(a.seconds for a in answers):.2f} s one after the other,"
+            f" {sum(a.samples for a in answers) / 1e6:,.1f} M samples looked at,"
+            f" at most {max(a.peak for a in answers) / 1e6:,.2f} M at once",
+        )  # fmt: skip
+    dearest = sorted(found.answers.items(), key=lambda item: -item[1].peak)
+    for question, answer in dearest[:SHOWN]:
+        report.figure(f"dearest: {question}", _told(answer, found.times))
+
+
+def _told(answer: Answer, times: float) -> str:
+    if answer.problem:
+        return f"refused: {answer.problem}"
+    return (
+        f"{answer.seconds * 1e3:,.0f} ms, {answer.samples / 1e6:,.2f} M samples looked at,"
+        f" {answer.peak / 1e6:,.2f} M at once, {answer.peak * times / 1e6:,.1f} M at {LARGE:,} nodes"
+    )
+
+
+def alike(report: Report, size: Size, pages: Pages, chosen: Sequence[Question]) -> None:
+    """Ask another database the same: it speaks the same language, or a board shows nothing."""
+    if not shutil.which(store.VICTORIA):
+        report.figure(store.VICTORIA, "is not installed: left out")
+        return
+    few = replace(size, nodes=min(size.nodes, ALIKE_NODES))
+    with loaded(store.victoria, few, pages) as (running, span, _):
+        store.get(running.port, "/internal/force_flush")
+        record(running, chosen, span)
+        store.get(running.port, "/internal/force_flush")
+        answers = {question: running.ask(question, span) for question in chosen}
+    refused = {question: answer for question, answer in answers.items() if answer.problem}
+    report.ratio("queries that VictoriaMetrics refuses", len(refused), REFUSED)
+    for question, answer in refused.items():
+        report.figure(f"VictoriaMetrics: {question}", answer.problem)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""The pages of a cluster as Prometheus would hold them: real pages of few servers, told of many.
+
+The real agent reads simulated servers on a clock moved by hand and makes a page each quarter of a
+minute. Every node gets one server's pages under its own name: GPUs of its own, counters that have
+another start and another speed, its own place in the loop of pages. The collector's pages are those
+of a real collector to which so many nodes report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.config import AgentSettings
+from agent.host.recorded import RecordedHost
+from agent.service import Agent
+from agent.walk import WalkClock
+from bench import fleets, load, remote_write
+from bench.processes import HOST
+from bench.wires import Request
+from dashboards.promql import metric_named
+from railscope import logs
+from railscope.catalog import Kind
+from railscope.exposition import Format
+from railscope.simulator import NodeSpec, simulate
+
+SCRAPE_SECONDS = 15
+NS = 10**9
+HEALTHY = (("training", "slurm"), ("training", "kubernetes"))
+FAULTY = ("xid79", "pause_storm", "pcie_degraded", "flapping", "nvlink_errors", "thermal")
+ONE_FAULTY_IN = 20
+_SAMPLE = re.compile(r"(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
+_GPU = "GPU-"
+_SERIES_A_REQUEST = 1000
+_COLLECTOR_TURNS = 2
+_TENANTS = 50
+_OWN_SPEED, _OWN_LEVEL = (0.5, 1.5), (0.97, 1.03)
+
+UP = (("__name__", "up"),)
+
+Labels = tuple[tuple[str, str], ...]
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The series of some pages one after the other: rows of series, columns of pages."""
+
+    series: tuple[Labels, ...]
+    values: Values
+    """What a page does not have is not a number."""
+    counters: npt.NDArray[np.bool_]
+    measured: npt.NDArray[np.bool_]
+    """Gauges of something that changes, of which no two servers have the same; settings are alike."""
+
+    def over(self, length: int, own: np.random.Generator) -> Values:
+        """The values of a node of its own at so many scrapes."""
+        pages = self.values.shape[1]
+        at = (np.arange(length) + own.integers(pages)) % pages
+        found: Values = self.values[:, at]
+        count = len(self.series)
+        speed = round(own.uniform(*_OWN_SPEED), 2)
+        grown = np.cumsum(self._grown()[:, at], axis=1) * speed
+        start = np.nan_to_num(np.nanmin(self.values, axis=1, keepdims=True)) * speed
+        level = np.where(self.measured[:, None], own.uniform(*_OWN_LEVEL, (count, 1)), 1.0)
+        counted = np.where(np.isnan(found), np.nan, np.round(start + grown, 3))
+        return np.where(self.counters[:, None], counted, found * level)
+
+    def _grown(self) -> Values:
+        """How much a counter grew before each page; nothing where it started over or was away."""
+        steps = np.diff(self.values, axis=1, prepend=self.values[:, :1])
+        return np.clip(np.nan_to_num(steps), 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The loops that nodes take, and that of the collector."""
+
+    healthy: Sequence[Loop]
+    faulty: Sequence[Loop]
+    collector: Loop
+
+    def of(self, number: int) -> Loop:
+        """A node's: every so many nodes one has a fault."""
+        turn, faultless = divmod(number, ONE_FAULTY_IN)
+        if faultless:
+            return self.healthy[number % len(self.healthy)]
+        return self.faulty[turn % len(self.faulty)]
+
+
+def loop_of(pages: Sequence[str], held: Container[str]) -> Loop:
+    """Read pages, keeping the metrics that are to be held."""
+    told: dict[Labels, list[float]] = {}
+    for position, page in enumerate(pages):
+        for line in page.splitlines():
+            match = _SAMPLE.fullmatch(line)
+            if match and match["name"] in held:
+                row = told.setdefault(_labels(match), [np.nan] * len(pages))
+                row[position] = float(match["value"])
+    metrics = [metric_named(dict(labels)["__name__"]) for labels in told]
+    values = np.array(list(told.values())).reshape(len(told), len(pages))
+    gauges = np.array(
+        [m is not None and m.kind is Kind.GAUGE and m.unit != "" for m in metrics], bool
+    )
+    return Loop(
+        tuple(told),
+        values,
+        np.array(
+            [m is not None and m.kind in {Kind.COUNTER, Kind.HISTOGRAM} for m in metrics], bool
+        ),
+        gauges & (np.nanmin(values, axis=1) < np.nanmax(values, axis=1)),
+    )
+
+
+def _labels(sample: re.Match[str]) -> Labels:
+    told = _LABEL.findall(sample["labels"] or "")
+    values = ((name, _ESCAPE.sub(_unescaped, value)) for name, value in told)
+    return (("__name__", sample["name"]), *values)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return "\n" if escape[1] == "n" else escape[1]
+
+
+def pages_of(nodes: int, pages: int, faults: int, held: Container[str]) -> Pages:
+    """Pages of healthy servers, of servers with so many faults, and of the collector of all nodes.
+
+    A fault strikes at half of its server's pages. Of all pages only the metrics that are held count.
+    """
+    logs.configure("error")
+    loops = [
+        loop_of(_agent_pages(NodeSpec(f"s{seed}", seed, scenario=what, scheduler=who), pages), held)
+        for seed, (what, who) in enumerate(
+            (*HEALTHY, *((what, "slurm") for what in FAULTY[:faults]))
+        )
+    ]
+    with TemporaryDirectory(prefix="bench-") as folder:
+        collector = _collector_loop(nodes, Path(folder), held)
+    return Pages(loops[: len(HEALTHY)], loops[len(HEALTHY) :], collector)
+
+
+def _agent_pages(spec: NodeSpec, pages: int) -> list[str]:
+    capture = simulate(spec, pages * SCRAPE_SECONDS, 1)
+    clock = WalkClock(capture.about)
+    agent = Agent(
+        AgentSettings(node=spec.node), RecordedHost(capture, clock, lambda: clock.offset_ns)
+    )
+
+    async def read() -> list[str]:
+        found = []
+        for page in range(1, pages + 1):
+            for second in (page * SCRAPE_SECONDS - 1, page * SCRAPE_SECONDS):
+                clock.go_to(second * NS)
+                await agent.once()
+            found.append(agent.page.text(Format.PROMETHEUS))
+        return found
+
+    return asyncio.run(read())
+
+
+def _collector_loop(nodes: int, folder: Path, held: Container[str]) -> Loop:
+    """Pages of a collector to which nodes report, each of them held by one of some tenants."""
+    streams = load.streams_of_a_node(folder)
+    load.save(streams, folder / "streams")
+    claims = folder / "claims.csv"
+    rows = (f"tenant-{n % _TENANTS},{load.name(n)},2020-01-01T00:00:00Z," for n in range(nodes))
+    claims.write_text("\n".join(["tenant,holds,from,to", *rows, ""]), encoding="ascii")
+    with (
+        fleets.collector(nodes, folder, RAILSCOPE_COLLECTOR_CLAIMS_FILE=str(claims)) as server,
+        fleets.LoadProcess(server.port, nodes, folder / "streams") as loader,
+    ):
+        found = []
+        for turn in range(_COLLECTOR_TURNS):
+            loader.do("prepare", turn, 1)
+            loader.do("post", fleets.CONNECTIONS)
+            fleets.refreshes_of(server, 2)
+            found.append(_page(server.port))
+    return loop_of(found, held)
+
+
+def _page(port: int) -> str:
+    connection = HTTPConnection(HOST, port, timeout=120)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text
+
+
+class Writer:
+    """Requests that write series at the instants of some scrapes, the last of them at `until`."""
+
+    def __init__(self, path: str, until: float, scrapes: int) -> None:
+        self._path = path
+        last = round(until) // SCRAPE_SECONDS * SCRAPE_SECONDS
+        self.seconds = [last - (scrapes - 1 - at) * SCRAPE_SECONDS for at in range(scrapes)]
+        self._times = remote_write.instants(second * 1000 for second in self.seconds)
+
+    def of_node(self, pages: Pages, number: int) -> Iterator[Request]:
+        """A node's pages, as they are scraped."""
+        loop, name = pages.of(number), load.name(number)
+        target = (("job", "railscope-agent"), ("instance", f"{name}:9469"), ("node", name))
+        series = [_of(number, labels) for labels in loop.series]
+        return self._scraped(loop, series, target, number)
+
+    def of_collector(self, loop: Loop) -> Iterator[Request]:
+        """The collector's pages."""
+        target = (("job", "railscope-collector"), ("instance", "localhost:9470"))
+        return self._scraped(loop, loop.series, target, 0)
+
+    def _scraped(
+        self, loop: Loop, series: Sequence[Labels], target: Labels, number: int
+    ) -> Iterator[Request]:
+        values = loop.over(len(self.seconds), np.random.default_rng(number))
+        up = np.ones((1, len(self.seconds)))
+        return self.written([UP, *series], np.concatenate((up, values)), target)
+
+    def written(
+        self, series: Sequence[Labels], values: Values, target: Labels = ()
+    ) -> Iterator[Request]:
+        """Requests with these series; what is not a number is left out."""
+        common = b"".join(remote_write.label(*pair) for pair in target)
+        for first in range(0, len(series), _SERIES_A_REQUEST):
+            part = slice(first, first + _SERIES_A_REQUEST)
+            there = ~np.isnan(values[part])
+            block = remote_write.samples(values[part], self._times)
+            parts = []
+            for labels, row, kept in zip(series[part], block, there, strict=True):
+                data = row[kept].tobytes()
+                text = common + b"".join(remote_write.label(*pair) for pair in labels)
+                parts += [remote_write.series(text, len(data)), data]
+            yield remote_write.request(self._path, parts)
+
+
+def _of(number: int, labels: Labels) -> Labels:
+    """The labels of a series on another node: other GPUs."""
+    return tuple(
+        (name, f"{_GPU}{number:08x}{value[12:]}" if value.startswith(_GPU) else value)
+        for name, value in labels
+    )

@@ -1,0 +1,162 @@
+"""`python -m bench.jobs`: what it costs the collector to know of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import msgspec
+import numpy as np
+
+from bench import load
+from bench.report import Aim, Report
+from collector.core import Core
+from collector.fleet import Update
+from collector.metering.units import GPU_CAPACITY
+from collector.metrics import render
+from collector.schemas import Schemas
+from collector.workloads.averages import Averages
+from collector.workloads.gathered import Gathered
+from collector.workloads.holding import Holding, JobKey
+from collector.workloads.roster import Roster
+from collector.workloads.seating import Seating
+from collector.workloads.view import Jobs
+from railscope.exposition import Format
+from railscope.wire import WireEntity, WireSchema
+
+NS = 1_000_000_000
+NOW_NS = 1_790_000_000 * NS
+NODES, QUICK_NODES = 1000, 20
+GPUS_A_JOB, TENANTS = 8, 50
+SMALL = 10
+TURNS = 30
+LINEAR = Aim("<=", 1.3)
+OF_A_PERIOD = Aim("<=", 0.01)
+VIEWS_SECONDS = 2.0
+_ON_RAILS = {"nic", "rdma_port"}
+
+
+@dataclass
+class Cluster:
+    """Nodes whose GPUs are all held by jobs."""
+
+    core: Core
+    roster: Roster
+    seating: Seating
+    averages: Averages = field(default_factory=Averages)
+
+    @classmethod
+    def of(cls, streams: list[load.Stream], nodes: int, folder: Path) -> Cluster:
+        """So many nodes that have reported just now."""
+        schemas = Schemas(folder)
+        schemas.open()
+        core, roster = Core(schemas), Roster()
+        chance = np.random.default_rng(1)
+        for number in range(nodes):
+            for stream in streams:
+                known = schemas.put(load.of_node(stream.schema, number))
+                columns = known.layout.columns
+                first = chance.integers(1, 10**6, columns)
+                present = np.zeros(columns, np.uint8)
+                core.fleet.apply(
+                    Update(
+                        load.name(number), "run", "boot", known.digest, known.layout,
+                        first, present, NS, first + chance.integers(1, 10**5, columns), 2 * NS,
+                        present, NOW_NS,
+                    )
+                )  # fmt: skip
+                for place, gpu in enumerate(known.gpus):
+                    job = (number * len(known.gpus) + place) // GPUS_A_JOB
+                    key = JobKey(f"tenant-{job % TENANTS}", "slurm", str(job))
+                    roster.put(gpu.uuid, [Holding(key, load.name(number), GPU_CAPACITY, 1)])
+        return cls(core, roster, Seating(core, roster))
+
+    def seat(self) -> None:
+        """What a refresh does for jobs before it reads, where nothing has changed."""
+
+        async def nobody() -> None:
+            return
+
+        asyncio.run(self.seating.refresh(nobody))
+
+    def view(self) -> Jobs:
+        """What a refresh does for jobs."""
+        gathered, fleet = Gathered(), self.core.fleet
+        for block in fleet.blocks():
+            table = self.seating.of(block)
+            if table:
+                rows = fleet.fresh(block, NOW_NS - 30 * NS, NOW_NS)
+                gathered.add(table, self.seating.settled(block, rows))
+        of_seat = self.roster.job_of_seat.copy()
+        told = self.averages.follow(gathered, of_seat, NOW_NS)
+        return Jobs(
+            NOW_NS, tuple(self.roster.jobs()), 0, gathered, of_seat, self.roster.numbers,
+            frozenset(fleet.nodes), told,
+        )  # fmt: skip
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+def main(*, quick: bool) -> None:
+    """Measure and print ratios."""
+    nodes = QUICK_NODES if quick else NODES
+    report = Report("Jobs")
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        streams = [
+            on_rails(stream)
+            for stream in load.streams_of_a_node(folder)
+            if stream.schema.stream in {"gpu", "gpu_activity", "rdma", "nic"}
+        ]
+        small = Cluster.of(streams, nodes // SMALL, folder / "small")
+        whole = Cluster.of(streams, nodes, folder / "whole")
+        anew = _seconds(whole.seat, 1)
+        small.seat()
+        refresh, few = _seconds(whole.view), _seconds(small.view)
+        view = whole.view()
+        jobs, gpus = len(view.jobs), sum(len(job.places) for job in view.jobs)
+        cells = list(view.cells())
+        asked = _seconds(lambda: list(whole.view().cells()), TURNS // 10) - refresh
+        text = render(cells, Format.PROMETHEUS)
+    report.ratio("processor time a GPU, all / a tenth of them", refresh / few / SMALL, LINEAR)
+    report.ratio("what a refresh takes for jobs / its period", refresh / VIEWS_SECONDS, OF_A_PERIOD)
+    report.figure("cluster", f"{nodes:,} nodes, {gpus:,} GPUs, {jobs:,} jobs")
+    report.figure("a refresh", f"{refresh * 1e3:.1f} ms; seated anew {anew * 1e3:.1f} ms")
+    report.figure("a scrape", f"{asked * 1e3:.0f} ms in a thread, {len(cells):,} series, "
+                  f"{len(text) / 1e6:.1f} MB of text")  # fmt: skip
+    click.echo(str(report))
+
+
+def on_rails(stream: load.Stream) -> load.Stream:
+    """The stream with its ports on rails: the tree of the bench does not say where they are."""
+    numbers: dict[tuple[str, ...], int] = {}
+    entities = []
+    for entity in stream.schema.entities:
+        if entity.kind in _ON_RAILS:
+            rail = numbers.setdefault(entity.key, len(numbers)) % load.DEVICES
+            facts = {**entity.facts, "rail": str(rail)}
+            entities.append(WireEntity(entity.kind, entity.key, facts))
+        else:
+            entities.append(entity)
+    schema: WireSchema = msgspec.structs.replace(stream.schema, entities=tuple(entities))
+    return msgspec.structs.replace(stream, schema=schema)
+
+
+def _seconds(work: Callable[[], object], turns: int = TURNS) -> float:
+    """The median of processor time."""
+    found = []
+    for _ in range(max(turns, 1)):
+        started = time.process_time()
+        work()
+        found.append(time.process_time() - started)
+    return statistics.median(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""A database that speaks Prometheus' protocols: written to, asked, and told which rules to follow."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import yaml
+
+from bench.processes import HOST, BenchError, Server, free_port
+from bench.questions import RATE_SECONDS, Question, filled
+from bench.wires import Request, Wire
+from dashboards.recorded import RULES
+
+PROMETHEUS, VICTORIA = "prometheus", "victoria-metrics"
+WRITE = "/api/v1/write"
+RULES_SECONDS = 15
+"""How often rules are evaluated, as deploy/prometheus/prometheus.yml has it."""
+_RULE_SAMPLE = re.compile(
+    r'prometheus_rule_group_(?P<what>\w+)\{rule_group="[^"]*;(?P<group>[^"]+)"\} (?P<value>\S+)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a query cost."""
+
+    seconds: float
+    samples: int
+    """All that were looked at, at each point anew."""
+    peak: int
+    """The most that were in memory at once."""
+    series: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one evaluation of a group of rules cost."""
+
+    seconds: float
+    interval_seconds: float
+    series: int
+    """Series it made, those of alerts among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What is asked about: some seconds up to an instant."""
+
+    end: float
+    seconds: float
+
+
+class Store:
+    """A running database."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.port = server.port
+        self._choices: dict[str, str] = {}
+
+    def write(self, requests: Iterable[Request]) -> None:
+        """Write. Raises BenchError where that is refused."""
+        wire = Wire(self.port)
+        for request in requests:
+            status, content = wire.post(request)
+            if status // 100 != 2:  # noqa: PLR2004 - HTTP's success
+                message = f"a write was answered with {status}: {content[:300]!r}"
+                raise BenchError(message)
+        wire.close()
+
+    def ask(self, question: Question, span: Span) -> Answer:
+        """Ask what a board asks, with everything chosen that can be chosen."""
+        expression = filled(question.expression, self._chosen(question.variables, span))
+        if not question.points:
+            return self.at(expression, span.end)
+        return self.over(expression, span, span.seconds / question.points)
+
+    def at(self, expression: str, instant: float) -> Answer:
+        """Ask for an instant."""
+        return _cost(*self._timed("query", query=expression, time=str(instant)))
+
+    def over(self, expression: str, span: Span, step: float) -> Answer:
+        """Ask for a range."""
+        return _cost(*self.curves(expression, span, step))
+
+    def curves(self, expression: str, span: Span, step: float) -> tuple[float, dict[str, Any]]:
+        """A range, with how long it took."""
+        return self._timed(
+            "query_range", query=expression, start=str(span.end - span.seconds),
+            end=str(span.end), step=f"{step:.3f}",
+        )  # fmt: skip
+
+    def _chosen(self, variables: Sequence[Mapping[str, Any]], span: Span) -> dict[str, str]:
+        chosen = {"__rate_interval": f"{RATE_SECONDS}s"}
+        for variable in variables:
+            if variable["multi"]:
+                chosen[variable["name"]] = variable["allValue"]
+                continue
+            query = filled(variable["query"], chosen)
+            if query not in self._choices:
+                self._choices[query] = self._first_value(query, span)
+            chosen[variable["name"]] = self._choices[query]
+        return chosen
+
+    def _first_value(self, query: str, span: Span) -> str:
+        selector, _, label = query.removeprefix("label_values(").removesuffix(")").rpartition(", ")
+        _, answer = self._timed(
+            f"label/{label}/values", start=str(span.end - span.seconds), end=str(span.end),
+            **{"match[]": selector},
+        )  # fmt: skip
+        return next(iter(answer.get("data", ())), "")
+
+    def _timed(self, path: str, **parameters: str) -> tuple[float, dict[str, Any]]:
+        started = time.monotonic()
+        text = get(self.port, f"/api/v1/{path}?{urlencode({**parameters, 'stats': 'all'})}")
+        seconds = time.monotonic() - started
+        answer: dict[str, Any] = json.loads(text)
+        return seconds, answer
+
+    def series(self) -> int:
+        """How many series Prometheus holds."""
+        found = re.search(r"(?m)^prometheus_tsdb_head_series (\S+)", get(self.port, "/metrics"))
+        return int(float(found[1])) if found else 0
+
+    def rule_groups(self, least: int) -> dict[str, Group]:
+        """What each group of rules cost where it was cheapest, all evaluated so many times at least."""
+        seconds: dict[str, float] = {}
+        while True:
+            told: dict[str, dict[str, float]] = {}
+            for match in _RULE_SAMPLE.finditer(get(self.port, "/metrics")):
+                told.setdefault(match["group"], {})[match["what"]] = float(match["value"])
+            for name, one in told.items():
+                # Nothing before the end of the first: an iteration counts from its beginning.
+                if took := one["last_duration_seconds"]:
+                    seconds[name] = min(took, seconds.get(name, took))
+            if told.keys() == seconds.keys() and all(
+                one["iterations_total"] > least for one in told.values()
+            ):
+                return {
+                    name: Group(
+                        seconds[name], one["interval_seconds"], int(one["last_evaluation_samples"])
+                    )
+                    for name, one in told.items()
+                }
+            time.sleep(0.5)
+
+    def follow(self, folder: Path, interval_seconds: int) -> None:
+        """Follow all rules from now on; less than the usual interval is that of all groups."""
+        (folder / "rules").mkdir()
+        for path in RULES.glob("*.yml"):
+            rules = yaml.safe_load(path.read_text())
+            for group in rules["groups"] if interval_seconds < RULES_SECONDS else ():
+                group.pop("interval", None)
+            (folder / "rules" / path.name).write_text(yaml.safe_dump(rules))
+        _configure(folder, interval_seconds)
+        get(self.port, "/-/reload", "POST")
+
+
+def _configure(folder: Path, interval_seconds: int) -> None:
+    settings = {
+        "global": {"evaluation_interval": f"{interval_seconds}s"},
+        "rule_files": ["rules/*.yml"],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+
+
+def prometheus(folder: Path) -> Server:
+    """Debian's Prometheus as it is by default; it is written to."""
+    port = free_port()
+    _configure(folder, RULES_SECONDS)
+    return Server(
+        [PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}", "--web.enable-lifecycle",
+         f"--storage.tsdb.path={folder / 'prometheus'}", "--web.enable-remote-write-receiver",
+         f"--web.listen-address={HOST}:{port}"],
+        port=port, log=folder / "prometheus.log", ready_path="/-/ready",
+    )  # fmt: skip
+
+
+def victoria(folder: Path) -> Server:
+    """Debian's VictoriaMetrics as it is by default."""
+    port = free_port()
+    return Server(
+        [VICTORIA, f"-storageDataPath={folder / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
+         "-retentionPeriod=100y", "-loggerLevel=WARN"],
+        port=port, log=folder / "victoria.log", ready_path="/health",
+    )  # fmt: skip
+
+
+def _cost(seconds: float, answer: dict[str, Any]) -> Answer:
+    if answer["status"] != "success":
+        return Answer(seconds, 0, 0, 0, answer.get("error", "it failed"))
+    data = answer["data"]
+    told = data.get("stats", {}).get("samples", {})
+    return Answer(
+        seconds, told.get("totalQueryableSamples", 0), told.get("peakSamples", 0),
+        len(data["result"]),
+    )  # fmt: skip
+
+
+def get(port: int, path: str, method: str = "GET") -> str:
+    """A page, whatever its status."""
+    connection = HTTPConnection(HOST, port, timeout=300)
+    connection.request(method, path)
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text

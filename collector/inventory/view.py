@@ -1,0 +1,97 @@
+"""What was found, as cells of /metrics and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from collector.inventory.compare import Standing, State
+from collector.inventory.shown import GPU, RDMA_PORT, Shown
+from collector.inventory.watch import Found
+from collector.metering.units import FOREVER_NS
+from collector.views.table import Cell
+from railscope.catalog import inventory as catalog
+from railscope.catalog.declare import Metric
+
+NS = 1_000_000_000
+_DEVICES: Mapping[str, Metric] = {
+    GPU: catalog.INVENTORY_GPUS,
+    RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
+}
+_NAMES = {GPU: "gpus", RDMA_PORT: "rdma_ports"}
+
+
+def cells(found: Found) -> Iterator[Cell]:
+    """All of it; without an inventory, only what is known without one."""
+    if found.standings is not None:
+        nodes = Counter(standing.state for standing in found.standings)
+        for state in State:
+            yield Cell(catalog.INVENTORY_NODES, (state.value,), nodes[state])
+        for standing in found.standings:
+            for state in State:
+                labels = (standing.node, state.value)
+                yield Cell(catalog.INVENTORY_NODE_STATE, labels, standing.state is state)
+            for kind, counts in standing.counts.items():
+                for word, number in counts._asdict().items():
+                    yield Cell(_DEVICES[kind], (standing.node, word), number)
+    for gone in found.gone:
+        age_seconds = (found.instant_ns - gone.seen_ns) / NS
+        yield Cell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
+    for gpu in dict.fromkeys(one.gpu for one in found.retired):
+        node = found.reporting.get(gpu, "")
+        labels = (node or found.last_nodes.get(gpu, ""), gpu)
+        yield Cell(catalog.RETIRED_GPU_REPORTING, labels, bool(node))
+
+
+def inventory_json(found: Found) -> dict[str, Any]:
+    """The same with names and reasons. `nodes` is null where there is no inventory."""
+    standings = found.standings
+    return {
+        "view": "inventory",
+        "instant_ns": found.instant_ns,
+        "nodes": None if standings is None else [_node(standing) for standing in standings],
+        "gone_gpus": [
+            {"node": one.node, "gpu": one.gpu, "seen_ns": one.seen_ns} for one in found.gone
+        ],
+        "retired_gpus": [
+            {
+                "gpu": one.gpu,
+                "from_ns": one.start_ns,
+                "to_ns": None if one.end_ns == FOREVER_NS else one.end_ns,
+                "why": one.why,
+                "reported_by": found.reporting.get(one.gpu),
+            }
+            for one in found.retired
+        ],
+    }
+
+
+def _node(standing: Standing) -> dict[str, Any]:
+    heard = standing.heard
+    told: dict[str, Any] = {
+        "node": standing.node,
+        "state": standing.state.value,
+        "heard_ns": heard.instant_ns or None if heard else None,
+    }
+    for kind, name in _NAMES.items():
+        shown = heard.devices.get(kind) if heard else None
+        counts = standing.counts.get(kind)
+        told[name] = {
+            "expected": counts.expected if counts else None,
+            **(counts._asdict() if counts else {}),
+            "reason": standing.reasons.get(kind),
+            "names": _names(shown),
+        }
+    return told
+
+
+def _names(shown: Shown | str | None) -> dict[str, list[str]] | None:
+    """Which devices a node shows; null where that is not known."""
+    if not isinstance(shown, Shown):
+        return None
+    return {
+        "present": sorted(shown.present),
+        "gone": sorted(shown.gone),
+        "unknown": sorted(shown.unknown),
+    }

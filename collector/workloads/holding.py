@@ -1,0 +1,118 @@
+"""Who holds which part of a GPU at an instant, and as which job.
+
+Whose it is follows from metering: the word of the highest level counts. Where that word names no
+job (an administrator gave a server to a tenant), the job is what a scheduler says that runs there;
+and where nobody says, it goes by what was given: the name of the node, or the UUID of the GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from collector.account.tally import HELD
+from collector.metering.evidence import Claim, Evidence, Level
+from collector.metering.holders import claims_in_force
+from collector.metering.tiling import Entry
+from collector.metering.units import Tiling
+from railscope.settings import SettingsError
+
+KUBERNETES = "kubernetes"
+SCHEDULERS = frozenset({"slurm", KUBERNETES})
+_BY_HAND = frozenset({"command", "file"})
+"""Sources whose workloads may name a scheduler's: `slurm:123` is Slurm's 123."""
+NO_PODS = re.compile(r"(?!)")
+"""A pattern that puts no pods together."""
+
+
+class JobKey(NamedTuple):
+    """What makes it the same job on all nodes."""
+
+    tenant: str
+    source: str
+    workload: str
+
+
+class Holding(NamedTuple):
+    """A job holds so many of the 840 parts of a GPU's compute, in a node, since an instant."""
+
+    job: JobKey
+    node: str
+    units: int
+    start_ns: int
+
+
+def holdings(evidence: Evidence, entries: Iterable[Entry], instant_ns: int) -> tuple[Holding, ...]:
+    """What is held of a GPU; `entries` are those of the instant.
+
+    A claim counts from when it began, also where the GPU was first heard of later.
+    """
+    present = [c for c in claims_in_force(evidence) if c.start_ns <= instant_ns < c.end_ns]
+    by_id = {claim.id: claim for claim in present}
+    starts = {claim.id: claim.start_ns for claim in evidence.claims}
+    named = [claim for claim in present if claim.workload and claim.level > Level.PROCESS]
+    found: dict[JobKey, Holding] = {}
+    for entry in entries:
+        claim = by_id.get(entry.claim)
+        if entry.tiling is not Tiling.COMPUTE or entry.state not in HELD or claim is None:
+            continue
+        for low, high, naming in _named(entry, claim, named):
+            start_ns = max(starts[naming.id], starts[claim.id])
+            job = _job(evidence.gpu, entry.tenant, naming)
+            before = found.get(job, Holding(job, entry.node, 0, start_ns))
+            units, start_ns = before.units + high - low, min(before.start_ns, start_ns)
+            found[job] = Holding(job, entry.node, units, start_ns)
+    return tuple(found[job] for job in sorted(found))
+
+
+def _named(entry: Entry, claim: Claim, named: Iterable[Claim]) -> Iterator[tuple[int, int, Claim]]:
+    """The slots of an entry, by the claims that name the job on them."""
+    if claim.workload:
+        yield entry.slot_lo, entry.slot_hi, claim
+        return
+    cuts = {entry.slot_lo, entry.slot_hi}
+    cuts |= {e for c in named for e in c.compute if entry.slot_lo < e < entry.slot_hi}
+    for low, high in pairwise(sorted(cuts)):
+        within = [c for c in named if c.compute.low <= low and high <= c.compute.high]
+        yield low, high, max(within, default=claim)
+
+
+def _job(gpu: str, tenant: str, claim: Claim) -> JobKey:
+    source, workload = claim.source, claim.workload or claim.node or gpu
+    scheduler, colon, name = workload.partition(":")
+    if source in _BY_HAND and colon and scheduler in SCHEDULERS:
+        source, workload = scheduler, name
+    return JobKey(tenant, source, workload)
+
+
+def together(found: tuple[Holding, ...], pods: re.Pattern[str]) -> tuple[Holding, ...]:
+    """What is held, with the pods of one job as one: those whose names differ outside the group `job`.
+
+    The kubelet names pods and not their owners; controllers make the names of pods from that of the
+    job (kubeflow/trainer v1: pkg/core/job.go, GenGeneralName).
+    """
+    jobs: dict[JobKey, Holding] = {}
+    for holding in found:
+        tenant, source, workload = holding.job
+        namespace, slash, pod = workload.partition("/")
+        match = pods.fullmatch(pod) if slash and source == KUBERNETES else None
+        job = JobKey(tenant, source, f"{namespace}/{match['job']}") if match else holding.job
+        before = jobs.get(job, holding._replace(units=0))
+        start_ns = min(before.start_ns, holding.start_ns)
+        jobs[job] = Holding(job, holding.node, before.units + holding.units, start_ns)
+    return tuple(jobs[job] for job in sorted(jobs))
+
+
+def pattern_of(setting: str) -> re.Pattern[str]:
+    """The pattern of a setting. Raises SettingsError where it is none, or has no group `job`."""
+    try:
+        pattern = re.compile(setting) if setting else NO_PODS
+    except re.error as error:
+        message = f"pod_jobs is no regular expression: {error}"
+        raise SettingsError(message) from error
+    if setting and "job" not in pattern.groupindex:
+        message = "pod_jobs needs a group (?P<job>...)"
+        raise SettingsError(message)
+    return pattern

@@ -1,0 +1,91 @@
+"""Which GPU of which job each column of the fleet is of.
+
+One table a block of the fleet, with the seats of the roster. Only the rows of nodes that have other
+jobs or another schema than before are worked out anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collector.core import Core
+from collector.fleet import BLOCK_ROWS, Block, Node
+from collector.schemas import GPU_STREAM, Gpu
+from collector.workloads.columns import JobColumns, Positions
+from collector.workloads.roster import NO_JOB, NO_SEAT, Numbers, Roster
+from railscope.frame import NO_LANE
+
+
+@dataclass(slots=True)
+class Table:
+    """The columns of a block that are told of jobs, and their seats, row by row."""
+
+    block: Block
+    told: JobColumns
+    seats: Numbers
+
+
+@dataclass(slots=True)
+class Seating:
+    """The seats of all blocks."""
+
+    core: Core
+    roster: Roster
+    _tables: dict[int, Table] = field(default_factory=dict)
+
+    def of(self, block: Block) -> Table | None:
+        """The seats of a block; None where its stream tells nothing of jobs."""
+        return self._tables.get(id(block))
+
+    def settled(self, block: Block, rows: Positions) -> Positions:
+        """The rows that are of the same nodes and schemas as at the last refresh."""
+        touched = self.core.fleet.touched
+        if not touched:
+            return rows
+        return np.array([row for row in rows if block.nodes[row] not in touched], np.intp)
+
+    async def refresh(self, offer: Callable[[], Awaitable[None]]) -> None:
+        """Follow what has changed. Others go first whenever `offer` says so."""
+        fleet, roster = self.core.fleet, self.roster
+        touched = fleet.touched | roster.touched
+        fleet.touched, roster.touched = set(), set()
+        for name in touched:
+            node = fleet.nodes.get(name)
+            if node:
+                self._seat(node)
+            await offer()
+
+    def _seat(self, node: Node) -> None:
+        by_gpu = self.roster.seats.get(node.name, {})
+        by_lane = self._of_lanes(node, by_gpu)
+        for row in node.rows.values():
+            known = self.core.schemas.get(row.schema)
+            if known is None or known.jobs is None:
+                continue
+            table = self._tables.get(id(row.block))
+            if table is None:
+                nobody = np.full((BLOCK_ROWS, len(known.jobs.columns)), NO_SEAT, np.int32)
+                table = self._tables[id(row.block)] = Table(row.block, known.jobs, nobody)
+            table.seats[row.index] = known.jobs.seats(by_gpu, by_lane, NO_SEAT)
+
+    def _of_lanes(self, node: Node, by_gpu: Mapping[str, int]) -> dict[int, int]:
+        """For each rail a seat of the one job that has GPUs on it; where there are two, nobody's."""
+        found: dict[int, int] = {}
+        jobs = self.roster.job_of_seat
+        for gpu in self.gpus(node):
+            seat = by_gpu.get(gpu.uuid, NO_SEAT)
+            if gpu.lane == NO_LANE or seat == NO_SEAT:
+                continue
+            before = found.setdefault(gpu.lane, seat)
+            if before != NO_SEAT and jobs[before] != jobs[seat]:
+                found[gpu.lane] = NO_SEAT
+        return {lane: s for lane, s in found.items() if s != NO_SEAT and jobs[s] != NO_JOB}
+
+    def gpus(self, node: Node) -> tuple[Gpu, ...]:
+        """The GPUs of a node by the schema of its latest frame."""
+        row = node.rows.get(GPU_STREAM)
+        known = self.core.schemas.get(row.schema) if row else None
+        return known.gpus if known else ()

@@ -1,0 +1,115 @@
+"""Panels that hold the fleet against the inventory: part of the cluster overview.
+
+Several collectors may share the nodes. One that has never heard a node calls it missing; so what
+counts is what a collector says that hears it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dashboards.colours import NONE_IS_GOOD, OLD
+from dashboards.panels import Column, Panel, number, rows
+from dashboards.query import COUNT, Query, ask
+
+_STANDING = "max by (node) (railscope_inventory_node)"
+_STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
+
+
+def inventory_panels() -> Iterator[Panel]:
+    """What is missing, gone, unexpected or retired."""
+    yield number(
+        601,
+        "GPUs missing",
+        "Of servers that report: GPUs that the inventory has and they do not show. "
+        "No data: there is no inventory.",
+        _all("gpus", "missing"),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield number(
+        602,
+        "RDMA ports missing",
+        "The same of ports: a card that is gone takes its ports along.",
+        _all("rdma_ports", "missing"),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield number(
+        603,
+        "Nodes missing",
+        "Servers of the inventory that no collector has ever heard of.",
+        ask(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield number(
+        604,
+        "GPUs gone",
+        "GPUs that a server showed before and shows no more; bring them back or retire them.",
+        ask(
+            "count(max by (node, gpu) (railscope_gone_gpu_age_seconds)) "
+            "or 0 * max(railscope_cluster_nodes)",
+            COUNT,
+        ),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield rows(
+        605,
+        "Servers that do not show what they should",
+        "Unknown: the server is silent, or its driver hangs; no one knows whether they are there.",
+        {"node": "Node"},
+        Column("GPUs missing", _some("gpus", "missing"), NONE_IS_GOOD),
+        Column("GPUs unknown", _some("gpus", "unknown"), NONE_IS_GOOD),
+        Column("GPUs too many", _some("gpus", "unexpected"), NONE_IS_GOOD),
+        Column("Ports missing", _some("rdma_ports", "missing"), NONE_IS_GOOD),
+        Column("Ports too many", _some("rdma_ports", "unexpected"), NONE_IS_GOOD),
+        span=10,
+    )
+    yield rows(
+        606,
+        "Servers missing or unexpected",
+        "Missing: in the inventory and never heard of. Unexpected: heard and not in the inventory.",
+        {"node": "Node"},
+        Column("Missing", ask(_never_heard(), COUNT), NONE_IS_GOOD, {1: "yes"}),
+        Column("Unexpected", ask(_in_state("unexpected"), COUNT), NONE_IS_GOOD, {1: "yes"}),
+        span=6,
+    )
+    yield rows(
+        607,
+        "GPUs gone, and retired ones",
+        "By their names: one that another has replaced is gone as well.",
+        {"node": "Node", "gpu": "GPU"},
+        Column("Gone for", ask("max by (node, gpu) (railscope_gone_gpu_age_seconds)"), OLD),
+        Column(
+            "Retired",
+            ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT),
+            NONE_IS_GOOD,
+            {0: "is away", 1: "reports"},
+        ),
+        span=8,
+    )
+
+
+def _all(what: str, state: str) -> Query:
+    return ask(f"sum({_devices(what, state)})", COUNT)
+
+
+def _devices(what: str, state: str) -> str:
+    """Devices in a state: as a collector that hears the node has them, else one that has heard it."""
+    selector = f'railscope_inventory_{what}{{state="{state}"}}'
+    present, silent = (
+        f"max by (node) ({selector} and on (instance, node) "
+        f'(railscope_inventory_node{{state="{word}"}} == 1))'
+        for word in ("present", "silent")
+    )
+    return f"({present} or {silent})"
+
+
+def _some(what: str, state: str) -> Query:
+    return ask(f"{_devices(what, state)} > 0", COUNT)
+
+
+def _in_state(state: str) -> str:
+    return f'max by (node) (railscope_inventory_node{{state="{state}"}} == 1)'
+
+
+def _never_heard() -> str:
+    return f"{_in_state('missing')} unless on (node) {_STANDS}"

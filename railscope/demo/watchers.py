@@ -1,0 +1,170 @@
+"""A folder from which Prometheus, Alertmanager and Grafana can be started to watch the demo.
+
+It holds what `deploy/` and `dashboards/` hold for a cluster, with other addresses. Nothing in it
+sends anything away from this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[2]
+BOARDS = CHECKOUT / "dashboards" / "generated"
+HOST = "127.0.0.1"
+_ALERTMANAGERS = ("alertmanager", "prometheus-alertmanager")
+"""What it is called by those who make it, and by Debian."""
+_MESSAGES = re.compile(r"    webhook_configs:\n(?:      .*\n)+")
+_RUNBOOK = re.compile(r"https://railscope\.example/runbooks/(\w+)")
+_GRAFANA = """# Started by whoever tries the demo: without a login, for this machine only.
+[paths]
+provisioning = {folder}/provisioning
+data = {folder}/data
+logs = {folder}/logs
+plugins = {folder}/plugins
+
+[server]
+http_addr = {host}
+http_port = {port}
+
+[auth.anonymous]
+enabled = true
+
+[analytics]
+reporting_enabled = false
+check_for_updates = false
+check_for_plugin_updates = false
+
+[dashboards]
+default_home_dashboard_path = {boards}/cluster-overview.json
+"""
+
+
+class WatchersError(RuntimeError):
+    """The folder cannot be written; the message says what is missing or stands in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the programs listen: not where they do as services, which may run here already."""
+
+    prometheus: int = 19090
+    alertmanager: int = 19093
+    grafana: int = 13000
+
+
+@dataclass(frozen=True, slots=True)
+class Watchers:
+    """The folder, and the commands that start what it is for."""
+
+    folder: Path
+    """An absolute path: Grafana's files name it."""
+    ports: Ports = Ports()
+
+    def write(self) -> None:
+        """Write everything but where the demo's programs are. Blocking.
+
+        Raises WatchersError without a checkout, or where the folder cannot be written.
+        """
+        try:
+            for name, source, words in self._copies():
+                self._put(name, _replaced(source, words))
+            for source in sorted((CHECKOUT / "alerts" / "rules").glob("*.yml")):
+                self._put(f"prometheus/rules/{source.name}", self._linked(source))
+            alertmanager = (CHECKOUT / "deploy/alertmanager.yml").read_text(encoding="utf-8")
+            self._put("alertmanager/alertmanager.yml", _MESSAGES.sub("", alertmanager))
+            self._put("grafana/grafana.ini", _GRAFANA.format(
+                folder=self.folder / "grafana", host=HOST, port=self.ports.grafana, boards=BOARDS
+            ))  # fmt: skip
+            self._targets("alertmanagers", {"": f"{HOST}:{self.ports.alertmanager}"})
+        except OSError as error:
+            message = (
+                f"could not prepare {self.folder} for Prometheus and Grafana: {error};"
+                " it is made of deploy/, alerts/ and dashboards/ of a checkout"
+            )
+            raise WatchersError(message) from error
+
+    def _copies(self) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
+        """Files to copy: the name here, the file, and what is to be put in the place of what."""
+        provisioning = CHECKOUT / "dashboards" / "provisioning"
+        prometheus = CHECKOUT / "deploy" / "prometheus" / "prometheus.yml"
+        yield "prometheus/prometheus.yml", prometheus, {"../../alerts/rules": "rules"}
+        for kind, words in {
+            "datasources": {"http://localhost:9090": f"http://{HOST}:{self.ports.prometheus}"},
+            "dashboards": {"/var/lib/grafana/dashboards/railscope": str(BOARDS)},
+        }.items():
+            source = provisioning / kind / "railscope.yml"
+            yield f"grafana/provisioning/{kind}/railscope.yml", source, words
+
+    def _linked(self, rules: Path) -> str:
+        """Rules whose alerts lead to the boards and runbooks that are here."""
+        text = rules.read_text(encoding="utf-8")
+        boards, runbooks = f"http://{HOST}:{self.ports.grafana}", CHECKOUT / "alerts" / "runbooks"
+        text = text.replace("https://railscope.example/d/", f"{boards}/d/")
+        return _RUNBOOK.sub(rf"file://{runbooks}/\1.md", text)
+
+    def point_at(self, collector: str, pages: Mapping[str, str]) -> None:
+        """Say where the programs are, as `host:port`; pages by node. Blocking."""
+        self._targets("collectors", {"": collector})
+        self._targets("agents", pages)
+
+    def commands(self) -> Mapping[str, Sequence[str]]:
+        """How to start each program, by where it is looked at."""
+        prometheus, alertmanager = self.folder / "prometheus", self.folder / "alertmanager"
+        return {
+            f"http://{HOST}:{self.ports.prometheus}/alerts": [
+                "prometheus", f"--config.file={prometheus}/prometheus.yml",
+                f"--storage.tsdb.path={prometheus}/data",
+                f"--web.listen-address={HOST}:{self.ports.prometheus}",
+            ],
+            f"http://{HOST}:{self.ports.alertmanager}": [
+                next(filter(shutil.which, _ALERTMANAGERS), _ALERTMANAGERS[-1]),
+                f"--config.file={alertmanager}/alertmanager.yml",
+                f"--storage.path={alertmanager}/data",
+                f"--web.listen-address={HOST}:{self.ports.alertmanager}", "--cluster.listen-address=",
+            ],
+            f"http://{HOST}:{self.ports.grafana}": [
+                "grafana", "server", "--homepath=/usr/share/grafana",
+                f"--config={self.folder}/grafana/grafana.ini",
+            ],
+        }  # fmt: skip
+
+    def how_to_start(self) -> str:
+        """The commands, to be copied."""
+        return "\n".join(
+            (
+                f"Prometheus, Alertmanager and Grafana find all they need in {self.folder}:",
+                *(f"  {shlex.join(words)}\n      {url}" for url, words in self.commands().items()),
+            )
+        )
+
+    def _targets(self, of: str, addresses: Mapping[str, str]) -> None:
+        """Addresses by node; a collector and an Alertmanager are on none."""
+        found = [
+            {"targets": [address], **({"labels": {"node": node}} if node else {})}
+            for node, address in addresses.items()
+        ]
+        # Prometheus must never read half a file, and JSON is YAML.
+        path = f"prometheus/targets/{of}.yml"
+        self._put(f"{path}.new", json.dumps(found, indent=2) + "\n")
+        (self.folder / f"{path}.new").replace(self.folder / path)
+
+    def _put(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _replaced(path: Path, words: Mapping[str, str]) -> str:
+    text = path.read_text(encoding="utf-8")
+    for old, new in words.items():
+        if old not in text:
+            message = f"{path} does not name {old} any more"
+            raise WatchersError(message)
+        text = text.replace(old, new)
+    return text

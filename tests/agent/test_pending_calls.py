@@ -1,0 +1,235 @@
+"""Calls that do not come back: recorded as such, and replayed so that they hold up a real thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.clock import NS, ManualClock
+from support.machine import FakeHost
+from support.reading import ORIGIN
+from support.sampling import families
+
+from agent.config import AgentSettings, Budget
+from agent.host import NvmlError
+from agent.host.recorded import RecordedHost
+from agent.host.recording import SLOW_NS, RecordingHost
+from agent.sampler import Limits, Sampler
+from agent.service import Agent
+from agent.sources.nvidia.gpu import Gpu
+from agent.status import FAILED, OK
+from railscope.capture import PENDING, About, Capture, Moment
+from railscope.exposition import Format
+from railscope.simulator import NodeSpec, simulate
+
+PATIENCE_SECONDS = 20
+POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
+ABOUT = About("n1", "b", 0, 0, 60 * NS, "test")
+
+
+class Asking:
+    """Someone who asks on a thread of their own, and what came of it."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self.came: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self.came.append(ask()), daemon=True)
+        self._thread.start()
+
+    def answer(self) -> Any:
+        self._thread.join(PATIENCE_SECONDS)
+        return self.came[0]
+
+    @property
+    def waits(self) -> bool:
+        self._thread.join(0.1)
+        return self._thread.is_alive()
+
+
+class Slow:
+    """An answer that a test lets go."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked, self.released = threading.Event(), threading.Event()
+
+    def __call__(self) -> Any:
+        self.asked.set()
+        assert self.released.wait(PATIENCE_SECONDS)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def machine(clock: ManualClock) -> FakeHost:
+    host = FakeHost(clock)
+    host.calls[POWER] = 500
+    return host
+
+
+def power(host: RecordingHost | RecordedHost) -> Any:
+    return host.call("nvml", "nvmlDeviceGetPowerUsage", 0)
+
+
+def replayed(moments: list[Moment]) -> tuple[RecordedHost, ManualClock]:
+    clock = ManualClock()
+    began = clock.now().boot_ns
+    capture = Capture(ABOUT, tuple(moments))
+    return RecordedHost(capture, clock, lambda: (clock.now().boot_ns - began) % (60 * NS)), clock
+
+
+def waited(
+    recording: RecordingHost, machine: FakeHost, answer: Any, seconds: float
+) -> tuple[Slow, Asking]:
+    """Ask what takes some seconds to come."""
+    machine.calls[POWER] = slow = Slow(answer)
+
+    def ask() -> Any:
+        try:
+            return power(recording)
+        except NvmlError as error:
+            return error
+
+    asking = Asking(ask)
+    assert slow.asked.wait(PATIENCE_SECONDS)
+    machine.clock.advance(seconds)
+    return slow, asking
+
+
+def test_who_asks_waits_until_the_recording_has_the_answer(
+    machine: FakeHost, clock: ManualClock
+) -> None:
+    recording = RecordingHost(machine)
+    assert power(recording) == 500
+    clock.advance(10)
+    slow, asking = waited(recording, machine, 600, 30)
+    slow.released.set()
+    assert asking.answer() == 600
+    assert [(m.offset_ns // NS, m.calls) for m in recording.moments] == [
+        (0, {POWER: 500}), (10, {POWER: PENDING}), (40, {POWER: 600}),
+    ]  # fmt: skip
+
+    replay, now = replayed([Moment.from_line(m.to_line()) for m in recording.moments])
+    assert power(replay) == 500
+    now.advance(11)
+    asking = Asking(lambda: power(replay))
+    assert asking.waits
+    now.advance(28)
+    assert asking.waits
+    now.advance(1)
+    assert asking.answer() == 600
+
+
+def test_a_recording_that_ends_before_the_answer_leaves_it_open(
+    machine: FakeHost, clock: ManualClock
+) -> None:
+    recording = RecordingHost(machine)
+    assert power(recording) == 500
+    clock.advance(20)
+    slow, asking = waited(recording, machine, 500, 30)
+    moments = recording.moments
+    slow.released.set()
+    assert asking.answer() == 500
+    assert [(m.offset_ns // NS, m.calls) for m in moments] == [
+        (0, {POWER: 500}), (20, {POWER: PENDING}),
+    ]  # fmt: skip
+    assert recording.moments[-1].calls == {POWER: 500}, "the same answer is news after all"
+
+    replay, now = replayed(moments)
+    now.advance(50)
+    asking = Asking(lambda: power(replay))
+    assert asking.waits
+    now.advance(12)
+    assert asking.answer() == 500, "the recording has started over"
+
+
+@pytest.mark.parametrize("seconds", [0.0, SLOW_NS / NS - 0.01])
+def test_what_comes_soon_was_not_waited_for(
+    machine: FakeHost, clock: ManualClock, seconds: float
+) -> None:
+    recording = RecordingHost(machine)
+    clock.advance(1)
+    slow, asking = waited(recording, machine, 600, seconds)
+    slow.released.set()
+    assert asking.answer() == 600
+    assert [call for m in recording.moments for call in m.calls.items()] == [(POWER, 600)]
+
+
+def test_a_failure_after_a_timeout_is_replayed_after_it(machine: FakeHost) -> None:
+    recording = RecordingHost(machine)
+    slow, asking = waited(recording, machine, NvmlError(10), 6)
+    slow.released.set()
+    assert isinstance(asking.answer(), NvmlError)
+    replay, now = replayed(recording.moments)
+    now.advance(6)
+    with pytest.raises(NvmlError, match="10"):
+        power(replay)
+
+
+def test_a_batch_waits_as_one(machine: FakeHost) -> None:
+    keys = [f"nvml.nvmlDeviceGetFieldValues(0,{entry})" for entry in (1, 2)]
+    slow = Slow(7)
+    machine.calls |= {keys[0]: slow, keys[1]: 8}
+    recording = RecordingHost(machine)
+    asking = Asking(lambda: recording.call("nvml", "nvmlDeviceGetFieldValues", 0, 1, 2))
+    assert slow.asked.wait(PATIENCE_SECONDS)
+    machine.clock.advance(5)
+    slow.released.set()
+    assert asking.answer() == [[7, 8], [0, 0]]
+    told = [(m.offset_ns // NS, m.calls) for m in recording.moments]
+    assert told == [
+        (0, dict.fromkeys(keys, PENDING)), (5, dict(zip(keys, [[0, 7], [0, 8]], strict=True))),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def stuck() -> Iterator[tuple[RecordedHost, ManualClock]]:
+    """A server whose driver is stuck from its tenth second on, until the recording starts over."""
+    spec = NodeSpec("n1", gpus=2, scenario="driver_stuck")
+    capture, clock = simulate(spec, 20, 5), ManualClock()
+    began = clock.now().boot_ns
+    yield RecordedHost(capture, clock, lambda: (clock.now().boot_ns - began) % (21 * NS)), clock
+    clock.advance(21 - (clock.now().boot_ns - began) / NS % 21)
+
+
+async def test_a_stuck_driver_ages_its_own_sources_alone(
+    stuck: tuple[RecordedHost, ManualClock],
+) -> None:
+    host, clock = stuck
+    settings = AgentSettings(budget=Budget(cpu_ratio=0), deadline_seconds=0.3)
+    agent = Agent(settings, host, "n1")
+    await agent.sampler.once()
+    states = {name: status.state for name, status in agent.sampler.statuses.items()}
+    assert (states["gpu"], states["rdma"]) == (OK, OK)
+    clock.advance(11)
+    for _ in range(2):  # what the agent tells of itself is read beside the others
+        await agent.sampler.once()
+    of_driver = {s.name for s in agent.sampler.sources if s.family == Gpu.load(1.0).family}
+    failed = {n for n, status in agent.sampler.statuses.items() if status.state == FAILED}
+    assert failed == of_driver
+    page = agent.page.text(Format.PROMETHEUS)
+    assert 'railscope_source_state{source="gpu",state="failed"} 1' in page
+    assert "railscope_gpu_power_watts{" not in page
+    assert "railscope_rdma_transmit_bytes_total{" in page
+
+
+async def test_it_recovers_once_the_driver_answers(
+    stuck: tuple[RecordedHost, ManualClock],
+) -> None:
+    host, clock = stuck
+    clock.advance(11)
+    sampler = Sampler(host, ORIGIN, [Gpu.load(1.0)], lambda _frame: None, Limits(0, 0.2))
+    (status,) = sampler.statuses.values()
+    await sampler.once()
+    assert (status.state, status.overdue) == (FAILED, True)
+    clock.advance(10)
+    await sampler.once()
+    assert (status.state, status.overdue) == (OK, False)
+    assert families([status.source]) == 1

@@ -1,0 +1,75 @@
+"""Every stream says which rail its GPUs, cards and ports are on: collectors roll up by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.machine import FakeHost
+
+from agent.config import AgentSettings
+from agent.service import Agent
+from agent.topology.cards import Cards
+from agent.walk import Walk
+from railscope.catalog.rollup import scopes_of
+from railscope.entity import Entity
+from railscope.frame import NO_LANE, Schema
+from railscope.simulator import NodeSpec, simulate
+from railscope.wire import lanes, to_wire_schema
+
+NODES = [
+    NodeSpec("mlx5", gpus=2, scheduler="slurm"),
+    NodeSpec("bnxt", gpus=2, nic="bnxt", model="a100"),
+    NodeSpec("ice", gpus=2, nic="irdma", mode="mig"),
+    NodeSpec("b200", gpus=2, model="b200"),
+    NodeSpec("mps", gpus=2, mode="mps"),
+]
+FROM_OF_NETWORK = {"link", "link_errors", "neighbour", "nic", "nic_settings", "optics", "rdma"}
+
+
+def schemas(spec: NodeSpec) -> list[Schema]:
+    """What the streams of an agent on a simulated node tell of."""
+    walk = Walk(simulate(spec, 4, 2))
+    agent = Agent(AgentSettings(), walk.host, spec.node)
+    asyncio.run(walk.read(agent))
+    frames = [status.frame for status in agent.sampler.statuses.values()]
+    return [frame.schema for frame in frames if frame]
+
+
+@pytest.mark.parametrize("spec", NODES, ids=lambda spec: spec.node)
+def test_whatever_rolls_up_over_rails_has_its_rails(spec: NodeSpec) -> None:
+    told, lost = set(), set()
+    for schema in schemas(spec):
+        wire = to_wire_schema(schema)
+        rails = lanes(wire)
+        for group in wire.groups:
+            metric = next(metric for metric, _ in schema.columns if metric.name == group.metric)
+            if not metric.rollups or "rail" not in scopes_of(metric.about):
+                continue
+            found = {rails[member] for member in group.entities} - {NO_LANE}
+            (told if found == {0, 1} else lost).add((schema.stream, metric.name))
+    assert lost == set()
+    streams = {stream for stream, _ in told}
+    assert len(streams) >= len(FROM_OF_NETWORK) // 2
+    assert spec.nic != "cx7" or streams >= FROM_OF_NETWORK
+
+
+def test_a_card_is_told_alike_by_every_stream() -> None:
+    facts: dict[tuple[str, tuple[str, ...]], set[tuple[tuple[str, str], ...]]] = {}
+    for schema in schemas(NODES[0]):
+        for entity in schema.entities:
+            if entity.facts:
+                known = tuple(sorted(entity.facts.items()))
+                facts.setdefault((entity.kind.name, entity.key), set()).add(known)
+    assert {key: told for key, told in facts.items() if len(told) > 1} == {}
+
+
+def test_interfaces_without_a_driver_to_ask_are_no_cards() -> None:
+    host = FakeHost()
+    host.files["/sys/class/net/lo/speed"] = ""
+    host.files["/sys/class/net/ens1/speed"] = ""
+    told = {"driver": "mlx5_core", "version": "", "firmware": "28.1", "bus": "0000:1a:00.0"}
+    host.calls["ethtool.driver(ens1)"] = told
+    (found,) = Cards().look(host)
+    wanted = {"driver": "mlx5_core", "firmware": "28.1", "pci_address": "0000:1a:00.0"}
+    assert (found, found.facts) == (Entity(found.kind, ("ens1",), wanted), wanted)

@@ -1,0 +1,176 @@
+"""A real Prometheus with our rules, a real Alertmanager with our example, and a webhook that hears."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+from chain_support import Site, free_port, server, until
+
+from railscope.demo.process import Program
+from tests.support.alert_rules import ROOT, RULES
+
+SECONDS_A_MINUTE = 3
+"""How long the minutes of a rule's range are where a test cannot wait for them."""
+
+
+@dataclass
+class Webhook:
+    """What a receiver of Alertmanager was told: the labels of alerts that fire."""
+
+    port: int
+    heard: list[Mapping[str, str]] = field(default_factory=list)
+
+    async def take(self, request: web.Request) -> web.Response:
+        """Take one message."""
+        for alert in (await request.json())["alerts"]:
+            if alert["status"] == "firing":
+                self.heard.append(alert["labels"])
+        return web.Response()
+
+    def has(self, labels: Mapping[str, str]) -> bool:
+        """Whether it was told of an alert with these labels."""
+        return any(labels.items() <= told.items() for told in self.heard)
+
+
+@asynccontextmanager
+async def webhook() -> AsyncIterator[Webhook]:
+    """A receiver on loopback."""
+    hook = Webhook(free_port())
+    app = web.Application()
+    app.router.add_post("/{receiver}", hook.take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", hook.port).start()
+    try:
+        yield hook
+    finally:
+        await runner.cleanup()
+
+
+def at_once(path: Path, *, short: bool = False) -> dict[str, Any]:
+    """The rules of a file, evaluated as often as all and without the minutes they wait.
+
+    In short, their ranges are of seconds.
+    """
+    rules: dict[str, Any] = yaml.safe_load(path.read_text())
+    for group in rules["groups"]:
+        group.pop("interval", None)
+        for rule in group["rules"]:
+            if "for" in rule:
+                rule["for"] = "0s"
+            if short:
+                rule["expr"] = re.sub(r"\[(\d+)m\]", _in_seconds, rule["expr"])
+    return rules
+
+
+def _in_seconds(minutes: re.Match[str]) -> str:
+    return f"[{int(minutes[1]) * SECONDS_A_MINUTE}s]"
+
+
+def write_settings(
+    site: Site, pages: Mapping[str, str], ports: tuple[int, int], *, short: bool
+) -> None:
+    """The example for Alertmanager with our receiver, and Prometheus with all rules."""
+    alertmanager, hook = ports
+    example = (ROOT / "deploy/alertmanager.yml").read_text()
+    example = re.sub(r"https://\w+\.example/(\w+)(\?\S+)?", rf"http://127.0.0.1:{hook}/\1", example)
+    example = re.sub(r"group_wait: \w+", "group_wait: 0s", example)
+    example = re.sub(r"group_interval: \w+", "group_interval: 1s", example)
+    (site.folder / "alertmanager.yml").write_text(example)
+    for path in RULES:
+        (site.folder / f"rules-{path.name}").write_text(yaml.safe_dump(at_once(path, short=short)))
+    targets = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["rules-*.yml"],
+        "alerting": {
+            "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alertmanager}"]}]}]
+        },
+        "scrape_configs": [
+            {"job_name": "railscope-agent", "static_configs": targets},
+            {
+                "job_name": "railscope-collector",
+                "honor_labels": True,
+                "static_configs": [{"targets": [f"127.0.0.1:{site.port}"]}],
+            },
+        ],
+    }
+    (site.folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+
+
+async def errors_of_rules(port: int) -> list[str]:
+    """What Prometheus could not evaluate; every rule has been tried once at least."""
+    url = f"http://127.0.0.1:{port}/api/v1/rules"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        groups = (await response.json())["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) > 100
+    assert all(rule["health"] != "unknown" for rule in rules)
+    return [f"{rule['name']}: {rule['lastError']}" for rule in rules if rule.get("lastError")]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Prometheus and Alertmanager at work: what the webhook heard, and where Prometheus is."""
+
+    hook: Webhook
+    prometheus: int
+
+    async def hears(self, wanted: Iterable[Mapping[str, str]]) -> None:
+        """Wait until all of these are told; fail, saying which are not."""
+        every = list(wanted)
+
+        async def told() -> bool:
+            return all(map(self.hook.has, every))
+
+        try:
+            await until(told, "the faults are told")
+        except pytest.fail.Exception:
+            missing = [labels for labels in every if not self.hook.has(labels)]
+            names = sorted({(one["alertname"], one.get("node", "")) for one in self.hook.heard})
+            pytest.fail(f"not told: {missing}; told: {names}")
+
+
+@asynccontextmanager
+async def watching(
+    site: Site, pages: Mapping[str, str], *, short: bool = False
+) -> AsyncIterator[Watch]:
+    """Start them over the pages of agents, by node, and that of the collector."""
+    port, alertmanager = free_port(), free_port()
+    async with webhook() as hook:
+        write_settings(site, pages, (alertmanager, hook.port), short=short)
+        async with (
+            server(
+                "prometheus-alertmanager",
+                "prometheus-alertmanager",
+                "--config.file=alertmanager.yml",
+                "--storage.path=alertmanager",
+                f"--web.listen-address=127.0.0.1:{alertmanager}",
+                "--cluster.listen-address=",
+                folder=site.folder,
+            ),
+            server(
+                "prometheus",
+                "prometheus",
+                "--config.file=prometheus.yml",
+                "--storage.tsdb.path=tsdb",
+                "--rules.alert.resend-delay=1s",
+                f"--web.listen-address=127.0.0.1:{port}",
+                folder=site.folder,
+            ),
+        ):
+            yield Watch(hook, port)
+
+
+async def pages_of(agents: Mapping[str, Program]) -> dict[str, str]:
+    """Where the page of each agent is."""
+    return {node: (await agent.said(r"page=(\S+:\d+)"))[1] for node, agent in agents.items()}

@@ -1,0 +1,92 @@
+"""From an audit log that was changed behind its back to a message."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import aiohttp
+from alerting_support import pages_of, watching
+from chain_support import Site, until
+
+NODES = ("n1", "n2")
+TAMPERED = [
+    *(
+        {
+            "alertname": "RailscopeAuditLogDisputed", "severity": "critical",
+            "told_by": "agent", "node": node, "job": "railscope-agent",
+        }
+        for node in NODES
+    ),
+    {
+        "alertname": "RailscopeAuditLogDisputed", "severity": "critical",
+        "told_by": "collector", "job": "railscope-collector",
+    },
+]  # fmt: skip
+
+
+async def page(site: Site) -> str:
+    """The collector's page."""
+    async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as answer:
+        return await answer.text()
+
+
+async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: Site) -> None:
+    """The collector is stopped, its log replaced by an older copy, and started again."""
+    site.prepare(dict.fromkeys(NODES, "training"))
+    folder, backup = site.folder / "collector" / "audit", site.folder / "backup"
+    often = {"RAILSCOPE_AGENT_CUSTODY__PERIOD_SECONDS": "0.3"}
+
+    async def vouched() -> bool:
+        return f"railscope_audit_witnesses {len(NODES)}\n" in await page(site)
+
+    def size(checkpoint: str) -> int:
+        return int(checkpoint.splitlines()[1])
+
+    collector = await site.collector()
+    started = await asyncio.gather(*(site.agent(node, **often) for node in NODES))
+    agents = dict(zip(NODES, started, strict=True))
+    await until(vouched, "the agents vouch for the log")
+    await collector.stop()
+    shutil.copytree(folder, backup)
+    before = size((backup / "checkpoint").read_text())
+    collector = await site.collector()
+    held = [site.folder / f"state-{node}" / "custody" / "held" for node in NODES]
+
+    async def ahead() -> bool:
+        return all(size(path.read_text()) > before for path in held)
+
+    await until(ahead, "the agents hold what comes after the copy")
+    async with watching(site, await pages_of(agents)) as watch:
+        await watch.hears([{"alertname": "RailscopeDeadMansSwitch"}])
+        assert not any(map(watch.hook.has, TAMPERED))
+        await collector.stop()
+        shutil.rmtree(folder)
+        shutil.copytree(backup, folder)
+        await site.collector()
+        await watch.hears(TAMPERED)
+
+
+async def test_a_record_changed_where_it_lies_is_told(site: Site) -> None:
+    """The collector reads its own log again, and one record of it is not what was signed."""
+    site.prepare({"n1": "training"})
+    collector = await site.collector(RAILSCOPE_COLLECTOR_AUDIT__VERIFY_SECONDS="0.5")
+    agent = await site.agent("n1")
+    bundles = site.folder / "collector" / "audit" / "tile" / "entries" / "000.p"
+
+    async def whole() -> bool:
+        return "railscope_audit_verified 1\n" in await page(site)
+
+    altered = {
+        "alertname": "RailscopeAuditNotVerified", "severity": "critical", "problem": "altered",
+        "job": "railscope-collector",
+    }  # fmt: skip
+    await until(whole, "the collector finds its log whole")
+    async with watching(site, await pages_of({"n1": agent})) as watch:
+        await watch.hears([{"alertname": "RailscopeDeadMansSwitch"}])
+        assert not watch.hook.has(altered)
+        for bundle in bundles.iterdir():
+            raw = bundle.read_bytes()
+            bundle.write_bytes(raw.replace(b'"kind":"collector"', b'"kind":"operator!"'))
+        await watch.hears([altered])
+    await collector.said("audit_log_not_verified")

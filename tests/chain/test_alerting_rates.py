@@ -1,0 +1,83 @@
+"""From a fault that takes a while to a message: many senders at one port, a driver that is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+from alerting_support import pages_of, watching
+from chain_support import Site
+
+from collector.access.credentials import digest
+from railscope.capture import SECTIONS, Moment, write_capture
+from railscope.simulator import NodeSpec, about, moments
+
+SECONDS = 60
+INCAST = NodeSpec("n1", seed=1, gpus=2, scenario="incast")
+STUCK = NodeSpec("n2", seed=2, gpus=2, scenario="driver_stuck")
+STUCK_SECONDS = 40
+WANTED = [
+    {
+        "alertname": "RailscopeIncast", "node": "n1", "severity": "warning",
+        "device": "mlx5_3", "port": "1", "job": "railscope-agent",
+    },
+    *(
+        {
+            "alertname": "RailscopeSourceFailing", "node": "n2", "severity": "warning",
+            "source": source, "problem": "failed", "job": "railscope-agent",
+        }
+        for source in ("gpu", "gpu_health", "nvlink")
+    ),
+]  # fmt: skip
+NOT_TOLD = [
+    {"alertname": "RailscopeIncast", "node": "n2"},
+    {"alertname": "RailscopeIncast", "device": "mlx5_0"},
+    {"alertname": "RailscopeSourceFailing", "node": "n1"},
+    *(
+        {"alertname": "RailscopeSourceFailing", "source": source}
+        for source in ("rdma", "nic", "host", "pcie", "kernel")
+    ),
+]
+"""A stuck driver ages its own sources alone, and marks of congestion alone are no incast."""
+
+
+def second_half(spec: NodeSpec, seconds: int) -> Iterator[Moment]:
+    """What happens from the fault on: ranges of rules are to see nothing else."""
+    state = Moment(0)
+    for moment in moments(spec, 2 * seconds):
+        state.log += moment.log
+        for section in SECTIONS:
+            getattr(state, section).update(getattr(moment, section))
+        state.offset_ns = moment.offset_ns - seconds * 10**9
+        if state.offset_ns >= 0:
+            yield state
+            state = Moment(0)
+
+
+def prepare(site: Site) -> None:
+    """A server that is in the midst of an incast, and one whose driver will be stuck."""
+    site.prepare_all([STUCK], STUCK_SECONDS)
+    whole, later_ns = about(INCAST, SECONDS), SECONDS * 10**9
+    began = replace(
+        whole,
+        started_wall_ns=whole.started_wall_ns + later_ns,
+        started_boot_ns=whole.started_boot_ns + later_ns,
+    )
+    write_capture(site.folder / INCAST.node, began, second_half(INCAST, SECONDS))
+    with (site.folder / "tokens.toml").open("a") as tokens:
+        tokens.write(f'"{INCAST.node}" = "{digest("token-" + INCAST.node)}"\n')
+
+
+async def test_what_takes_a_while_reaches_who_must_act(site: Site) -> None:
+    prepare(site)
+    await site.collector()
+    nodes = (INCAST.node, STUCK.node)
+    settings = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
+    started = await asyncio.gather(*(site.agent(node, **settings) for node in nodes))
+    agents = dict(zip(nodes, started, strict=True))
+    async with watching(site, await pages_of(agents), short=True) as watch:
+        await watch.hears(WANTED)
+        assert [labels for labels in NOT_TOLD if watch.hook.has(labels)] == []
+    said = [await agents[STUCK.node].said(word) for word in ("no answer within", "source_failed")]
+    assert all(said)

@@ -1,0 +1,108 @@
+"""What the demo leaves for Prometheus, Alertmanager and Grafana is what they need."""
+
+from __future__ import annotations
+
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from chain_support import Site, free_port, server, until
+
+from railscope.demo import watchers
+from railscope.demo.watchers import Ports, Watchers, WatchersError
+
+
+async def asked(url: str) -> Any:
+    """JSON from a program that may not listen yet; None until it does."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return await response.json() if response.status == 200 else None
+    except aiohttp.ClientConnectionError:
+        return None
+
+
+async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_path: Path):
+    site.prepare({"n1": "training"})
+    await site.collector()
+    agent = await site.agent("n1")
+    left = Watchers(tmp_path / "left", Ports(free_port(), free_port(), free_port()))
+    left.write()
+    page = (await agent.said(r"page=(\S+:\d+)"))[1]
+    left.point_at(f"127.0.0.1:{site.port}", {"n1": page})
+    settings = tmp_path / "left/prometheus/prometheus.yml"
+    settings.write_text(settings.read_text().replace("15s", "1s"))
+    prometheus, alertmanager, _ = left.commands().values()
+    told = f"http://127.0.0.1:{left.ports.alertmanager}/api/v2/alerts"
+    seen = f"http://127.0.0.1:{left.ports.prometheus}/api/v1/targets?state=active"
+
+    async def all_seen() -> bool:
+        targets = ((await asked(seen)) or {"data": {"activeTargets": []}})["data"]["activeTargets"]
+        found = {
+            (one["labels"]["job"], one["labels"].get("node"), one["health"]) for one in targets
+        }
+        return found == {("railscope-agent", "n1", "up"), ("railscope-collector", None, "up")}
+
+    async def warned() -> bool:
+        names = {alert["labels"]["alertname"] for alert in (await asked(told)) or ()}
+        return "RailscopeDeadMansSwitch" in names
+
+    async with (
+        server("prometheus", *prometheus, "--rules.alert.resend-delay=1s", folder=tmp_path),
+        server("prometheus-alertmanager", *alertmanager, folder=tmp_path),
+    ):
+        await until(all_seen, "Prometheus scrapes the agent and the collector")
+        await until(warned, "Alertmanager hears of an alert")
+
+
+def test_grafana_finds_boards_and_the_prometheus_that_is_started(tmp_path: Path):
+    left = Watchers(tmp_path)
+    left.write()
+    settings = ConfigParser()
+    settings.read(tmp_path / "grafana/grafana.ini")
+    provisioning = Path(settings["paths"]["provisioning"])
+    (provider,) = yaml.safe_load((provisioning / "dashboards/railscope.yml").read_text())[
+        "providers"
+    ]
+    boards = {path.name for path in Path(provider["options"]["path"]).glob("*.json")}
+    assert {"cluster-overview.json", "node.json", "rails.json"} < boards
+    assert Path(settings["dashboards"]["default_home_dashboard_path"]).name in boards
+    (source,) = yaml.safe_load((provisioning / "datasources/railscope.yml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == f"http://127.0.0.1:{left.ports.prometheus}"
+
+
+def test_an_alert_leads_to_a_board_and_a_runbook_that_are_there(tmp_path: Path):
+    left = Watchers(tmp_path)
+    left.write()
+    rules = [
+        rule
+        for path in (tmp_path / "prometheus/rules").glob("*.yml")
+        for group in yaml.safe_load(path.read_text())["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert len(rules) > 100
+    for links in (rule["annotations"] for rule in rules):
+        assert Path(links["runbook_url"].removeprefix("file://")).is_file()
+        assert links["dashboard_url"].startswith(f"http://127.0.0.1:{left.ports.grafana}/d/")
+
+
+def test_nothing_is_sent_away(tmp_path: Path):
+    Watchers(tmp_path).write()
+    settings = yaml.safe_load((tmp_path / "alertmanager/alertmanager.yml").read_text())
+    assert len(settings["receivers"]) > 3
+    assert all(receiver.keys() == {"name"} for receiver in settings["receivers"])
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "prometheus").write_text("")
+    with pytest.raises(WatchersError, match=f"could not prepare {tmp_path}"):
+        Watchers(tmp_path).write()
+
+
+def test_the_checkout_is_found():
+    assert (watchers.CHECKOUT / "dashboards/generated").is_dir()

@@ -1,0 +1,94 @@
+"""The collector reads its own audit log: what it finds, and what it says of what it cannot read."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from test_audit_verify import KEY, write
+
+from collector.audit.rereading import Rereading
+
+NS = 1_000_000_000
+
+
+@dataclass
+class Clock:
+    now_ns: int = 5 * NS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "log", [10])
+    return tmp_path / "log"
+
+
+def rereading(folder: Path, clock: Clock, period_seconds: float = 3600) -> Rereading:
+    return Rereading(folder, KEY.public, period_seconds, clock)
+
+
+def alter(folder: Path) -> None:
+    for path in (folder / "tile/entries").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes().replace(b'"number":1', b'"number":7'))
+
+
+async def test_a_log_that_is_whole_ages_from_when_it_was_read(folder: Path) -> None:
+    clock = Clock()
+    one = rereading(folder, clock)
+    assert (one.whole, one.age_seconds) == (None, None)
+    await one.read()
+    clock.now_ns += 7 * NS
+    assert (one.whole, one.age_seconds) == (True, 7.0)
+
+
+async def test_what_was_altered_is_found_and_said_and_the_age_grows(folder: Path) -> None:
+    clock = Clock()
+    one = rereading(folder, clock)
+    await one.read()
+    alter(folder)
+    clock.now_ns += NS
+    with capture_logs() as logs:
+        await one.read()
+    assert (one.whole, one.age_seconds) == (False, 1.0)
+    (said,) = logs
+    assert (said["event"], said["outcome"]) == ("audit_log_not_verified", "altered")
+
+
+async def test_what_cannot_be_read_is_neither_whole_nor_altered(
+    folder: Path, tmp_path: Path
+) -> None:
+    one = rereading(folder, Clock())
+    await one.read()
+    (folder / "checkpoint").unlink()
+    (folder / "checkpoint").mkdir()
+    with capture_logs() as logs:
+        await one.read()
+    assert one.whole is True
+    assert logs[0]["outcome"] == "unreadable"
+    fresh = rereading(tmp_path / "nowhere", Clock())
+    await fresh.read()
+    assert fresh.age_seconds is None
+
+
+async def test_it_is_read_again_and_again_or_never(folder: Path) -> None:
+    clock = Clock()
+    one = rereading(folder, clock, 0.01)
+    task = asyncio.create_task(one.run())
+    async with asyncio.timeout(20):
+        while one.whole is None:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        alter(folder)
+        while one.whole:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait({task})
+    shutil.rmtree(folder)
+    await rereading(folder, clock, 0).run()

@@ -1,0 +1,75 @@
+"""A GPU is retired within a period that is closed: the next one gives back what was too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from support.books import BOSS, PRICES
+from support.settling import Site
+from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
+
+from collector.billing import administration
+from collector.billing.charges import Unit
+from collector.billing.closing import Books, By, Closed
+from collector.billing.focus import Account, Seller
+from collector.billing.instants import Period
+from collector.billing.invoice import CLOSE_AFTER_NS
+from collector.billing.opening import evidence_in
+from collector.billing.reconcile import reconcile
+from collector.evidence.seen import sku_of
+
+MODEL = "NVIDIA H100 80GB HBM3"
+ONE, TWO = (Period(at(n * DAY_SECONDS), at((n + 1) * DAY_SECONDS)) for n in (0, 1))
+SELLER = Seller("Hall", "Hall", {"red": Account("red")})
+HOURS = 3600
+PER_HOUR = Fraction("2.49")
+LATER = 2 * DAY_SECONDS + 2 * HOURS
+
+
+@pytest.fixture
+def site(url: str, tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path, url)
+    yield made
+    made.settler.close()
+
+
+def amounts(closed: Closed) -> dict[str, Fraction]:
+    """What is billed for time, by what the charges correct; empty for the period's own."""
+    found: dict[str, Fraction] = {}
+    for invoice in closed.invoices:
+        for line in invoice.lines:
+            charge = line.charge
+            if charge.unit is not Unit.GPU_HOURS:
+                continue
+            found[charge.corrects] = found.get(charge.corrects, Fraction(0)) + charge.amount
+    return found
+
+
+async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(site: Site):
+    """Red has a GPU for two days; that it was sent back at noon of the first is known after both."""
+    claim = {0: [started("GPU-0", "c1", 0, tenant="red")]}
+    seconds = range(0, LATER, 30)
+    accept(
+        site.core,
+        Reporter().told(gpus_of("GPU-0", "GPU-1", model=MODEL), seconds, each=200, events=claim),
+    )
+    await site.round(LATER, everything=True)
+    ledger = site.door.ledger
+    books = Books.of(ledger, evidence_in(ledger.database))
+    prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
+    administration.publish(books, prices, "p", By(BOSS, at(0)))
+    first = books.close(ONE, By(BOSS, ONE.end_ns + CLOSE_AFTER_NS))
+    assert amounts(first) == {"": 24 * PER_HOUR}
+    site.texts["retired"] = "gpu,from,to,why\nGPU-0,2026-09-04T12:00:00Z,,sent back\n"
+    await site.round(LATER + 600, everything=True)
+    second = books.close(TWO, By(BOSS, TWO.end_ns + CLOSE_AFTER_NS))
+    assert sum(amounts(second).values()) == -12 * PER_HOUR, "and nothing for the second day"
+    (corrected,) = amounts(second)
+    assert corrected == first.invoices[0].invoice_id
+    for period in (ONE, TWO):
+        checks = reconcile(books, period, SELLER)
+        assert [check for check in checks if not check.passes] == []
+        assert {"R1", "R2", "R4", "R7"} <= {check.rule for check in checks}

@@ -1,0 +1,353 @@
+"""Retired GPUs: from an instant on they have no capacity, exactly; nothing before it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select
+from support.settling import Site
+from support.story import (
+    DAY,
+    DAY_SECONDS,
+    START_NS,
+    Reporter,
+    accept,
+    account_at,
+    at,
+    core_in,
+    gpus_of,
+    no_turns,
+    seconds_of,
+    started,
+)
+
+from collector.account.amounts import Whose
+from collector.account.live import LiveAccount
+from collector.audit.outbox import outbox
+from collector.evidence.assemble import Files
+from collector.evidence.retired_file import HEADER, Retired, Retirement, parse
+from collector.evidence.watched import FileError
+from collector.ledger.tiling import DAY_NS
+from collector.metering.evidence import Claim, Level, Stay
+from collector.metering.measures import Measure, Use
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+
+HEAD = ",".join(HEADER) + "\n"
+HOURS = 3600
+LATER = DAY_SECONDS + 2 * HOURS
+ALICE = {"tenant": "alice"}
+
+
+def spelled(instant_ns: int) -> str:
+    if instant_ns == FOREVER_NS:
+        return ""
+    return (
+        datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=instant_ns // 1000)
+    ).isoformat()
+
+
+def as_text(*retired: Retirement) -> str:
+    rows = [
+        f"{one.gpu},{spelled(one.start_ns)},{spelled(one.end_ns)},{one.why}\n" for one in retired
+    ]
+    return HEAD + "".join(rows)
+
+
+def retirement(second: float, until: float | None = None, gpu: str = "GPU-0") -> Retirement:
+    end_ns = FOREVER_NS if until is None else at(until)
+    return Retirement(at(second), end_ns, gpu, "sent back")
+
+
+# The file ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("gpu,at\n", "line 1: the header must be gpu,from,to,why"),
+        (HEAD + "GPU-1,2026-01-01T00:00:00Z,\n", "line 2: needs gpu,from,to,why"),
+        (HEAD + ",2026-01-01T00:00:00Z,,broken\n", "line 2, gpu: it is empty"),
+        (HEAD + "# why\nGPU-1,now,,broken\n", "line 3, from: 'now' is no time"),
+        (HEAD + "GPU-1,2026-01-01T00:00:00Z,2026-01-01T00:00:00Z,x\n", "line 2, to: it ends"),
+        (HEAD + f"GPU-1,2026-01-01T00:00:00Z,,{'x' * 401}\n", "line 2, why: it is longer"),
+        (HEAD + f"{'G' * 401},2026-01-01T00:00:00Z,,x\n", "line 2, gpu: it is longer"),
+    ],
+)
+def test_a_wrong_line_and_column_is_named(text: str, problem: str):
+    with pytest.raises(FileError, match=problem):
+        parse(text)
+
+
+micros = st.integers(0, 10_000).map(lambda n: START_NS + n * 1000)
+retirements = st.builds(
+    lambda start, length, gpu, why: Retirement(
+        start, FOREVER_NS if length is None else start + length * 1000, gpu, why
+    ),
+    micros,
+    st.none() | st.integers(1, 5000),
+    st.sampled_from(["GPU-0", "GPU-1"]),
+    st.sampled_from(["", "sent back", "é; burnt"]),
+)
+
+
+@given(st.lists(retirements, max_size=6))
+def test_what_is_written_is_what_is_read(found: list[Retirement]):
+    assert parse(as_text(*found)) == Retired.of(set(found))
+
+
+@given(st.lists(retirements, max_size=6), st.lists(micros, min_size=2, max_size=8, unique=True))
+def test_an_instant_is_in_service_or_retired_and_never_both(
+    found: list[Retirement], edges: list[int]
+):
+    """Of stays, and of claims on the GPU, exactly the retired instants are taken away."""
+    retired = Retired.of(found)
+    edges.sort()
+    stays = [Stay(a, f"n{i}", b) for i, (a, b) in enumerate(pairwise(edges))]
+    kept = retired.in_service("GPU-0", stays)
+    claims = list(retired.held("GPU-0", Claim(Level.ADMINISTRATOR, edges[0], "c", "t", edges[-1])))
+    assert len({claim.id for claim in claims}) == len(claims)
+    for instant_ns in {*edges, *(one.start_ns for one in found), *(one.end_ns for one in found)}:
+        for near in (instant_ns - 1, instant_ns):
+            gone = retired.at("GPU-0", near) is not None
+            was = [s.node for s in stays if s.start_ns <= near < s.end_ns]
+            now = [s.node for s in kept if s.start_ns <= near < s.end_ns]
+            assert now == ([] if gone else was)
+            held = [c for c in claims if c.start_ns <= near < c.end_ns]
+            assert len(held) == (0 if gone or not edges[0] <= near < edges[-1] else 1)
+
+
+# The account -------------------------------------------------------------------------------------
+
+
+async def test_a_gpu_that_left_is_unknown_for_ever_until_it_is_retired(tmp_path: Path):
+    core = core_in(tmp_path)
+    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 601, 20)))
+    account = await account_at(core, 1000)
+    assert seconds_of(account) == {("idle", ""): 1200, ("unknown", ""): 800}
+    account = await account_at(core, 1000, Files(retired=Retired.of([retirement(700)])))
+    assert seconds_of(account) == {("idle", ""): 1200, ("unknown", ""): 500}
+    assert account.capacity == (700 + 1000) * 10**9 * GPU_CAPACITY
+    assert account.balances
+
+
+async def test_before_the_instant_nothing_changes_and_after_it_there_is_nothing(tmp_path: Path):
+    core = core_in(tmp_path)
+    events = {100: [started("GPU-0", "a", 100, **ALICE)]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 601, 20), events=events))
+    instant = Retirement(at(300) + 1, FOREVER_NS, "GPU-0")
+    files = Files(retired=Retired.of([instant]))
+    account = await account_at(core, 600, files)
+    assert account.capacity == (300 * 10**9 + 1) * GPU_CAPACITY, "to the nanosecond"
+    assert account.balances
+    assert seconds_of(account) == {("idle", ""): 100, ("observed", "alice"): 200 + 1e-9}
+    back = Files(retired=Retired.of([Retirement(instant.start_ns, at(500), "GPU-0")]))
+    account = await account_at(core, 600, back)
+    assert seconds_of(account) == {("idle", ""): 100, ("observed", "alice"): 300 + 1e-9}
+
+
+class Instants:
+    """An account that is asked again and again, as the views ask it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.core = core_in(folder)
+        self.files = Files()
+        self.live = LiveAccount(self.core.evidence, lambda: self.files)
+
+    async def at(self, second: float):
+        return await self.live.refresh(at(second), no_turns)
+
+
+async def test_an_announced_retirement_takes_effect_while_the_gpu_still_reports(tmp_path: Path):
+    one = Instants(tmp_path)
+    one.files = Files(retired=Retired.of([retirement(50), retirement(90, 120, "GPU-1")]))
+    node = Reporter()
+    for second in range(0, 200, 10):
+        accept(one.core, node.told(gpus_of("GPU-0", "GPU-1"), [second]))
+        account = await one.at(second + 5)
+        now = second + 5
+        served = min(now, 50) + min(now, 90) + max(now - 120, 0)
+        assert account.capacity == served * 10**9 * GPU_CAPACITY
+        assert account.balances
+    assert one.live.held() == {}
+
+
+seconds = st.integers(0, 900)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    first=st.lists(st.integers(0, 300), min_size=2, max_size=2),
+    spans=st.lists(st.tuples(st.integers(0, 1), seconds, st.none() | st.integers(1, 400)),
+                   max_size=4),
+    asked=st.lists(st.integers(301, 1000), min_size=1, max_size=4),
+)  # fmt: skip
+async def test_capacity_is_the_time_between_first_evidence_and_retirement(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[int],
+    spans: list[tuple[int, int, int | None]],
+    asked: list[int],
+):
+    """Summed over GPUs, whenever and in whatever order it is asked for; the states add up to it."""
+    one = Instants(tmp_path_factory.mktemp("core"))
+    for gpu, since in enumerate(first):
+        claim = {since: [started(f"GPU-{gpu}", f"c{gpu}", since + 5, **ALICE)]}
+        node = Reporter(f"n{gpu}")
+        accept(one.core, node.told(gpus_of(f"GPU-{gpu}"), range(since, 700, 20), events=claim))
+    retired = [
+        retirement(start, None if length is None else start + length, f"GPU-{gpu}")
+        for gpu, start, length in spans
+    ]
+    before = await one.at(1)
+    assert before.balances
+    one.files = Files(retired=Retired.of(retired))
+    for second in asked:
+        served = sum(
+            not any(
+                one.gpu == f"GPU-{gpu}" and one.start_ns <= at(moment) < one.end_ns
+                for one in retired
+            )
+            for gpu, since in enumerate(first)
+            for moment in range(since, second)
+        )
+        account = await one.at(second)
+        assert account.capacity == served * 10**9 * GPU_CAPACITY
+        assert account.balances
+
+
+# The ledger --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
+    """Collectors by name and database."""
+    made: list[Site] = []
+
+    def one(name: str, url: str) -> Site:
+        made.append(Site(tmp_path / name, url))
+        return made[-1]
+
+    yield one
+    for site in made:
+        site.settler.close()
+
+
+def a_day(*gpus: str, until: int = DAY_SECONDS + HOURS):
+    """A day and an hour of some GPUs; alice holds the first from 6:00 on."""
+    events = {6 * HOURS: [started(gpus[0], "a", 6 * HOURS, **ALICE)]}
+    return Reporter().told(gpus_of(*gpus), range(0, until, 30), each=40, events=events)
+
+
+def covered(site: Site, gpu: str, day: int) -> int | None:
+    """The GPU time that the ledger has of a day; None where the day is not in it."""
+    revision = site.door.ledger.revision(gpu, day)
+    if revision is None:
+        return None
+    return sum(entry.quantity for entry in revision.tiling.entries) // 2 // GPU_CAPACITY
+
+
+async def test_a_retirement_revises_the_days_it_is_about_and_ends_the_account(make, url: str):
+    site = make("one", url)
+    accept(site.core, a_day("GPU-0", "GPU-1"))
+    for day in (1, 2, 3):
+        await site.round(day * DAY_SECONDS + 2 * HOURS)
+    assert [covered(site, "GPU-0", DAY + n) for n in range(3)] == [DAY_NS] * 3, "for ever"
+    energy = Whose(Measure.ENERGY, Use.ATTRIBUTED, "alice")
+    before = site.live.amounts.totals()[energy]
+    site.texts["retired"] = as_text(Retirement(at(12 * HOURS) + 1000, FOREVER_NS, "GPU-0", "burnt"))
+    now = 3 * DAY_SECONDS + 3 * HOURS
+    await site.round(now)
+    served_ns = 12 * HOURS * 10**9 + 1000
+    assert [covered(site, "GPU-0", DAY + n) for n in range(3)] == [served_ns, 0, 0]
+    assert site.door.ledger.revision("GPU-0", DAY).number == 2
+    assert [covered(site, "GPU-1", DAY + n) for n in range(3)] == [DAY_NS] * 3
+    assert site.door.ledger.revision("GPU-1", DAY).number == 1, "another GPU's days stay"
+    account = await site.account(now)
+    assert account.balances
+    assert account.capacity == (served_ns + now * 10**9) * GPU_CAPACITY
+    after = site.live.amounts.totals()[energy]
+    assert 0 < after < before, "what it used after that is nobody's"
+    await site.round(4 * DAY_SECONDS + 3 * HOURS)
+    assert covered(site, "GPU-0", DAY + 3) == 0
+    assert covered(site, "GPU-1", DAY + 3) == DAY_NS
+
+
+async def test_an_auditor_learns_of_each_retirement_once(make, url: str):
+    site = make("one", url)
+    accept(site.core, a_day("GPU-0", "GPU-1"))
+    await site.round(LATER)
+    one = Retirement(at(12 * HOURS), FOREVER_NS, "GPU-0", "burnt")
+    site.texts["retired"] = as_text(one)
+    for seconds_later in (60, 120):
+        await site.round(LATER + seconds_later)
+    other = Retirement(at(13 * HOURS), at(14 * HOURS), "GPU-1", "lent")
+    site.texts["retired"] = as_text(other)
+    await site.round(LATER + 180)
+    with site.door.ledger.database.transaction() as connection:
+        rows = connection.execute(select(outbox).order_by(outbox.c.number)).all()
+    told = [
+        (row.type, msgspec.json.decode(row.subject)["gpu"], msgspec.json.decode(row.data))
+        for row in rows
+    ]
+    assert [(kind, gpu, data["what"], data["why"]) for kind, gpu, data in told] == [
+        ("device.retire", "GPU-0", "retired", "burnt"),
+        ("device.retire", "GPU-0", "withdrawn", "burnt"),
+        ("device.retire", "GPU-1", "retired", "lent"),
+    ]
+    assert told[2][2]["to_ns"] == str(at(14 * HOURS))
+    assert {msgspec.json.decode(row.actor)["kind"] for row in rows} == {"administrator"}
+
+
+async def test_what_a_retired_gpu_does_is_not_lost(make, url: str):
+    """Its evidence goes to the database; taken out of the file, its days are as they would have been."""
+    site = make("one", url)
+    site.texts["retired"] = as_text(retirement(6 * HOURS))
+    accept(site.core, a_day("GPU-0"))
+    await site.round(LATER)
+    assert covered(site, "GPU-0", DAY) == 6 * HOURS * 10**9
+    site.texts["retired"] = HEAD
+    await site.round(LATER + 600)
+    assert covered(site, "GPU-0", DAY) == DAY_NS
+    found = site.door.ledger.revision("GPU-0", DAY)
+    assert {(e.state.value, e.tenant) for e in found.tiling.entries} == {
+        ("idle", ""), ("observed", "alice"),
+    }  # fmt: skip
+    account = await site.account(LATER + 600)
+    assert account.balances
+    assert account.capacity == (LATER + 600) * 10**9 * GPU_CAPACITY
+
+
+async def test_a_gpu_that_comes_back_is_accounted_for_again(make, url: str):
+    site = make("one", url)
+    accept(site.core, a_day("GPU-0", until=4 * DAY_SECONDS + HOURS))
+    site.texts["retired"] = as_text(retirement(6 * HOURS, 2 * DAY_SECONDS + 12 * HOURS))
+    await site.round(4 * DAY_SECONDS + 2 * HOURS)
+    hours = [covered(site, "GPU-0", DAY + n) for n in range(4)]
+    assert hours == [6 * HOURS * 10**9, 0, 12 * HOURS * 10**9, DAY_NS]
+    account = await site.account(4 * DAY_SECONDS + 2 * HOURS)
+    assert account.balances
+    assert account.capacity == (6 + 12 + 24 + 2) * HOURS * 10**9 * GPU_CAPACITY
+
+
+async def test_a_collector_that_takes_over_finds_the_same(make, url: str):
+    one, two = make("one", url), make("two", url)
+    text = as_text(retirement(12 * HOURS))
+    for site in (one, two):
+        site.texts["retired"] = text
+    accept(one.core, a_day("GPU-0", "GPU-1"))
+    now = 2 * DAY_SECONDS + 2 * HOURS
+    await one.round(now, everything=True)
+    accept(two.core, a_day("GPU-0", "GPU-1", until=60))
+    await two.round(now + 60)
+    accounts = [await site.account(now + 120) for site in (one, two)]
+    assert accounts[0].capacity == accounts[1].capacity
+    assert all(account.balances for account in accounts)
+    one.restart(one.checkpoint())
+    await one.round(now + 180)
+    assert (await one.account(now + 180)).capacity == accounts[0].capacity + 60 * 10**9 * 840

@@ -1,0 +1,112 @@
+"""The inventory file: what it says when, and which line and column is wrong."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.evidence.watched import FileError
+from collector.inventory.inventory_file import HEADER, Expected, Inventory, inventory_file, parse
+from collector.metering.units import FOREVER_NS
+
+HEAD = ",".join(HEADER) + "\n"
+START = 1_767_225_600 * 10**9
+DAY = 86_400 * 10**9
+
+
+def test_what_a_node_must_show_and_from_when_to_when():
+    inventory = parse(
+        HEAD + "n1,8,8,2026-01-01T00:00:00Z,\n"
+        "n1,4,,2026-01-02T00:00:00Z,2026-01-03T01:00:00+01:00\n"
+        "n2,0,2,2026-01-02T00:00:00Z,2026-01-03T00:00:00Z\n"
+    )
+    assert inventory.at(START - 1) == {}
+    assert inventory.at(START) == {"n1": Expected(START, FOREVER_NS, "n1", 8, 8)}
+    later = inventory.at(START + DAY)
+    assert (later["n1"].gpus, later["n1"].rdma_ports) == (4, None), "the one that began later"
+    assert (later["n2"].gpus, later["n2"].rdma_ports) == (0, 2)
+    assert inventory.at(START + 2 * DAY) == {"n1": Expected(START, FOREVER_NS, "n1", 8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "line 1: the header must be node,gpus,rdma_ports,from,to"),
+        (HEAD + "n1,8,2026-01-01T00:00:00Z,\n", "line 2: needs node,gpus,rdma_ports,from,to"),
+        (HEAD + ",8,8,2026-01-01T00:00:00Z,\n", "line 2, node: it is empty"),
+        (HEAD + "n1,eight,8,2026-01-01T00:00:00Z,\n", "line 2, gpus: 'eight' is no whole number"),
+        (HEAD + "n1,8,-1,2026-01-01T00:00:00Z,\n", "line 2, rdma_ports: '-1' is no whole number"),
+        (HEAD + "n1,8,10001,2026-01-01T00:00:00Z,\n", "line 2, rdma_ports: '10001'"),
+        (HEAD + "n1,\u0668,8,2026-01-01T00:00:00Z,\n", "line 2, gpus:"),
+        (HEAD + "n1,8,8,today,\n", "line 2, from: 'today' is no time"),
+        (HEAD + "# rack 7\nn1,8,8,2026-01-01T00:00:00Z,never\n", "line 3, to: 'never' is no time"),
+        (HEAD + "n1,8,8,2026-01-01T00:00:00Z,2026-01-01T00:00:00Z\n", "line 2, to: it ends before"),
+        (HEAD + "n1,8,8,2026-01-01T00:00:00,\n", "line 2, from: .* has no offset"),
+        (
+            HEAD + "n1,8,8,2026-01-01T00:00:00Z,\nn1,4,4,2026-01-01T01:00:00+01:00,\n",
+            "line 3: another row of n1 begins at the same instant",
+        ),
+    ],
+)
+def test_a_wrong_line_and_column_is_named(text: str, problem: str):
+    with pytest.raises(FileError, match=problem):
+        parse(text)
+
+
+def test_a_broken_file_leaves_the_last_good_inventory_in_force(tmp_path: Path):
+    path = tmp_path / "inventory.csv"
+    path.write_text(HEAD + "n1,8,8,2026-01-01T00:00:00Z,\n")
+    watched = inventory_file(path)
+    watched.refresh()
+    path.write_text(HEAD + "n1,many,8,2026-01-01T00:00:00Z,\n")
+    watched.refresh()
+    assert not watched.valid
+    assert watched.content.at(START)["n1"].gpus == 8
+
+
+def spelled(instant_ns: int) -> str:
+    if instant_ns == FOREVER_NS:
+        return ""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=instant_ns // 1000)
+    return moment.isoformat()
+
+
+def as_text(inventory: Inventory) -> str:
+    """The inventory as an administrator would write it."""
+    lines = [
+        ",".join([
+            row.node,
+            "" if row.gpus is None else str(row.gpus),
+            "" if row.rdma_ports is None else str(row.rdma_ports),
+            spelled(row.start_ns),
+            spelled(row.end_ns),
+        ])
+        for row in inventory
+    ]  # fmt: skip
+    return HEAD + "\n".join(lines)
+
+
+counts = st.none() | st.integers(0, 64)
+micros = st.integers(0, 10**9).map(lambda n: START + n * 1000)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Expected:
+    start = draw(micros)
+    end = draw(st.just(FOREVER_NS) | st.integers(1, 10**9).map(lambda n: start + n * 1000))
+    return Expected(start, end, draw(st.sampled_from(["n1", "n2", "gpu-3"])), draw(counts),
+                    draw(counts))  # fmt: skip
+
+
+@given(st.lists(rows(), max_size=8, unique_by=lambda row: (row.node, row.start_ns)), micros)
+def test_what_is_written_is_what_is_read(found: list[Expected], instant_ns: int):
+    inventory = Inventory.of(found)
+    assert parse(as_text(inventory)) == inventory
+    at = inventory.at(instant_ns)
+    for node in ("n1", "n2", "gpu-3"):
+        in_force = [r for r in found if r.node == node and r.start_ns <= instant_ns < r.end_ns]
+        assert at.get(node) == max(in_force, key=lambda row: row.start_ns, default=None)

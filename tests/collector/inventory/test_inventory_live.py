@@ -1,0 +1,130 @@
+"""A running collector and the files of what there should be and what is retired, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from makers import Sender, gpu_schema, rdma_schema
+from test_audit_trail import records
+from test_ingest import Running, running, settings_in
+
+from collector.access.credentials import digest
+from collector.config import MeteringSettings
+
+INVENTORY = "node,gpus,rdma_ports,from,to\n"
+RETIRED = "gpu,from,to,why\n"
+ALWAYS = "2020-01-01T00:00:00Z,"
+T = TypeVar("T")
+
+
+async def once(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
+    """What is answered once it is what is wanted."""
+    async with asyncio.timeout(20):
+        while True:
+            found = await ask()
+            if wanted(found):
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def page(one: Running) -> dict[str, float]:
+    """The series of /metrics that are about the inventory, and the files' state."""
+    _, text = await one.get("/metrics")
+    words = ("railscope_inventory_", "railscope_retired_", "railscope_gone_", "_file_valid")
+    lines = [line for line in text.splitlines() if line.startswith("railscope_")]
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines)
+        if any(word in name for word in words)
+    }
+
+
+async def report(one: Running, node: str = "n1", *, at: int = 0) -> None:
+    """Three frames of a node with two GPUs and two ports, the last of them just now."""
+    sender = Sender(node, run=f"run-{at}")
+    frames = sender.frames(gpu_schema(node), [[50, 60, 1000, 2000, 10, 20]] * 3, at=at)
+    frames += sender.frames(rdma_schema(), [[1, 2, 3, 4]] * 3, at=at)
+    status, reply = await one.post(sender.body(frames, schemas=True), node=node, at=at + 2)
+    assert status == 200, reply
+
+
+async def test_without_an_inventory_nothing_is_said_of_it(tmp_path: Path):
+    async with running(settings_in(tmp_path)) as one:
+        await report(one)
+        found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
+        assert (found["nodes"], found["gone_gpus"], found["retired_gpus"]) == (None, [], [])
+        assert set(await page(one)) == {'railscope_collector_file_valid{file="tokens"}'}
+
+
+async def test_the_inventory_is_read_again_when_it_changes_and_kept_while_it_is_broken(
+    tmp_path: Path,
+):
+    path = tmp_path / "inventory.csv"
+    path.write_text(f"{INVENTORY}n1,2,3,{ALWAYS}\nn9,8,,{ALWAYS}\n")
+    async with running(settings_in(tmp_path, inventory_file=str(path))) as one:
+        await report(one)
+        await report(one, "n2")
+        series = 'railscope_inventory_node{node="n2",state="unexpected"}'
+        found = await once(lambda: page(one), lambda found: found.get(series) == 1)
+        assert found['railscope_inventory_gpus{node="n1",state="present"}'] == 2
+        assert found['railscope_inventory_gpus{node="n1",state="missing"}'] == 0
+        assert found['railscope_inventory_rdma_ports{node="n1",state="missing"}'] == 1
+        assert found['railscope_inventory_gpus{node="n9",state="missing"}'] == 8
+        assert found['railscope_inventory_node{node="n9",state="missing"}'] == 1
+        assert found['railscope_inventory_nodes{state="missing"}'] == 1
+        path.write_text(f"{INVENTORY}n1,4,2,{ALWAYS}\nn2,2,2,{ALWAYS}\n")
+        series = 'railscope_inventory_gpus{node="n1",state="missing"}'
+        found = await once(lambda: page(one), lambda found: found.get(series) == 2)
+        assert found['railscope_inventory_node{node="n2",state="unexpected"}'] == 0
+        assert not any('node="n9"' in name for name in found)
+        path.write_text(f"{INVENTORY}n1,all,2,{ALWAYS}\n")
+        valid = 'railscope_collector_file_valid{file="inventory"}'
+        found = await once(lambda: page(one), lambda found: found.get(valid) == 0)
+        assert found[series] == 2, "the last valid version stays in force"
+
+
+async def test_an_inventory_that_was_never_valid_says_nothing(tmp_path: Path):
+    path = tmp_path / "inventory.csv"
+    path.write_text("which,how many\n")
+    async with running(settings_in(tmp_path, inventory_file=str(path))) as one:
+        await report(one)
+        found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
+        assert found["nodes"] is None
+        account = await once(lambda: one.get("/api/v1/account"), lambda found: found[0] == 200)
+        assert '"gpus":1' in account[1] or '"gpus":2' in account[1], "who holds what is known"
+
+
+async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
+    inventory, retired = tmp_path / "inventory.csv", tmp_path / "retired.csv"
+    inventory.write_text(f"{INVENTORY}n1,2,2,{ALWAYS}\n")
+    retired.write_text(RETIRED)
+    settings = settings_in(
+        tmp_path, inventory_file=str(inventory), retired_file=str(retired),
+        metering=MeteringSettings(period_seconds=0.1),
+    )  # fmt: skip
+    with (tmp_path / "tokens.toml").open("a") as tokens:
+        tokens.write(f'[auditors]\naudit = "{digest("token-auditor")}"\n')
+    async with running(settings) as one:
+        await report(one)
+        await once(lambda: one.get("/api/v1/account"), lambda found: found[0] == 200)
+        retired.write_text(f"{RETIRED}GPU-n1-1,2020-01-01T00:00:00Z,,sent back\n")
+        series = 'railscope_retired_gpu_reporting{node="n1",gpu="GPU-n1-1"}'
+        await once(lambda: page(one), lambda found: found.get(series) == 1)
+        told = (await one.json("/api/v1/inventory"))["retired_gpus"]
+        assert [(row["gpu"], row["why"], row["reported_by"]) for row in told] == [
+            ("GPU-n1-1", "sent back", "n1")
+        ]
+        await once(
+            lambda: one.get("/api/v1/audit", "token-auditor"), lambda a: "retired_seen" in a[1]
+        )
+    found = {(r.type, r.data.get("what")): r for r in records(tmp_path / "state" / "audit")}
+    retirement = found["device.retire", "retired"]
+    assert (retirement.obj.gpu, retirement.data["why"]) == ("GPU-n1-1", "sent back")
+    assert (retirement.actor.kind, retirement.actor.id) == ("administrator", "retired_file")
+    change = found["admin.config", None]
+    assert (change.actor.id, change.data["rows"]) == ("inventory_file", 1)
+    seen = found["evidence.quarantine", "retired_seen"]
+    assert (seen.obj.node, seen.obj.gpu) == ("n1", "GPU-n1-1")

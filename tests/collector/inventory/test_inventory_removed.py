@@ -1,0 +1,70 @@
+"""Nodes that were taken out of the inventory: nobody waits for them, and no alert does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.story import Reporter, accept, at, core_in, gpus_of
+
+from collector.account.live import LiveAccount
+from collector.core import Core
+from collector.evidence.assemble import Files
+from collector.evidence.retired_file import Retired
+from collector.inventory.inventory_file import Expected, Inventory
+from collector.inventory.watch import Watch
+from collector.views.refresh import Refresher
+from railscope.catalog import collector as catalog
+
+STALE = 5.0
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Core:
+    return core_in(tmp_path)
+
+
+async def told(core: Core, second: float, *rows: Expected) -> dict[str, float]:
+    """Whether each node is told to report, and under the empty name how many there are."""
+    inventory = Inventory.of(rows)
+    refresher = Refresher(
+        core, LiveAccount(core.evidence, Files, ready=False), STALE, 1.0, lambda: at(second),
+        watch=Watch(core, lambda: inventory, Retired),
+    )  # fmt: skip
+    views = await refresher.refresh()
+    nodes = {c.labels[0]: c.value for c in views.node.cells if c.metric is catalog.NODE_UP}
+    (count,) = (c.value for c in views.cluster.cells if c.metric is catalog.NODES)
+    return {**nodes, "": count}
+
+
+def until(node: str, second: float) -> Expected:
+    return Expected(0, at(second), node, 1, None)
+
+
+async def test_a_silent_node_that_was_taken_out_is_told_no_more(core: Core):
+    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
+    accept(core, Reporter("n2").told(gpus_of("GPU-1"), range(10)))
+    assert await told(core, 100) == {"n1": 0, "n2": 0, "": 2}
+    assert await told(core, 100, until("n1", 200)) == {"n1": 0, "n2": 0, "": 2}, "not yet"
+    assert await told(core, 100, until("n1", 50)) == {"n2": 0, "": 1}
+    back = Expected(at(60), at(1000), "n1", 1, None)
+    assert await told(core, 100, until("n1", 50), back) == {"n1": 0, "n2": 0, "": 2}
+
+
+async def test_a_node_that_was_taken_out_and_reports_is_told(core: Core):
+    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
+    assert await told(core, 10, until("n1", 5)) == {"n1": 1, "": 1}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), unique_by=lambda row: row[0]),
+    st.integers(-1, 30),
+)
+def test_a_node_is_removed_between_its_rows_and_after_them(rows: list[tuple[int, int]], at_ns: int):
+    expected = [Expected(start, start + length, "n", 1, 1) for start, length in rows]
+    inventory = Inventory.of(expected)
+    begun = any(start <= at_ns for start, _ in rows)
+    assert inventory.removed("n", at_ns) == (begun and "n" not in inventory.at(at_ns))
+    assert not inventory.removed("another", at_ns)

@@ -1,0 +1,217 @@
+"""What nodes show by their newest frames: lost, hung, silent and gone devices told apart."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.story import Reporter, accept, at, core_in, gpus_of, no_turns, ports_of
+
+from collector.core import Core
+from collector.evidence.retired_file import Retired, Retirement
+from collector.inventory.compare import Counts, State
+from collector.inventory.inventory_file import Expected, Inventory
+from collector.inventory.shown import GPU, RDMA_PORT, Devices, showing
+from collector.inventory.view import cells, inventory_json
+from collector.inventory.watch import Found, Watch
+from collector.metering.units import FOREVER_NS
+from railscope.catalog import METRICS, agent
+from railscope.catalog.entities import SOURCE
+from railscope.entity import Entity
+from railscope.frame import Frame, Schema
+from railscope.reading import PRESENT, Absent
+from railscope.wire import to_wire_schema
+
+STALE = 5
+OF_A_GPU = 3
+"""Columns of each GPU in the schema of these stories."""
+
+
+def sources(**states: int) -> tuple[Schema, list[int]]:
+    """The agent's own stream: how some sources fare."""
+    columns = tuple((agent.SOURCE_STATE, Entity(SOURCE, (name,))) for name in states)
+    return Schema("agent", columns), list(states.values())
+
+
+def with_reasons(frames: Sequence[Frame], reasons: Sequence[int]) -> list[Frame]:
+    """The same frames without values for some columns."""
+    return [
+        Frame(f.origin, f.schema, f.sequence, f.instant, array("q", f.values), bytes(reasons))
+        for f in frames
+    ]
+
+
+def without_gpu(schema: Schema, name: str, reason: Absent, *, never: int = 0) -> list[int]:
+    """Reasons for which a GPU has no values; the first `never` it never had."""
+    mine = [column for column, (_, entity) in enumerate(schema.columns) if entity.key[0] == name]
+    codes = [PRESENT] * len(schema.columns)
+    for number, column in enumerate(mine):
+        codes[column] = (Absent.UNSUPPORTED if number < never else reason).value
+    return codes
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Core:
+    return core_in(tmp_path)
+
+
+async def look(
+    core: Core, second: float, expected: Mapping[str, tuple[int | None, int | None]] | None = None,
+    retired: Sequence[Retirement] = (),
+) -> Found:  # fmt: skip
+    rows = [Expected(0, FOREVER_NS, node, *both) for node, both in (expected or {}).items()]
+    inventory = Inventory.of(rows) if expected is not None else None
+    watch = Watch(core, lambda: inventory, lambda: Retired.of(retired))
+    return await watch.look(at(second), at(second - STALE), no_turns)
+
+
+def of(found: Found, node: str):
+    (one,) = (one for one in found.standings or () if one.node == node)
+    return one
+
+
+async def test_a_node_that_shows_all_it_should(core: Core):
+    node = Reporter()
+    accept(core, node.told(gpus_of("GPU-0", "GPU-1"), range(10)))
+    accept(core, node.told(ports_of(3), range(10)))
+    found = await look(core, 10, {"n1": (2, 3)})
+    assert of(found, "n1").state is State.PRESENT
+    assert of(found, "n1").counts == {GPU: Counts(2, 0, 0, 0), RDMA_PORT: Counts(3, 0, 0, 0)}
+    assert found.gone == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "counts"),
+    [
+        (Absent.GONE, Counts(1, 1, 0, 0)),
+        (Absent.TIMEOUT, Counts(1, 0, 1, 0)),
+        (Absent.ERROR, Counts(1, 0, 1, 0)),
+        (Absent.DENIED, Counts(1, 0, 1, 0)),
+    ],
+)
+@pytest.mark.parametrize("never", [0, 1])
+async def test_a_gpu_without_values(core: Core, reason: Absent, counts: Counts, never: int):
+    node, schema = Reporter(), gpus_of("GPU-0", "GPU-1")
+    accept(core, node.told(schema, range(5)))
+    codes = without_gpu(schema, "GPU-1", reason, never=never)
+    accept(core, [node.record(with_reasons(node.frames(schema, [5, 6]), codes))])
+    found = await look(core, 10, {"n1": (2, None)})
+    assert of(found, "n1").counts == {GPU: counts}
+    gone = [(one.gpu, one.seen_ns) for one in found.gone]
+    assert gone == ([("GPU-1", at(4))] if reason is Absent.GONE else [])
+
+
+async def test_a_silent_node_has_unknown_devices(core: Core):
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(10)))
+    found = await look(core, 10 + STALE, {"n1": (1, 1)})
+    assert of(found, "n1").state is State.SILENT
+    assert of(found, "n1").counts == {GPU: Counts(0, 0, 1, 0), RDMA_PORT: Counts(0, 0, 1, 0)}
+    assert of(found, "n1").reasons[GPU] == "the node is silent"
+    assert found.gone == (), "no one says that it is gone"
+
+
+@pytest.mark.parametrize(
+    ("state", "counts"), [("unsupported", Counts(0, 1, 0, 0)), ("failed", Counts(0, 0, 1, 0))]
+)
+async def test_a_node_whose_gpus_have_all_gone(core: Core, state: str, counts: Counts):
+    """Without any GPU there are no frames of them; the agent says whether it looked in vain."""
+    node = Reporter()
+    accept(core, node.told(gpus_of("GPU-0"), range(10)))
+    code = next(code for code, word in agent.SOURCE_STATES.items() if word == state)
+    schema, values = sources(gpu=code, rdma=1)
+    accept(core, node.told(schema, range(30, 60), values=lambda _s, _c: values))
+    found = await look(core, 60, {"n1": (1, None)})
+    assert of(found, "n1").state is State.PRESENT
+    assert of(found, "n1").counts == {GPU: counts}
+    assert [one.gpu for one in found.gone] == (["GPU-0"] if state == "unsupported" else [])
+
+
+async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missing(core: Core):
+    node = Reporter()
+    accept(core, node.told(gpus_of("GPU-0", "GPU-old"), range(10)))
+    accept(core, node.told(gpus_of("GPU-0", "GPU-new"), range(10, 20)))
+    found = await look(core, 20, {"n1": (2, None)})
+    assert of(found, "n1").counts == {GPU: Counts(2, 0, 0, 0)}
+    assert [(one.node, one.gpu, one.seen_ns) for one in found.gone] == [("n1", "GPU-old", at(9))]
+    retirement = Retirement(at(15), FOREVER_NS, "GPU-old", "sent back")
+    found = await look(core, 20, retired=[retirement])
+    assert (found.standings, found.gone, found.reporting) == (None, (), {})
+    assert found.last_nodes == {"GPU-old": "n1"}
+
+
+async def test_a_gpu_that_moved_is_not_gone(core: Core):
+    node = Reporter("n1")
+    accept(core, node.told(gpus_of("GPU-0", "GPU-1"), range(10)))
+    accept(core, node.told(gpus_of("GPU-0"), range(100, 110)))
+    assert [one.gpu for one in (await look(core, 110)).gone] == ["GPU-1"]
+    accept(core, Reporter("n2").told(gpus_of("GPU-1"), range(100, 110)))
+    assert (await look(core, 110)).gone == ()
+
+
+async def test_a_retired_gpu_that_reports_is_told_of_once(core: Core):
+    heard: list = []
+    core.evidence.listeners.append(heard.append)
+    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(10)))
+    retired = [Retirement(at(5), FOREVER_NS, "GPU-1", "sent back")]
+    for _ in range(2):
+        found = await look(core, 10, retired=retired)
+        assert found.reporting == {"GPU-1": "n1"}
+    (trouble,) = heard
+    assert (trouble.kind, trouble.gpu, trouble.node) == ("retired_seen", "GPU-1", "n1")
+    assert trouble.draft().type == "evidence.quarantine"
+    early = await look(core, 10, retired=[Retirement(at(11), FOREVER_NS, "GPU-1")])
+    assert (early.retired, early.reporting) == ((), {})
+
+
+async def test_cells_without_an_inventory_say_nothing_of_it(core: Core):
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(10)))
+    found = await look(core, 10)
+    assert list(cells(found)) == []
+    assert inventory_json(found)["nodes"] is None
+
+
+async def test_cells_and_json_of_an_inventory(core: Core):
+    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
+    accept(core, Reporter("n2").told(gpus_of("GPU-2"), range(10)))
+    found = await look(core, 10, {"n1": (2, None), "n9": (8, 8)})
+    values = {(c.metric.name, *c.labels): c.value for c in cells(found)}
+    assert values["railscope_inventory_gpus", "n1", "present"] == 1
+    assert values["railscope_inventory_gpus", "n1", "missing"] == 1
+    assert values["railscope_inventory_rdma_ports", "n9", "missing"] == 8
+    assert ("railscope_inventory_rdma_ports", "n1", "missing") not in values
+    assert values["railscope_inventory_node", "n2", "unexpected"] == 1
+    assert values["railscope_inventory_node", "n2", "present"] == 0
+    nodes = {state: values["railscope_inventory_nodes", state] for state in State}
+    assert nodes == {"present": 1, "silent": 0, "missing": 1, "unexpected": 1}
+    n1, n2, n9 = inventory_json(found)["nodes"]
+    assert n1["gpus"]["names"] == {"present": ["GPU-0"], "gone": [], "unknown": []}
+    assert (n1["gpus"]["expected"], n1["gpus"]["missing"]) == (2, 1)
+    assert (n2["state"], n2["gpus"]["expected"]) == ("unexpected", None)
+    assert (n9["heard_ns"], n9["gpus"]["names"], n9["gpus"]["missing"]) == (None, None, 8)
+
+
+@given(st.lists(st.sampled_from([PRESENT, *(reason.value for reason in Absent)]), min_size=12,
+                max_size=12))  # fmt: skip
+def test_each_device_is_present_gone_or_unknown(codes: list[int]):
+    schema = gpus_of("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+    devices: Devices = showing(to_wire_schema(schema)).devices
+    row = array("B", codes)
+    shown = devices.look(np.frombuffer(row, "u1"))
+    groups = (shown.present, shown.gone, shown.unknown)
+    assert sorted(name for group in groups for name in group) == [f"GPU-{i}" for i in range(4)]
+    for name in devices.names:
+        mine = {codes[i] for i, (_, entity) in enumerate(schema.columns) if entity.key[0] == name}
+        assert (name in shown.present) == (PRESENT in mine)
+        not_here = {Absent.GONE.value, Absent.UNSUPPORTED.value}
+        assert (name in shown.gone) == (mine <= not_here and Absent.GONE.value in mine)
+
+
+def test_a_schema_of_anything_else_shows_nothing():
+    schema = Schema("nic", ports_of(2).columns)
+    assert showing(to_wire_schema(schema)).devices.names == ()
+    assert METRICS[agent.SOURCE_STATE.name] is agent.SOURCE_STATE

@@ -1,0 +1,73 @@
+"""Every roll-up that the catalog declares is made, where what it is made of is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collector.fleet import Fleet, Update
+from collector.layout import make_layout
+from collector.views.rollup import Rollups, reduce_rows
+from railscope.catalog import KINDS, METRICS, rollups
+from railscope.catalog.declare import EntityKind
+from railscope.catalog.rollup import ON_A_RAIL
+from railscope.entity import Entity
+from railscope.frame import Schema
+from railscope.wire import schema_hash, to_wire_schema
+
+SECOND = 1_000_000_000
+LANES = 2
+
+
+def entities(kind: EntityKind) -> list[Entity]:
+    """One of a kind on each rail."""
+    return [
+        Entity(kind, (f"{lane}",) * len(kind.whole.labels) + ("x",) * _parts(kind))
+        for lane in range(LANES)
+    ] if kind.labels else [Entity(kind)]  # fmt: skip
+
+
+def _parts(kind: EntityKind) -> int:
+    return len(kind.labels) - len(kind.whole.labels)
+
+
+def schema() -> Schema:
+    """Every metric that rolls up."""
+    metrics = [metric for metric in METRICS.values() if metric.rollups]
+    on_rails = tuple(
+        Entity(kind, (f"{lane}",) * len(kind.labels), {"rail": f"{lane}"})
+        for kind in ON_A_RAIL
+        for lane in range(LANES)
+    )
+    columns = [(metric, entity) for metric in metrics for entity in entities(metric.about)]
+    return Schema("all", tuple(columns[i] for i in Schema.ordered(columns)), on_rails)
+
+
+@pytest.mark.parametrize("scope", ["cluster", "rail", "tenant"])
+def test_every_declared_rollup_is_made(scope: str) -> None:
+    everything = schema()
+    wire = to_wire_schema(everything)
+    width = len(everything.columns)
+    fleet = Fleet()
+    row, reasons = np.arange(width, dtype=np.int64), np.zeros(width, np.uint8)
+    fleet.apply(Update(
+        node="n1", schema=schema_hash(wire), layout=make_layout(wire), run="r", boot_id="b",
+        first=row, last=row + 2, first_reasons=reasons, reasons=reasons,
+        first_boot_ns=SECOND, last_boot_ns=3 * SECOND, instant_ns=100 * SECOND,
+    ))  # fmt: skip
+    made = Rollups(lambda _node, lanes: [0] * (lanes + 1), ["t1"])
+    for block in fleet.blocks():
+        reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))
+        assert reduced
+        made.add(reduced)
+    cells = [cell for cell in made.cells(scope) if cell]
+    wanted = {name for name, derived in rollups().items() if derived.scope == scope}
+    assert {cell.metric.name for cell in cells} == wanted
+    if scope == "rail":
+        assert {cell.labels[0] for cell in cells} == {str(lane) for lane in range(LANES)}
+
+
+def test_only_what_is_on_a_rail_rolls_up_over_rails() -> None:
+    over_rails = {d.source.about.whole for d in rollups().values() if d.scope == "rail"}
+    assert over_rails <= set(ON_A_RAIL)
+    assert KINDS["interface"] not in over_rails

@@ -1,0 +1,263 @@
+"""From claims to jobs: what begins, ends, is shared, is silent, and what each is called."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.story import Reporter, accept, at, core_in, ended, started
+
+from collector.account.live import LiveAccount
+from collector.config import CollectorSettings
+from collector.evidence import claims_file, tenants_file
+from collector.evidence.assemble import Files
+from collector.views.refresh import Refresher
+from collector.workloads.holding import pattern_of
+from collector.workloads.view import Jobs
+from railscope.catalog import gpu_activity
+from railscope.catalog import jobs as catalog
+from railscope.catalog.entities import GPU
+from railscope.entity import Entity
+from railscope.frame import Event, Schema
+from railscope.reading import Absent
+from railscope.settings import SettingsError
+
+POD_JOBS = re.compile(CollectorSettings().pod_jobs)
+
+
+def busy(node: str) -> list[Schema]:
+    """Two GPUs of a node and the activity of their SMs."""
+    gpus = [Entity(GPU, (f"{node}-{i}",), {"rail": str(i), "index": str(i)}) for i in range(2)]
+    columns = tuple((gpu_activity.GPU_SM_ACTIVITY, gpu) for gpu in gpus)
+    return [Schema("gpu", (), tuple(gpus)), Schema("gpu_activity", columns)]
+
+
+class Site:
+    """A collector's state, and nodes that report to it."""
+
+    def __init__(self, folder: Path, files: Files | None = None, most_jobs: int = 100) -> None:
+        self.core = core_in(folder)
+        self.reporters: dict[str, Reporter] = {}
+        self.now = 0
+        self.refresher = Refresher(
+            self.core,
+            LiveAccount(self.core.evidence, lambda: files or Files(), pod_jobs=POD_JOBS),
+            stale_seconds=30,
+            period_seconds=1,
+            wall_ns=lambda: at(self.now),
+            most_jobs=most_jobs,
+        )
+
+    def report(
+        self,
+        node: str,
+        second: int,
+        activity: tuple[int, int],
+        *events: Event,
+        reasons: bytes = b"",
+    ) -> None:
+        """A node says how active its GPUs are (in percent), and what happened."""
+        reporter = self.reporters.setdefault(node, Reporter(node, f"boot of {node}"))
+        of_gpus, of_activity = busy(node)
+        frames = reporter.frames(of_gpus, [second], events={second: events})
+        rows = reporter.frames(
+            of_activity, [second], values=lambda *_: [percent * 10_000 for percent in activity]
+        )
+        for frame in rows:
+            object.__setattr__(frame, "reasons", reasons)
+        accept(self.core, [reporter.record([*frames, *rows])])
+
+    async def jobs(self, second: int) -> Jobs:
+        """The jobs at a second."""
+        self.now = second
+        return (await self.refresher.refresh()).jobs
+
+
+def told(jobs: Jobs) -> list[dict[str, Any]]:
+    return [jobs.to_json(job) for job in jobs.jobs]
+
+
+def straggler(job: dict[str, Any], measure: str = "sm_activity") -> dict[str, Any]:
+    return next(one for one in job["stragglers"] if one["measure"] == measure)
+
+
+def claims(job: str, *gpus: str, second: int = 0, **facts: str) -> list[Event]:
+    facts = {"workload": job, "owner": "vision", "tenant": "vision"} | facts
+    return [started(gpu, f"{job} on {gpu}", second, **facts) for gpu in gpus]
+
+
+async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
+    site = Site(tmp_path)
+    site.report("n1", 10, (90, 90), *claims("4711", "n1-0", "n1-1"))
+    site.report("n2", 10, (90, 45), *claims("4711", "n2-0", "n2-1", second=5))
+    (job,) = told(await site.jobs(12))
+    assert (job["tenant"], job["source"], job["workload"]) == ("vision", "slurm", "4711")
+    assert (job["gpus"], job["nodes"], job["start_ns"]) == (4, 2, at(0))
+    assert (job["silent_gpus"], job["shared_gpus"]) == (0, 0)
+    found = straggler(job)
+    assert (found["node"], found["gpu"]) == ("n2", "n2-1")
+    assert found["deviation_ratio"] == pytest.approx(-0.5)
+    assert (found["value"], found["median"]) == (pytest.approx(0.45), pytest.approx(0.9))
+    assert straggler(job, "sm_clock") == {"measure": "sm_clock", "unknown": "silent"}
+    places = (jobs := site.refresher.views.jobs).places(jobs.jobs[0], site.refresher.index_of)
+    assert [(p["node"], p["index"], p["held_ratio"]) for p in places] == [
+        ("n1", "0", 1), ("n1", "1", 1), ("n2", "0", 1), ("n2", "1", 1),
+    ]  # fmt: skip
+    assert {cell.metric.name for cell in jobs.cells()} >= {
+        catalog.JOB_GPUS.name, catalog.HOLDER_INFO.name, catalog.STRAGGLER_DEVIATION.name,
+        "railscope_job_mean_gpu_sm_activity_ratio",
+    }  # fmt: skip
+
+    ends = [ended(f"n2-{i}", f"4711 on n2-{i}", 20) for i in range(2)]
+    site.report("n2", 20, (0, 0), *ends)
+    (job,) = told(await site.jobs(21))
+    assert (job["gpus"], job["nodes"]) == (2, 1)
+    site.report("n1", 22, (0, 0), *[ended(f"n1-{i}", f"4711 on n1-{i}", 22) for i in range(2)])
+    jobs = await site.jobs(23)
+    assert told(jobs) == []
+    assert list(jobs.cells()) == []
+
+
+async def test_a_silent_node_is_counted_and_not_compared(tmp_path: Path):
+    site = Site(tmp_path)
+    for node in ("n1", "n2"):
+        site.report(node, 10, (90, 80), *claims("1", f"{node}-0", f"{node}-1"))
+    site.report("n1", 50, (90, 80))
+    jobs = await site.jobs(60)
+    (job,) = told(jobs)
+    assert (job["gpus"], job["silent_gpus"]) == (4, 2)
+    assert straggler(job)["gpu"] == "n1-1"
+    readings = {
+        p["gpu"]: p["readings"][0] for p in jobs.places(jobs.jobs[0], site.refresher.index_of)
+    }
+    assert readings["n2-0"] == {"measure": "sm_activity", "absent": "silent"}
+    (job,) = told(await site.jobs(200))
+    assert job["silent_gpus"] == 4
+    assert straggler(job) == {"measure": "sm_activity", "unknown": "silent"}
+    assert not any(r["metric"].endswith("sm_activity_ratio") for r in job["rollups"])
+
+
+async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
+    site = Site(tmp_path)
+    denied = bytes([Absent.DENIED.value] * 2)
+    site.report("n1", 10, (0, 0), *claims("denied", "n1-0", "n1-1"), reasons=denied)
+    site.report("n2", 10, (90, 0), *claims("one", "n2-0"))
+    site.report("n3", 10, (0, 0), *claims("idle", "n3-0", "n3-1"))
+    halves = [{"compute": "0-420", "memory": "0-420"}, {"compute": "420-840", "memory": "420-840"}]
+    site.report(
+        "n4", 10, (50, 50), *claims("left", "n4-0", "n4-1", **halves[0]),
+        *claims("right", "n4-0", "n4-1", **halves[1]),
+    )  # fmt: skip
+    jobs = await site.jobs(11)
+    found = {job["workload"]: job for job in told(jobs)}
+    assert {name: straggler(job).get("unknown") for name, job in found.items()} == {
+        "denied": "denied", "one": "one GPU", "idle": "idle", "left": "shared", "right": "shared",
+    }  # fmt: skip
+    assert (found["left"]["gpus"], found["left"]["shared_gpus"]) == (1.0, 2)
+    assert found["left"]["rollups"] == []
+    named = {cell.labels[2] for cell in jobs.cells() if cell.metric is catalog.STRAGGLER_DEVIATION}
+    assert named == set()
+
+
+async def test_jobs_beyond_the_most_are_counted_and_not_told_of(tmp_path: Path):
+    site = Site(tmp_path, most_jobs=1)
+    site.report("n1", 10, (90, 80), *claims("first", "n1-0"))
+    await site.jobs(11)
+    site.report("n1", 12, (90, 80), *claims("second", "n1-1"))
+    jobs = await site.jobs(13)
+    assert [job["workload"] for job in told(jobs)] == ["first"]
+    cells = {cell.metric: cell.value for cell in site.refresher.views.cluster.cells}
+    assert (cells[catalog.JOBS], cells[catalog.JOBS_LEFT_OUT]) == (2, 1)
+    holders = [cell.labels for cell in jobs.cells() if cell.metric is catalog.HOLDER_INFO]
+    assert [labels[1] for labels in holders] == ["n1-0"]
+    site.report("n1", 14, (90, 80), ended("n1-0", "first on n1-0", 14))
+    assert [job["workload"] for job in told(await site.jobs(15))] == ["second"]
+
+
+async def test_a_row_that_another_node_takes_meanwhile_is_not_read_as_the_first_ones(
+    tmp_path: Path,
+):
+    site = Site(tmp_path)
+    site.report("n1", 10, (90, 80), *claims("1", "n1-0", "n1-1"))
+    await site.jobs(11)
+    row = site.core.fleet.nodes["n1"].rows["gpu_activity"]
+    table = site.refresher.seating.of(row.block)
+    assert table
+    rows = np.array([row.index])
+    assert list(site.refresher.seating.settled(row.block, rows)) == [row.index]
+    row.block.nodes[row.index] = "n2"
+    site.core.fleet.touched.add("n2")
+    assert list(site.refresher.seating.settled(row.block, rows)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "workload", "job"),
+    [
+        ("slurm", "4711", ("slurm", "4711")),
+        ("command", "slurm:4711", ("slurm", "4711")),
+        ("file", "kubernetes:research/train-0", ("kubernetes", "research/train-0")),
+        ("command", "lab:17", ("command", "lab:17")),
+        ("libvirt", "vm-7", ("libvirt", "vm-7")),
+        ("kubernetes", "research/bert-worker-3", ("kubernetes", "research/bert")),
+        ("command", "kubernetes:research/bert-master-0", ("kubernetes", "research/bert")),
+        ("kubernetes", "research/notebook-0", ("kubernetes", "research/notebook-0")),
+        ("slurm", "bert-worker-3", ("slurm", "bert-worker-3")),
+        ("command", "", ("command", "n1")),
+    ],
+)
+async def test_what_a_job_is_called(
+    tmp_path: Path, source: str, workload: str, job: tuple[str, str]
+):
+    site = Site(tmp_path)
+    event = started("n1-0", "claim", 0, workload=workload, source=source, owner="o", tenant="t")
+    site.report("n1", 10, (90, 80), event)
+    assert [one.key for one in (await site.jobs(11)).jobs] == [("t", *job)]
+
+
+async def test_pods_of_one_job_are_one_job(tmp_path: Path):
+    site = Site(tmp_path)
+    for number, node in enumerate(("n1", "n2")):
+        pod = f"research/bert-worker-{number}"
+        site.report(node, 10, (90, 80), *claims(pod, f"{node}-0", f"{node}-1", source="kubernetes"))
+    (job,) = told(await site.jobs(11))
+    assert (job["workload"], job["gpus"], job["nodes"]) == ("research/bert", 4, 2)
+
+
+async def test_an_administrators_word_says_whose_it_is_and_the_scheduler_what_runs(tmp_path: Path):
+    lines = (
+        "tenant,holds,from,to\nspeech,n1,2020-01-01T00:00:00Z,\nspeech,n2,2020-01-01T00:00:00Z,\n"
+    )
+    owners = "tenant,source,owner,from,to\nvision,slurm,vision,2020-01-01T00:00:00Z,\n"
+    files = Files(claims_file.parse(lines), tenants_file.parse(owners))
+    site = Site(tmp_path, files)
+    site.report("n1", 10, (90, 80), *claims("4711", "n1-0", tenant=""))
+    site.report("n2", 10, (90, 80))
+    site.report("n3", 10, (90, 80), *claims("4712", "n3-0", tenant=""))
+    found = {(*job.key, len(job.places)) for job in (await site.jobs(11)).jobs}
+    assert found == {
+        ("speech", "slurm", "4711", 1),
+        ("speech", "file", "n1", 1),
+        ("speech", "file", "n2", 2),
+        ("vision", "slurm", "4712", 1),
+    }
+
+
+async def test_use_without_a_claim_and_health_checks_are_no_jobs(tmp_path: Path):
+    site = Site(tmp_path)
+    rogue = started("n1-0", "rogue", 0, unclaimed=True, workload="pid 17", level="process")
+    site.report("n1", 10, (90, 80), rogue, *claims("check", "n1-1", system="true"))
+    assert (await site.jobs(11)).jobs == ()
+
+
+@pytest.mark.parametrize("setting", ["(", "no-group", "(?P<name>.+)-worker"])
+def test_a_pattern_that_cannot_work_is_refused(setting: str):
+    with pytest.raises(SettingsError, match="pod_jobs"):
+        pattern_of(setting)
+
+
+def test_without_a_pattern_each_pod_is_a_job():
+    assert not pattern_of("").fullmatch("bert-worker-0")
+    assert not pattern_of("").fullmatch("")

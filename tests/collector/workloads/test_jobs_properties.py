@@ -1,0 +1,313 @@
+"""Jobs, against straightforward models of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from histories import LAST, S, cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.account.tally import HELD
+from collector.core import Core
+from collector.fleet import Update
+from collector.metering.tiling import GpuTimeline
+from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.schemas import Schemas
+from collector.workloads.averages import OVER_SECONDS, Averages
+from collector.workloads.gathered import Gathered, PerSeat, Readings
+from collector.workloads.holding import Holding, JobKey, holdings
+from collector.workloads.roster import NO_JOB, Job, Place, Roster
+from collector.workloads.seating import Seating
+from collector.workloads.straggler import Straggler, compare
+from collector.workloads.view import Jobs
+from railscope.catalog import METRICS, gpu, gpu_activity
+from railscope.catalog import jobs as catalog
+from railscope.catalog.declare import Kind, Rollup
+from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
+from railscope.catalog.rollup import derived_name
+from railscope.entity import Entity
+from railscope.frame import Schema
+from railscope.wire import to_wire_schema
+
+SECOND = 1_000_000_000
+NOW = 100 * SECOND
+KEY = JobKey("tenant", "slurm", "1")
+RDMA_SENT = METRICS["railscope_rdma_transmit_bytes_total"]
+
+# Holdings ----------------------------------------------------------------------------------------
+
+
+@given(cases(), st.integers(0, LAST + 50))
+def test_what_jobs_hold_is_what_their_tenants_hold(case, second: int):
+    now_ns = second * S
+    entries = GpuTimeline.of(case.evidence).entries(now_ns, now_ns + 1)
+    held: dict[str, int] = defaultdict(int)
+    for entry in entries:
+        if entry.tiling is Tiling.COMPUTE and entry.state in HELD:
+            held[entry.tenant] += entry.slot_hi - entry.slot_lo
+    found = holdings(case.evidence, entries, now_ns)
+    by_tenant: dict[str, int] = defaultdict(int)
+    for holding in found:
+        by_tenant[holding.job.tenant] += holding.units
+        assert holding.units > 0
+        assert holding.start_ns <= now_ns
+        assert holding.job.workload
+    assert by_tenant == held
+    assert len({holding.job for holding in found}) == len(found)
+
+
+# The roster --------------------------------------------------------------------------------------
+
+GPUS = tuple(f"GPU-{number}" for number in range(6))
+keys = st.builds(JobKey, st.sampled_from(["red", "blue"]), st.just("slurm"), st.sampled_from("123"))
+parts = st.lists(keys, max_size=3, unique=True).flatmap(
+    lambda jobs: st.sampled_from(["n1", "n2"]).map(
+        lambda node: [Holding(job, node, GPU_CAPACITY // len(jobs), 1) for job in jobs]
+    )
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(GPUS), parts), max_size=40))
+def test_the_roster_is_what_was_put_last(puts):
+    roster, model = Roster(), {}
+    for name, held in puts:
+        roster.put(name, held)
+        model[name] = held
+        for node in {holding.node for holding in held}:
+            assert node in roster.touched
+        expected: dict[JobKey, dict[str, Holding]] = defaultdict(dict)
+        for gpu_name, holding in ((g, h) for g, found in model.items() for h in found):
+            expected[holding.job][gpu_name] = holding
+        jobs = roster.jobs()
+        assert {j.key: {p.gpu: p.holding for p in j.places} for j in jobs} == expected
+        numbers = [job.number for job in jobs]
+        assert len(set(numbers)) == len(numbers)
+        assert all(number < roster.numbers for number in numbers)
+        seats = {p.gpu: p.seat for job in jobs for p in job.places}
+        assert len(set(seats.values())) == len(seats)
+        for gpu_name, seat in seats.items():
+            (first, *others) = model[gpu_name]
+            number = next(job.number for job in jobs if job.key == first.job)
+            assert roster.job_of_seat[seat] == (NO_JOB if others else number)
+            assert roster.seats[first.node][gpu_name] == seat
+        assert sum(map(len, roster.seats.values())) == len(seats)
+
+
+def test_many_gpus_have_seats_and_leave_them_again():
+    roster = Roster()
+    for turn in range(3):
+        for number in range(1000):
+            roster.put(f"GPU-{number}", [Holding(JobKey("t", "slurm", str(turn)), "n", 840, turn)])
+        (job,) = roster.jobs()
+        assert len(job.places) == 1000
+        assert set(roster.job_of_seat[[p.seat for p in job.places]]) == {job.number}
+    for number in range(1000):
+        roster.put(f"GPU-{number}", ())
+    assert roster.jobs() == []
+    assert roster.seats == {}
+    assert set(roster.job_of_seat) == {NO_JOB}
+
+
+# Roll-ups ----------------------------------------------------------------------------------------
+
+
+def node_schemas(node: str, rails: tuple[str, ...]) -> list[Schema]:
+    """GPUs on these rails (empty: on none), and a port on each of rails 0 and 1."""
+    gpus = [
+        Entity(GPU, (f"{node}-{i}",), {"rail": rail} if rail else {})
+        for i, rail in enumerate(rails)
+    ]
+    ports = [Entity(RDMA_PORT, (f"mlx5_{i}", "1"), {"rail": str(i)}) for i in range(2)]
+    of_gpus = [
+        *((m, g) for m in (gpu.GPU_POWER, gpu.GPU_UTILIZATION) for g in gpus),
+        *((gpu.GPU_CLOCK_SPEED, g.part(GPU_CLOCK, c)) for g in gpus for c in ("sm", "memory")),
+    ]
+    activity = [(gpu_activity.GPU_SM_ACTIVITY, g) for g in gpus]
+    sent = [(RDMA_SENT, port) for port in ports]
+    return [
+        Schema(stream, tuple(columns[i] for i in Schema.ordered(columns)), tuple(more))
+        for stream, columns, more in (
+            ("gpu", of_gpus, gpus), ("gpu_activity", activity, gpus), ("rdma", sent, ports),
+        )
+    ]  # fmt: skip
+
+
+NODES = {"n1": ("0", "1"), "n2": ("0", "1"), "n3": ("0", "0"), "n4": ("", "")}
+SCHEMAS = {node: node_schemas(node, rails) for node, rails in NODES.items()}
+_folder = tempfile.TemporaryDirectory()
+KNOWN = Schemas(Path(_folder.name) / "schemas")
+KNOWN.open()
+WIRE = {
+    (node, schema.stream): (schema, KNOWN.put(to_wire_schema(schema)))
+    for node, schemas in SCHEMAS.items()
+    for schema in schemas
+}
+
+
+@st.composite
+def fleets(draw):
+    """Values and reasons of each stream of each node, whether it is fresh, and who holds what."""
+    jobs = [JobKey("red", "slurm", "1"), JobKey("red", "slurm", "2"), JobKey("blue", "slurm", "1")]
+    streams = {}
+    for place, (schema, _) in WIRE.items():
+        width = len(schema.columns)
+        values = st.lists(st.integers(0, 10**9), min_size=width, max_size=width)
+        codes = st.lists(st.sampled_from([0, 0, 0, 4]), min_size=width, max_size=width)
+        streams[place] = (draw(values), draw(values), draw(codes), draw(st.booleans()))
+    held = {
+        (node, f"{node}-{i}"): draw(st.lists(st.sampled_from(jobs), max_size=2, unique=True))
+        for node, rails in NODES.items()
+        for i in range(len(rails))
+    }
+    return streams, held
+
+
+def view_of(streams, held) -> Jobs:
+    """What the collector makes of it."""
+    core, roster = Core(KNOWN), Roster()
+    for (node, stream), (first, last, codes, fresh) in streams.items():
+        _, known = WIRE[node, stream]
+        reasons = np.array(codes, np.uint8)
+        core.fleet.apply(
+            Update(
+                node, "r", "b", known.digest, known.layout, np.array(first), reasons, SECOND,
+                np.array(last), 3 * SECOND, reasons, NOW if fresh else SECOND,
+            )
+        )  # fmt: skip
+    for (node, name), jobs in held.items():
+        roster.put(name, [Holding(job, node, 840 // len(jobs), 1) for job in jobs])
+    seating, gathered = Seating(core, roster), Gathered()
+    asyncio.run(seating.refresh(lambda: asyncio.sleep(0)))
+    for block in core.fleet.blocks():
+        rows, table = core.fleet.fresh(block, 50 * SECOND, NOW), seating.of(block)
+        if table:
+            gathered.add(table, seating.settled(block, rows))
+    return Jobs(
+        NOW, tuple(roster.jobs()), 0, gathered, roster.job_of_seat, roster.numbers, frozenset()
+    )
+
+
+def job_of(held, node: str, entity: Entity) -> JobKey | None:
+    """The one job that has the GPU, or all GPUs of the rail that anybody has."""
+    if entity.kind.whole is GPU:
+        jobs = held[node, entity.key[0]]
+        return jobs[0] if len(jobs) == 1 else None
+    rail = entity.facts["rail"]
+    found = [held[node, f"{node}-{i}"] for i, r in enumerate(NODES[node]) if r == rail]
+    some = [tuple(jobs) for jobs in found if jobs]
+    return some[0][0] if len(set(some)) == 1 and len(some[0]) == 1 else None
+
+
+HOW = {Rollup.SUM: sum, Rollup.MEAN: statistics.fmean, Rollup.MIN: min, Rollup.MAX: max}
+
+
+@given(fleets())
+def test_rollups_over_jobs_are_what_a_straight_calculation_gives(drawn):
+    streams, held = drawn
+    read = defaultdict(list)
+    for (node, stream), (first, last, codes, fresh) in streams.items():
+        columns = zip(WIRE[node, stream][0].columns, first, last, codes, strict=True)
+        for (metric, entity), before, after, code in columns:
+            job = job_of(held, node, entity)
+            if fresh and not code and job:
+                rate = float(np.float32((after - before if after >= before else after) / 2))
+                value = rate if metric.kind is Kind.COUNTER else float(after)
+                read[job, metric].append(value * float(metric.scale))
+    expected = {
+        (derived_name(metric, "job", rollup), job): HOW[rollup](values)
+        for (job, metric), values in read.items()
+        for rollup in catalog.BY_JOB.get(metric, ())
+    }
+    for key in {job for jobs in held.values() for job in jobs}:
+        expected[catalog.JOB_GPUS.name, key] = sum(
+            (840 // len(jobs)) / 840 for jobs in held.values() if key in jobs
+        )
+    view = view_of(streams, held)
+    told = {name for name, _ in expected} | {
+        derived_name(m, "job", r) for m, found in catalog.BY_JOB.items() for r in found
+    }
+    cells = {(c.metric.name, c.labels): c.value for c in view.cells() if c.metric.name in told}
+    assert cells.keys() == expected.keys()
+    for key, number in expected.items():
+        assert math.isclose(cells[key], number, rel_tol=1e-6), key
+    total = sum(value for (name, _), value in cells.items() if name == catalog.JOB_GPUS.name)
+    assert math.isclose(total, sum(bool(jobs) for jobs in held.values()))
+
+
+@given(st.lists(st.tuples(st.integers(-1, 3), st.none() | st.integers(0, 9)), max_size=20))
+def test_the_straggler_is_the_one_furthest_below_the_median(seats):
+    jobs = np.array([job for job, _ in seats], np.int32)
+    values = np.array([math.nan if v is None else float(v) for _, v in seats])
+    compared = compare(PerSeat(values, np.isnan(values).astype(np.uint8)), jobs, 4)
+    for number in range(4):
+        told = [v for job, v in seats if job == number and v is not None]
+        places = tuple(
+            Place(str(seat), seat, Holding(KEY, "n", 840, 1), alone=True)
+            for seat, (job, _) in enumerate(seats)
+            if job == number
+        )
+        found = compared.of(Job(KEY, number, places))
+        if len(places) < 2 or len(told) < 2 or statistics.median(told) == 0:
+            assert isinstance(found, str)
+            assert found
+        else:
+            assert isinstance(found, Straggler)
+            assert seats[found.seat] == (number, min(told))
+            assert found.median == statistics.median(told)
+            assert math.isclose(found.deviation, min(told) / found.median - 1)
+
+
+refreshes = st.lists(
+    st.tuples(
+        st.integers(1, 40),
+        st.lists(
+            st.tuples(st.integers(-1, 2), st.none() | st.integers(0, 9)), min_size=3, max_size=3
+        ),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(refreshes)
+def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
+    """Three seats, each with the job that has it, and what was read."""
+    averages = Averages()
+    history: list[list[tuple[float, float]]] = [[] for _ in range(3)]
+    before, now_ns = [-1, -1, -1], SECOND
+    key = (gpu_activity.GPU_SM_ACTIVITY, ())
+    for turn, (pause, seats) in enumerate(steps):
+        seconds = pause if turn else 1
+        now_ns += seconds * SECOND
+        read = [(seat, value) for seat, (_, value) in enumerate(seats) if value is not None]
+        gathered = Gathered({key: 0})
+        gathered.take(
+            Readings(
+                np.array([seat for seat, _ in read], np.int32),
+                np.zeros(len(read), np.int32),
+                np.array([value for _, value in read], np.float64),
+                np.zeros(len(read), np.uint8),
+            )
+        )
+        jobs = np.array([job for job, _ in seats], np.int32)
+        told = averages.follow(gathered, jobs, now_ns)["sm_activity"]
+        for seat, (job, value) in enumerate(seats):
+            if job != before[seat] or job == -1 or value is None:
+                history[seat] = []
+            if value is None:
+                assert math.isnan(told.values[seat])
+                assert told.why(seat) == "silent"
+                continue
+            faded = math.exp(-seconds / OVER_SECONDS)
+            history[seat] = [(v, w * faded) for v, w in history[seat]] + [(float(value), seconds)]
+            weights = sum(weight for _, weight in history[seat])
+            mean = sum(v * weight for v, weight in history[seat]) / weights
+            assert math.isclose(told.values[seat], mean, abs_tol=1e-9)
+        before = [job for job, _ in seats]

@@ -1,0 +1,80 @@
+"""No false alarms: an hour of healthy servers, with the agent's real pages and all real rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agent_hours import Samples, server, watched
+from support.told_alerts import Labels, alerts, metrics_of_rules
+
+METRICS = metrics_of_rules()
+WHOLE = {"gpus": 8}
+PART: dict[str, dict[str, Any]] = {
+    "whose GPUs nobody claims": {},
+    "of Kubernetes, with MIG": {"mode": "mig", "scheduler": "kubernetes", "model": "h200"},
+    "of Kubernetes, with MPS": {"mode": "mps", "scheduler": "kubernetes"},
+    "with time slicing": {"mode": "time_slicing"},
+    "with virtual GPUs": {"mode": "vgpu", "model": "l40s"},
+    "that hands GPUs over": {"mode": "passthrough"},
+    "with A100 and Slurm": {"model": "a100", "scheduler": "slurm"},
+    "with B200": {"model": "b200"},
+    "with GB200": {"model": "gb200"},
+    "with T4": {"model": "t4"},
+    "with bnxt_en cards": {"nic": "bnxt"},
+    "with irdma cards": {"nic": "irdma"},
+    "with cards of two kinds": {"nic": "mixed"},
+}
+
+
+async def seen(
+    folder: Path, minutes: int, scenario: str = "training", **what: Any
+) -> tuple[list[list[Labels]], dict[str, Samples]]:
+    """The alerts of every minute, but for the one that always fires; and the series behind them."""
+    series = await watched(server("n1", scenario, **what), minutes, METRICS)
+    found = alerts(series, minutes, folder)
+    assert all([a["alertname"] for a in now].count("RailscopeDeadMansSwitch") for now in found[1:])
+    every = [[a for a in now if a["alertname"] != "RailscopeDeadMansSwitch"] for now in found]
+    return every, series
+
+
+def rises(series: dict[str, Samples], metric: str) -> int:
+    """How many series of a counter have grown by the end."""
+    own = [s for name, s in series.items() if name.startswith(f"{metric}{{")]
+    return sum(float(s[-1] or 0) > float(s[0] or 0) for s in own)
+
+
+@pytest.mark.timeout(400)
+async def test_an_hour_of_training_raises_nothing(tmp_path: Path) -> None:
+    found, series = await seen(tmp_path, 60, scheduler="slurm", **WHOLE)
+    assert found == [[]] * 61
+    assert len(series) > 2000
+    for metric in ("nic_receive_pfc_pause_seconds", "rdma_ecn_marked_packets"):
+        assert rises(series, f"railscope_{metric}_total") >= 8, (
+            "the usual pause and marks are there"
+        )
+    assert sum(name.startswith("railscope_gpu_health{") for name in series) == 8 * 4
+
+
+@pytest.mark.timeout(400)
+async def test_an_hour_without_a_job_raises_nothing(tmp_path: Path) -> None:
+    found, series = await seen(tmp_path, 60, "idle", **WHOLE)
+    assert found == [[]] * 61
+    assert len(series) > 2000
+    assert rises(series, "railscope_rdma_ecn_marked_packets_total") == 0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", PART)
+async def test_half_an_hour_of_a_healthy_server_raises_nothing(tmp_path: Path, kind: str) -> None:
+    found, series = await seen(tmp_path, 30, gpus=2, **PART[kind])
+    assert found == [[]] * 31
+    assert len(series) > 600
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("scenario", ["counter_reset", "link_flap"])
+async def test_what_is_over_soon_alarms_nobody(tmp_path: Path, scenario: str) -> None:
+    found, _ = await seen(tmp_path, 30, scenario, gpus=2)
+    assert [a for now in found for a in now if a["alertstate"] == "firing"] == []

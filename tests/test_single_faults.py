@@ -1,0 +1,147 @@
+"""One fault, one story: a server with one fault is told of by what that fault explains, and no more.
+
+Real pages of the agent, all real rules with their times, and the inhibition of the example for
+Alertmanager.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from support.agent_hours import server, watched
+from support.told_alerts import (
+    ALERTMANAGER,
+    Inhibition,
+    Labels,
+    alerts,
+    inhibitions,
+    metrics_of_rules,
+    told,
+)
+
+from railscope.simulator import SCENARIOS
+from tests.support.alert_rules import RULES, rules_of
+
+MINUTES = 44
+"""Faults strike in the middle, and no rule that they concern waits for longer than the rest."""
+METRICS = metrics_of_rules()
+HEALTHY = {"idle", "training", "counter_reset", "link_flap"}
+STRUCK_PORT = {"device": "mlx5_3", "port": "1"}
+STRUCK_INTERFACE = {"interface": "ens2f0np0"}
+
+TOLD: dict[str, dict[str, Labels]] = {
+    "xid79": {
+        "RailscopeGpuLost": {"severity": "critical", "reason": "gpu_lost"},
+        "RailscopeGpuXid": {"severity": "critical", "xid": "79", "pci_address": "0000:43:00.0"},
+        "RailscopePcieAer": {"severity": "critical"},
+    },
+    "row_remap": {
+        "RailscopeGpuRecovery": {"state": "drain_and_reset"},
+        "RailscopeGpuRowRemapPending": {"severity": "warning"},
+        "RailscopeGpuXid": {"severity": "warning"},
+    },
+    "ecc_uncorrected": {
+        "RailscopeGpuEccUncorrected": {"severity": "critical"},
+        "RailscopeGpuHealth": {"severity": "critical"},
+        "RailscopeGpuRecovery": {"state": "drain_and_reset"},
+        "RailscopeGpuRowRemapPending": {"severity": "warning"},
+        "RailscopeGpuXid": {"severity": "critical", "xid": "48"},
+    },
+    "nvlink_errors": {
+        "RailscopeGpuHealth": {"severity": "critical"},
+        "RailscopeGpuRecovery": {"state": "gpu_reset"},
+        "RailscopeGpuXid": {"severity": "critical", "xid": "74"},
+        "RailscopeNvlinkErrors": {"severity": "critical", "link": "7"},
+        "RailscopeNvswitchSxid": {"severity": "warning"},
+    },
+    "gpu_hung": {
+        "RailscopeGpuHealth": {"severity": "critical"},
+        "RailscopeGpuXid": {"severity": "critical", "xid": "119"},
+        "RailscopeSourcePartial": {"source": "gpu"},
+    },
+    "driver_stuck": {"RailscopeSourceFailing": {"source": "gpu", "problem": "failed"}},
+    "nvml_denied": {"RailscopeSourcePartial": {"source": "gpu_activity"}},
+    "thermal": {"RailscopeGpuThermalThrottle": {"severity": "critical", "problem": "hardware"}},
+    "incast": {"RailscopeIncast": {"severity": "warning", **STRUCK_PORT}},
+    "pause_storm": {
+        "RailscopeLosslessDiscards": {"problem": "buffer", "priority": "3", **STRUCK_INTERFACE},
+        "RailscopePfcPauseShare": {"severity": "critical", "direction": "transmit"},
+        "RailscopePfcStorm": {"severity": "critical", **STRUCK_INTERFACE},
+    },
+    "slow_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **STRUCK_INTERFACE}},
+    "pfc_victim": {"RailscopePfcPauseShare": {"direction": "receive", **STRUCK_INTERFACE}},
+    "flapping": {"RailscopeLinkDown": {"problem": "flapping", **STRUCK_INTERFACE}},
+    "speed_down": {
+        "RailscopeFecErrors": {"severity": "critical", **STRUCK_INTERFACE},
+        "RailscopeLinkSpeed": STRUCK_INTERFACE,
+    },
+    "optics": {"RailscopeFecErrors": {"severity": "critical", **STRUCK_INTERFACE}},
+    "nic_lost": {"RailscopePcieDeviceGone": {"severity": "critical", "problem": "gone"}},
+    "pcie_degraded": {"RailscopePcieDegraded": {"role": "nic", "pci_address": "0000:40:00.0"}},
+    "settings_drift": {
+        "RailscopeMarksWithoutNotifications": STRUCK_PORT,
+        "RailscopeRailSettingsDiffer": {"driver": "mlx5_core"},
+    },
+}
+"""For each fault, every alert that is told, and labels that one of its name bears."""
+
+
+def test_every_fault_is_looked_at() -> None:
+    assert set(TOLD) == set(SCENARIOS) - HEALTHY
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", TOLD)
+async def test_a_fault_is_told_by_what_it_explains(tmp_path: Path, fault: str) -> None:
+    spec = server("n1", fault, gpus=2, scheduler="slurm")
+    found = alerts(await watched(spec, MINUTES, METRICS), MINUTES, tmp_path)
+    early = [alert for now in found[: MINUTES // 2] for alert in now if "node" in alert]
+    assert early == [] or fault == "nvml_denied", "it is well until the fault strikes"
+    heard = told(found)
+    assert {alert["alertname"] for alert in heard} == set(TOLD[fault])
+    for name, labels in TOLD[fault].items():
+        wanted = {"alertname": name, "node": "n1", **labels}
+        assert any(wanted.items() <= alert.items() for alert in heard), wanted
+
+
+# How Alertmanager inhibits ------------------------------------------------------------------------
+
+
+def test_alertmanager_is_understood() -> None:
+    example = yaml.safe_load(ALERTMANAGER.read_text())
+    assert len(inhibitions()) == len(example["inhibit_rules"]) > 5
+    same = Inhibition(('severity="critical"',), ('severity="warning"',), ("node", "gpu"))
+    critical = {"severity": "critical", "node": "n1"}
+    assert same.silences({"severity": "warning", "node": "n1"}, critical)
+    assert not same.silences({"severity": "warning", "node": "n2"}, critical)
+    assert not same.silences({"severity": "warning", "node": "n1", "gpu": "g"}, critical)
+    assert not same.silences(critical, critical)
+    one_of = Inhibition(('alertname=~"A|B.*"',), ('alertname=~"B.*"',), ())
+    assert one_of.silences({"alertname": "Bx"}, {"alertname": "A"})
+    assert not one_of.silences({"alertname": "Bx"}, {"alertname": "By"}), "like by like"
+    assert not one_of.silences({"alertname": "Bx"}, {"alertname": "AA"})
+
+
+def test_an_alert_is_not_told_while_another_explains_it() -> None:
+    lost = {
+        "alertname": "RailscopeGpuLost", "severity": "critical", "node": "n1", "alertstate": "firing",
+    }  # fmt: skip
+    aer = lost | {"alertname": "RailscopePcieAer"}
+    elsewhere, info = aer | {"node": "n2"}, lost | {"alertname": "X", "severity": "info"}
+    assert told([[lost, aer, elsewhere, info]]) == [lost, elsewhere]
+    assert told([[lost, aer], [aer]]) == [lost, aer]
+    assert told([[lost | {"alertstate": "pending"}, aer]]) == [aer]
+
+
+def test_nothing_critical_is_silenced_by_what_is_less_urgent() -> None:
+    urgent = {
+        rule["alert"] for path in RULES for rule in rules_of(path)
+        if rule.get("labels", {}).get("severity") == "critical"
+    }  # fmt: skip
+    for rule in inhibitions():
+        for name in urgent:
+            target = {"alertname": name, "severity": "critical"}
+            for by in ("RailscopeGpuPowerLimitLowered", "RailscopeSourceFailing"):
+                assert not rule.silences(target, {"alertname": by, "severity": "warning"})
