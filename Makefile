@@ -4,6 +4,7 @@
 # make check            lint, types, import arrows, generated files
 # make bench            measure
 # make boards docs      write generated files again
+# make pictures         run a cluster with faults for ten minutes and draw all boards into docs/pictures
 # make cases            simulate the case folders of the tests again
 # make install          as services under PREFIX (as root); see README.md
 # make clean            remove what was built here
@@ -12,6 +13,7 @@
 
 PYTHON ?= python3
 SECONDS ?= 0
+PICTURE_SECONDS ?= 600
 WORKERS ?= 2
 PREFIX ?= /opt/railscope
 CONFIGURATION ?= /etc/railscope
@@ -23,7 +25,7 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check bench boards docs cases install clean servers validator
+.PHONY: help demo test thorough check bench boards docs pictures cases install clean servers validator
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -60,6 +62,9 @@ boards: $(VENV)/.ready-to-test
 
 docs: $(VENV)/.ready-to-test boards
 	$(PY) docs/generate.py
+
+pictures: $(VENV)/.ready-to-test servers
+	$(PY) -m dashboards.pictures.site --seconds $(PICTURE_SECONDS) --to docs/pictures
 
 cases: $(VENV)/.ready-to-test
 	$(PY) tests/captures/make.py

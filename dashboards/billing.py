@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import assemble, claim_marks
-from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, FULL, NONE_IS_GOOD
-from dashboards.panels import Column, Panel, layers, lines, number, rows
+from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, COUNTED_AS, FULL, NONE_IS_GOOD
+from dashboards.panels import Column, Panel, in_colours, layers, lines, number, rows
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown
 
 UID = "railscope-billing"
 QUESTION = "Is every second of every GPU somebody's, and does it all add up?"
 TIME = "railscope_cluster_gpu_time_seconds"
 CAPACITY = "sum(railscope_cluster_gpu_capacity_seconds)"
+LEFT_OVER = f"round({CAPACITY} - sum({TIME}), 0.001)"
+"""Prometheus adds in floating point: what is less than a millisecond is of that."""
 UNSEEN = f'sum({TIME}{{state=~"unknown|inferred"}})'
 TENANT = {"tenant": "Tenant"}
 
@@ -40,7 +42,7 @@ def _summary() -> Iterator[Panel]:
         101,
         "Left over",
         "GPU time there was, less all states: 0 when the account closes.",
-        ask(f"{CAPACITY} - sum({TIME})"),
+        ask(LEFT_OVER),
         ((None, "red"), (-0.001, "green"), (0.001, "red")),
     )
     yield number(
@@ -95,13 +97,14 @@ def _summary() -> Iterator[Panel]:
 
 def _account() -> Iterator[Panel]:
     rate = f"sum by (state) (deriv({TIME}[$__rate_interval]))"
-    yield layers(
+    counted = layers(
         201,
         "GPUs by what they are counted as",
         "GPU time per second is GPUs.",
         ask(rate, COUNT, "{{state}}"),
         span=12,
     )
+    yield in_colours(counted, COUNTED_AS)
     yield lines(
         202,
         "GPU time there was and GPU time counted",
@@ -110,7 +113,7 @@ def _account() -> Iterator[Panel]:
         ask(f"sum({TIME})").named("counted"),
         span=12,
     )
-    yield lines(203, "Left over", "What no state accounts for.", ask(f"{CAPACITY} - sum({TIME})"))
+    yield lines(203, "Left over", "What no state accounts for.", ask(LEFT_OVER))
     held = "sum by (tenant) (railscope_tenant_gpu_time_seconds{})"
     observed = held.replace("{}", '{state="observed"}')
     yield rows(

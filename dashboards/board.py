@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from grafana_foundation_sdk.builders import dashboard as build
@@ -17,6 +17,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
+from dashboards import COLUMNS
 from dashboards.panels import DATASOURCE, Panel
 from dashboards.promql import problems
 
@@ -157,9 +158,31 @@ def assemble(  # noqa: PLR0913 - what tells one board from another
         board = board.link(_other_boards())
     for number, (row, panels) in enumerate(sections, 1):
         board = board.with_row(build.Row(row or question).id(number * 100))
-        for panel in panels():
-            board = board.with_panel(panel)
+        for line in _side_by_side(panels()):
+            height = max(_size(panel)[1] for panel in line)
+            for panel in line:
+                board = board.with_panel(panel.height(height))
     return board.build()
+
+
+def _side_by_side(panels: Iterable[Panel]) -> Iterator[list[Panel]]:
+    """The panels of each line; those of one line end at the same height."""
+    line: list[Panel] = []
+    used = 0
+    for panel in panels:
+        width, _ = _size(panel)
+        if used + width > COLUMNS:
+            yield line
+            line, used = [], 0
+        line.append(panel)
+        used += width
+    if line:
+        yield line
+
+
+def _size(panel: Panel) -> tuple[int, int]:
+    place = panel.build().grid_pos
+    return (place.w, place.h) if place else (0, 0)
 
 
 def _other_boards() -> build.DashboardLink:

@@ -9,11 +9,12 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.against_inventory import inventory_panels
 from dashboards.board import assemble, claim_marks, xid_marks
-from dashboards.colours import ALL_IS_GOOD, HOT, NONE_IS_GOOD, OLD, PAUSE, STALL
+from dashboards.colours import ALL_IS_GOOD, COUNTED_AS, HOT, NONE_IS_GOOD, OLD, PAUSE, STALL
 from dashboards.panels import (
     Column,
     Panel,
     bars,
+    in_colours,
     layers,
     lines,
     number,
@@ -250,13 +251,14 @@ def _tenants() -> Iterator[Panel]:
         slope(collector.TENANT_GPU_TIME, "tenant", "state").in_unit(COUNT),
         span=12,
     )
-    yield layers(
+    counted = layers(
         402,
         "GPUs by state",
         "Held, idle and unknown add up to all GPUs of the cluster.",
         slope(collector.GPU_TIME, "state").in_unit(COUNT),
         span=12,
     )
+    yield in_colours(counted, {f"state {state}": COUNTED_AS[state] for state in COUNTED_AS})
 
 
 def _trust() -> Iterator[Panel]:

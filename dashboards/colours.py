@@ -23,3 +23,17 @@ HEALTH: Mapping[int, tuple[str, str]] = {
     3: ("failed", "red"),
 }
 """What the health of a GPU is drawn as; what is not known is worse than what is known to be slow."""
+
+COUNTED_AS: Mapping[str, str] = {
+    "observed": "green",
+    "inferred": "light-green",
+    "idle": "blue",
+    "reserved": "light-blue",
+    "system": "dark-blue",
+    "maintenance": "yellow",
+    "stranded": "orange",
+    "rogue": "red",
+    "down": "dark-red",
+    "unknown": "purple",
+}
+"""What states of GPU time are drawn as: what is held is green, what is free or set aside is blue."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import assemble, claim_marks
-from dashboards.panels import Column, Panel, lines, number, rows
+from dashboards.colours import COUNTED_AS
+from dashboards.panels import Column, Panel, in_colours, lines, number, rows
 from dashboards.query import COUNT, SHARE, Query, ask, over
 from railscope.catalog import Rollup, gpu, gpu_activity
 
@@ -79,13 +80,14 @@ def _steps() -> Iterator[Panel]:
         span=12,
     )
     rate = "sum by (state) (deriv(railscope_cluster_gpu_time_seconds[$__rate_interval]))"
-    yield lines(
+    counted = lines(
         202,
         "GPUs by what they are counted as",
         "GPU time per second is GPUs.",
         ask(rate, COUNT, "{{state}}"),
         span=12,
     )
+    yield in_colours(counted, COUNTED_AS)
     yield lines(
         203,
         "Activity by rail",

@@ -8,7 +8,18 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import Choice, assemble, xid_marks
 from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, HEALTH, NONE_IS_GOOD
-from dashboards.panels import Column, Panel, bars, grid, layers, lines, number, rows, states
+from dashboards.panels import (
+    Column,
+    Panel,
+    bars,
+    grid,
+    in_colours,
+    layers,
+    lines,
+    number,
+    rows,
+    states,
+)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, with_index
 
 UID = "railscope-health"
@@ -97,11 +108,11 @@ def _matrix() -> Iterator[Panel]:
     yield grid(
         201,
         "Health now, node by GPU",
-        "0 healthy, 1 degraded, 2 unknown, 3 failed. An empty cell: no such GPU is told of.",
+        "An empty cell: no such GPU is told of.",
         "node",
         "index",
         ask(by_gpu, COUNT),
-        tuple((value or None, colour) for value, (_, colour) in HEALTH.items()),
+        words=HEALTH,
     )
     silent = f"(max by (node) (railscope_node_reporting{NODES}) == 0) + 2"
     yield states(
@@ -112,13 +123,14 @@ def _matrix() -> Iterator[Panel]:
         HEALTH,
         span=12,
     )
-    yield layers(
+    by_health = layers(
         203,
         "GPUs by health",
         "What all GPUs add up to.",
         ask(f"sum by (state) (railscope_gpu_health{NODES})", legend="{{state}}"),
         span=12,
     )
+    yield in_colours(by_health, dict(HEALTH.values()))
     reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES}) == 1"
     yield rows(
         204,

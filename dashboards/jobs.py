@@ -50,7 +50,12 @@ def _of_jobs(how: str, name: str, where: str = OWN) -> str:
 def _of_gpus(name: str, more: str = "") -> str:
     """A metric of each GPU of the jobs, with its number and the job."""
     value = f"max by (node, gpu) ({name}{more})"
-    return with_index(f"{HOLDERS} * on (node, gpu) group_left () {value}")
+    return _by_index(f"{HOLDERS} * on (node, gpu) group_left () {value}")
+
+
+def _by_index(expression: str) -> str:
+    """By the number of each GPU in its server, in place of its UUID, and the job."""
+    return f"max by (node, index, {BY}) ({with_index(expression)})"
 
 
 def _median(name: str, more: str = "") -> str:
@@ -151,6 +156,7 @@ def _jobs() -> Iterator[Panel]:
 def _stragglers() -> Iterator[Panel]:
     name = "railscope_job_straggler_deviation_ratio"
     found = f"max by (tenant, workload, measure, node, gpu) ({name}{OWN})"
+    shown = f"max by (tenant, workload, measure, node, index) ({with_index(found)})"
     keys = {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "index": "GPU"}
     yield rows(
         601,
@@ -158,7 +164,7 @@ def _stragglers() -> Iterator[Panel]:
         "Against the median of its job over all nodes. Ranks in step wait for the slowest and are no"
         " busier than it: look at the clock and the port too.",
         keys,
-        Column("Against the median", ask(f"bottomk(30, {with_index(found)})"), BELOW_OTHERS),
+        Column("Against the median", ask(f"bottomk(30, {shown})"), BELOW_OTHERS),
     )
     yield lines(
         602,
@@ -281,7 +287,7 @@ def _holders() -> Iterator[Panel]:
         "Who holds which GPU",
         "A GPU that several share stands once for each; its activity is that of all of them.",
         place,
-        Column("Held", ask(with_index(HOLDERS), COUNT)),
+        Column("Held", ask(_by_index(HOLDERS), COUNT)),
         Column("SM activity", ask(_of_gpus("railscope_gpu_sm_activity_ratio"))),
         Column("Power", ask(_of_gpus("railscope_gpu_power_watts"))),
         span=24,

@@ -39,11 +39,16 @@ def board() -> Dashboard:
 
 def _gpu(name: str, unit: str = "") -> Query:
     """A gauge of each GPU of the server, by its number."""
-    return ask(with_index(f"max by (node, gpu) ({name}{HERE})", HERE), unit, GPU)
+    return ask(_by_index(f"max by (node, gpu) ({name}{HERE})"), unit, GPU)
+
+
+def _by_index(expression: str) -> str:
+    """By the number of each GPU alone, so that curves stand in that order."""
+    return f"max by (index) ({with_index(expression, HERE)})"
 
 
 def _port(name: str) -> str:
-    return with_port_rail(f"rate({name}{HERE}[$__rate_interval])", ON_RAIL)
+    return f"sum by (rail) ({with_port_rail(f'rate({name}{HERE}[$__rate_interval])', ON_RAIL)})"
 
 
 def _summary() -> Iterator[Panel]:
@@ -108,7 +113,7 @@ def _gpus() -> Iterator[Panel]:
         201,
         "Health",
         "What is known of each GPU, and that nothing is.",
-        ask(with_index(health("node, gpu", HERE), HERE), COUNT, GPU),
+        ask(_by_index(health("node, gpu", HERE)), COUNT, GPU),
         HEALTH,
         span=12,
     )
@@ -144,17 +149,17 @@ def _gpus() -> Iterator[Panel]:
         208,
         "SM clock",
         "Falls when power or heat hold the GPU back.",
-        ask(with_index(clock, HERE), legend=GPU),
+        ask(_by_index(clock), legend=GPU),
     )
     held = (
-        "sum by (node, gpu) (rate(railscope_gpu_throttle_seconds_total"
+        "max by (node, gpu) (rate(railscope_gpu_throttle_seconds_total"
         '{node="$node", reason!~"low_utilization|application_clocks"}[$__rate_interval]))'
     )
     yield lines(
         209,
         "Time held back",
-        "Share of time below the wanted clock, all causes together.",
-        ask(with_index(held, HERE), legend=GPU),
+        "Share of time below the wanted clock, by the cause that did it the longest.",
+        ask(_by_index(held), legend=GPU),
     )
     for ident, title, name in (
         (210, "NVLink out", "railscope_gpu_nvlink_transmit_bytes_per_second"),
@@ -190,7 +195,10 @@ def _ports() -> Iterator[Panel]:
         303,
         "Ports up",
         "1 is active.",
-        ask(with_port_rail(f"railscope_rdma_port_up{HERE}", ON_RAIL), legend=RAIL),
+        ask(
+            f"min by (rail) ({with_port_rail(f'railscope_rdma_port_up{HERE}', ON_RAIL)})",
+            legend=RAIL,
+        ),
     )
     for ident, title, about, direction in (
         (304, "Pause received", "The switch keeps the port from sending.", "receive"),
@@ -217,7 +225,7 @@ def _ports() -> Iterator[Panel]:
         309,
         "Packets discarded",
         "For want of a buffer; RoCE wants none.",
-        ask(with_rail(discards, ON_RAIL), EVENTS_PER_SECOND, RAIL),
+        ask(f"sum by (rail) ({with_rail(discards, ON_RAIL)})", EVENTS_PER_SECOND, RAIL),
         steps=ANY_IS_BAD,
     )
 

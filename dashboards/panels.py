@@ -5,6 +5,7 @@ Panel numbers are given by hand: alerts link to panels by number.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -31,13 +32,15 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from dashboards.query import COUNT, Query
+from dashboards import COLUMNS
+from dashboards.query import COUNT, SHARE, Query
 from dashboards.recorded import recorded_in
 from railscope.catalog import Metric, rollups
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """Every panel reads the data source that the board's variable names."""
 
+_AXIS_WIDTH = 80
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 MOST_POINTS = 360
@@ -70,6 +73,10 @@ def lines(
     tooltip = look.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     panel = timeseries.Panel().min(0).fill_opacity(8).legend(legend).tooltip(tooltip)
     panel = panel.max_data_points(MOST_POINTS)
+    if span == COLUMNS:  # panels below each other are read by one time axis
+        panel = panel.axis_width(_AXIS_WIDTH)
+    if len(queries) == 1 and not queries[0].legend:  # Grafana would write out the expression
+        queries = (queries[0].named(title),)
     if len(steps) > 1:
         style = look.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         panel = panel.thresholds(_thresholds(steps)).thresholds_style(style)
@@ -81,6 +88,14 @@ def layers(ident: int, title: str, about: str, *queries: Query, span: int = 8) -
     """Stack the parts of a whole over time."""
     stacked = look.StackingConfig().mode(StackingMode.NORMAL)
     return lines(ident, title, about, *queries, span=span).stacking(stacked).fill_opacity(30)
+
+
+def in_colours(panel: timeseries.Panel, colours: Mapping[str, str]) -> timeseries.Panel:
+    """Give curves colours that mean something, by their names in the legend."""
+    for name, colour in colours.items():
+        fixed = DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
+        panel = panel.override_by_name(name, [fixed])
+    return panel
 
 
 def bars(ident: int, title: str, about: str, *queries: Query, span: int = 8) -> timeseries.Panel:
@@ -104,7 +119,8 @@ def rows(  # noqa: PLR0913 - what tells one table from another
 ) -> table.Panel:  # fmt: skip
     """List things as they are now, with a row for each combination of the key labels.
 
-    `keys` gives each key label its title. Nodes and tenants lead to the boards they have, unless the
+    `keys` gives each key label its title. Rows stand in the order of the keys, unless a query picks
+    the first or last of an order of its own. Nodes and tenants lead to the boards they have, unless the
     reader may have no other board than this one.
     """
     names = dict(keys)
@@ -118,11 +134,11 @@ def rows(  # noqa: PLR0913 - what tells one table from another
         "indexByName": {name: position for position, name in enumerate(names)},
         "renameByName": names,
     }
-    panel = (
-        table.Panel()
-        .with_transformation(DataTransformerConfig("merge", options={}))
-        .with_transformation(DataTransformerConfig("organize", options=organize))
-    )
+    panel = table.Panel().with_transformation(DataTransformerConfig("merge", options={}))
+    picked = any(re.search(r"\b(top|bottom)k\(", column.query.expression) for column in columns)
+    for key in [] if picked else reversed(list(keys)):
+        panel = panel.with_transformation(_in_order_of(key))
+    panel = panel.with_transformation(DataTransformerConfig("organize", options=organize))
     for column in columns:
         panel = panel.override_by_name(column.title, _cell(column))
     for label in [label for label in DETAILS if label in keys and leads_on]:
@@ -136,19 +152,28 @@ def rows(  # noqa: PLR0913 - what tells one table from another
 
 def grid(  # noqa: PLR0913, PLR0917 - what tells one grid from another
     ident: int, title: str, about: str, row: str, column: str, query: Query,
-    steps: Steps = GOOD, span: int = 12,
+    steps: Steps = GOOD, span: int = 12, words: Mapping[int, tuple[str, str]] | None = None,
 ) -> table.Panel:  # fmt: skip
-    """Show one value for each pair of two labels, as it is now: rows by columns, in colours."""
+    """Show one value for each pair of two labels, as it is now: rows by columns, in colours.
+
+    `words` names values and gives their colours.
+    """
     options = {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}
     coloured = [
         DynamicConfigValue("thresholds", _thresholds(steps).build()),
         DynamicConfigValue("custom.cellOptions", {"type": "color-background"}),
     ]
+    if words:
+        coloured.append(DynamicConfigValue("mappings", [_word_map(words)]))
     panel = (
         table.Panel()
+        .with_transformation(_in_order_of(row))
+        .with_transformation(_in_order_of(column))
         .with_transformation(DataTransformerConfig("groupingToMatrix", options=options))
         .override_by_field_type("number", coloured)
     )
+    if query.unit == SHARE:
+        panel = panel.decimals(1)
     if row in DETAILS:
         panel = panel.override_by_name(f"{row}\\{column}", [_way_to_board_of(row)])
     panel = _finished(panel, _rows, ident=ident, title=title, about=about, queries=[query])
@@ -160,11 +185,7 @@ def states(  # noqa: PLR0913, PLR0917 - what tells one panel from another
     span: int = 24,
 ) -> statetimeline.Panel:  # fmt: skip
     """Draw states over time, a band for each curve; `words` names a value and gives its colour."""
-    texts = {
-        str(value): ValueMappingResult(text=word, color=colour, index=position)
-        for position, (value, (word, colour)) in enumerate(words.items())
-    }
-    panel = statetimeline.Panel().mappings([ValueMap(texts)]).row_height(0.9)
+    panel = statetimeline.Panel().mappings([_word_map(words)]).row_height(0.9)
     panel = panel.max_data_points(MOST_POINTS)
     panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(10)
@@ -222,6 +243,19 @@ def _explanation(metric: Metric) -> str:
     derived = rollups().get(metric.name)
     meaning = f"{metric.help} {derived.source.help}" if derived else metric.help
     return f"`{metric.name}`: {meaning}"
+
+
+def _in_order_of(label: str) -> DataTransformerConfig:
+    """Sort rows; those alike keep their order (grafana: transformers/sortBy.ts)."""
+    return DataTransformerConfig("sortBy", options={"sort": [{"field": label}]})
+
+
+def _word_map(words: Mapping[int, tuple[str, str]]) -> ValueMap:
+    texts = {
+        str(value): ValueMappingResult(text=word, color=colour, index=position)
+        for position, (value, (word, colour)) in enumerate(words.items())
+    }
+    return ValueMap(texts)
 
 
 def _thresholds(steps: Steps) -> build.ThresholdsConfig:

@@ -14,7 +14,7 @@ from dashboards.query import EVENTS_PER_SECOND, SHARE, ask, with_port_rail, with
 UID = "railscope-rails"
 QUESTION = "Does every rail carry its share, and where does congestion come from?"
 NODES = '{node=~"$node"}'
-NIC_ON_RAIL = '{node=~"$node", rail=~"$rail"}'
+NIC_ON_RAIL = '{node=~"$node", rail=~"$rail", rail!=""}'
 RAILS = '{rail=~"$rail"}'
 CHOICES = (
     Choice("node", "Node", "railscope_node_info", several=True),

@@ -15,7 +15,7 @@ GPU = {"node": "Node", "index": "GPU"}
 
 def _of_gpus(name: str, more: str = "") -> str:
     where = f'{{node=~"$node"{more}}}'
-    return with_index(f"max by (node, gpu) ({name}{where})", NODES)
+    return f"max by (node, index) ({with_index(f'max by (node, gpu) ({name}{where})', NODES)})"
 
 
 def _behind(value: str, by: str) -> str:

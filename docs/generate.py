@@ -197,7 +197,16 @@ def _rules(path: Path) -> Iterator[dict[str, Any]]:
 
 def boards() -> str:
     """Every board with its panels."""
-    lines = ["# Boards", "", MADE, ""]
+    lines = [
+        "# Boards",
+        "",
+        MADE,
+        "",
+        "Pictures are drawn from the boards' JSON and from what a Prometheus answers that scrapes seven",
+        "simulated servers with faults: `make pictures` draws them again, and",
+        "`python -m dashboards.pictures` draws boards of any Prometheus.",
+        "",
+    ]
     for path in sorted(BOARDS.glob("*.json")):
         board = json.loads(path.read_text())
         lines += [
@@ -205,6 +214,8 @@ def boards() -> str:
             "",
             f"{board['description']} Generated as",
             f"[{path.name}](../dashboards/generated/{path.name}), with the uid `{board['uid']}`.",
+            "",
+            f"![{board['title']}](pictures/{path.stem}.png)",
             "",
         ]
         for row, panels in _sections(board["panels"]):

@@ -290,6 +290,35 @@ def test_a_panel_with_a_curve_for_each_server_draws_few():
                     assert few, (board["uid"], panel["id"], target["expr"])
 
 
+def test_a_curve_is_never_called_by_its_expression():
+    """Grafana calls it so where the legend is left to it and the query leaves no label."""
+    for board in BOARDS.values():
+        for panel in board["panels"]:
+            for target in panel.get("targets", ()):
+                if target.get("legendFormat") == "__auto":
+                    assert labels_in(target["expr"]), (board["uid"], panel["id"])
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_panels_side_by_side_end_at_the_same_height(board: dict[str, Any]):
+    for place, other in combinations([panel["gridPos"] for panel in board["panels"]], 2):
+        if place["y"] == other["y"]:
+            assert place["h"] == other["h"]
+
+
+def test_rows_and_columns_of_a_grid_are_in_order():
+    """Prometheus answers of an instant in any order."""
+    for board in BOARDS.values():
+        for panel in board["panels"]:
+            steps = panel.get("transformations", ())
+            for matrix in (step["options"] for step in steps if step["id"] == "groupingToMatrix"):
+                order = [step["options"]["sort"] for step in steps if step["id"] == "sortBy"]
+                assert order == [
+                    [{"field": matrix["rowField"]}],
+                    [{"field": matrix["columnField"]}],
+                ]
+
+
 def test_prometheus_understands_every_query(tmp_path: Path):
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import numpy as np
 import pytest
 import yaml
 from chain_support import Site, free_port, server, until
+from PIL import Image
 
+from dashboards.asking import (
+    Answers,
+    AskingError,
+    Prometheus,
+    Question,
+    Values,
+    Window,
+    ask_all,
+    filled,
+    questions,
+)
 from dashboards.build import boards
+from dashboards.pictures import layout, tables
 from dashboards.recorded import RULES
 from railscope.demo.process import Program
 from railscope.simulator import NodeSpec
 from railscope.simulator.machine import machine
 
+ROOT = Path(__file__).parent.parent.parent
+BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in boards()}
 CAPTURE_SECONDS = 24
 """Faults strike at half of it; the replay starts over at its end."""
 SPECS = [
@@ -37,6 +53,8 @@ SPECS = [
     NodeSpec(node="n7", seed=7, gpus=2, scenario="pcie_degraded"),
 ]
 FALLS_SILENT = "n7"
+LOOK_EVERY_SECONDS = 1.0
+"""As often as everything is scraped: what shows for a moment only is not passed over."""
 QUOTAS = """tenant,gpu_hours,period,gpus,from,to
 slurm:research,5000,month,64,2020-01-01T00:00:00Z,
 """
@@ -62,100 +80,41 @@ QUIET: Mapping[tuple[str, str], str] = {
     ("Railscope itself", "Sources read less often"): "Budgets are off: replays are dear.",
 }
 """Panels that have nothing to show here, by board and title, and why."""
-
-Values = dict[str, str]
-
-
-@dataclass
-class Question:
-    """A query of a board, with every choice of its variables; it is answered by any of them."""
-
-    board: str
-    panel: str
-    expression: str
-    variables: Sequence[Mapping[str, Any]]
-
-    def __str__(self) -> str:
-        """Say which one it is."""
-        return f"{self.board}, {self.panel}: {self.expression}"
+LOOKS: Mapping[str, Sequence[Values]] = {
+    "node.json": [{"node": "n4"}],
+    "pair.json": [{"node": "n2", "rail": "1"}, {"node": "n3"}],
+    "tenant.json": [{"tenant": "slurm:research"}],
+}
+"""What else boards are asked of that show one of several things: not all of them show everything."""
 
 
 @dataclass
-class Prometheus:
-    """A running Prometheus, and since when it runs."""
+class Running:
+    """A Prometheus that runs, and since when."""
 
-    port: int
-    session: aiohttp.ClientSession
+    prometheus: Prometheus
     started: float
-
-    async def get(self, path: str, **parameters: str) -> Any:
-        """What it answers; a query it does not understand fails the test."""
-        url = f"http://127.0.0.1:{self.port}/api/v1/{path}"
-        async with self.session.get(url, params=parameters) as response:
-            answer = await response.json()
-        assert answer["status"] == "success", (parameters, answer)
-        return answer["data"]
 
     async def has(self, expression: str) -> bool:
         """Whether a query had a value at any time of the run."""
-        found = await self.get(
-            "query_range",
-            query=filled(expression, {"__rate_interval": "5s"}),
-            start=str(self.started),
-            end=str(time.time()),
-            step="1",
-        )
-        return bool(found["result"])
-
-    async def choices(
-        self, variables: Sequence[Mapping[str, Any]], made: Values
-    ) -> AsyncIterator[Values]:
-        """Every way to choose values, as Grafana would offer them."""
-        if not variables:
-            yield made
-            return
-        variable, *rest = variables
-        name = variable["name"]
-        if variable["type"] == "datasource":
-            values = [""]
-        elif variable["multi"]:
-            values = [variable["allValue"]]
-        else:
-            asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
-            assert asked
-            values = await self.get(
-                f"label/{asked[2]}/values", **{"match[]": filled(asked[1], made)}
-            )
-        for value in values[:1] if variable.get("hide") else values:
-            async for choice in self.choices(rest, made | {name: value}):
-                yield choice
+        instants = np.arange(self.started, time.time(), 1.0)
+        query = filled(expression, {"__rate_interval": "5s"})
+        return bool((await self.prometheus.over(query, instants)).series)
 
     async def answers(self, question: Question) -> bool:
         """Whether any choice of the variables has data."""
-        async for choice in self.choices(question.variables, {}):
+        async for choice in self.prometheus.choices(question.variables):
             if await self.has(filled(question.expression, choice)):
                 return True
         return False
 
 
-def filled(text: str, values: Mapping[str, str]) -> str:
-    """Put values where a text names variables."""
-    return re.sub(r"\$(\w+)", lambda name: values.get(name[1], name[0]), text)
-
-
-def questions() -> Iterator[Question]:
-    for _, text in boards():
-        board = json.loads(text)
-        variables = board["templating"]["list"]
-        for panel in board["panels"]:
-            for target in panel.get("targets", ()):
-                yield Question(board["title"], panel["title"], target["expr"], variables)
-        for marks in board["annotations"]["list"]:
-            yield Question(board["title"], marks["name"], marks["expr"], variables)
+def every_question() -> list[Question]:
+    return [question for board in BOARDS.values() for question in questions(board)]
 
 
 @asynccontextmanager
-async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Prometheus]:
+async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Running]:
     """A Prometheus that scrapes agents and collector, and records as it is told."""
     agents = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     collector = [{"targets": [f"127.0.0.1:{site.port}"]}]
@@ -184,15 +143,15 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Prom
         f"--web.listen-address=127.0.0.1:{port}",
     ]
     async with (
-        aiohttp.ClientSession() as session,
         server("prometheus", *command, folder=site.folder),
+        Prometheus(f"http://127.0.0.1:{port}") as asked,
     ):
-        running = Prometheus(port, session, time.time())
+        running = Running(asked, time.time())
 
         async def ready() -> bool:
             try:
                 return await running.has("up")
-            except aiohttp.ClientError:
+            except AskingError:
                 return False
 
         await until(ready, "Prometheus answers")
@@ -221,10 +180,11 @@ async def start(site: Site, folder: Path) -> dict[str, Program]:
     return dict(zip((spec.node for spec in SPECS), agents, strict=True))
 
 
+@pytest.mark.timeout(240)  # waits twice, and draws every board
 async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
     agents = await start(site, tmp_path)
     pages = {node: (await agent.said(r"page=(\S+:\d+)"))[1] for node, agent in agents.items()}
-    waiting = [q for q in questions() if (q.board, q.panel) not in QUIET]
+    waiting = [q for q in every_question() if (q.board, q.panel) not in QUIET]
     assert len(waiting) > 100
     async with prometheus(site, pages) as running:
 
@@ -242,10 +202,68 @@ async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
             await until(all_show_something, "every panel shows something")
         except pytest.fail.Exception:
             pytest.fail("nothing to show:\n" + "\n".join(map(str, waiting)))
+        await check_pictures(running, tmp_path)
+
+
+async def check_pictures(running: Running, folder: Path) -> None:
+    """Every board is drawn, and each of its panels has data in one picture of it or another.
+
+    Tables show an instant: what is not in that of now is looked for in those before.
+    """
+    missing = {
+        name: {panel["id"] for panel in board["panels"] if "targets" in panel
+               and (board["title"], panel["title"]) not in QUIET}
+        for name, board in BOARDS.items()
+    }  # fmt: skip
+
+    async def drawn(name: str, wanted: Values, end: float) -> None:
+        window = Window(running.started, end, 1.0)
+        answers = await ask_all(running.prometheus, BOARDS[name], window, wanted, layout.WIDTH)
+        check_columns(BOARDS[name], answers)
+        picture = layout.draw(BOARDS[name], answers)
+        missing[name] -= picture.drawn.keys()
+        path = folder / f"{name}.png"
+        if not path.exists():
+            picture.canvas.save(path)
+
+    for end in np.arange(time.time(), running.started, -LOOK_EVERY_SECONDS):
+        for name in BOARDS:
+            for wanted in ({}, *LOOKS.get(name, ())):
+                if missing[name]:
+                    await drawn(name, wanted, float(end))
+    assert not any(missing.values()), missing
+    await check_command(running.prometheus.url, folder / "drawn")
+    for name, board in BOARDS.items():
+        with Image.open(folder / f"{name}.png") as image:
+            assert image.format == "PNG"
+            assert image.size == (layout.WIDTH, layout.height(board["panels"]))
+
+
+def check_columns(board: Mapping[str, Any], answers: Answers) -> None:
+    """Each column of a table has a title: there is none of a label that nobody wants to see."""
+    for panel in board["panels"]:
+        for step in panel.get("transformations", ()):
+            if step["id"] == "organize":
+                frame = tables.frame_of(panel, answers.panels[panel["id"]])
+                titles = set(step["options"]["renameByName"].values())
+                assert set(frame.columns) <= titles, (board["title"], panel["title"])
+
+
+async def check_command(url: str, folder: Path) -> None:
+    """What the command line draws."""
+    command = [sys.executable, "-m", "dashboards.pictures", "--prometheus", url, "--to", str(folder),
+               "--board", "pair", "--choose", "node=n3", "--range", "1m", "--scrape-interval", "1s",
+               "--sections", "1"]  # fmt: skip
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    assert f"{folder / 'pair.png'}: 8 panels drawn" in said.decode()
+    with Image.open(folder / "pair.png") as image:
+        assert image.size[0] == layout.WIDTH
 
 
 def test_what_is_quiet_is_there() -> None:
     """The list of panels that stay empty names panels that exist, and says why."""
-    known = {(question.board, question.panel) for question in questions()}
+    known = {(question.board, question.panel) for question in every_question()}
     assert QUIET.keys() <= known
     assert all(why.endswith(".") for why in QUIET.values())

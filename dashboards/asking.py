@@ -1,0 +1,255 @@
+"""Asks a Prometheus what a board asks: variables chosen and queries filled in as Grafana does it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboards import COLUMNS
+
+Values = Mapping[str, str]
+Numbers = NDArray[np.float64]
+
+_ROUND_SECONDS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800)
+_SCRAPES_OF_A_RATE = 4
+_NATURAL_ORDER = 7
+"""VariableSort of Grafana's schema: ascending, numbers in a text by their value."""
+
+
+class AskingError(RuntimeError):
+    """A Prometheus cannot be reached or refuses a question, or a value is chosen that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time that a board shows, in seconds since 1970, and how often what it shows is scraped."""
+
+    start: float
+    end: float
+    scrape_seconds: float = 15.0
+
+    def grid(self, points: int) -> Numbers:
+        """The instants of a curve: about so many, never closer than scrapes, at whole steps."""
+        wanted = max((self.end - self.start) / points, self.scrape_seconds)
+        fitting = [step for step in _ROUND_SECONDS if step >= wanted]
+        step = float(fitting[0] if fitting else wanted)
+        first = np.ceil(self.start / step)
+        found = np.arange(first, np.floor(self.end / step) + 1) * step
+        return found if len(found) else np.array([self.end])
+
+    def rate_interval(self, step_seconds: float = 0.0) -> str:
+        """$__rate_interval: long enough for a rate, whatever the step and wherever scrapes fall."""
+        shortest = _SCRAPES_OF_A_RATE * self.scrape_seconds
+        return f"{max(step_seconds + self.scrape_seconds, shortest):g}s"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What a query has found of one combination of labels: a number an instant, NaN where none."""
+
+    labels: Mapping[str, str]
+    values: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a query has found at some instants, in seconds since 1970; at one, if it asks of now."""
+
+    times: Numbers
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A query of a board, by the title of its panel or of its marks."""
+
+    board: str
+    panel: str
+    expression: str
+    variables: Sequence[Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        """Say which one it is."""
+        return f"{self.board}, {self.panel}: {self.expression}"
+
+
+def questions(board: Mapping[str, Any]) -> Iterator[Question]:
+    """Every query of a board, those of its marks in time included."""
+    variables = board["templating"]["list"]
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield Question(board["title"], panel["title"], target["expr"], variables)
+    for marks in board["annotations"]["list"]:
+        yield Question(board["title"], marks["name"], marks["expr"], variables)
+
+
+def filled(text: str, values: Values) -> str:
+    """Put values where a text names variables, as $name or ${name}."""
+    return re.sub(
+        r"\$(?:(\w+)|\{(\w+)\})", lambda name: values.get(name[1] or name[2], name[0]), text
+    )
+
+
+class Prometheus:
+    """The API of a Prometheus, or of another server that speaks it; a context manager."""
+
+    def __init__(self, url: str, *, most_at_once: int = 4) -> None:
+        self.url = url
+        self._api = url.rstrip("/") + "/api/v1/"
+        self._most_at_once = most_at_once
+
+    async def __aenter__(self) -> Self:
+        """Open connections as they are needed."""
+        connector = aiohttp.TCPConnector(limit=self._most_at_once)
+        self._session = aiohttp.ClientSession(connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def get(self, path: str, **parameters: str) -> Any:
+        """The data of an answer. Raises AskingError where there is none."""
+        try:
+            async with self._session.get(self._api + path, params=parameters) as response:
+                answer = json.loads(await response.text())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            message = f"no answer from {self._api}: {error}"
+            raise AskingError(message) from error
+        except ValueError as error:
+            message = (
+                f"{self._api}{path} is not the API of a Prometheus: it does not answer in JSON"
+            )
+            raise AskingError(message) from error
+        if answer.get("status") != "success":
+            message = f"{self._api}{path} refuses {parameters}: {answer.get('error', 'no reason')}"
+            raise AskingError(message)
+        return answer["data"]
+
+    async def now(self, expression: str, at: float) -> Answer:
+        """What an expression is at one instant."""
+        found = await self.get("query", query=expression, time=str(at))
+        if found["resultType"] == "scalar":
+            found["result"] = [{"metric": {}, "value": found["result"]}]
+        series = (
+            Series(one["metric"], np.array([float(one["value"][1])])) for one in found["result"]
+        )
+        return Answer(np.array([at]), tuple(series))
+
+    async def over(self, expression: str, times: Numbers) -> Answer:
+        """What an expression was at each of some instants that lie evenly apart."""
+        step = float(times[1] - times[0]) if len(times) > 1 else 1.0
+        found = await self.get(
+            "query_range",
+            query=expression,
+            start=str(times[0]),
+            end=str(times[-1]),
+            step=str(step),
+        )
+        series = []
+        for one in found["result"]:
+            values = np.full(len(times), np.nan)
+            for instant, value in one["values"]:
+                values[round((float(instant) - times[0]) / step)] = float(value)
+            series.append(Series(one["metric"], values))
+        return Answer(times, tuple(series))
+
+    async def offered(self, variable: Mapping[str, Any], made: Values) -> list[str]:
+        """The values that a variable may take, after the choices made; All is one of its own."""
+        if variable["type"] == "datasource":
+            return [""]
+        if variable.get("includeAll"):
+            return [variable["allValue"]]
+        asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
+        if asked is None:
+            message = f"variable {variable['name']}: no label_values(): {variable['query']}"
+            raise AskingError(message)
+        values: list[str] = await self.get(
+            f"label/{asked[2]}/values", **{"match[]": filled(asked[1], made)}
+        )
+        ordered = sorted(values, key=_natural) if variable["sort"] == _NATURAL_ORDER else values
+        return ordered[:1] if variable.get("hide") else ordered
+
+    async def choices(
+        self, variables: Sequence[Mapping[str, Any]], made: Values | None = None
+    ) -> AsyncIterator[Values]:
+        """Every way to choose values of a board's variables, as Grafana would offer them."""
+        made = made or {}
+        if not variables:
+            yield made
+            return
+        variable, *rest = variables
+        for value in await self.offered(variable, made):
+            async for choice in self.choices(rest, {**made, variable["name"]: value}):
+                yield choice
+
+    async def chosen(self, variables: Sequence[Mapping[str, Any]], wanted: Values) -> Values:
+        """The wanted values of a board's variables, and the first that is offered of the others.
+
+        A variable that may take several takes all of them; one that has no value at all is left
+        empty. Raises AskingError where a wanted value is not offered.
+        """
+        made: dict[str, str] = {}
+        for variable in variables:
+            name, offered = variable["name"], await self.offered(variable, made)
+            first = offered[0] if offered else ""
+            made[name] = first if variable.get("includeAll") else wanted.get(name, first)
+            if offered and made[name] not in offered:
+                message = f"no {name} {made[name]}; there are {', '.join(offered)}"
+                raise AskingError(message)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a board has found, with the values chosen of its variables."""
+
+    window: Window
+    chosen: Values
+    panels: Mapping[int, tuple[Answer, ...]]
+    """By number of panel, in the order of its targets."""
+    marks: tuple[Answer, ...]
+    """In the order of the board's annotations."""
+
+
+async def ask_all(
+    prometheus: Prometheus, board: Mapping[str, Any], window: Window, wanted: Values, points: int
+) -> Answers:
+    """Ask everything that a board asks; its curves have about so many points across the board."""
+    chosen = await prometheus.chosen(board["templating"]["list"], wanted)
+
+    async def asked(target: Mapping[str, Any], most: int) -> Answer:
+        times = window.grid(most)
+        step = float(times[1] - times[0]) if len(times) > 1 else 0.0
+        instant = target.get("instant", False)
+        interval = window.rate_interval(0.0 if instant else step)
+        expression = filled(target["expr"], {**chosen, "__rate_interval": interval})
+        if instant:
+            return await prometheus.now(expression, window.end)
+        return await prometheus.over(expression, times)
+
+    async def panel_answers(panel: Mapping[str, Any]) -> tuple[Answer, ...]:
+        wide = round(points * panel["gridPos"]["w"] / COLUMNS)
+        most = max(min(wide, panel.get("maxDataPoints", wide)), 1)
+        return tuple(await asyncio.gather(*(asked(each, most) for each in panel["targets"])))
+
+    panels = [panel for panel in board["panels"] if "targets" in panel]
+    found = await asyncio.gather(*map(panel_answers, panels))
+    marks = await asyncio.gather(*(asked(each, points) for each in board["annotations"]["list"]))
+    by_number = {panel["id"]: each for panel, each in zip(panels, found, strict=True)}
+    return Answers(window, chosen, by_number, tuple(marks))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """What to order texts by so that numbers in them count by their value."""
+    return [
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", text)
+    ]

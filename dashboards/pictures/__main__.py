@@ -1,0 +1,106 @@
+"""`python -m dashboards.pictures`: draws boards from what a Prometheus answers now."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dashboards.asking import AskingError, Prometheus, Values, Window, ask_all
+from dashboards.pictures.fields import CannotDraw
+from dashboards.pictures.layout import WIDTH, Picture, draw
+
+BOARDS = Path(__file__).parent.parent / "generated"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """A length of time such as 90s, 10m, 6h or 2d."""
+    told = re.fullmatch(r"([1-9]\d*)([smhd])", value)
+    if told is None:
+        message = f"{value!r} is no length of time such as 90s, 10m or 6h"
+        raise click.BadParameter(message, context, parameter)
+    return float(int(told[1]) * _SECONDS[told[2]])
+
+
+async def picture_of(
+    prometheus: Prometheus, board: Mapping[str, Any], window: Window, wanted: Values,
+    sections: int = 0,
+) -> Picture:  # fmt: skip
+    """Ask what a board asks, and draw it."""
+    return draw(board, await ask_all(prometheus, board, window, wanted, WIDTH), sections)
+
+
+@click.command()
+@click.option("--prometheus", "url", required=True, help="Address, such as http://localhost:9090.")
+@click.option("--to", "folder", required=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option("--board", "names", multiple=True, help="A board by its file's name; all, if none.")
+@click.option("--range", "shown", callback=_seconds, default="10m", show_default=True,
+              help="How much time boards show, up to now.")  # fmt: skip
+@click.option("--scrape-interval", "scrape", callback=_seconds, default="15s", show_default=True,
+              help="How often Prometheus scrapes.")  # fmt: skip
+@click.option("--choose", "choices", multiple=True, metavar="VARIABLE=VALUE",
+              help="A value of a board's variable; its first one, if none.")  # fmt: skip
+@click.option("--sections", type=click.IntRange(min=0), default=0, help="Only so many rows.")
+def main(  # noqa: PLR0913 - options of a command
+    *, url: str, folder: Path, names: tuple[str, ...], shown: float, scrape: float,
+    choices: tuple[str, ...], sections: int,
+) -> None:  # fmt: skip
+    """Draw boards as pictures."""
+    boards = _boards(names)
+    wanted = dict(_choice(choice, boards.values()) for choice in choices)
+    now = time.time()
+    window = Window(now - shown, now, scrape)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        asyncio.run(_draw_all(url, boards, window, wanted, folder, sections))
+    except (AskingError, CannotDraw) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _draw_all(  # noqa: PLR0913, PLR0917 - what the options say
+    url: str, boards: Mapping[str, Mapping[str, Any]], window: Window, wanted: Values,
+    folder: Path, sections: int,
+) -> None:  # fmt: skip
+    async with Prometheus(url) as prometheus:
+        for name, board in boards.items():
+            picture = await picture_of(prometheus, board, window, wanted, sections)
+            path = folder / f"{name}.png"
+            picture.canvas.save(path)
+            click.echo(f"{path}: {len(picture.drawn)} panels drawn{_without_data(picture)}")
+
+
+def _without_data(picture: Picture) -> str:
+    return f"; no data in {', '.join(picture.empty.values())}" if picture.empty else ""
+
+
+def _boards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The boards of these names, all if there are none."""
+    known = {path.stem: path for path in sorted(BOARDS.glob("*.json"))}
+    if unknown := [name for name in names if name not in known]:
+        message = f"no board {', '.join(unknown)}; there are {', '.join(known)}"
+        raise click.ClickException(message)
+    return {name: json.loads(known[name].read_text()) for name in names or known}
+
+
+def _choice(text: str, boards: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """A variable's name, which one board has at least, and the value wanted of it."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        message = f"{text!r} is no VARIABLE=VALUE"
+        raise click.ClickException(message)
+    known = {one["name"] for board in boards for one in board["templating"]["list"]}
+    if name not in known:
+        message = f"no board has a variable {name}; there are {', '.join(sorted(known))}"
+        raise click.ClickException(message)
+    return name, value
+
+
+if __name__ == "__main__":
+    main()

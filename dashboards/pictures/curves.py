@@ -1,0 +1,235 @@
+"""Curves over time: lines, bars and layers, with thresholds to compare with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from dashboards.asking import Answer, Numbers
+from dashboards.pictures import colours, plot, units
+from dashboards.pictures.canvas import SMALL, Box, Canvas, width_of
+from dashboards.pictures.fields import CannotDraw, Json, Look, look_of
+
+_TICK_ROOM = 40.0
+"""Pixels between two marks of the axis, at least."""
+_BAR_SHARE = 0.6
+"""Of the distance between instants."""
+_KNOWN = {
+    "drawStyle": {"line", "bars"},
+    "stacking": {"none", "normal"},
+    "thresholdsStyle": {"off", "dashed"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One curve: its name, what it stands on where curves are stacked, and its upper side."""
+
+    name: str
+    times: Numbers
+    low: Numbers
+    high: Numbers
+
+
+def name_of(target: Json, labels: dict[str, str]) -> str:
+    """What a curve is called: by the target's legend, or else by labels or by the query itself."""
+    legend: str = target["legendFormat"]
+    if legend != "__auto":
+        return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda label: labels.get(label[1], ""), legend)
+    told = ", ".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
+    return f"{{{told}}}" if told else str(target["expr"])
+
+
+def curves_of(panel: Json, answers: Sequence[Answer], *, stacked: bool) -> list[Curve]:
+    """The curves of a panel in their order, one on top of the other where they are stacked."""
+    curves: list[Curve] = []
+    below: dict[int, Numbers] = {}
+    for target, answer in zip(panel["targets"], answers, strict=True):
+        for one in answer.series:
+            low = below.get(len(answer.times), np.zeros(len(answer.times)))
+            high = low + one.values if stacked else one.values
+            if stacked:
+                below[len(answer.times)] = low + np.nan_to_num(one.values)
+            name = name_of(target, dict(one.labels))
+            curves.append(Curve(name, answer.times, low, high))
+    return curves
+
+
+def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
+    """Draw a panel of curves; say whether there is any value in it."""
+    look = look_of(panel["fieldConfig"], "Value", numeric=True)
+    style = _style(look)
+    curves = curves_of(panel, answers, stacked=style.stacked)
+    curves = [curve for curve in curves if np.isfinite(curve.high).any()]
+    names = [curve.name for curve in curves] if panel["options"]["legend"]["showLegend"] else []
+    legend = plot.legend_height(names, box.width)
+    field = box.within(top=4, right=4, bottom=plot.TIMES_HEIGHT + legend)
+    axis = _Axis(*span(curves, look.minimum), look.unit, field.top, field.bottom)
+    field = field.within(left=style.axis_width or axis.room)
+    axis.draw(scene.canvas, field)
+    across = plot.Across(scene.window, field)
+    across.draw(scene.canvas)
+    if not curves:
+        plot.nothing(scene.canvas, field)
+        return False
+    inks = [
+        look_of(panel["fieldConfig"], curve.name, numeric=True).fixed or colours.of_curve(position)
+        for position, curve in enumerate(curves)
+    ]
+    floor = max(axis.low, min(0.0, axis.high))
+    for curve, ink in zip(curves, inks, strict=True):
+        base = curve.low if style.stacked else np.full(len(curve.times), floor)
+        path = _Path(across(curve.times), axis(base), axis(curve.high))
+        _draw_curve(scene.canvas, field, path, ink, style)
+    for step in look.steps if style.dashed_steps else ():
+        if axis.low < step.value < axis.high:
+            ends = [(side, float(axis(step.value))) for side in (field.left, field.right)]
+            scene.canvas.line(ends, step.colour, 1.2, dashed=True)
+    across.draw_marks(scene.canvas, scene.marks)
+    if names:
+        plot.draw_legend(scene.canvas, names, inks, box.within(top=box.height - legend))
+    return True
+
+
+def _draw_curve(canvas: Canvas, field: Box, path: _Path, ink: str, style: _Style) -> None:
+    if style.bars:
+        canvas.shapes(path.bars(), ink, solid=0.9, inside=field)
+        return
+    canvas.shapes(path.areas(), ink, solid=style.fill, inside=field)
+    canvas.line(path.upper(), ink, 1.4, inside=field.within(top=-1, bottom=-1))
+    if alone := path.alone():
+        canvas.dots(alone, ink, 4, inside=field.within(-3, -3, -3, -3))
+
+
+def span(curves: Sequence[Curve], minimum: float | None) -> tuple[float, float]:
+    """The lowest and highest value of the axis; never the same."""
+    values = np.concatenate([curve.high for curve in curves]) if curves else np.array([])
+    values = values[np.isfinite(values)]
+    lowest = float(values.min(initial=np.inf)) if minimum is None else minimum
+    highest = float(values.max(initial=-np.inf))
+    if not np.isfinite(lowest):
+        lowest = 0.0
+    if highest <= lowest:
+        highest = lowest + 1
+    return lowest, highest + 0.06 * (highest - lowest)
+
+
+def ticks_between(low: float, high: float, unit: str, most: int) -> list[float]:
+    """Round values of a unit between two values."""
+    divisor = units.UNITS[unit](max(abs(low), abs(high))).divisor
+    locator = MaxNLocator(nbins=max(most, 1), steps=[1, 2, 2.5, 5, 10])
+    found = np.asarray(locator.tick_values(low / divisor, high / divisor)) * divisor
+    near = 1e-9 * (high - low)
+    return [float(tick) for tick in found if low - near <= tick <= high + near]
+
+
+class _Axis:
+    """The axis of values: where a value lies in a field, and the marks on its left."""
+
+    def __init__(self, low: float, high: float, unit: str, top: float, bottom: float) -> None:
+        self.low, self.high = low, high
+        self._top, self._bottom = top, bottom
+        self._ticks = ticks_between(low, high, unit, int((bottom - top) // _TICK_ROOM))
+        self._texts = units.texts_of_ticks(self._ticks, unit)
+        self.room = max((width_of(text, SMALL) for text in self._texts), default=0.0) + 8
+
+    def __call__(self, value: Numbers | float) -> Numbers:
+        """The place of a value, or of many."""
+        share = (np.asarray(value) - self.low) / (self.high - self.low)
+        return np.asarray(self._bottom - share * (self._bottom - self._top))
+
+    def draw(self, canvas: Canvas, field: Box) -> None:
+        """Draw the marks and their lines."""
+        for tick, text in zip(self._ticks, self._texts, strict=True):
+            down = float(self(tick))
+            canvas.rules([[(field.left, down), (field.right, down)]], colours.GRID)
+            place = (field.left - 6, down)
+            canvas.text(place, text, size=SMALL, colour=colours.FAINT, side="right")
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A curve in pixels: where its instants lie, its lower and its upper side."""
+
+    places: Numbers
+    low: Numbers
+    high: Numbers
+
+    def _runs(self) -> Iterator[slice]:
+        """The parts without a gap."""
+        here = np.isfinite(self.high)
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], here, [False])).astype(int)))
+        for first, after in zip(edges[::2], edges[1::2], strict=True):
+            yield slice(int(first), int(after))
+
+    def upper(self) -> list[tuple[float, float]]:
+        """The upper side, with gaps."""
+        return list(zip(self.places, self.high, strict=True))
+
+    def alone(self) -> list[tuple[float, float]]:
+        """The values with no neighbour, which no line leads to."""
+        single = (run.start for run in self._runs() if run.stop - run.start == 1)
+        return [(self.places[position], self.high[position]) for position in single]
+
+    def areas(self) -> list[list[tuple[float, float]]]:
+        """What lies between both sides."""
+        found = []
+        for run in self._runs():
+            upper = zip(self.places[run], self.high[run], strict=True)
+            lower = zip(self.places[run][::-1], self.low[run][::-1], strict=True)
+            found.append([*upper, *lower])
+        return found
+
+    def bars(self) -> list[list[tuple[float, float]]]:
+        """A bar for each value that is not nothing."""
+        apart = self.places[1] - self.places[0] if len(self.places) > 1 else 10.0
+        half = max(apart * _BAR_SHARE, 1.5) / 2
+        return [
+            [(place - half, low), (place - half, high), (place + half, high), (place + half, low)]
+            for place, low, high in zip(self.places, self.low, self.high, strict=True)
+            if np.isfinite(high) and high != low
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How curves are drawn."""
+
+    bars: bool
+    fill: float
+    """From 0 to 1, of the area below a curve."""
+    stacked: bool
+    dashed_steps: bool
+    axis_width: float
+    """In pixels; 0 is what its marks need."""
+
+
+def _style(look: Look) -> _Style:
+    told: dict[str, Any] = {
+        "drawStyle": "line",
+        "fillOpacity": 0,
+        "stacking": "none",
+        "thresholdsStyle": "off",
+        "axisWidth": 0,
+    }
+    for name, value in look.drawn.items():
+        if name not in told:
+            message = f"no drawing of custom.{name}"
+            raise CannotDraw(message)
+        told[name] = value["mode"] if isinstance(value, dict) else value
+    for name, known in _KNOWN.items():
+        if told[name] not in known:
+            message = f"no {name} {told[name]}"
+            raise CannotDraw(message)
+    return _Style(
+        bars=told["drawStyle"] == "bars",
+        fill=float(told["fillOpacity"]) / 100,
+        stacked=told["stacking"] == "normal",
+        dashed_steps=told["thresholdsStyle"] == "dashed",
+        axis_width=float(told["axisWidth"]),
+    )

@@ -1,0 +1,130 @@
+"""A board as a picture: what is asked, where everything goes, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from dashboards import COLUMNS
+from dashboards.asking import Answer, Answers
+from dashboards.pictures import bands, colours, curves, plot, stats, tables
+from dashboards.pictures.canvas import HEADING, NORMAL, TITLE, Box, Canvas, width_of
+from dashboards.pictures.fields import CannotDraw, Json
+
+WIDTH = 1400
+_UNIT, _GAP, _MARGIN = 32, 8, 12
+_HEAD = 74
+_PANEL_TITLE = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A board that was drawn, and what came of its panels."""
+
+    canvas: Canvas
+    drawn: Mapping[int, str]
+    """The titles of panels that have values, by number."""
+    empty: Mapping[int, str]
+    """The titles of those that have none."""
+
+
+def draw(board: Json, answers: Answers, sections: int = 0) -> Picture:
+    """Draw a board from its JSON, or its first sections only.
+
+    Raises CannotDraw, naming the panel, for what is not known here.
+    """
+    panels = _first(board["panels"], sections)
+    canvas = Canvas(WIDTH, height(panels))
+    _head(canvas, board, answers)
+    marks = [
+        mark
+        for marks, answer in zip(board["annotations"]["list"], answers.marks, strict=True)
+        for mark in plot.marks_of(answer, colours.named(marks["iconColor"]))
+    ]
+    scene = plot.Scene(canvas, answers.window, marks)
+    drawn: dict[int, str] = {}
+    empty: dict[int, str] = {}
+    for panel in panels:
+        box = _box(panel["gridPos"])
+        if panel["type"] == "row":
+            _row(canvas, box, panel["title"])
+            continue
+        try:
+            found = _panel(scene, box, panel, answers.panels[panel["id"]])
+        except (CannotDraw, KeyError) as error:
+            message = f"{board['title']}, {panel['title']}: {error}"
+            raise CannotDraw(message) from error
+        (drawn if found else empty)[panel["id"]] = panel["title"]
+    return Picture(canvas, drawn, empty)
+
+
+def height(panels: Sequence[Json]) -> int:
+    """How high the picture of these panels is, in pixels."""
+    depth: int = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
+    return _HEAD + depth * (_UNIT + _GAP) + _MARGIN
+
+
+def _first(panels: Sequence[Json], sections: int) -> Sequence[Json]:
+    rows = [position for position, panel in enumerate(panels) if panel["type"] == "row"]
+    return panels[: rows[sections]] if 0 < sections < len(rows) else panels
+
+
+def _box(place: Json) -> Box:
+    column = (WIDTH - 2 * _MARGIN + _GAP) / COLUMNS
+    pitch = _UNIT + _GAP
+    return Box(
+        _MARGIN + place["x"] * column,
+        _HEAD + place["y"] * pitch,
+        place["w"] * column - _GAP,
+        place["h"] * pitch - _GAP,
+    )
+
+
+def _head(canvas: Canvas, board: Json, answers: Answers) -> None:
+    """The title, the question, what was chosen and the time shown."""
+    canvas.text((_MARGIN + 4, 24), board["title"], size=TITLE, weight="bold")
+    window = answers.window
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (window.start, window.end))
+    time = f"{first:%H:%M} to {last:%H:%M} UTC"
+    left: float = WIDTH - _MARGIN - 4
+    canvas.text((left, 24), time, colour=colours.FAINT, side="right")
+    left -= width_of(time, NORMAL) + 24
+    for variable in reversed(board["templating"]["list"]):
+        if variable["type"] == "datasource" or variable.get("hide"):
+            continue
+        value = answers.chosen[variable["name"]]
+        text = "All" if value == variable.get("allValue") else value
+        canvas.text((left, 24), text, side="right", weight="bold")
+        left -= width_of(text, NORMAL, "bold") + 8
+        canvas.text((left, 24), variable["label"], colour=colours.FAINT, side="right")
+        left -= width_of(variable["label"], NORMAL) + 24
+    canvas.text((_MARGIN + 4, 52), board["description"], colour=colours.FAINT)
+
+
+def _row(canvas: Canvas, box: Box, title: str) -> None:
+    down = box.middle[1]
+    chevron = [(box.left + 4, down - 3), (box.left + 9, down + 3), (box.left + 14, down - 3)]
+    canvas.line(chevron, colours.FAINT, 1.6)
+    canvas.text((box.left + 22, down), title, size=HEADING, weight="bold", room=box.width - 30)
+
+
+def _panel(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
+    """Draw a panel; say whether it has data."""
+    draw_kind = _KINDS.get(panel["type"])
+    if draw_kind is None:
+        message = f"no drawing of panels {panel['type']}"
+        raise CannotDraw(message)
+    scene.canvas.box(box, colours.PANEL, colours.BORDER)
+    title = (box.left + 10, box.top + _PANEL_TITLE / 2 + 1)
+    scene.canvas.text(title, panel["title"], room=box.width - 16)
+    inner = box.within(left=10, top=_PANEL_TITLE, right=10, bottom=8)
+    return draw_kind(scene, inner, panel, answers)
+
+
+_KINDS: Mapping[str, Callable[[plot.Scene, Box, Json, Sequence[Answer]], bool]] = {
+    "stat": stats.draw,
+    "timeseries": curves.draw,
+    "state-timeline": bands.draw,
+    "table": tables.draw,
+}

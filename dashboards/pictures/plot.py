@@ -1,0 +1,162 @@
+"""The axes that curves and bands share: instants across, marks in time, names below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from dashboards.asking import Answer, Numbers, Window
+from dashboards.pictures import colours
+from dashboards.pictures.canvas import NORMAL, SMALL, Box, Canvas, width_of
+
+TIMES_HEIGHT = 20.0
+_LEGEND_LINE = 18.0
+_LEGEND_MOST_LINES = 3
+_STEPS_OF_TIME = (10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200)
+_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A time in which something happened, and its colour."""
+
+    start: float
+    end: float
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What all panels of a board are drawn with."""
+
+    canvas: Canvas
+    window: Window
+    marks: Sequence[Mark]
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """Where instants lie in a box."""
+
+    window: Window
+    box: Box
+
+    def __call__(self, instant: Numbers | float) -> Numbers:
+        """The place of an instant, or of many."""
+        share = (np.asarray(instant) - self.window.start) / (self.window.end - self.window.start)
+        return np.asarray(self.box.left + share * self.box.width)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Places with their times of day in UTC, as many as there is room for."""
+        length = self.window.end - self.window.start
+        most = max(self.box.width / 70, 1)
+        step = next((step for step in _STEPS_OF_TIME if length / step <= most), _DAY)
+        form = "%H:%M:%S" if step < 60 else "%H:%M"  # noqa: PLR2004 - a minute
+        first = np.ceil(self.window.start / step) * step
+        return [
+            (float(self(instant)), datetime.fromtimestamp(instant, UTC).strftime(form))
+            for instant in np.arange(first, self.window.end, step)
+        ]
+
+    def draw(self, canvas: Canvas) -> None:
+        """Draw lines at whole times, and write the times below."""
+        ticks = self.ticks()
+        down = (self.box.top, self.box.bottom)
+        canvas.rules([[(place, end) for end in down] for place, _ in ticks], colours.GRID)
+        free = self.box.left - 30
+        for place, text in ticks:
+            half = width_of(text, SMALL) / 2
+            if place - half > free and place + half < self.box.right + 6:
+                below = (place, self.box.bottom + TIMES_HEIGHT / 2)
+                canvas.text(below, text, size=SMALL, colour=colours.FAINT, side="center")
+                free = place + half + 8
+
+    def draw_marks(self, canvas: Canvas, marks: Sequence[Mark]) -> None:
+        """Draw what happened meanwhile: dashed lines, and a tint from the first to the last."""
+        for mark in marks:
+            start, end = (float(self(instant)) for instant in (mark.start, mark.end))
+            for place in dict.fromkeys((start, end)):
+                ends = [(place, self.box.top), (place, self.box.bottom)]
+                canvas.line(ends, mark.colour, dashed=True, solid=0.8)
+            band = Box(start, self.box.top, end - start, self.box.height)
+            canvas.box(band, mark.colour, solid=0.08)
+            foot = [(start - 4, self.box.bottom + 5), (start + 4, self.box.bottom + 5)]
+            canvas.shapes(
+                [[(start, self.box.bottom), *foot]], mark.colour, solid=1.0,
+                inside=self.box.within(left=-5, right=-5, bottom=-6),
+            )  # fmt: skip
+
+
+def marks_of(answer: Answer, colour: str) -> list[Mark]:
+    """When a query had values: neighbouring instants are one mark."""
+    if not answer.series:
+        return []
+    here = np.any([~np.isnan(one.values) for one in answer.series], axis=0)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], here, [False])).astype(int)))
+    times: Numbers = answer.times
+    return [
+        Mark(float(times[first]), float(times[after - 1]), colour)
+        for first, after in zip(edges[::2], edges[1::2], strict=True)
+    ]
+
+
+def legend_lines(names: Sequence[str], width: float) -> list[list[int]]:
+    """Which names stand in which line of a legend so wide; those without room are left out."""
+    lines: list[list[int]] = [[]]
+    used = 0.0
+    for position, name in enumerate(names):
+        wide = min(_item_width(name), width)
+        if lines[-1] and used + wide > width:
+            if len(lines) == _LEGEND_MOST_LINES:
+                return [*lines[:-1], _shortened(lines[-1], names, width)]
+            lines.append([])
+            used = 0.0
+        lines[-1].append(position)
+        used += wide
+    return lines
+
+
+def _shortened(line: list[int], names: Sequence[str], width: float) -> list[int]:
+    """A line without those at its end that leave no room to say how many are left out."""
+    left = width - width_of(_more(len(names)), SMALL) - 8
+    while len(line) > 1 and sum(_item_width(names[position]) for position in line) > left:
+        line = line[:-1]
+    return line
+
+
+def legend_height(names: Sequence[str], width: float) -> float:
+    """How much room a legend needs."""
+    return len(legend_lines(names, width)) * _LEGEND_LINE + 2 if any(names) else 0.0
+
+
+def draw_legend(canvas: Canvas, names: Sequence[str], inks: Sequence[str], box: Box) -> None:
+    """Write names with the colours of their curves, and how many there was no room for."""
+    lines = legend_lines(names, box.width)
+    missing = len(names) - sum(map(len, lines))
+    for number, line in enumerate(lines):
+        down = box.top + (number + 0.5) * _LEGEND_LINE
+        left = box.left
+        for position in line:
+            canvas.line([(left, down), (left + 12, down)], inks[position], 3)
+            place, room = (left + 18, down), box.right - left - 18
+            canvas.text(place, names[position], size=SMALL, room=room)
+            left += _item_width(names[position])
+    if missing:
+        foot = (box.right, box.top + (len(lines) - 0.5) * _LEGEND_LINE)
+        canvas.text(foot, _more(missing), size=SMALL, colour=colours.FAINT, side="right")
+
+
+def _more(missing: int) -> str:
+    return f"+ {missing} more"
+
+
+def nothing(canvas: Canvas, box: Box, text: str = "No data") -> None:
+    """Say that there is no data."""
+    canvas.text(box.middle, text, size=NORMAL, colour=colours.FAINT, side="center", room=box.width)
+
+
+def _item_width(name: str) -> float:
+    return width_of(name, SMALL) + 34

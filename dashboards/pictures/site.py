@@ -1,0 +1,257 @@
+"""`python -m dashboards.pictures.site`: a small cluster with faults, a Prometheus, and its pictures.
+
+Servers are simulated and replayed by real agents; a real collector hears them, and a real Prometheus
+scrapes all of them. Faults strike one after the other, each at half of its server's capture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from dashboards.asking import AskingError, Prometheus, Values, Window, ask_all
+from dashboards.build import boards
+from dashboards.pictures.fields import CannotDraw
+from dashboards.pictures.layout import WIDTH, draw
+from railscope.capture import write_capture
+from railscope.demo.process import Program, ProgramError
+from railscope.simulator import NodeSpec, about, moments
+
+RULES = Path(__file__).parent.parent.parent / "alerts" / "rules"
+SCRAPE_SECONDS = 2
+INTERVAL_SECONDS = 5
+"""What the data source is said to be scraped at: rates even out the steps of training a little."""
+WARM_UP_SECONDS = 30
+"""Not shown: until then there are no rates yet."""
+_READY_SECONDS = 30.0
+_LOOK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A simulated server, and after what share of the run its fault strikes: half of it or later.
+
+    A fault strikes at half of a capture, and no capture may be shorter than the run.
+    """
+
+    spec: NodeSpec
+    struck_after: float = 0.5
+
+
+SERVERS = (
+    Server(NodeSpec("gpu-node-1", seed=7, scheduler="slurm")),
+    Server(NodeSpec("gpu-node-2", seed=7, scenario="thermal", scheduler="slurm")),
+    Server(NodeSpec("gpu-node-3", seed=3, scenario="slow_receiver", scheduler="kubernetes",
+                    stray=True), 0.55),
+    Server(NodeSpec("gpu-node-4", seed=4, scenario="incast", scheduler="kubernetes"),
+           0.65),
+    Server(NodeSpec("gpu-node-5", seed=5, scenario="ecc_uncorrected", scheduler="slurm"),
+           0.8),
+    Server(NodeSpec("gpu-node-6", seed=6, scenario="pcie_degraded", scheduler="slurm"),
+           0.75),
+    Server(NodeSpec("gpu-node-7", seed=8, scenario="speed_down", scheduler="kubernetes")),
+)  # fmt: skip
+CHOSEN: Mapping[str, Values] = {
+    "node": {"node": "gpu-node-2"},
+    "pair": {"node": "gpu-node-3", "rail": "3"},
+}
+"""What boards that show one of several things are asked of: where there is something to see."""
+TOPS = {"cluster-overview": 2, "rails": 2, "health": 2}
+"""Boards of which a picture of the first rows is drawn as well, and how many: for README."""
+_TENANTS = """tenant,source,owner,from,to
+language,slurm,research,2020-01-01T00:00:00Z,
+vision,kubernetes,research,2020-01-01T00:00:00Z,
+"""
+_QUOTAS = """tenant,gpu_hours,period,gpus,from,to
+language,40,month,32,2020-01-01T00:00:00Z,
+vision,4,day,32,2020-01-01T00:00:00Z,
+"""
+
+
+@asynccontextmanager
+async def running(folder: Path, seconds: int) -> AsyncIterator[tuple[str, list[Program]]]:
+    """A collector, agents and a Prometheus: the address of the last, and our own programs."""
+    tokens = await asyncio.to_thread(_prepare, folder, seconds)
+    async with AsyncExitStack() as stack:
+
+        async def start(name: str, arguments: list[str], more: Mapping[str, str]) -> Program:
+            environment = {**os.environ, **{f"RAILSCOPE_{key}": more[key] for key in more}}
+            program = Program(name, arguments, environment)
+            await program.start(folder)
+            stack.push_async_callback(program.stop)
+            return program
+
+        collector = await start("collector", [
+            "collector", "run", "--listen", "127.0.0.1:0", "--state-directory", "collector",
+            "--tokens-file", "tokens.toml", "--open-reading",
+        ], {
+            "COLLECTOR_VIEWS_SECONDS": "1",
+            "COLLECTOR_TENANTS_FILE": "tenants.csv",
+            "COLLECTOR_QUOTAS_FILE": "quotas.csv",
+            "COLLECTOR_METERING__PERIOD_SECONDS": "1",
+            "COLLECTOR_METERING__QUIET_SECONDS": "2",
+        })  # fmt: skip
+        listens = (await collector.said(r"collector_started .*listen=(\S+:\d+)"))[1]
+        agents = {
+            node: await start(f"agent of {node}", [
+                "agent", "run", "--node", node, "--listen", "127.0.0.1:0", "--collector",
+                f"http://{listens}", "--state-directory", f"state-{node}", "--replay", node,
+            ], {
+                "AGENT_COLLECTOR__TOKEN": token,
+                "AGENT_BUDGET__CPU_RATIO": "0",  # a replay is dearer than a server
+                "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and larger
+                "AGENT_PERIODS__LINK": "2",
+                "AGENT_PERIODS__NIC_SETTINGS": "5",
+            })
+            for node, token in tokens.items()
+        }  # fmt: skip
+        pages = {
+            node: (await agent.said(r"agent_started .*page=(\S+:\d+)"))[1]
+            for node, agent in agents.items()
+        }
+        (folder / "prometheus.yml").write_text(_scrapes(pages, listens))
+        (folder / "recorded.yml").write_text(_recorded())
+        url = await stack.enter_async_context(_prometheus(folder))
+        yield url, [collector, *agents.values()]
+
+
+def _prepare(folder: Path, seconds: int) -> dict[str, str]:
+    """Captures, settings of the collector, and the token of each node."""
+    tokens = {server.spec.node: secrets.token_urlsafe(24) for server in SERVERS}
+    for server in SERVERS:
+        length = round(2 * server.struck_after * (WARM_UP_SECONDS + seconds + _READY_SECONDS))
+        write_capture(
+            folder / server.spec.node, about(server.spec, length), moments(server.spec, length)
+        )
+    digests = "".join(
+        f'"{node}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
+        for node, token in tokens.items()
+    )
+    (folder / "tokens.toml").write_text(f"[nodes]\n{digests}")
+    (folder / "tenants.csv").write_text(_TENANTS)
+    (folder / "quotas.csv").write_text(_QUOTAS)
+    return tokens
+
+
+def _scrapes(pages: Mapping[str, str], collector: str) -> str:
+    agents = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
+    jobs: list[dict[str, Any]] = [
+        {"job_name": "railscope-agent", "static_configs": agents},
+        {
+            "job_name": "railscope-collector",
+            "honor_labels": True,
+            "static_configs": [{"targets": [collector]}],
+        },
+    ]
+    often = f"{SCRAPE_SECONDS}s"
+    config = {
+        "global": {"scrape_interval": often, "evaluation_interval": often},
+        "rule_files": ["recorded.yml"],
+        "scrape_configs": jobs,
+    }
+    return yaml.safe_dump(config)
+
+
+def _recorded() -> str:
+    """The rules whose series boards may ask for, worked out as often as everything is scraped."""
+    groups = (
+        group
+        for path in sorted(RULES.glob("*.yml"))
+        for group in yaml.safe_load(path.read_text())["groups"]
+    )
+    rules = [rule for group in groups for rule in group["rules"] if "record" in rule]
+    return yaml.safe_dump({"groups": [{"name": "recorded", "rules": rules}]})
+
+
+@asynccontextmanager
+async def _prometheus(folder: Path) -> AsyncIterator[str]:
+    """A Prometheus that answers; it is stopped afterwards by its own id."""
+    if shutil.which("prometheus") is None:
+        message = "prometheus is not installed: apt-get install prometheus"
+        raise click.ClickException(message)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with (folder / "prometheus.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb",
+            f"--web.listen-address={address}", stdout=log, stderr=log, cwd=folder,
+        )  # fmt: skip
+    try:
+        async with asyncio.timeout(_READY_SECONDS), Prometheus(f"http://{address}") as prometheus:
+            while not await _scraped(prometheus):  # noqa: ASYNC110 - another process tells no event
+                await asyncio.sleep(0.2)
+        yield f"http://{address}"
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _scraped(prometheus: Prometheus) -> bool:
+    try:
+        found = await prometheus.now("up == 1", time.time())
+    except AskingError:
+        return False
+    return len(found.series) > len(SERVERS)
+
+
+async def _run(folder: Path, seconds: int, to: Path) -> None:
+    click.echo(f"Simulating {len(SERVERS)} servers ...")
+    async with running(folder, seconds) as (url, programs), Prometheus(url) as prometheus:
+        end = time.time() + WARM_UP_SECONDS + seconds
+        click.echo(f"Prometheus is at {url}; pictures in {end - time.time():.0f} s ...")
+        while (left := end - time.time()) > 0:
+            await asyncio.sleep(min(_LOOK_SECONDS, left))
+            for program in programs:
+                program.check_alive()
+        missed = await prometheus.now(f"100 * avg(1 - avg_over_time(up[{seconds}s]))", end)
+        click.echo(f"{missed.series[0].values[0]:.2f} % of scrapes failed")
+        await _draw_all(prometheus, Window(end - seconds, end, INTERVAL_SECONDS), to)
+
+
+async def _draw_all(prometheus: Prometheus, window: Window, to: Path) -> None:
+    for name, text in boards():
+        stem, board = Path(name).stem, json.loads(text)
+        answers = await ask_all(prometheus, board, window, CHOSEN.get(stem, {}), WIDTH)
+        picture = draw(board, answers)
+        picture.canvas.save(to / f"{stem}.png")
+        empty = ", ".join(picture.empty.values())
+        click.echo(f"{stem}: {len(picture.drawn)} drawn" + (f"; no data: {empty}" if empty else ""))
+        if sections := TOPS.get(stem):
+            draw(board, answers, sections).canvas.save(to / f"{stem}-top.png")
+
+
+@click.command()
+@click.option("--seconds", type=click.IntRange(min=20), default=600, show_default=True,
+              help="How much time pictures show; the cluster runs a little longer.")  # fmt: skip
+@click.option(
+    "--to", type=click.Path(path_type=Path), required=True, help="Folder of the pictures."
+)
+def main(seconds: int, to: Path) -> None:
+    """Run a small cluster with faults, and draw every board of it."""
+    to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="railscope-pictures-") as folder:
+        try:
+            asyncio.run(_run(Path(folder), seconds, to))
+        except (AskingError, CannotDraw, ProgramError, TimeoutError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""`python -m dashboards.pictures`, its wrong uses, and the pictures of the documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from dashboards.build import BOARDS
+from dashboards.pictures import site
+from dashboards.pictures.__main__ import main
+from dashboards.pictures.layout import WIDTH
+
+PICTURES = Path(__file__).parent.parent.parent / "docs" / "pictures"
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--board", "railz"], "no board railz; there are audit, "),
+        (["--range", "soon"], "'soon' is no length of time such as 90s, 10m or 6h"),
+        (["--range", "0m"], "no length of time"),
+        (["--choose", "node"], "'node' is no VARIABLE=VALUE"),
+        (["--choose", "nodes=n1"], "no board has a variable nodes; there are "),
+        (["--board", "audit"], f"no answer from {NOWHERE}/api/v1/"),
+    ],
+)
+def test_a_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path):
+    outcome = CliRunner().invoke(
+        main, ["--prometheus", NOWHERE, "--to", str(tmp_path / "new"), *arguments]
+    )
+    assert outcome.exit_code in {1, 2}
+    assert said in outcome.output
+    assert "Traceback" not in outcome.output
+
+
+def test_there_is_a_picture_of_every_board():
+    wanted = {*BOARDS, *(f"{name}-top" for name in site.TOPS)}
+    assert {path.stem for path in PICTURES.iterdir()} == wanted
+    for path in PICTURES.iterdir():
+        with Image.open(path) as image:
+            assert (image.format, image.width) == ("PNG", WIDTH)
+        assert path.stat().st_size < 270_000, path
+
+
+def test_what_is_drawn_of_a_cluster_names_boards_and_servers_that_are_there():
+    assert site.TOPS.keys() | site.CHOSEN.keys() <= BOARDS.keys()
+    names = {server.spec.node for server in site.SERVERS}
+    assert len(names) == len(site.SERVERS)
+    assert {values["node"] for values in site.CHOSEN.values()} <= names

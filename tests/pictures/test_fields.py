@@ -1,0 +1,89 @@
+"""Which look a field has: thresholds, words in place of values, overrides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards.pictures import colours
+from dashboards.pictures.fields import CannotDraw, look_of
+
+STEPS = [
+    {"color": "green", "value": None},
+    {"color": "orange", "value": 0.05},
+    {"color": "red", "value": 0.5},
+]
+WORDS = {"type": "value", "options": {"0": {"text": "no", "color": "red"}, "1": {"text": "yes"}}}
+
+
+def config(*overrides: dict[str, Any], **defaults: Any) -> dict[str, Any]:
+    return {"defaults": defaults, "overrides": list(overrides)}
+
+
+def override(matcher: str, options: str, **properties: Any) -> dict[str, Any]:
+    return {
+        "matcher": {"id": matcher, "options": options},
+        "properties": [{"id": key, "value": value} for key, value in properties.items()],
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "colour"),
+    [(-1, "green"), (0, "green"), (0.049, "green"), (0.05, "orange"), (0.5, "red"), (7, "red")],
+)
+def test_a_value_has_the_colour_of_the_last_step_it_has_reached(value: float, colour: str):
+    look = look_of(config(thresholds={"mode": "absolute", "steps": STEPS}), "Value", numeric=True)
+    assert look.colour(value) == colours.named(colour)
+
+
+def test_without_steps_a_value_is_plain():
+    assert look_of(config(unit="watt"), "Value", numeric=True).colour(1) == colours.TEXT
+
+
+def test_a_word_stands_in_place_of_its_value_and_may_have_a_colour():
+    thresholds = {"mode": "absolute", "steps": STEPS}
+    look = look_of(config(mappings=[WORDS], thresholds=thresholds, unit="short"), "v", numeric=True)
+    assert [look.text(value) for value in (0.0, 1.0, 2.0)] == ["no", "yes", "2"]
+    assert look.colour(0.0) == colours.named("red")
+    assert look.colour(1.0) == colours.named("red"), "no colour of its own: that of the step"
+    assert look.colour(0.01) == colours.named("green")
+
+
+def test_an_override_changes_the_fields_it_is_for_only():
+    told = config(
+        override("byName", "Out", unit="Bps"),
+        override("byType", "number", **{"custom.cellOptions": {"type": "color-text"}}),
+        override("byName", "Node", links=[{"title": "look", "url": "/d/x"}]),
+        unit="short",
+    )
+    out = look_of(told, "Out", numeric=True)
+    assert (out.unit, out.cell, out.linked) == ("Bps", "color-text", False)
+    node = look_of(told, "Node", numeric=False)
+    assert (node.unit, node.cell, node.linked) == ("short", "auto", True)
+
+
+def test_a_curve_may_have_a_colour_of_its_own():
+    red = {"mode": "fixed", "fixedColor": "red"}
+    told = config(override("byName", "failed", color=red), unit="short")
+    assert look_of(told, "failed", numeric=True).fixed == colours.named("red")
+    assert look_of(told, "healthy", numeric=True).fixed == ""
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        config(color={"mode": "palette-classic-by-name"}),
+        config(unit="parsecs"),
+        config(displayMode="lcd"),
+        config(thresholds={"mode": "percentage", "steps": STEPS}),
+        config(thresholds={"mode": "absolute", "steps": [{"color": "mauve", "value": None}]}),
+        config(mappings=[{"type": "regex", "options": {}}]),
+        config(override("byRegexp", ".*", unit="short")),
+        config(override("byName", "Value", **{"custom.cellOptions": {"type": "gauge"}})),
+        config(override("byName", "Value", **{"custom.width": 90})),
+    ],
+)
+def test_what_is_not_known_is_an_error(told: dict[str, Any]):
+    with pytest.raises(CannotDraw):
+        look_of(told, "Value", numeric=True)
