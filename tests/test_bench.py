@@ -1,9 +1,12 @@
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from bench.__main__ import BENCHES
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,6 +18,14 @@ def run(module):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_all_benches_that_the_page_names_are_run_together():
+    page = (ROOT / "bench/README.md").read_text()
+    named = re.findall(r"^    python -m bench\.(\w+) +#", page, re.MULTILINE)
+    assert named == list(BENCHES)
+    for name in BENCHES:
+        assert (ROOT / f"bench/{name}.py").is_file()
 
 
 @pytest.mark.timeout(110)

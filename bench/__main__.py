@@ -1,0 +1,33 @@
+"""`python -m bench`: every benchmark, one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+
+BENCHES = (
+    "agent", "agent_fabric", "agent_gpu", "audit", "metering", "tenants", "jobs", "export",
+    "collector", "boards",
+)  # fmt: skip
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+def main(*, quick: bool) -> None:
+    """Run all benchmarks; leave with 1 if one fails."""
+    options = ["--quick"] if quick else []
+    failed = []
+    for name in BENCHES:
+        click.echo(f"\npython -m bench.{name}\n")
+        done = subprocess.run([sys.executable, "-m", f"bench.{name}", *options], check=False)  # noqa: S603 - ours
+        if done.returncode:
+            failed.append(name)
+    if failed:
+        message = f"failed: {', '.join(failed)}"
+        raise click.ClickException(message)
+
+
+if __name__ == "__main__":
+    main()
