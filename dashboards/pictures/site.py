@@ -81,6 +81,7 @@ _QUOTAS = """tenant,gpu_hours,period,gpus,from,to
 language,40,month,32,2020-01-01T00:00:00Z,
 vision,4,day,32,2020-01-01T00:00:00Z,
 """
+_NOT_INSTALLED = "gpu-node-8"
 
 
 @asynccontextmanager
@@ -103,6 +104,7 @@ async def running(folder: Path, seconds: int) -> AsyncIterator[tuple[str, list[P
             "COLLECTOR_VIEWS_SECONDS": "1",
             "COLLECTOR_TENANTS_FILE": "tenants.csv",
             "COLLECTOR_QUOTAS_FILE": "quotas.csv",
+            "COLLECTOR_INVENTORY_FILE": "inventory.csv",
             "COLLECTOR_METERING__PERIOD_SECONDS": "1",
             "COLLECTOR_METERING__QUIET_SECONDS": "2",
         })  # fmt: skip
@@ -145,7 +147,15 @@ def _prepare(folder: Path, seconds: int) -> dict[str, str]:
     (folder / "tokens.toml").write_text(f"[nodes]\n{digests}")
     (folder / "tenants.csv").write_text(_TENANTS)
     (folder / "quotas.csv").write_text(_QUOTAS)
+    (folder / "inventory.csv").write_text(_inventory())
     return tokens
+
+
+def _inventory() -> str:
+    """All servers, and one that nobody has installed yet."""
+    nodes = (*(server.spec.node for server in SERVERS), _NOT_INSTALLED)
+    rows = (f"{node},8,8,2020-01-01T00:00:00Z,\n" for node in nodes)
+    return "node,gpus,rdma_ports,from,to\n" + "".join(rows)
 
 
 def _scrapes(pages: Mapping[str, str], collector: str) -> str:
