@@ -1,8 +1,26 @@
-"""Where the helpers of these tests are."""
+"""Where the helpers of these tests are, and collectors that settle."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+from support.settling import Site
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
+    """Collectors by name and database."""
+    made: list[Site] = []
+
+    def one(name: str, url: str) -> Site:
+        made.append(Site(tmp_path / name, url))
+        return made[-1]
+
+    yield one
+    for site in made:
+        site.settler.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -222,20 +221,6 @@ async def test_capacity_is_the_time_between_first_evidence_and_retirement(
 
 
 # The ledger --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
-    """Collectors by name and database."""
-    made: list[Site] = []
-
-    def one(name: str, url: str) -> Site:
-        made.append(Site(tmp_path / name, url))
-        return made[-1]
-
-    yield one
-    for site in made:
-        site.settler.close()
 
 
 def a_day(*gpus: str, until: int = DAY_SECONDS + HOURS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,20 +37,6 @@ HOURS = 3600
 LATER = DAY_SECONDS + 2 * HOURS
 ALICE = {"tenant": "alice"}
 MAP = "tenant,source,owner,from,to\n"
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
-    """Collectors by name and database."""
-    made: list[Site] = []
-
-    def one(name: str, url: str) -> Site:
-        made.append(Site(tmp_path / name, url))
-        return made[-1]
-
-    yield one
-    for site in made:
-        site.settler.close()
 
 
 @pytest.fixture
