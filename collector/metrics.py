@@ -14,6 +14,7 @@ from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.views.refresh import Views
 from collector.views.table import Cell, label_names
+from railscope.catalog import audit as audit_catalog
 from railscope.catalog import collector as c
 from railscope.exposition import Format, page, sample_prefix
 
@@ -75,10 +76,10 @@ class Own:
             (c.EVIDENCE_FAILURES, self.settler.counts.failures),
             (c.SETTLED_DAYS, self.settler.counts.days),
             (c.REVISED_DAYS, self.settler.counts.revisions),
-            (c.AUDIT_RECORDS, self.trail.log.size),
-            (c.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
-            (c.AUDIT_LOST, self.trail.lost),
-            (c.DENIALS, self.trail.denied),
+            (audit_catalog.AUDIT_RECORDS, self.trail.log.size),
+            (audit_catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
+            (audit_catalog.AUDIT_LOST, self.trail.lost),
+            (audit_catalog.DENIALS, self.trail.denied),
             (c.SINK_WRITTEN, self.sink.written),
             (c.SINK_DROPPED, self.sink.dropped),
         ]

@@ -45,6 +45,8 @@ from railscope.catalog import (
     nic,
     rdma,
 )
+from railscope.catalog import account as account_catalog
+from railscope.catalog import audit as audit_catalog
 
 UID = "railscope-cluster"
 QUESTION = "Is every GPU of the cluster there, at work, and well connected?"
@@ -248,14 +250,14 @@ def _tenants() -> Iterator[Panel]:
         "GPUs held by tenants",
         "GPU time per second is GPUs. What is unknown was held while no frame told of the GPU; "
         "frames that arrive late turn it into observed time.",
-        slope(collector.TENANT_GPU_TIME, "tenant", "state").in_unit(COUNT),
+        slope(account_catalog.TENANT_GPU_TIME, "tenant", "state").in_unit(COUNT),
         span=12,
     )
     counted = layers(
         402,
         "GPUs by state",
         "Held, idle and unknown add up to all GPUs of the cluster.",
-        slope(collector.GPU_TIME, "state").in_unit(COUNT),
+        slope(account_catalog.GPU_TIME, "state").in_unit(COUNT),
         span=12,
     )
     yield in_colours(counted, {f"state {state}": COUNTED_AS[state] for state in COUNTED_AS})
@@ -319,7 +321,7 @@ def _trust() -> Iterator[Panel]:
         510,
         "Audit log",
         "Disputed: agents that hold a checkpoint which the log has never had; nothing is signed then.",
-        now(collector.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
+        now(audit_catalog.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
         now(agent.CUSTODY_STATE, SUM, where='{state="disputed"}').named("disputed"),
         span=6,
     )

@@ -12,7 +12,7 @@ from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY
 from collector.views.table import Cell
-from railscope.catalog import collector as catalog
+from railscope.catalog import account as catalog
 from railscope.catalog.declare import Metric
 
 NS = 1_000_000_000

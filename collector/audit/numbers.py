@@ -10,7 +10,7 @@ from collector.audit.observed import Observed
 from collector.audit.rereading import Rereading
 from collector.audit.witnesses import Witnesses
 from collector.views.table import Cell
-from railscope.catalog import collector as c
+from railscope.catalog import audit as c
 
 
 @dataclass(slots=True)

@@ -11,7 +11,9 @@ from functools import cache
 from types import ModuleType
 
 from railscope.catalog import (
+    account,
     agent,
+    audit,
     bursts,
     collector,
     drives,
@@ -71,6 +73,8 @@ SUBJECTS: dict[str, ModuleType] = {
     "tenancy": tenancy,
     "agent": agent,
     "collector": collector,
+    "account": account,
+    "audit": audit,
     "inventory": inventory,
     "jobs": jobs,
 }

@@ -27,6 +27,7 @@ from collector.service import Collector
 from collector.views.refresh import Views
 from collector.views.table import Cell, View
 from railscope.audit.record import Actor
+from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
 
 SECRET, OWN = 312_345_678, 387_654_321
@@ -91,7 +92,9 @@ def collector_in(folder: Path) -> Collector:
     collector = Collector(made, billing=BookedRows(booked))
     times = {"speech": SECRET, "vision": OWN}
     sums = {Key(1, State.OBSERVED, who): ns * GPU_CAPACITY for who, ns in times.items()}
-    cells = [Cell(catalog.TENANT_GPU_TIME, (who, "observed"), ns) for who, ns in times.items()]
+    cells = [
+        Cell(account_catalog.TENANT_GPU_TIME, (who, "observed"), ns) for who, ns in times.items()
+    ]
     other = (Cell(catalog.NODE_AGE, ("n1",), SECRET), Cell(catalog.NODES, (), SECRET))
     collector.refresher.views = Views(
         1, View("cluster", 1, other[1:]), View("rail", 1), View("tenant", 1, tuple(cells)),

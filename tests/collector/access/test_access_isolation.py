@@ -39,6 +39,7 @@ from collector.workloads.roster import Roster
 from collector.workloads.view import Jobs
 from railscope.audit.record import Actor, Data, Subject
 from railscope.catalog import METRICS, rollups
+from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
 from railscope.wire import WireEntity, WireEvent
 
@@ -112,7 +113,7 @@ class Cluster:
         if self.draw(st.booleans()):
             held = self._fact("use", tenant)
             self.sums[Key(20_000, State.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
-            cell = Cell(catalog.TENANT_GPU_TIME, (tenant, "observed"), held)
+            cell = Cell(account_catalog.TENANT_GPU_TIME, (tenant, "observed"), held)
             self.cells["tenant"] += [cell, Cell(A_TENANT, (tenant,), self._fact("use", tenant))]
         for period in PERIODS:
             if self.draw(st.booleans()):
@@ -317,8 +318,10 @@ def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster)
 
 
 def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
-    internal = replace(catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds")
-    metrics = (catalog.TENANT_GPU_TIME, internal)
+    internal = replace(
+        account_catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds"
+    )
+    metrics = (account_catalog.TENANT_GPU_TIME, internal)
     cells = [Cell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")]
     assert list(own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a")) == cells[:1]
 

@@ -17,7 +17,7 @@ from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY
 from railscope.catalog import METRICS
-from railscope.catalog import collector as catalog
+from railscope.catalog import account as catalog
 
 HOUR = 3_600_000_000_000
 DAY = 20_700
