@@ -115,6 +115,11 @@ def with_index(expression: str, where: str = "") -> str:
     return f"{expression} * on (node, gpu) group_left (index) {info}"
 
 
+def present(query: Query) -> Query:
+    """Leave out what is zero."""
+    return replace(query, expression=f"{query.expression} > 0")
+
+
 def grown(selector: str) -> Query:
     """Count in whole numbers what came in an hour; a counter that starts over has grown by nothing."""
     return ask(f"sum({selector} - min_over_time({selector}[1h]))", COUNT)
