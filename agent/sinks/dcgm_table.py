@@ -12,6 +12,7 @@ from fractions import Fraction
 from agent.sinks.dcgm_formula import EACH, Formula, Measure, Row, Term, counter, gauge, of
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_activity as a
+from railscope.catalog import gpu_ecc, gpu_modes, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog import kernel as k
@@ -77,9 +78,9 @@ _LOAD: tuple[Row, ...] = (
     gauge("DEV_CLOCK_THROTTLE_REASONS", COUNT, "What holds the clocks down: a bit mask", _REASONS, remark=_OLDER_NAME),
     gauge("DEV_GPU_TEMP", CELSIUS, "GPU temperature", of(c.GPU_TEMPERATURE)),
     gauge("DEV_MEMORY_TEMP", CELSIUS, "Memory temperature", of(c.GPU_MEMORY_TEMPERATURE)),
-    gauge("DEV_GPU_TEMP_LIMIT", CELSIUS, "Margin to the nearest slowdown", of(c.GPU_TEMPERATURE_MARGIN), remark=_FROM_HOPPER),
+    gauge("DEV_GPU_TEMP_LIMIT", CELSIUS, "Margin to the nearest slowdown", of(gpu_power.GPU_TEMPERATURE_MARGIN), remark=_FROM_HOPPER),
     *(
-        gauge(f"DEV_{name}_TEMP", CELSIUS, what, of(c.GPU_TEMPERATURE_THRESHOLD, threshold), remark=_UP_TO_AMPERE)
+        gauge(f"DEV_{name}_TEMP", CELSIUS, what, of(gpu_power.GPU_TEMPERATURE_THRESHOLD, threshold), remark=_UP_TO_AMPERE)
         for name, what, threshold in (
             ("GPU_MAX_OP", "Highest GPU temperature in operation", "gpu_maximum"),
             ("MEM_MAX_OP", "Highest memory temperature in operation", "memory_maximum"),
@@ -88,11 +89,11 @@ _LOAD: tuple[Row, ...] = (
         )
     ),
     gauge("DEV_POWER_USAGE", WATTS, "Power of the board", of(c.GPU_POWER)),
-    gauge("DEV_POWER_USAGE_INSTANT", WATTS, "Power at this instant", of(c.GPU_POWER_INSTANT)),
+    gauge("DEV_POWER_USAGE_INSTANT", WATTS, "Power at this instant", of(gpu_power.GPU_POWER_INSTANT)),
     counter("DEV_TOTAL_ENERGY_CONSUMPTION", MILLIJOULES, "Energy since driver load", of(c.GPU_ENERGY)),
     gauge("DEV_ENFORCED_POWER_LIMIT", WATTS, "Power limit that holds", of(c.GPU_POWER_LIMIT)),
     *(
-        gauge(f"DEV_POWER_MGMT_LIMIT{name}", WATTS, what, of(c.GPU_POWER_BOUNDS, bound))
+        gauge(f"DEV_POWER_MGMT_LIMIT{name}", WATTS, what, of(gpu_power.GPU_POWER_BOUNDS, bound))
         for name, what, bound in (
             ("", "Power limit asked for", "requested"),
             ("_MIN", "Lowest power limit there is", "minimum"),
@@ -101,7 +102,7 @@ _LOAD: tuple[Row, ...] = (
         )
     ),
     gauge("DEV_PSTATE", CODE, "Performance state", of(c.GPU_PERFORMANCE_STATE)),
-    gauge("DEV_FAN_SPEED", PERCENT, "Speed the first fan is told to run at", of(c.GPU_FAN_SPEED, "0")),
+    gauge("DEV_FAN_SPEED", PERCENT, "Speed the first fan is told to run at", of(gpu_power.GPU_FAN_SPEED, "0")),
     gauge("DEV_GPU_UTIL", PERCENT, "Time with a kernel", of(c.GPU_UTILIZATION)),
     gauge("DEV_MEM_COPY_UTIL", PERCENT, "Time with memory traffic", of(c.GPU_MEMORY_ACTIVITY)),
     gauge("DEV_ENC_UTIL", PERCENT, "Time the video encoder worked", of(c.GPU_ENGINE_UTILIZATION, "encoder")),
@@ -132,31 +133,31 @@ _MEMORY: tuple[Row, ...] = (
 )  # fmt: skip
 _HEALTH: tuple[Row, ...] = (
     replace(gauge("DEV_XID_ERRORS", CODE, "Number of the last Xid", of(h.GPU_LAST_XID), remark=_NO_XID), otherwise_zero=k.XIDS),
-    gauge("DEV_ECC_CURRENT", FLAG, "Whether ECC is on", of(h.GPU_ECC_MODE)),
-    gauge("DEV_ECC_PENDING", FLAG, "Whether ECC is on after a reset", of(h.GPU_ECC_PENDING)),
+    gauge("DEV_ECC_CURRENT", FLAG, "Whether ECC is on", of(gpu_ecc.GPU_ECC_MODE)),
+    gauge("DEV_ECC_PENDING", FLAG, "Whether ECC is on after a reset", of(gpu_ecc.GPU_ECC_PENDING)),
     *(
-        counter(f"DEV_ECC_{short}_{span}_TOTAL", COUNT, f"{what} memory errors {since}", of(h.GPU_ECC_ERRORS, error, lifetime))
+        counter(f"DEV_ECC_{short}_{span}_TOTAL", COUNT, f"{what} memory errors {since}", of(gpu_ecc.GPU_ECC_ERRORS, error, lifetime))
         for span, since, lifetime in (("VOL", "since driver load", "volatile"), ("AGG", "of the board's life", "aggregate"))
         for short, what, error in (("SBE", "Corrected", "corrected"), ("DBE", "Uncorrected", "uncorrected"))
     ),
-    gauge("DEV_THRESHOLD_SRM", FLAG, "Whether on-chip memory had too many errors", of(h.GPU_SRAM_THRESHOLD), remark="Needs root."),
-    counter("DEV_RETIRED_SBE", COUNT, "Pages retired for corrected errors", of(h.GPU_RETIRED_PAGES, "correctable"), remark=_BEFORE_AMPERE),
-    counter("DEV_RETIRED_DBE", COUNT, "Pages retired for uncorrected errors", of(h.GPU_RETIRED_PAGES, "uncorrectable"), remark=_BEFORE_AMPERE),
-    counter("DEV_RETIRED_PENDING", FLAG, "Whether pages wait to be retired", of(h.GPU_RETIRED_PENDING), remark=_BEFORE_AMPERE),
-    counter("DEV_CORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for corrected errors", of(h.GPU_REMAPPED_ROWS, "correctable")),
-    counter("DEV_UNCORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for uncorrected errors", of(h.GPU_REMAPPED_ROWS, "uncorrectable")),
-    gauge("DEV_ROW_REMAP_FAILURE", FLAG, "Whether a row could not be remapped", of(h.GPU_ROW_REMAP_FAILURE)),
-    gauge("DEV_ROW_REMAP_PENDING", FLAG, "Whether a remap waits for a reset", of(h.GPU_ROW_REMAP_PENDING)),
+    gauge("DEV_THRESHOLD_SRM", FLAG, "Whether on-chip memory had too many errors", of(gpu_ecc.GPU_SRAM_THRESHOLD), remark="Needs root."),
+    counter("DEV_RETIRED_SBE", COUNT, "Pages retired for corrected errors", of(gpu_ecc.GPU_RETIRED_PAGES, "correctable"), remark=_BEFORE_AMPERE),
+    counter("DEV_RETIRED_DBE", COUNT, "Pages retired for uncorrected errors", of(gpu_ecc.GPU_RETIRED_PAGES, "uncorrectable"), remark=_BEFORE_AMPERE),
+    counter("DEV_RETIRED_PENDING", FLAG, "Whether pages wait to be retired", of(gpu_ecc.GPU_RETIRED_PENDING), remark=_BEFORE_AMPERE),
+    counter("DEV_CORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for corrected errors", of(gpu_ecc.GPU_REMAPPED_ROWS, "correctable")),
+    counter("DEV_UNCORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for uncorrected errors", of(gpu_ecc.GPU_REMAPPED_ROWS, "uncorrectable")),
+    gauge("DEV_ROW_REMAP_FAILURE", FLAG, "Whether a row could not be remapped", of(gpu_ecc.GPU_ROW_REMAP_FAILURE)),
+    gauge("DEV_ROW_REMAP_PENDING", FLAG, "Whether a remap waits for a reset", of(gpu_ecc.GPU_ROW_REMAP_PENDING)),
     gauge("DEV_GPU_RECOVERY_ACTION", CODE, "What the driver wants done", of(h.GPU_RECOVERY_ACTION)),
     gauge("DEV_MIG_MODE", FLAG, "Whether the GPU is cut into instances", of(s.GPU_MIG_MODE)),
-    gauge("DEV_PERSISTENCE_MODE", FLAG, "Whether the driver keeps the GPU ready", of(c.GPU_PERSISTENCE)),
+    gauge("DEV_PERSISTENCE_MODE", FLAG, "Whether the driver keeps the GPU ready", of(gpu_modes.GPU_PERSISTENCE)),
 )  # fmt: skip
 _LINKS: tuple[Row, ...] = (
-    counter("DEV_PCIE_REPLAY_COUNTER", COUNT, "PCIe packets sent again", of(h.GPU_PCIE_REPLAYS)),
-    gauge("DEV_PCIE_LINK_GEN", COUNT, "PCIe generation now", of(h.GPU_PCIE_GENERATION)),
-    gauge("DEV_PCIE_LINK_WIDTH", COUNT, "PCIe lanes now", of(h.GPU_PCIE_WIDTH)),
-    gauge("DEV_PCIE_MAX_LINK_GEN", COUNT, "Highest PCIe generation", of(h.GPU_PCIE_GENERATION_LIMIT)),
-    gauge("DEV_PCIE_MAX_LINK_WIDTH", COUNT, "Most PCIe lanes", of(h.GPU_PCIE_WIDTH_LIMIT)),
+    counter("DEV_PCIE_REPLAY_COUNTER", COUNT, "PCIe packets sent again", of(gpu_pcie.GPU_PCIE_REPLAYS)),
+    gauge("DEV_PCIE_LINK_GEN", COUNT, "PCIe generation now", of(gpu_pcie.GPU_PCIE_GENERATION)),
+    gauge("DEV_PCIE_LINK_WIDTH", COUNT, "PCIe lanes now", of(gpu_pcie.GPU_PCIE_WIDTH)),
+    gauge("DEV_PCIE_MAX_LINK_GEN", COUNT, "Highest PCIe generation", of(gpu_pcie.GPU_PCIE_GENERATION_LIMIT)),
+    gauge("DEV_PCIE_MAX_LINK_WIDTH", COUNT, "Most PCIe lanes", of(gpu_pcie.GPU_PCIE_WIDTH_LIMIT)),
     counter("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", COUNT, "CRC errors of flits, all NVLinks", of(n.NVLINK_ERRORS, EACH, "crc_flit"), of(n.NVLINK_ERRORS, EACH, "crc"), remark=_CRC_OF_HOPPER),
     counter("DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", COUNT, "CRC errors of data, all NVLinks", of(n.NVLINK_ERRORS, EACH, "crc_data"), remark="Up to Ampere."),
     counter("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", COUNT, "Replays, all NVLinks", of(n.NVLINK_ERRORS, EACH, "replay"), remark="Up to Hopper."),

@@ -12,7 +12,7 @@ from math import ceil
 from agent.verdict.facts import MINUTE_NS, Facts, any_of, present
 from agent.verdict.rule import DEGRADED, HEALTH, LOAD, Asked, Rule, Tell, grown
 from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_pcie, gpu_power
 
 BUSY_PERFORMANCE_STATE = 2
 """What computes is in P0, a GeForce in P2; idle GPUs slow their link down."""
@@ -32,11 +32,13 @@ _LOOK = Asked(("inspect",))
 
 
 def _narrow(facts: Facts) -> bool:
-    return facts.number(h.GPU_PCIE_WIDTH) < facts.number(h.GPU_PCIE_WIDTH_LIMIT)
+    return facts.number(gpu_pcie.GPU_PCIE_WIDTH) < facts.number(gpu_pcie.GPU_PCIE_WIDTH_LIMIT)
 
 
 def _slow_under_load(facts: Facts) -> bool:
-    if facts.number(h.GPU_PCIE_GENERATION) >= facts.number(h.GPU_PCIE_GENERATION_LIMIT):
+    if facts.number(gpu_pcie.GPU_PCIE_GENERATION) >= facts.number(
+        gpu_pcie.GPU_PCIE_GENERATION_LIMIT
+    ):
         return False
     fast = facts.number(c.GPU_PERFORMANCE_STATE) <= BUSY_PERFORMANCE_STATE
     return fast and facts.number(c.GPU_UTILIZATION) > 0
@@ -44,13 +46,13 @@ def _slow_under_load(facts: Facts) -> bool:
 
 def _replays(facts: Facts) -> bool:
     newest = max(REPLAYS_PER_MINUTE_AND_LANE)
-    generation = min(facts.number(h.GPU_PCIE_GENERATION), newest)
-    usual = REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(h.GPU_PCIE_WIDTH)
-    return present(facts.change(h.GPU_PCIE_REPLAYS)).rate(MINUTE_NS) > ceil(usual)
+    generation = min(facts.number(gpu_pcie.GPU_PCIE_GENERATION), newest)
+    usual = REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(gpu_pcie.GPU_PCIE_WIDTH)
+    return present(facts.change(gpu_pcie.GPU_PCIE_REPLAYS)).rate(MINUTE_NS) > ceil(usual)
 
 
 def _pcie_errors(facts: Facts) -> bool:
-    return any_of((facts.change(h.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")), grown)
+    return any_of((facts.change(gpu_pcie.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")), grown)
 
 
 def _slowed(reason: str) -> Tell:
@@ -78,7 +80,7 @@ RULES = (
         origin="nvml.h, nvmlDeviceGetMaxPcieLinkWidth: seating or riser",
         tell=_narrow,
         asks=_LOOK,
-        metrics=(h.GPU_PCIE_WIDTH, h.GPU_PCIE_WIDTH_LIMIT),
+        metrics=(gpu_pcie.GPU_PCIE_WIDTH, gpu_pcie.GPU_PCIE_WIDTH_LIMIT),
     ),
     Rule(
         reason="pcie_generation",
@@ -89,7 +91,7 @@ RULES = (
         asks=_LOOK,
         sources=(HEALTH, LOAD),
         metrics=(
-            h.GPU_PCIE_GENERATION, h.GPU_PCIE_GENERATION_LIMIT, c.GPU_PERFORMANCE_STATE,
+            gpu_pcie.GPU_PCIE_GENERATION, gpu_pcie.GPU_PCIE_GENERATION_LIMIT, c.GPU_PERFORMANCE_STATE,
             c.GPU_UTILIZATION,
         ),
     ),
@@ -100,7 +102,7 @@ RULES = (
         origin="DCGM health: 0.15 to 3.84 a minute and lane, by generation; warns",
         tell=_replays,
         asks=_LOOK,
-        metrics=(h.GPU_PCIE_REPLAYS, h.GPU_PCIE_GENERATION, h.GPU_PCIE_WIDTH),
+        metrics=(gpu_pcie.GPU_PCIE_REPLAYS, gpu_pcie.GPU_PCIE_GENERATION, gpu_pcie.GPU_PCIE_WIDTH),
         over_time=True,
     ),
     Rule(
@@ -110,7 +112,7 @@ RULES = (
         origin="ours: none is to be expected of a link in order",
         tell=_pcie_errors,
         asks=_LOOK,
-        metrics=(h.GPU_PCIE_ERRORS,),
+        metrics=(gpu_pcie.GPU_PCIE_ERRORS,),
         over_time=True,
     ),
     Rule(
@@ -151,8 +153,8 @@ RULES = (
         state=DEGRADED,
         when="no degree is left until the nearest slowdown threshold",
         origin="nvml.h, nvmlDeviceGetMarginTemperature: 0 or less",
-        tell=lambda facts: facts.number(c.GPU_TEMPERATURE_MARGIN) <= 0,
+        tell=lambda facts: facts.number(gpu_power.GPU_TEMPERATURE_MARGIN) <= 0,
         asks=_LOOK,
-        metrics=(c.GPU_TEMPERATURE_MARGIN,),
+        metrics=(gpu_power.GPU_TEMPERATURE_MARGIN,),
     ),
 )  # fmt: skip

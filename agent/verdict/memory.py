@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agent.verdict.facts import Facts, untold
 from agent.verdict.rule import DEGRADED, FAILED, SETTINGS, Asked, Rule, any_part, flag
-from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_ecc
 from railscope.reading import Absent
 
 MOST_REMAPPED_ROWS = 512
@@ -21,12 +21,12 @@ _NVML = "nvml.h"
 
 
 def _remapped_rows(facts: Facts) -> bool:
-    return facts.number(h.GPU_REMAPPED_ROWS, "uncorrectable") >= MOST_REMAPPED_ROWS
+    return facts.number(gpu_ecc.GPU_REMAPPED_ROWS, "uncorrectable") >= MOST_REMAPPED_ROWS
 
 
 def _retired_pages(facts: Facts) -> bool:
     """All causes together; those that can be told may be enough."""
-    counts = facts.parts(h.GPU_RETIRED_PAGES).values()
+    counts = facts.parts(gpu_ecc.GPU_RETIRED_PAGES).values()
     total = sum(count for count in counts if not isinstance(count, Absent))
     return total >= MOST_RETIRED_PAGES or untold(counts)
 
@@ -37,27 +37,27 @@ RULES = (
         state=FAILED,
         when="an uncorrectable memory error since the driver was loaded",
         origin=f"{_DCGM}: volatile double-bit errors > 0 fail",
-        tell=flag(h.GPU_ECC_ERRORS, "uncorrected", "volatile"),
+        tell=flag(gpu_ecc.GPU_ECC_ERRORS, "uncorrected", "volatile"),
         asks=Asked(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)),
-        metrics=(h.GPU_ECC_ERRORS,),
+        metrics=(gpu_ecc.GPU_ECC_ERRORS,),
     ),
     Rule(
         reason="row_remap_failed",
         state=FAILED,
         when="a row of memory could not be replaced",
         origin=f"{_POLICY}: failure flag; {_DCGM} fails",
-        tell=flag(h.GPU_ROW_REMAP_FAILURE),
+        tell=flag(gpu_ecc.GPU_ROW_REMAP_FAILURE),
         asks=Asked(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(h.GPU_ROW_REMAP_FAILURE,),
+        metrics=(gpu_ecc.GPU_ROW_REMAP_FAILURE,),
     ),
     Rule(
         reason="row_remap_pending",
         state=DEGRADED,
         when="a row of memory waits to be replaced; running jobs are safe meanwhile",
         origin=f"{_POLICY}: takes effect at a GPU reset",
-        tell=flag(h.GPU_ROW_REMAP_PENDING),
+        tell=flag(gpu_ecc.GPU_ROW_REMAP_PENDING),
         asks=Asked(("reset_gpu",), ("RESET_GPU",)),
-        metrics=(h.GPU_ROW_REMAP_PENDING,),
+        metrics=(gpu_ecc.GPU_ROW_REMAP_PENDING,),
     ),
     Rule(
         reason="remapped_rows_exhausted",
@@ -66,16 +66,16 @@ RULES = (
         origin=f"{_POLICY}: {MOST_REMAPPED_ROWS} rows at most; {_DCGM} warns",
         tell=_remapped_rows,
         asks=Asked(("rma",), ("CONTACT_SUPPORT",)),
-        metrics=(h.GPU_REMAPPED_ROWS,),
+        metrics=(gpu_ecc.GPU_REMAPPED_ROWS,),
     ),
     Rule(
         reason="retired_pages_pending",
         state=DEGRADED,
         when="a page of memory waits to be taken out of use (before Ampere)",
         origin=f"{_NVML}, nvmlDeviceGetRetiredPagesPendingStatus: at a reboot; {_DCGM} warns",
-        tell=flag(h.GPU_RETIRED_PENDING),
+        tell=flag(gpu_ecc.GPU_RETIRED_PENDING),
         asks=Asked(("reboot",)),
-        metrics=(h.GPU_RETIRED_PENDING,),
+        metrics=(gpu_ecc.GPU_RETIRED_PENDING,),
     ),
     Rule(
         reason="retired_pages_exhausted",
@@ -85,7 +85,7 @@ RULES = (
         tell=_retired_pages,
         asks=Asked(("drain", "rma"), ("CONTACT_SUPPORT",)),
         sources=(SETTINGS,),
-        metrics=(h.GPU_RETIRED_PAGES,),
+        metrics=(gpu_ecc.GPU_RETIRED_PAGES,),
         needed=False,
     ),
     Rule(
@@ -93,9 +93,9 @@ RULES = (
         state=FAILED,
         when="so many errors of on-chip memory that field diagnostics would fail; told to root only",
         origin=f"{_NVML}, bThresholdExceeded; DCGM error 118 isolates the GPU",
-        tell=flag(h.GPU_SRAM_THRESHOLD),
+        tell=flag(gpu_ecc.GPU_SRAM_THRESHOLD),
         asks=Asked(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(h.GPU_SRAM_THRESHOLD,),
+        metrics=(gpu_ecc.GPU_SRAM_THRESHOLD,),
         needed=False,  # an agent without root would have no healthy GPU
     ),
     Rule(
@@ -103,17 +103,17 @@ RULES = (
         state=FAILED,
         when="memory that cannot be repaired",
         origin=f"{_NVML}, nvmlDeviceGetUnrepairableMemoryFlag_v1",
-        tell=flag(h.GPU_UNREPAIRABLE),
+        tell=flag(gpu_ecc.GPU_UNREPAIRABLE),
         asks=Asked(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(h.GPU_UNREPAIRABLE,),
+        metrics=(gpu_ecc.GPU_UNREPAIRABLE,),
     ),
     Rule(
         reason="repair_pending",
         state=DEGRADED,
         when="a repair of a memory channel or a TPC waits",
         origin=f"{_NVML}, nvmlDeviceGetRepairStatus: takes effect at a GPU reset",
-        tell=any_part(h.GPU_REPAIR_PENDING),
+        tell=any_part(gpu_ecc.GPU_REPAIR_PENDING),
         asks=Asked(("reset_gpu",), ("RESET_GPU",)),
-        metrics=(h.GPU_REPAIR_PENDING,),
+        metrics=(gpu_ecc.GPU_REPAIR_PENDING,),
     ),
 )

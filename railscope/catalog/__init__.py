@@ -21,7 +21,11 @@ from railscope.catalog import (
     filesystems,
     gpu,
     gpu_activity,
+    gpu_ecc,
     gpu_health,
+    gpu_modes,
+    gpu_pcie,
+    gpu_power,
     gpu_sharing,
     gpudirect,
     host,
@@ -48,7 +52,11 @@ from railscope.catalog.rollup import Derived, derive, derive_by_job
 
 SUBJECTS: dict[str, ModuleType] = {
     "gpu": gpu,
+    "gpu_power": gpu_power,
+    "gpu_modes": gpu_modes,
     "gpu_activity": gpu_activity,
+    "gpu_ecc": gpu_ecc,
+    "gpu_pcie": gpu_pcie,
     "gpu_health": gpu_health,
     "gpu_sharing": gpu_sharing,
     "nvlink": nvlink,

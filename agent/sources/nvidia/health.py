@@ -19,6 +19,7 @@ from agent.sources.nvidia.calls import (
     whole,
 )
 from railscope.catalog import gpu as c
+from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog.entities import (
@@ -104,7 +105,7 @@ def _misconfigured(result: Json) -> Reading:
 
 
 def _total_ecc(kind: tuple[str, ...], arguments: tuple[int, int]) -> Call:
-    target = Target(h.GPU_ECC_ERRORS, whole, GPU_ECC, kind)
+    target = Target(gpu_ecc.GPU_ECC_ERRORS, whole, GPU_ECC, kind)
     return Call(("nvmlDeviceGetTotalEccErrors",), (target,), arguments)
 
 
@@ -114,7 +115,7 @@ _CALLS: tuple[Call, ...] = (
         (Target(c.GPU_PERFORMANCE_STATE, _performance_state),),
     ),
     simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
-    simple("nvmlDeviceGetMarginTemperature", c.GPU_TEMPERATURE_MARGIN),
+    simple("nvmlDeviceGetMarginTemperature", gpu_power.GPU_TEMPERATURE_MARGIN),
     # Not each second: where it matters, on Hopper and later, GPM tells the engines one by one.
     *(
         Call(
@@ -133,7 +134,7 @@ _CALLS: tuple[Call, ...] = (
     ),
     Call(
         ("nvmlDeviceGetEccMode",),
-        (Target(h.GPU_ECC_MODE, item(0)), Target(h.GPU_ECC_PENDING, item(1))),
+        (Target(gpu_ecc.GPU_ECC_MODE, item(0)), Target(gpu_ecc.GPU_ECC_PENDING, item(1))),
     ),
     Call(
         ("nvmlDeviceGetMigMode",),
@@ -142,33 +143,38 @@ _CALLS: tuple[Call, ...] = (
     Call(
         ("nvmlDeviceGetRemappedRows",),
         (
-            Target(h.GPU_REMAPPED_ROWS, item(0), GPU_REMAP, ("correctable",)),
-            Target(h.GPU_REMAPPED_ROWS, item(1), GPU_REMAP, ("uncorrectable",)),
-            Target(h.GPU_ROW_REMAP_PENDING, item(2)),
-            Target(h.GPU_ROW_REMAP_FAILURE, item(3)),
+            Target(gpu_ecc.GPU_REMAPPED_ROWS, item(0), GPU_REMAP, ("correctable",)),
+            Target(gpu_ecc.GPU_REMAPPED_ROWS, item(1), GPU_REMAP, ("uncorrectable",)),
+            Target(gpu_ecc.GPU_ROW_REMAP_PENDING, item(2)),
+            Target(gpu_ecc.GPU_ROW_REMAP_FAILURE, item(3)),
         ),
     ),
-    simple("nvmlDeviceGetRetiredPagesPendingStatus", h.GPU_RETIRED_PENDING),
+    simple("nvmlDeviceGetRetiredPagesPendingStatus", gpu_ecc.GPU_RETIRED_PENDING),
     Call(
         ("nvmlDeviceGetRepairStatus",),
         (
-            Target(h.GPU_REPAIR_PENDING, item(0), GPU_CONDITION, ("memory_channel",)),
-            Target(h.GPU_REPAIR_PENDING, item(1), GPU_CONDITION, ("tpc",)),
+            Target(gpu_ecc.GPU_REPAIR_PENDING, item(0), GPU_CONDITION, ("memory_channel",)),
+            Target(gpu_ecc.GPU_REPAIR_PENDING, item(1), GPU_CONDITION, ("tpc",)),
         ),
     ),
-    simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", h.GPU_UNREPAIRABLE),
+    simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", gpu_ecc.GPU_UNREPAIRABLE),
     Call(
         ("nvmlDeviceGetSramEccErrorStatus",),
         (
             *(
-                Target(h.GPU_SRAM_ERRORS, key(lifetime + member), GPU_SRAM, (lifetime, protection))
+                Target(
+                    gpu_ecc.GPU_SRAM_ERRORS,
+                    key(lifetime + member),
+                    GPU_SRAM,
+                    (lifetime, protection),
+                )
                 for lifetime in ("volatile", "aggregate")
                 for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))
             ),
-            Target(h.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
+            Target(gpu_ecc.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
             *(
                 Target(
-                    h.GPU_SRAM_LOCATIONS,
+                    gpu_ecc.GPU_SRAM_LOCATIONS,
                     key(f"aggregateUncBucket{name}"),
                     GPU_ECC_LOCATION,
                     ("uncorrected", "aggregate", location),
@@ -177,10 +183,10 @@ _CALLS: tuple[Call, ...] = (
             ),
         ),
     ),
-    simple("nvmlDeviceGetCurrPcieLinkGeneration", h.GPU_PCIE_GENERATION),
-    simple("nvmlDeviceGetMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_LIMIT),
-    simple("nvmlDeviceGetCurrPcieLinkWidth", h.GPU_PCIE_WIDTH),
-    simple("nvmlDeviceGetMaxPcieLinkWidth", h.GPU_PCIE_WIDTH_LIMIT),
+    simple("nvmlDeviceGetCurrPcieLinkGeneration", gpu_pcie.GPU_PCIE_GENERATION),
+    simple("nvmlDeviceGetMaxPcieLinkGeneration", gpu_pcie.GPU_PCIE_GENERATION_LIMIT),
+    simple("nvmlDeviceGetCurrPcieLinkWidth", gpu_pcie.GPU_PCIE_WIDTH),
+    simple("nvmlDeviceGetMaxPcieLinkWidth", gpu_pcie.GPU_PCIE_WIDTH_LIMIT),
     Call(
         ("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"),
         (
@@ -200,7 +206,7 @@ _FIELDS: tuple[Field, ...] = (
     *(
         Field(
             (number,),
-            Target(h.GPU_ECC_ERRORS, whole, GPU_ECC, kind),
+            Target(gpu_ecc.GPU_ECC_ERRORS, whole, GPU_ECC, kind),
             _total_ecc(kind, arguments),
         )
         for kind, (number, arguments) in _ECC_FIELDS.items()
@@ -208,13 +214,13 @@ _FIELDS: tuple[Field, ...] = (
     field(230, h.GPU_RECOVERY_ACTION),
     Field(
         (94,),
-        Target(h.GPU_PCIE_REPLAYS, whole),
-        simple("nvmlDeviceGetPcieReplayCounter", h.GPU_PCIE_REPLAYS),
+        Target(gpu_pcie.GPU_PCIE_REPLAYS, whole),
+        simple("nvmlDeviceGetPcieReplayCounter", gpu_pcie.GPU_PCIE_REPLAYS),
     ),
-    field(95, h.GPU_PCIE_ROLLOVERS),
-    field(169, h.GPU_PCIE_RECOVERIES),
+    field(95, gpu_pcie.GPU_PCIE_ROLLOVERS),
+    field(169, gpu_pcie.GPU_PCIE_RECOVERIES),
     *(
-        field(number, h.GPU_PCIE_ERRORS, GPU_PCIE_ERROR, error)
+        field(number, gpu_pcie.GPU_PCIE_ERRORS, GPU_PCIE_ERROR, error)
         for number, error in PCIE_ERRORS.items()
     ),
 )

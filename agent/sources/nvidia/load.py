@@ -17,7 +17,7 @@ from agent.sources.nvidia.calls import (
 )
 from agent.sources.nvidia.integrals import MOST_MEMORY_BYTES, Integrated
 from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_pcie, gpu_power
 from railscope.catalog import nvlink as n
 from railscope.catalog.entities import GPU_CLOCK, GPU_THROTTLE
 from railscope.reading import Absent, Reading
@@ -93,18 +93,18 @@ _FIELDS: tuple[Field, ...] = (
         Target(c.GPU_ENERGY, whole),
         simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
     ),
-    field(185, c.GPU_POWER_AVERAGE),
-    field(186, c.GPU_POWER_INSTANT),
-    field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
-    field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
-    Field((f"185:{MEMORY_SCOPE}",), Target(c.GPU_MEMORY_POWER, _memory_power)),
+    field(185, gpu_power.GPU_POWER_AVERAGE),
+    field(186, gpu_power.GPU_POWER_INSTANT),
+    field(f"186:{MODULE_SCOPE}", gpu_power.GPU_MODULE_POWER),
+    field(f"190:{MODULE_SCOPE}", gpu_power.GPU_MODULE_POWER_LIMIT),
+    Field((f"185:{MEMORY_SCOPE}",), Target(gpu_power.GPU_MEMORY_POWER, _memory_power)),
     Field((82,), Target(c.GPU_MEMORY_TEMPERATURE, _memory_temperature)),
     *(
         field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
         for number, reason in THROTTLE_FIELDS.items()
     ),
-    field(197, h.GPU_PCIE_TRANSMITTED),
-    field(198, h.GPU_PCIE_RECEIVED),
+    field(197, gpu_pcie.GPU_PCIE_TRANSMITTED),
+    field(198, gpu_pcie.GPU_PCIE_RECEIVED),
     field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
     field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
     field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent.facts import known
 from agent.host import Host
 from agent.source import Columns, Table
-from railscope.catalog import gpu as c
+from railscope.catalog import gpu_ecc, gpu_modes, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU_ADDRESS
@@ -17,9 +17,9 @@ from railscope.frame import Event
 from railscope.reading import PRESENT
 
 WATCHED: Mapping[Metric, tuple[str, tuple[str, ...]]] = {
-    h.GPU_ECC_MODE: ("ecc_mode", ()),
-    c.GPU_COMPUTE_MODE: ("compute_mode", ()),
-    c.GPU_POWER_BOUNDS: ("power_limit", ("requested",)),
+    gpu_ecc.GPU_ECC_MODE: ("ecc_mode", ()),
+    gpu_modes.GPU_COMPUTE_MODE: ("compute_mode", ()),
+    gpu_power.GPU_POWER_BOUNDS: ("power_limit", ("requested",)),
 }
 """Each setting by its reading: what a change of it is called, and of which part of the GPU it is."""
 

@@ -21,6 +21,7 @@ from agent.sources.nvidia.calls import (
 )
 from agent.sources.nvidia.load import CLOCKS
 from railscope.catalog import gpu as c
+from railscope.catalog import gpu_ecc, gpu_modes, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import (
     GPU_BANK,
@@ -63,7 +64,7 @@ _CALLS: tuple[Call, ...] = (
     *(
         Call(
             ("nvmlDeviceGetTemperatureThreshold",),
-            (Target(c.GPU_TEMPERATURE_THRESHOLD, whole, GPU_THRESHOLD, (name,)),),
+            (Target(gpu_power.GPU_TEMPERATURE_THRESHOLD, whole, GPU_THRESHOLD, (name,)),),
             (number,),
         )
         for number, name in enumerate(THRESHOLDS)
@@ -72,25 +73,28 @@ _CALLS: tuple[Call, ...] = (
         ("nvmlDeviceGetBAR1MemoryInfo",),
         (Target(c.GPU_BAR1_SIZE, key("bar1Total")), Target(c.GPU_BAR1_USED, key("bar1Used"))),
     ),
-    simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
-    simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
-    simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
+    simple("nvmlDeviceGetPersistenceMode", gpu_modes.GPU_PERSISTENCE),
+    simple("nvmlDeviceGetComputeMode", gpu_modes.GPU_COMPUTE_MODE),
+    simple("nvmlDeviceGetAccountingMode", gpu_modes.GPU_ACCOUNTING),
     Call(
         ("nvmlSystemGetConfComputeState",),
-        (Target(c.GPU_CONFIDENTIAL, key("ccFeature")),),
+        (Target(gpu_modes.GPU_CONFIDENTIAL, key("ccFeature")),),
         of_device=False,
     ),
     Call(
         ("nvmlDeviceGetConfComputeProtectedMemoryUsage",),
-        (Target(c.GPU_PROTECTED_SIZE, key("total")), Target(c.GPU_PROTECTED_USED, key("used"))),
+        (
+            Target(gpu_modes.GPU_PROTECTED_SIZE, key("total")),
+            Target(gpu_modes.GPU_PROTECTED_USED, key("used")),
+        ),
     ),
-    Call(("nvmlDeviceGetGspFirmwareMode",), (Target(c.GPU_GSP, item(0)),)),
+    Call(("nvmlDeviceGetGspFirmwareMode",), (Target(gpu_modes.GPU_GSP, item(0)),)),
     *(
         Call(
             ("nvmlDeviceGetMemoryErrorCounter",),
             (
                 Target(
-                    h.GPU_ECC_LOCATIONS,
+                    gpu_ecc.GPU_ECC_LOCATIONS,
                     whole,
                     GPU_ECC_LOCATION,
                     (error, lifetime, LOCATIONS[location]),
@@ -104,35 +108,40 @@ _CALLS: tuple[Call, ...] = (
     ),
     Call(
         ("nvmlDeviceGetRowRemapperHistogram",),
-        tuple(Target(h.GPU_REMAP_BANKS, key(name), GPU_BANK, (name,)) for name in BANKS),
+        tuple(Target(gpu_ecc.GPU_REMAP_BANKS, key(name), GPU_BANK, (name,)) for name in BANKS),
     ),
     *(
         Call(
             ("nvmlDeviceGetRetiredPages",),
-            (Target(h.GPU_RETIRED_PAGES, count, GPU_REMAP, (cause,)),),
+            (Target(gpu_ecc.GPU_RETIRED_PAGES, count, GPU_REMAP, (cause,)),),
             (number,),
         )
         for cause, number in RETIREMENTS.items()
     ),
-    simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
+    simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", gpu_pcie.GPU_PCIE_GENERATION_OWN),
     Call(("nvmlDeviceGetC2cModeInfoV",), (Target(h.GPU_C2C_ENABLED, key("isC2cEnabled")),)),
 )
 
 
 def _power_bound(bound: str, number: int, function: str, pick: Pick) -> Field:
-    target = Target(c.GPU_POWER_BOUNDS, whole, GPU_POWER_BOUND, (bound,))
+    target = Target(gpu_power.GPU_POWER_BOUNDS, whole, GPU_POWER_BOUND, (bound,))
     return Field((number,), target, Call((function,), (replace(target, pick=pick),)))
 
 
 _FIELDS: tuple[Field, ...] = (
     *(_power_bound(bound, *where) for bound, where in POWER_BOUNDS.items()),
-    field(274, c.GPU_PEAK_POWER),
+    field(274, gpu_power.GPU_PEAK_POWER),
     *(
-        field(_FIRST_THRESHOLD_FIELD + place, c.GPU_TEMPERATURE_THRESHOLD_MARGIN, GPU_THRESHOLD, t)
+        field(
+            _FIRST_THRESHOLD_FIELD + place,
+            gpu_power.GPU_TEMPERATURE_THRESHOLD_MARGIN,
+            GPU_THRESHOLD,
+            t,
+        )
         for place, t in enumerate(THRESHOLDS)
     ),
-    field(301, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "correctable"),
-    field(302, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "uncorrectable"),
+    field(301, gpu_ecc.GPU_REMAPPED_INACTIVE, GPU_REMAP, "correctable"),
+    field(302, gpu_ecc.GPU_REMAPPED_INACTIVE, GPU_REMAP, "uncorrectable"),
     field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
 )
 
@@ -174,7 +183,7 @@ def _c2c(link: int) -> tuple[Field, ...]:
 
 def _fan(fan: int) -> tuple[Call, ...]:
     name = (str(fan),)
-    speed = Target(c.GPU_FAN_SPEED, whole, GPU_FAN, name)
-    rotation = Target(c.GPU_FAN_ROTATION, whole, GPU_FAN, name)
+    speed = Target(gpu_power.GPU_FAN_SPEED, whole, GPU_FAN, name)
+    rotation = Target(gpu_power.GPU_FAN_ROTATION, whole, GPU_FAN, name)
     turns = (Call(("nvmlDeviceGetFanSpeedRPM",), (rotation,)),) if fan == 0 else ()
     return (Call(("nvmlDeviceGetFanSpeed_v2",), (speed,), (fan,)), *turns)
