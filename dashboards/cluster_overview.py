@@ -234,9 +234,9 @@ def _trust() -> Iterator[Panel]:
 
 SECTIONS = (
     (QUESTION, _summary),
-    ("Is everything there that the inventory says?", inventory_panels),
     ("Are the GPUs busy, cool and whole?", _gpus),
     ("Does every rail carry its share, without pauses and losses?", rail_panels),
+    ("Is everything there that the inventory says?", inventory_panels),
     ("Who holds the GPUs, and what is not accounted for?", _tenants),
     ("Can these numbers be trusted?", _trust),
 )

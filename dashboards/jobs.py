@@ -8,20 +8,19 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards import servers
 from dashboards.board import Choice, assemble, claim_marks, xid_marks
-from dashboards.colours import ANY_IS_BAD, BELOW_OTHERS, NONE_IS_GOOD, PAUSE
+from dashboards.colours import (
+    BELOW_OTHERS,
+    NONE_IS_GOOD,
+)
+from dashboards.held import BY, HOLDERS, JOB, ON_ITS_RAILS, OWN
+from dashboards.job_causes import cause_panels
 from dashboards.job_table import job_columns
 from dashboards.panels import Column, Panel, layers, lines, number, rows
-from dashboards.query import COUNT, SHARE, Query, ask, with_index, with_port_rail, with_rail
+from dashboards.query import COUNT, SHARE, ask, lowest, with_index, with_port_rail
 from dashboards.servers import NODES
 
 UID = "railscope-jobs"
 QUESTION = "Which jobs run, and which GPU or port does each wait for?"
-OWN = '{tenant=~"$tenant", workload=~"$workload"}'
-BY = "tenant, source, workload"
-JOB = {"tenant": "Tenant", "source": "Source", "workload": "Job"}
-HOLDERS = f"max by (node, gpu, {BY}) (railscope_gpu_holder_info{OWN})"
-HELD = f"and on (node, gpu) railscope_gpu_holder_info{OWN}"
-ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {HELD})'
 CHOICES = (
     Choice("tenant", "Tenant", "railscope_job_gpus", several=True),
     Choice("workload", "Job", 'railscope_job_gpus{tenant=~"$tenant"}', several=True),
@@ -67,7 +66,7 @@ def _against_median(ident: int, title: str, about: str, name: str, more: str = "
         ident,
         title,
         about,
-        ask(f"bottomk(10, {_of_gpus(name, more)})", legend="{{node}}, {{index}}"),
+        ask(lowest(_of_gpus(name, more)), legend="{{node}}, {{index}}"),
         ask(f"topk(10, {_median(name, more)})", legend="median, {{tenant}}, {{workload}}"),
     )
 
@@ -180,13 +179,13 @@ def _stragglers() -> Iterator[Panel]:
     yield _against_median(
         603,
         "SM activity of the jobs' GPUs",
-        "The ten least active, and the median of their jobs.",
+        "The ten that are least active now, and the median of their jobs.",
         "railscope_gpu_sm_activity_ratio",
     )
     yield _against_median(
         604,
         "SM clock of the jobs' GPUs",
-        "The ten slowest, and the median of their jobs.",
+        "The ten that are slowest now, and the median of their jobs.",
         "railscope_gpu_clock_hertz",
         '{clock="sm"}',
     )
@@ -194,73 +193,11 @@ def _stragglers() -> Iterator[Panel]:
     yield lines(
         605,
         "RDMA out of the jobs' ports",
-        "The ten that send least.",
+        "The ten that send least now.",
         ask(
-            f"bottomk(10, sum by (node, rail) ({sent}) {ON_ITS_RAILS})",
+            lowest(f"sum by (node, rail) ({sent}) {ON_ITS_RAILS}"),
             legend="{{node}}, rail {{rail}}",
         ),
-    )
-
-
-def _why() -> Iterator[Panel]:
-    reasons = '{reason=~".*thermal|.*power.*|sync_boost|reliability"}'
-    throttled = f"rate(railscope_gpu_throttle_seconds_total{reasons}[$__rate_interval])"
-    yield lines(
-        701,
-        "GPUs of jobs held back",
-        "Share of time, by reason; the ten most.",
-        ask(
-            f"topk(10, {with_index(f'sum by (node, gpu, reason) ({throttled})')} {HELD})",
-            SHARE,
-            "{{node}}, {{index}}, {{reason}}",
-        ),
-    )
-    paused = "rate(railscope_nic_{}_pfc_pause_seconds_total[$__rate_interval])"
-
-    def pause(direction: str) -> Query:
-        rails = with_rail(f"max by (node, interface) ({paused.format(direction)})")
-        return ask(f"topk(10, {rails} {ON_ITS_RAILS})", legend="{{node}}, rail {{rail}}")
-
-    yield lines(
-        702,
-        "Ports of jobs in pause",
-        "Received: the fabric is congested. Sent: the server is slow to take data.",
-        pause("receive").named("received"),
-        pause("transmit").named("sent"),
-        steps=PAUSE,
-    )
-    path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
-    theirs = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
-    share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
-    yield lines(
-        703,
-        "PCIe bandwidth of jobs' GPUs and cards",
-        "Of what the slots allow; the ten worst. Less than all: trained down.",
-        ask(
-            f"bottomk(10, {share} and on (node, pci_address) ({theirs}))",
-            SHARE,
-            "{{node}}, {{pci_address}}",
-        ),
-    )
-    errors = 'increase(railscope_gpu_ecc_errors_total{lifetime="volatile"}[$__rate_interval])'
-    yield lines(
-        704,
-        "Memory errors of jobs' GPUs",
-        "Corrected and not; the ten with most.",
-        ask(
-            f"topk(10, {with_index(f'sum by (node, gpu, error) ({errors})')} {HELD})",
-            COUNT,
-            "{{node}}, {{index}}, {{error}}",
-        ),
-        span=12,
-    )
-    against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active) {HELD}"
-    yield rows(
-        705,
-        "Against the jobs' GPUs",
-        "What speaks against their health.",
-        {"node": "Node", "gpu": "GPU", "reason": "Reason"},
-        Column("Now", ask(f"topk(30, {against}) > 0", COUNT), ANY_IS_BAD),
     )
 
 
@@ -298,7 +235,7 @@ SECTIONS = (
     ("", _summary),
     ("Which jobs run, for whom, and how busy are they?", _jobs),
     ("Which GPU or port is behind the others of its job?", _stragglers),
-    ("What holds it back?", _why),
+    ("What holds it back?", cause_panels),
     ("Who holds what?", _holders),
     ("Which GPU or port is behind the others of its server?", servers.stragglers),
     ("What holds servers back?", servers.causes),

@@ -5,6 +5,7 @@ A query takes its unit and its explanation from the declarations of its metrics.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,7 @@ RATE_UNITS: Mapping[Unit, str] = {
 EVENTS_PER_SECOND = "cps"
 SHARE = "percentunit"
 
+_VECTOR = re.compile(r'\brailscope[_:][\w:]+(?:\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})?(?:\[[^\]]*\])?')
 _AGGREGATION = {Rollup.SUM: "sum", Rollup.MEAN: "avg", Rollup.MAX: "max", Rollup.MIN: "min"}
 
 
@@ -118,6 +120,19 @@ def with_index(expression: str, where: str = "") -> str:
 def present(query: Query) -> Query:
     """Leave out what is zero."""
     return replace(query, expression=f"{query.expression} > 0")
+
+
+def lowest(expression: str) -> str:
+    """Choose the ten lowest as they are at the end of what is shown, and give all of their curves.
+
+    `bottomk` alone chooses anew at each instant: curves of many things that are much alike fall to dots.
+    """
+    return f"({expression}) and bottomk(10, {at_end(expression)})"
+
+
+def at_end(expression: str) -> str:
+    """Take an expression as it is at the end of what is shown, at each instant of it."""
+    return _VECTOR.sub(r"\g<0> @ end()", expression)
 
 
 def grown(selector: str) -> Query:

@@ -17,6 +17,7 @@ import yaml
 from dashboards.build import GENERATED, boards
 from dashboards.panels import MOST_POINTS
 from dashboards.promql import labels_in, problems
+from dashboards.query import at_end, lowest
 from dashboards.recorded import expanded, recorded_in
 from tests.support.grafana_schema import mistakes
 
@@ -168,6 +169,23 @@ def test_marks_are_made_of_what_is_declared(board: dict[str, Any]):
         assert shown | set(marks["tagKeys"].split(",")) <= labels_in(marks["expr"])
 
 
+@pytest.mark.parametrize(
+    ("expression", "at_the_end"),
+    [
+        ("railscope_a", "railscope_a @ end()"),
+        ('railscope_a{x="}"}', 'railscope_a{x="}"} @ end()'),
+        ("rate(railscope_a_total[$__rate_interval])", "rate(railscope_a_total[$__rate_interval] @ end())"),
+        (
+            'sum by (node) (railscope_a{x=~"$x"}) / railscope:b:sum[5m]',
+            'sum by (node) (railscope_a{x=~"$x"} @ end()) / railscope:b:sum[5m] @ end()',
+        ),
+    ],
+)  # fmt: skip
+def test_an_expression_as_it_is_at_the_end(expression: str, at_the_end: str):
+    assert at_end(expression) == at_the_end
+    assert lowest(expression) == f"({expression}) and bottomk(10, {at_the_end})"
+
+
 def test_boards_lead_to_each_other_and_keep_time_and_variables():
     for board in BOARDS.values():
         if board["uid"] == "railscope-tenant":
@@ -286,7 +304,7 @@ def test_a_panel_with_a_curve_for_each_server_draws_few():
         for panel in board["panels"]:
             for target in panel.get("targets", ()) if several else ():
                 if "{{node}}" in target.get("legendFormat", ""):
-                    few = re.search(r"^(top|bottom)k\(|> 0", target["expr"])
+                    few = re.search(r"^(top|bottom)k\(|> 0|\) and bottomk\(", target["expr"])
                     assert few, (board["uid"], panel["id"], target["expr"])
 
 

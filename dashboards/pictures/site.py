@@ -154,7 +154,7 @@ def _prepare(folder: Path, seconds: int) -> dict[str, str]:
 def _inventory() -> str:
     """All servers, and one that nobody has installed yet."""
     nodes = (*(server.spec.node for server in SERVERS), _NOT_INSTALLED)
-    rows = (f"{node},8,8,2020-01-01T00:00:00Z,\n" for node in nodes)
+    rows = (f"{node},8,10,2020-01-01T00:00:00Z,\n" for node in nodes)
     return "node,gpus,rdma_ports,from,to\n" + "".join(rows)
 
 

@@ -1,0 +1,15 @@
+"""Expressions for what jobs hold, as far as a board's variables choose them."""
+
+from __future__ import annotations
+
+OWN = '{tenant=~"$tenant", workload=~"$workload"}'
+BY = "tenant, source, workload"
+JOB = {"tenant": "Tenant", "source": "Source", "workload": "Job"}
+HOLDERS = f"max by (node, gpu, {BY}) (railscope_gpu_holder_info{OWN})"
+HELD = f"and on (node, gpu) railscope_gpu_holder_info{OWN}"
+ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {HELD})'
+
+
+def of_held(expression: str, *labels: str) -> str:
+    """What is told of GPUs, as far as jobs hold them."""
+    return f"max by (node, {', '.join(labels)}) ({expression} {HELD})"
