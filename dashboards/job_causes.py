@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, PAUSE, STALL
 from dashboards.held import HELD, ON_ITS_RAILS, of_held
 from dashboards.panels import Column, Panel, lines, rows
-from dashboards.query import COUNT, SHARE, Query, ask, with_index, with_rail
+from dashboards.query import COUNT, SHARE, Query, ask, highest, with_index, with_rail
 
 
 def cause_panels() -> Iterator[Panel]:
@@ -29,12 +29,12 @@ def cause_panels() -> Iterator[Panel]:
 
     def pause(direction: str) -> Query:
         rails = with_rail(f"max by (node, interface) ({paused.format(direction)})")
-        return ask(f"topk(10, {rails} {ON_ITS_RAILS})", legend="{{node}}, rail {{rail}}")
+        return ask(highest(f"{rails} {ON_ITS_RAILS}"), legend="{{node}}, rail {{rail}}")
 
     yield lines(
         702,
         "Ports of jobs in pause",
-        "Received: the fabric is congested. Sent: the server is slow to take data.",
+        "The ten most now. Received: the fabric is congested. Sent: the server is slow to take data.",
         pause("receive").named("received"),
         pause("transmit").named("sent"),
         steps=PAUSE,

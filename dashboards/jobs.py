@@ -16,7 +16,7 @@ from dashboards.held import BY, HOLDERS, JOB, ON_ITS_RAILS, OWN
 from dashboards.job_causes import cause_panels
 from dashboards.job_table import job_columns
 from dashboards.panels import Column, Panel, layers, lines, number, rows
-from dashboards.query import COUNT, SHARE, ask, lowest, with_index, with_port_rail
+from dashboards.query import COUNT, SHARE, ask, highest, lowest, with_index, with_port_rail
 from dashboards.servers import NODES
 
 UID = "railscope-jobs"
@@ -67,7 +67,7 @@ def _against_median(ident: int, title: str, about: str, name: str, more: str = "
         title,
         about,
         ask(lowest(_of_gpus(name, more)), legend="{{node}}, {{index}}"),
-        ask(f"topk(10, {_median(name, more)})", legend="median, {{tenant}}, {{workload}}"),
+        ask(highest(_median(name, more)), legend="median, {{tenant}}, {{workload}}"),
     )
 
 

@@ -130,6 +130,11 @@ def lowest(expression: str) -> str:
     return f"({expression}) and bottomk(10, {at_end(expression)})"
 
 
+def highest(expression: str) -> str:
+    """Choose the ten highest in the same way."""
+    return f"({expression}) and topk(10, {at_end(expression)})"
+
+
 def at_end(expression: str) -> str:
     """Take an expression as it is at the end of what is shown, at each instant of it."""
     return _VECTOR.sub(r"\g<0> @ end()", expression)

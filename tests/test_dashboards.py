@@ -17,7 +17,7 @@ import yaml
 from dashboards.build import GENERATED, boards
 from dashboards.panels import MOST_POINTS
 from dashboards.promql import labels_in, problems
-from dashboards.query import at_end, lowest
+from dashboards.query import at_end, highest, lowest
 from dashboards.recorded import expanded, recorded_in
 from tests.support.grafana_schema import mistakes
 
@@ -184,6 +184,7 @@ def test_marks_are_made_of_what_is_declared(board: dict[str, Any]):
 def test_an_expression_as_it_is_at_the_end(expression: str, at_the_end: str):
     assert at_end(expression) == at_the_end
     assert lowest(expression) == f"({expression}) and bottomk(10, {at_the_end})"
+    assert highest(expression) == f"({expression}) and topk(10, {at_the_end})"
 
 
 def test_boards_lead_to_each_other_and_keep_time_and_variables():
@@ -304,7 +305,7 @@ def test_a_panel_with_a_curve_for_each_server_draws_few():
         for panel in board["panels"]:
             for target in panel.get("targets", ()) if several else ():
                 if "{{node}}" in target.get("legendFormat", ""):
-                    few = re.search(r"^(top|bottom)k\(|> 0|\) and bottomk\(", target["expr"])
+                    few = re.search(r"^(top|bottom)k\(|> 0|\) and (top|bottom)k\(", target["expr"])
                     assert few, (board["uid"], panel["id"], target["expr"])
 
 
