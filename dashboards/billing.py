@@ -82,13 +82,13 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         107,
-        "Records not in the audit log",
+        "Not in the audit log",
         "Changes to the ledger that wait for it.",
         ask("sum(railscope_audit_outbox_waiting_records)"),
     )
     yield number(
         108,
-        "Failures of the ledger",
+        "Ledger failures",
         "In the last hour.",
         grown("railscope_collector_ledger_failures_total"),
         NONE_IS_GOOD,

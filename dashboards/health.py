@@ -96,7 +96,7 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         108,
-        "GPUs to be looked after",
+        "GPUs to look at",
         "For which the verdict asks for some action.",
         ask('sum(railscope_gpu_recommended_action{node=~"$node", state!~"none|ignore"})'),
         NONE_IS_GOOD,

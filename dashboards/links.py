@@ -67,14 +67,14 @@ def _summary() -> Iterator[Panel]:
     errors = 'railscope_pcie_device_errors_total{node=~"$node", severity!="correctable"}'
     yield number(
         104,
-        "PCIe errors in the last hour",
+        "PCIe errors, one hour",
         "That were not corrected.",
         grown(errors),
         NONE_IS_GOOD,
     )
     yield number(
         105,
-        "Modules that can be read",
+        "Modules read",
         "Transceivers that tell of themselves.",
         ask(f"sum(railscope_nic_module_readable{NODES})"),
     )
@@ -93,7 +93,7 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         108,
-        "Blocks beyond mending",
+        "Uncorrected blocks",
         "That FEC could not correct, per second.",
         ask(
             "sum(rate(railscope_nic_receive_fec_uncorrectable_blocks_total"

@@ -33,7 +33,7 @@ def _summary() -> Iterator[Panel]:
     up = 'up{job="railscope-agent", node=~"$node"}'
     yield number(
         101,
-        "Agents silent to Prometheus",
+        "Agents not scraped",
         "Scrapes that fail.",
         ask(f"count({up}) - sum({up})", COUNT),
         NONE_IS_GOOD,
@@ -69,7 +69,7 @@ def _summary() -> Iterator[Panel]:
     limit = 'railscope_governor_state{node=~"$node", state="at_limit"}'
     yield number(
         106,
-        "Governors at their limit",
+        "Governors at limit",
         "Agents that cannot save any more.",
         ask(f"sum({limit})"),
         NONE_IS_GOOD,
