@@ -47,6 +47,13 @@ async def until_recorded(one: Running, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_signed(one: Running) -> None:
+    log, observed = one.collector.trail.log, one.collector.audit.observed
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while observed.waiting or log.signed.size < log.size:  # noqa: ASYNC110 - no event for tests
+            await asyncio.sleep(0.01)
+
+
 class Claiming:
     """An agent whose every frame tells a claim."""
 
@@ -102,7 +109,10 @@ async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
         one.collector.core.listeners.clear()
         assert (await one.post(agent.body(), at=agent.at))[0] == 200
         assert assigned(one) == []
-        elsewhere = shutil.ignore_patterns("ledger.sqlite*")  # the ledger is written meanwhile
+        await until_signed(one)  # or else the copy is of a log that is being written
+        elsewhere = shutil.ignore_patterns(
+            "ledger.sqlite*", "*.partial"
+        )  # what is written meanwhile
         shutil.copytree(tmp_path / "state", tmp_path / "crashed", ignore=elsewhere)
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "crashed").rename(tmp_path / "state")
