@@ -164,7 +164,7 @@ class Observed:
         return list(islice(missing, self.most_waiting // 2 or 1))
 
     async def _record_some(self) -> None:
-        """Record a batch, and let go of it when all of it is in the log."""
+        """Record a batch; events are let go of when all of them are in the log."""
         facts = list(islice(self._facts, MOST_IN_A_BATCH))
         events = list(islice(self._waiting, MOST_IN_A_BATCH))
         while True:
@@ -174,9 +174,8 @@ class Observed:
             except (OSError, SaltError) as error:
                 await self._pause(str(error))
         await self._append([*facts, *drafts])
-        for queue, done in ((self._facts, facts), (self._waiting, events)):
-            for _ in done:
-                queue.popleft()
+        for _ in events:
+            self._waiting.popleft()
 
     def _drafts(self, events: list[SeenEvent]) -> list[Draft]:
         """The records of a batch, each as what those before it leave; runs off the loop."""
@@ -215,6 +214,8 @@ class Observed:
                 if isinstance(answer, int):
                     source = draft.source or self.audit.source
                     self.recorded.add(record_of(draft, source, answer))
+                    if draft.source is None and draft in self._facts:
+                        self._facts.remove(draft)  # no number would tell that it is in the log
                 elif isinstance(answer, AuditError):
                     left.append(draft)
                     problem = str(answer)

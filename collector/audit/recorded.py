@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from collector.audit.draft import Draft
+from collector.audit.draft import Draft, record_of
 from collector.audit.events import JOIN
 from collector.audit.holding import CONFLICT, Holdings
 from collector.audit.log import AuditLog
@@ -122,6 +122,13 @@ class Snapshot(msgspec.Struct):
         """Events that are still to be recorded."""
         return [SeenEvent(*parts) for parts in self.events]
 
+    def follow(self, record: Record) -> None:
+        """Follow the log: what it tells waits no longer."""
+        self.recorded.add(record)
+        self.drafts = [
+            draft for draft in self.drafts if record_of(draft, record.src, record.seq) != record
+        ]
+
 
 def load(path: Path, audit: AuditLog) -> Snapshot:
     """The copy, brought up to the end of the log. Blocking; raises TileError, RecordError, OSError."""
@@ -131,7 +138,7 @@ def load(path: Path, audit: AuditLog) -> Snapshot:
     if found.recorded.genesis != genesis or found.recorded.size > audit.size:
         found = Snapshot(Recorded(genesis), found.events, found.drafts)
     for raw in audit.records(found.recorded.size):
-        found.recorded.add(decode(raw))
+        found.follow(decode(raw))
     return found
 
 

@@ -59,6 +59,12 @@ async def settled(observed: Observed) -> list[Record]:
     return [decode(raw) for raw in observed.audit.records(1)]
 
 
+def hear(observed: Observed, tellers: Iterable[Teller]) -> None:
+    """An envelope of each."""
+    for teller in tellers:
+        observed.hear(*teller.envelope(1))
+
+
 async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
     teller = Teller()
     async with observing(tmp_path) as observed:
@@ -176,6 +182,23 @@ async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
     assert (found[2].data["before"], found[2].data["version"]) == ("1.0", "2.0")
 
 
+async def test_what_was_recorded_after_the_copy_was_made_is_not_recorded_again(
+    tmp_path: Path,
+) -> None:
+    """The collector stops between a record and the answer that it is one."""
+    teller = Teller()
+    async with observing(tmp_path) as observed:
+        observed.hear(*teller.envelope(1))
+        content = observed.snapshot()
+        assert content is not None
+        assert len(await settled(observed)) == 1
+    observed.file.write_bytes(content)
+    async with observing(tmp_path, "b1") as observed:
+        observed.hear(*teller.envelope(1))
+        (joined,) = await settled(observed)
+    assert joined.type == "node.join"
+
+
 async def test_a_clock_that_is_set_is_evidence_once_an_hour(tmp_path: Path) -> None:
     teller = Teller()
     async with observing(tmp_path) as observed:
@@ -217,6 +240,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
 
     async def live(boot: str, events: list[SeenEvent], kept: int) -> None:
         async with observing(folder, boot) as observed:
+            hear(observed, tellers)
             for at, seen in enumerate(events):
                 if at == kept:
                     # A segment goes: what it held must be in the copy, or in the log.
@@ -257,6 +281,8 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     of_agents = [record.src for record in found if record.src.kind == "agent"]
     numbers = sorted((source.id, source.boot, source.n) for source in of_agents)
     assert numbers == sorted((t.node, t.run, n) for t in tellers for n in range(4))
+    joined = [record.obj.node for record in found if record.type == "node.join"]
+    assert sorted(joined) == ["n1", "n2"]
     conflicts = [str(record.data) for record in found if record.type == "tenancy.conflict"]
     assert len(conflicts) == len(set(conflicts)) == len(told)
     assert verify(folder / "log", KEY.public).findings == ()
