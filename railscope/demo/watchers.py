@@ -109,9 +109,16 @@ class Watchers:
         return _RUNBOOK.sub(rf"file://{runbooks}/\1.md", text)
 
     def point_at(self, collector: str, pages: Mapping[str, str]) -> None:
-        """Say where the programs are, as `host:port`; pages by node. Blocking."""
-        self._targets("collectors", {"": collector})
-        self._targets("agents", pages)
+        """Say where the programs are, as `host:port`; pages by node. Blocking.
+
+        Raises WatchersError where the folder cannot be written any more.
+        """
+        try:
+            self._targets("collectors", {"": collector})
+            self._targets("agents", pages)
+        except OSError as error:
+            message = f"could not say in {self.folder} where the demo's programs are: {error}"
+            raise WatchersError(message) from error
 
     def commands(self) -> Mapping[str, Sequence[str]]:
         """How to start each program, by where it is looked at."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
@@ -102,6 +105,31 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "prometheus").write_text("")
     with pytest.raises(WatchersError, match=f"could not prepare {tmp_path}"):
         Watchers(tmp_path).write()
+
+
+def test_a_folder_that_cannot_be_written_any_more_is_named(tmp_path: Path):
+    left = Watchers(tmp_path)
+    left.write()
+    (tmp_path / "prometheus/targets/agents.yml.new").mkdir()
+    with pytest.raises(WatchersError, match=f"could not say in {tmp_path} .*agents.yml"):
+        left.point_at("127.0.0.1:1", {"n1": "127.0.0.1:2"})
+
+
+async def test_the_demo_stops_in_order_where_it_cannot_say_where_its_programs_are(tmp_path: Path):
+    site, left = tmp_path / "site", tmp_path / "left"
+    site.mkdir()
+    (left / "prometheus/targets/collectors.yml.new").mkdir(parents=True)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "railscope.demo", "--seconds", "1", "--watchers", str(left),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(site)},
+    )  # fmt: skip
+    # Agents and collector write to the same pipe: it ends when the last of them has.
+    text = (await process.communicate())[0].decode()
+    assert process.returncode == 1, text
+    assert text.splitlines()[-1].startswith(f"Error: could not say in {left} where"), text
+    assert "Traceback" not in text
+    assert not list(site.glob("railscope-demo-*"))
 
 
 def test_the_checkout_is_found():
