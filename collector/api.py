@@ -101,9 +101,10 @@ class Api:
                 "agent_version": node.agent_version,
                 "streams": sorted(node.rows),
                 "gpus": len(self.core.holders_of(name)),
-                **facts.get(name, {}),
+                **facts[name],
             }
             for name, node in sorted(self.core.fleet.nodes.items())
+            if name in facts  # the metrics tell of these: no node that is silent and taken out
         ]
         return json_answer({"view": "nodes", "instant_ns": views.instant_ns, "rows": rows})
 

@@ -82,6 +82,7 @@ async def test_what_was_acknowledged_is_in_the_totals_after_a_crash(site: Site):
     await collector.ended()
     await site.collector()
     assert len(identities(site)) == int(shipped[1])
+    await until(lambda: _reports(site, "n1"), "the views are computed")
     nodes = await site.get("/api/v1/nodes")
     assert nodes["rows"][0]["gpus"] == 2
 

@@ -97,6 +97,37 @@ async def test_an_inventory_that_was_never_valid_says_nothing(tmp_path: Path):
         assert '"gpus":1' in account[1] or '"gpus":2' in account[1], "who holds what is known"
 
 
+async def test_a_silent_node_that_was_taken_out_is_listed_no_more_and_still_answers(
+    tmp_path: Path,
+):
+    path = tmp_path / "inventory.csv"
+    path.write_text(f"{INVENTORY}n1,2,2,{ALWAYS}\n")
+    settings = settings_in(tmp_path, inventory_file=str(path), stale_seconds=0.5)
+    async with running(settings) as one:
+
+        async def told() -> dict[str, float]:
+            _, text = await one.get("/metrics")
+            lines = [line.split('"') for line in text.splitlines()]
+            told = [line for line in lines if line[0] == "railscope_node_reporting{node="]
+            return {node: float(rest.removeprefix("}")) for _, node, rest in told}
+
+        async def listed() -> dict[str, float]:
+            rows = (await one.json("/api/v1/nodes"))["rows"]
+            return {row["node"]: row["railscope_node_reporting"] for row in rows}
+
+        await report(one)
+        await report(one, "n2")
+        await once(told, lambda found: found == {"n1": 0.0, "n2": 0.0})
+        assert await listed() == {"n1": 0.0, "n2": 0.0}
+        path.write_text(f"{INVENTORY}n1,2,2,2020-01-01T00:00:00Z,2020-02-01T00:00:00Z\n")
+        await once(told, lambda found: found == {"n2": 0.0})
+        assert await listed() == {"n2": 0.0}
+        page = await one.json("/api/v1/nodes/n1")
+        assert (page["node"], page["rollups"]) == ("n1", [])
+        assert page["streams"]["gpu"]["age_seconds"] > 0.5
+        assert page["streams"]["gpu"]["readings"]
+
+
 async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
     inventory, retired = tmp_path / "inventory.csv", tmp_path / "retired.csv"
     inventory.write_text(f"{INVENTORY}n1,2,2,{ALWAYS}\n")
