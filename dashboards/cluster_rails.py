@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dashboards.colours import ALL_IS_GOOD, PAUSE, STALL
 from dashboards.panels import Column, Panel, lines, rows
 from dashboards.query import EVENTS_PER_SECOND, over, per_second, present
-from railscope.catalog import METRICS, Metric, Rollup, host, nic, rdma
+from railscope.catalog import METRICS, Metric, Rollup, host, nic, nic_link, rdma
 
 SUM, MEAN, MAX, MIN = Rollup.SUM, Rollup.MEAN, Rollup.MAX, Rollup.MIN
 RETRANSMISSIONS = {
@@ -39,8 +39,8 @@ def rail_panels() -> Iterator[Panel]:
         Column("CNPs handled", over("rail", _rdma("congestion_notifications_handled"), SUM)),
         Column("Lost packets", over("rail", _rdma("packet_sequence_errors"), SUM)),
         Column("Timeouts", over("rail", _rdma("ack_timeouts"), SUM)),
-        Column("PCIe read stall", over("rail", nic.PCIE_READ_STALL, MAX), STALL),
-        Column("PCIe write stall", over("rail", nic.PCIE_WRITE_STALL, MAX), STALL),
+        Column("PCIe read stall", over("rail", nic_link.PCIE_READ_STALL, MAX), STALL),
+        Column("PCIe write stall", over("rail", nic_link.PCIE_WRITE_STALL, MAX), STALL),
         span=24,
     ).height(10)
     yield lines(
@@ -84,8 +84,8 @@ def rail_panels() -> Iterator[Panel]:
         307,
         "PCIe stall by rail",
         "The worst card of each rail. A card that cannot reach memory pauses the switch.",
-        over("rail", nic.PCIE_READ_STALL, MAX).named("reads"),
-        over("rail", nic.PCIE_WRITE_STALL, MAX).named("writes"),
+        over("rail", nic_link.PCIE_READ_STALL, MAX).named("reads"),
+        over("rail", nic_link.PCIE_WRITE_STALL, MAX).named("writes"),
         steps=STALL,
     )
     yield lines(

@@ -12,7 +12,7 @@ from agent.sources.ethtool_drivers import typed
 from agent.sources.link import parse_speed
 from agent.sources.rdma_files import rdma_driver
 from railscope.catalog import bursts as c
-from railscope.catalog import nic, rdma
+from railscope.catalog import nic, nic_link, rdma
 from railscope.catalog.declare import Metric
 from railscope.reading import PRESENT, Absent, reason_of
 
@@ -85,7 +85,7 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
     positions: dict[What, tuple[int, ...]] = {}
     link_downs = None
     for metric, _, position in typed(driver["driver"], listed):
-        if metric is nic.LINK_DOWNS:
+        if metric is nic_link.LINK_DOWNS:
             link_downs = position
         if what := _COUNTED.get(metric):
             positions[what] = (*positions.get(what, ()), position)

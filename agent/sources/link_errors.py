@@ -19,6 +19,7 @@ from agent.sources.settings.card import NET, physical_interfaces
 from agent.topology.cards import Cards
 from railscope.catalog import nic as c
 from railscope.catalog import nic_detail as d
+from railscope.catalog import nic_link as link
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
@@ -26,9 +27,9 @@ from railscope.reading import Absent, Reading, reason_of, to_stored
 
 _COUNTERS: Mapping[str, Mapping[str, Metric]] = {
     "fec": {
-        "corrected_blocks": c.FEC_CORRECTED_BLOCKS,
-        "uncorrectable_blocks": c.FEC_UNCORRECTABLE_BLOCKS,
-        "corrected_bits": c.CORRECTED,
+        "corrected_blocks": link.FEC_CORRECTED_BLOCKS,
+        "uncorrectable_blocks": link.FEC_UNCORRECTABLE_BLOCKS,
+        "corrected_bits": link.CORRECTED,
     },
     "pause": {"receive_frames": d.GLOBAL_PAUSE_RECEIVED, "transmit_frames": d.GLOBAL_PAUSE_SENT},
 }

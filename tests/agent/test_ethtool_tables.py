@@ -10,7 +10,7 @@ from support.reading import read_once, readings
 
 from agent.sources.ethtool_drivers import DRIVERS, narrow, typed
 from agent.sources.nic import Nic
-from railscope.catalog import METRICS, nic, nic_detail
+from railscope.catalog import METRICS, nic, nic_detail, nic_link
 from railscope.catalog.declare import Kind, Metric
 from railscope.catalog.entities import NIC, NIC_LANE, NIC_PRIORITY, NIC_TRAFFIC_CLASS
 from railscope.reading import to_stored
@@ -56,7 +56,7 @@ def test_every_metric_of_a_card_is_told_by_some_driver() -> None:
     told = {metric for _, _, metric in ROWS}
     declared = {
         value
-        for module in (nic, nic_detail)
+        for module in (nic, nic_link, nic_detail)
         for value in vars(module).values()
         if isinstance(value, Metric) and value.kind is not Kind.INFO
     }
