@@ -1,30 +1,26 @@
-"""The agent inside its budget: dear sources through the real sampler, and memory."""
+"""The budget: a source that becomes too dear is read less often, and the page says so."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.cards import INFINIBAND, add_card
+from support.budgeted import POWER, Machine, kept, state_of, stretch_of
 from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
-from support.metering import MIB, FakeMeter
-from support.pages import Sample, sample, samples
+from support.metering import MIB
+from support.pages import sample
 from support.reading import ORIGIN
-from support.sampling import Sampling, sampling
+from support.sampling import sampling
 
-from agent.budget import GIVE_BACK_EVERY_NS, LOOK_NS, Keeper, MemoryKeeper
+from agent.budget import Keeper
 from agent.config import PREFIX, AgentSettings, Budget
-from agent.governor import AT_LIMIT, WITHIN
 from agent.http_server import Request
-from agent.meter import ProcessMeter
 from agent.reader import Reader
 from agent.sampler import Limits, Sampler
 from agent.service import Agent
@@ -33,118 +29,13 @@ from agent.source import LONGEST_PERIOD_SECONDS, longest_period_seconds
 from agent.sources.host import HostSource
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
-from agent.sources.self_metrics import SelfMetrics
-from agent.stats import ShippingStats
 from agent.status import FAILED, OK, Status
 from agent.streams.kernel_log import KernelLogStream
 from railscope.catalog.agent import GOVERNOR_EVENT
-from railscope.exposition import Format
-from railscope.frame import Event
 from railscope.settings import SettingsError, load
 
-POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
-COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
 POWER_ON_PAGE = sample("railscope_gpu_power_watts", gpu="GPU-0")
 SHORT = 0.3
-SETTLED_SECONDS = 61
-
-
-@dataclass
-class Machine:
-    """A GPU and a card whose reads cost what the test says."""
-
-    host: FakeHost = field(default_factory=FakeHost)
-    meter: FakeMeter = field(default_factory=FakeMeter)
-    gpu_cpu_ms: float = 0.5
-    gpu_wall_seconds: float = 0.0
-    card_cpu_ms: float = 1.0
-
-    def __post_init__(self) -> None:
-        add_gpus(self.host, 1)
-        add_card(self.host)
-        power, packets = self.host.calls[POWER], self.host.files[COUNTER]
-
-        def ask_power() -> int:
-            self.meter.spend(self.gpu_cpu_ms)
-            if self.gpu_wall_seconds:
-                self.host.clock.advance(self.gpu_wall_seconds)
-            return int(power)
-
-        def count_packets() -> str:
-            self.meter.spend(self.card_cpu_ms)
-            return str(packets)
-
-        self.host.calls[POWER] = ask_power
-        self.host.files[COUNTER] = count_packets
-
-
-@dataclass
-class Kept:
-    """A sampler with a keeper, stepped from second to second."""
-
-    run: Sampling
-    keeper: Keeper
-
-    @property
-    def page(self) -> dict[Sample, float]:
-        """What a scrape would see now."""
-        clock, statuses = self.run.clock, self.run.sampler.statuses
-        page = Page("node-1", statuses.values, lambda: clock.now().boot_ns, "")
-        return samples(page.text(Format.PROMETHEUS))
-
-    def status(self, name: str) -> Status:
-        return self.run.sampler.statuses[name]
-
-    async def second(self) -> None:
-        """Go on to the next whole second."""
-        await self.run.step(1 - self.run.clock.now().boot_ns % NS / NS)
-
-    async def seconds(self, count: int) -> None:
-        for _ in range(count):
-            await self.second()
-
-    async def until(self, condition: Callable[[], bool], *, within: int) -> int:
-        """The seconds until something is so; it must be within some."""
-        for passed in range(within):
-            if condition():
-                return passed
-            await self.second()
-        pytest.fail(f"not so within {within} s: {self.page}")
-
-
-@asynccontextmanager
-async def kept(machine: Machine, budget: Budget | None = None) -> AsyncIterator[Kept]:
-    """GPU, card and the agent's own state, sampled within a budget."""
-    made: list[Sampler] = []
-
-    def take_events() -> list[Event]:
-        return made[0].take_events()
-
-    def prepare(sampler: Sampler) -> None:
-        sampler.keeper = keeper
-        made.append(sampler)
-
-    own = SelfMetrics(lambda: made[0].statuses, ShippingStats(), take_events, keeper=lambda: keeper)
-    sources = [Gpu.load(), Rdma(), own]
-    keeper = Keeper(budget or Budget(), sources, machine.meter)
-    async with sampling(machine.host, sources, prepare=prepare) as run:
-        one = Kept(run, keeper)
-        await one.seconds(SETTLED_SECONDS)
-        yield one
-
-
-def stretch_of(page: dict[Sample, float]) -> dict[str, float]:
-    name = "railscope_source_stretch_ratio"
-    return {dict(labels)["source"]: value for (n, labels), value in page.items() if n == name}
-
-
-def state_of(page: dict[Sample, float], resource: str) -> str:
-    (state,) = [
-        dict(labels)["state"]
-        for (name, labels), value in page.items()
-        if name == "railscope_governor_state" and value and dict(labels)["resource"] == resource
-    ]
-    return state
 
 
 def of_gpu(logs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
@@ -346,108 +237,6 @@ def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
         load(
             AgentSettings, file=None, environment={}, prefix=PREFIX, flags={"budget.cpu_ratio": -1}
         )
-
-
-# Memory -------------------------------------------------------------------------------------------
-
-
-def memory(meter: FakeMeter, dropped: list[int]) -> MemoryKeeper:
-    def give_back() -> None:
-        dropped.append(meter.resident)
-        meter.give_back()
-
-    return MemoryKeeper(64 * MIB, meter.resident_bytes, give_back)
-
-
-def test_memory_within_its_budget_is_left_alone() -> None:
-    dropped: list[int] = []
-    keeper = memory(FakeMeter(64 * MIB), dropped)
-    for look in range(100):
-        keeper.look(look * LOOK_NS)
-    assert (keeper.state, dropped) == (WITHIN, [])
-
-
-def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
-    dropped: list[int] = []
-    meter = FakeMeter(70 * MIB)
-    meter.spare = 10 * MIB
-    keeper = memory(meter, dropped)
-    with capture_logs() as logs:
-        for look in range(10):
-            keeper.look(look * LOOK_NS)
-    assert (keeper.state, dropped) == (WITHIN, [70 * MIB])
-    assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_given_back", 60 * MIB)]
-
-
-def test_memory_that_cannot_be_given_back_is_said_and_tried_again_only_now_and_then() -> None:
-    dropped: list[int] = []
-    meter = FakeMeter(70 * MIB)
-    keeper = memory(meter, dropped)
-    with capture_logs() as logs:
-        for look in range(2 * GIVE_BACK_EVERY_NS // LOOK_NS):
-            keeper.look(look * LOOK_NS)
-        assert (keeper.state, len(dropped)) == (AT_LIMIT, 2)
-        meter.spare = 10 * MIB
-        keeper.look(2 * GIVE_BACK_EVERY_NS)
-        assert keeper.state == WITHIN
-    events = [entry["event"] for entry in logs]
-    assert events.count("memory_over_budget") == events.count("memory_within_budget") == 1
-
-
-def test_memory_that_cannot_be_measured_changes_nothing() -> None:
-    dropped: list[int] = []
-    meter = FakeMeter(70 * MIB)
-    meter.unreadable = PermissionError(13, "Permission denied")
-    keeper = memory(meter, dropped)
-    keeper.look(0)
-    assert (keeper.state, dropped) == (WITHIN, [])
-
-
-async def test_the_page_says_when_too_much_memory_is_resident() -> None:
-    machine = Machine()
-    machine.meter.resident = 80 * MIB
-    async with kept(machine) as one:
-        page = one.page
-        assert state_of(page, "memory") == "at_limit"
-        assert state_of(page, "cpu") == "within"
-        assert page[sample("railscope_agent_resident_memory_bytes")] == 80 * MIB
-        assert page[sample("railscope_agent_memory_budget_bytes")] == 64 * MIB
-        assert set(stretch_of(page).values()) == {1}, "periods do not help memory"
-
-
-def test_an_agent_over_its_memory_drops_what_it_can_make_again() -> None:
-    host = FakeHost()
-    add_card(host)
-    agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(70 * MIB))
-    status = agent.sampler.statuses["rdma"]
-    status.frame = Reader(Rdma(), host, ORIGIN).run().frame
-    before = agent.page.text(Format.PROMETHEUS)
-    agent.keeper.look(host.clock.now().boot_ns)
-    assert agent.meter.times_given_back == 1  # type: ignore[attr-defined] # the fake of above
-    assert agent.page.text(Format.PROMETHEUS) == before
-
-
-# The meter ----------------------------------------------------------------------------------------
-
-
-def test_the_real_meter_counts_the_work_of_its_own_thread() -> None:
-    meter = ProcessMeter()
-    thread_ns, process_ns = meter.thread_cpu_ns(), meter.process_cpu_ns()
-    others: list[int] = []
-
-    def work() -> None:
-        while meter.thread_cpu_ns() < 20 * 1_000_000:
-            sum(range(1000))
-        others.append(meter.thread_cpu_ns())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert others[0] >= 20 * 1_000_000
-    assert meter.process_cpu_ns() - process_ns >= 20 * 1_000_000
-    assert meter.thread_cpu_ns() - thread_ns < 20 * 1_000_000
-    assert MIB < meter.resident_bytes() < 1 << 40
-    meter.give_back()
 
 
 # The landing page ---------------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""Memory beyond the budget is given back, or the page says so; and the real meter of what is used."""
+
+from __future__ import annotations
+
+import threading
+
+from structlog.testing import capture_logs
+from support.budgeted import Machine, kept, state_of, stretch_of
+from support.cards import add_card
+from support.machine import FakeHost
+from support.metering import MIB, FakeMeter
+from support.pages import sample
+from support.reading import ORIGIN
+
+from agent.budget import GIVE_BACK_EVERY_NS, LOOK_NS, MemoryKeeper
+from agent.config import AgentSettings
+from agent.governor import AT_LIMIT, WITHIN
+from agent.meter import ProcessMeter
+from agent.reader import Reader
+from agent.service import Agent
+from agent.sources.rdma import Rdma
+from railscope.exposition import Format
+
+
+def memory(meter: FakeMeter, dropped: list[int]) -> MemoryKeeper:
+    def give_back() -> None:
+        dropped.append(meter.resident)
+        meter.give_back()
+
+    return MemoryKeeper(64 * MIB, meter.resident_bytes, give_back)
+
+
+def test_memory_within_its_budget_is_left_alone() -> None:
+    dropped: list[int] = []
+    keeper = memory(FakeMeter(64 * MIB), dropped)
+    for look in range(100):
+        keeper.look(look * LOOK_NS)
+    assert (keeper.state, dropped) == (WITHIN, [])
+
+
+def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
+    dropped: list[int] = []
+    meter = FakeMeter(70 * MIB)
+    meter.spare = 10 * MIB
+    keeper = memory(meter, dropped)
+    with capture_logs() as logs:
+        for look in range(10):
+            keeper.look(look * LOOK_NS)
+    assert (keeper.state, dropped) == (WITHIN, [70 * MIB])
+    assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_given_back", 60 * MIB)]
+
+
+def test_memory_that_cannot_be_given_back_is_said_and_tried_again_only_now_and_then() -> None:
+    dropped: list[int] = []
+    meter = FakeMeter(70 * MIB)
+    keeper = memory(meter, dropped)
+    with capture_logs() as logs:
+        for look in range(2 * GIVE_BACK_EVERY_NS // LOOK_NS):
+            keeper.look(look * LOOK_NS)
+        assert (keeper.state, len(dropped)) == (AT_LIMIT, 2)
+        meter.spare = 10 * MIB
+        keeper.look(2 * GIVE_BACK_EVERY_NS)
+        assert keeper.state == WITHIN
+    events = [entry["event"] for entry in logs]
+    assert events.count("memory_over_budget") == events.count("memory_within_budget") == 1
+
+
+def test_memory_that_cannot_be_measured_changes_nothing() -> None:
+    dropped: list[int] = []
+    meter = FakeMeter(70 * MIB)
+    meter.unreadable = PermissionError(13, "Permission denied")
+    keeper = memory(meter, dropped)
+    keeper.look(0)
+    assert (keeper.state, dropped) == (WITHIN, [])
+
+
+async def test_the_page_says_when_too_much_memory_is_resident() -> None:
+    machine = Machine()
+    machine.meter.resident = 80 * MIB
+    async with kept(machine) as one:
+        page = one.page
+        assert state_of(page, "memory") == "at_limit"
+        assert state_of(page, "cpu") == "within"
+        assert page[sample("railscope_agent_resident_memory_bytes")] == 80 * MIB
+        assert page[sample("railscope_agent_memory_budget_bytes")] == 64 * MIB
+        assert set(stretch_of(page).values()) == {1}, "periods do not help memory"
+
+
+def test_an_agent_over_its_memory_drops_what_it_can_make_again() -> None:
+    host = FakeHost()
+    add_card(host)
+    agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(70 * MIB))
+    status = agent.sampler.statuses["rdma"]
+    status.frame = Reader(Rdma(), host, ORIGIN).run().frame
+    before = agent.page.text(Format.PROMETHEUS)
+    agent.keeper.look(host.clock.now().boot_ns)
+    assert agent.meter.times_given_back == 1  # type: ignore[attr-defined] # the fake of above
+    assert agent.page.text(Format.PROMETHEUS) == before
+
+
+# The meter ----------------------------------------------------------------------------------------
+
+
+def test_the_real_meter_counts_the_work_of_its_own_thread() -> None:
+    meter = ProcessMeter()
+    thread_ns, process_ns = meter.thread_cpu_ns(), meter.process_cpu_ns()
+    others: list[int] = []
+
+    def work() -> None:
+        while meter.thread_cpu_ns() < 20 * 1_000_000:
+            sum(range(1000))
+        others.append(meter.thread_cpu_ns())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert others[0] >= 20 * 1_000_000
+    assert meter.process_cpu_ns() - process_ns >= 20 * 1_000_000
+    assert meter.thread_cpu_ns() - thread_ns < 20 * 1_000_000
+    assert MIB < meter.resident_bytes() < 1 << 40
+    meter.give_back()

@@ -1,0 +1,130 @@
+"""A sampler within a budget, over a GPU and a card whose reads cost what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from support.cards import INFINIBAND, add_card
+from support.clock import NS
+from support.gpus import add_gpus
+from support.machine import FakeHost
+from support.metering import FakeMeter
+from support.pages import Sample, samples
+from support.sampling import Sampling, sampling
+
+from agent.budget import Keeper
+from agent.config import Budget
+from agent.sampler import Sampler
+from agent.sinks.prometheus import Page
+from agent.sources.nvidia.gpu import Gpu
+from agent.sources.rdma import Rdma
+from agent.sources.self_metrics import SelfMetrics
+from agent.stats import ShippingStats
+from agent.status import Status
+from railscope.exposition import Format
+from railscope.frame import Event
+
+POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
+COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
+SETTLED_SECONDS = 61
+
+
+@dataclass
+class Machine:
+    """A GPU and a card whose reads cost what the test says."""
+
+    host: FakeHost = field(default_factory=FakeHost)
+    meter: FakeMeter = field(default_factory=FakeMeter)
+    gpu_cpu_ms: float = 0.5
+    gpu_wall_seconds: float = 0.0
+    card_cpu_ms: float = 1.0
+
+    def __post_init__(self) -> None:
+        add_gpus(self.host, 1)
+        add_card(self.host)
+        power, packets = self.host.calls[POWER], self.host.files[COUNTER]
+
+        def ask_power() -> int:
+            self.meter.spend(self.gpu_cpu_ms)
+            if self.gpu_wall_seconds:
+                self.host.clock.advance(self.gpu_wall_seconds)
+            return int(power)
+
+        def count_packets() -> str:
+            self.meter.spend(self.card_cpu_ms)
+            return str(packets)
+
+        self.host.calls[POWER] = ask_power
+        self.host.files[COUNTER] = count_packets
+
+
+@dataclass
+class Kept:
+    """A sampler with a keeper, stepped from second to second."""
+
+    run: Sampling
+    keeper: Keeper
+
+    @property
+    def page(self) -> dict[Sample, float]:
+        """What a scrape would see now."""
+        clock, statuses = self.run.clock, self.run.sampler.statuses
+        page = Page("node-1", statuses.values, lambda: clock.now().boot_ns, "")
+        return samples(page.text(Format.PROMETHEUS))
+
+    def status(self, name: str) -> Status:
+        return self.run.sampler.statuses[name]
+
+    async def second(self) -> None:
+        """Go on to the next whole second."""
+        await self.run.step(1 - self.run.clock.now().boot_ns % NS / NS)
+
+    async def seconds(self, count: int) -> None:
+        for _ in range(count):
+            await self.second()
+
+    async def until(self, condition: Callable[[], bool], *, within: int) -> int:
+        """The seconds until something is so; it must be within some."""
+        for passed in range(within):
+            if condition():
+                return passed
+            await self.second()
+        pytest.fail(f"not so within {within} s: {self.page}")
+
+
+@asynccontextmanager
+async def kept(machine: Machine, budget: Budget | None = None) -> AsyncIterator[Kept]:
+    """GPU, card and the agent's own state, sampled within a budget."""
+    made: list[Sampler] = []
+
+    def take_events() -> list[Event]:
+        return made[0].take_events()
+
+    def prepare(sampler: Sampler) -> None:
+        sampler.keeper = keeper
+        made.append(sampler)
+
+    own = SelfMetrics(lambda: made[0].statuses, ShippingStats(), take_events, keeper=lambda: keeper)
+    sources = [Gpu.load(), Rdma(), own]
+    keeper = Keeper(budget or Budget(), sources, machine.meter)
+    async with sampling(machine.host, sources, prepare=prepare) as run:
+        one = Kept(run, keeper)
+        await one.seconds(SETTLED_SECONDS)
+        yield one
+
+
+def stretch_of(page: dict[Sample, float]) -> dict[str, float]:
+    name = "railscope_source_stretch_ratio"
+    return {dict(labels)["source"]: value for (n, labels), value in page.items() if n == name}
+
+
+def state_of(page: dict[Sample, float], resource: str) -> str:
+    (state,) = [
+        dict(labels)["state"]
+        for (name, labels), value in page.items()
+        if name == "railscope_governor_state" and value and dict(labels)["resource"] == resource
+    ]
+    return state
