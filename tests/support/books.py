@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 
 import msgspec
 import numpy as np
+from sqlalchemy import select
 
+from collector.audit.outbox import outbox
 from collector.billing import administration
 from collector.billing.charges import Unit
 from collector.billing.closing import Books, By
 from collector.billing.demo_months import KnownGpu, SimulatedEvidence
 from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period, spelled
-from collector.billing.invoice import CLOSE_AFTER_NS
+from collector.billing.invoice import CLOSE_AFTER_NS, Status
 from collector.billing.prices import Price, PriceBook
+from collector.ledger.database import Database
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.metering.evidence import (
@@ -139,6 +143,24 @@ def told(books: Books, known: SimulatedEvidence) -> Books:
     return Books.of(books.ledger, known)
 
 
+def exact(invoices) -> dict[str, Fraction]:
+    """What stands billed, by tenant, before rounding."""
+    found: dict[str, Fraction] = {}
+    for one in invoices:
+        if one.status is Status.ISSUED:
+            found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.exact
+    return found
+
+
+def in_outbox(database: Database) -> list[str]:
+    """The records that wait for the audit log, in their order."""
+    with database.transaction() as connection:
+        return [row.id for row in connection.execute(select(outbox).order_by(outbox.c.number))]
+
+
+RED, GREEN = claim("red", 5, 60), claim("green", 12)
+ALL = world(gpu("GPU-0", RED), gpu("GPU-1", GREEN))
+"""Two GPUs, each held by a tenant."""
 _KEYS = {
     Unit.GPU_HOURS: "nano_per_gpu_hour",
     Unit.INSTANCE_HOURS: "nano_per_instance_hour",

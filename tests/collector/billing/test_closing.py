@@ -1,28 +1,28 @@
-"""Closing a period: once, whole, and never changed afterwards; on SQLite and on PostgreSQL."""
+"""Closing a period: once, whole and never twice; what keeps it from being closed; on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 import pytest
-from sqlalchemy import select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import select
 from support.books import (
+    ALL,
     BOSS,
+    GREEN,
     ONE,
     PRICES,
+    RED,
     START,
     THREE,
     TWO,
     after,
-    claim,
+    exact,
     gpu,
-    hours,
+    in_outbox,
     meter,
     opened,
     released,
@@ -30,38 +30,16 @@ from support.books import (
     world,
 )
 
-from collector.audit.outbox import Place as AuditPlace
-from collector.audit.outbox import outbox, place, take
 from collector.billing import administration, tables
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Books, By
-from collector.billing.corrections import adjustment, credit
-from collector.billing.demo_months import SimulatedEvidence
 from collector.billing.instants import DAY_NS, Period
 from collector.billing.invoice import Status
-from collector.billing.prices import PriceBookError
 from collector.billing.recompute import recompute
 from collector.billing.statements import statement
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
-from collector.metering.evidence import Reservation, Stay, Stretch
-
-RED, GREEN = claim("red", 5, 60), claim("green", 12)
-ALL = world(gpu("GPU-0", RED), gpu("GPU-1", GREEN))
-
-
-def exact(invoices) -> dict[str, Fraction]:
-    """What stands billed, by tenant, before rounding."""
-    found: dict[str, Fraction] = {}
-    for one in invoices:
-        if one.status is Status.ISSUED:
-            found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.exact
-    return found
-
-
-def in_outbox(database: Database) -> list[str]:
-    with database.transaction() as connection:
-        return [row.id for row in connection.execute(select(outbox).order_by(outbox.c.number))]
+from collector.metering.evidence import Stay
 
 
 def test_a_period_is_billed_from_the_ledger_once(ledger):
@@ -96,43 +74,6 @@ def test_each_charge_leads_back_to_one_revision(ledger):
             day = charge.service_t0_ns // DAY_NS
             assert charge.service_t1_ns <= (day + 1) * DAY_NS
             assert numbers[charge.resource, day] == 1
-
-
-def test_what_comes_late_is_corrected_in_the_next_period(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
-    # Both news are of the first period; one of them moves time from a tenant to another.
-    news = world(
-        released(gpu("GPU-0", RED), RED.id, 50),
-        gpu("GPU-1", GREEN, claim("blue", 24, 30)),
-    )
-    books = told(books, news)
-    later = books.close(TWO, after(TWO))
-    assert later.closing.corrected == (ONE,)
-    corrections = [
-        line.charge for one in later.invoices for line in one.lines if line.charge.corrects
-    ]
-    assert {one.corrects for one in corrections if one.tenant == "red"} == {
-        one.invoice_id for one in closed.invoices if one.tenant == "red"
-    }
-    assert all(ONE.start_ns <= one.service_t0_ns < ONE.end_ns for one in corrections)
-    rate = Fraction("2.49") + Fraction("0.31") / 2
-    owed = exact(books.store.invoices())
-    assert owed["red"] == 45 * rate
-    # Where the counter ran over a handover, nobody pays for what it counted.
-    assert owed["blue"] == 6 * rate
-    assert owed["green"] == 12 * rate
-    assert tuple(books.store.of_closing(1)) == closed.invoices
-
-
-def test_what_was_corrected_is_not_corrected_again(ledger):
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
-    books = told(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
-    books.close(TWO, after(TWO))
-    last = books.close(THREE, after(THREE))
-    assert last.closing.corrected == ()
-    assert not [line for one in last.invoices for line in one.lines if line.charge.corrects]
 
 
 def test_computing_again_gives_the_same_whatever_came_since(ledger):
@@ -222,219 +163,6 @@ def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
     ledger.write(early.day(day, Computed("1", (day + 1) * DAY_NS - 1)))
     with pytest.raises(ClosingError, match=r"not final in the ledger: 1 GPU-day \(GPU-0 on"):
         books.close(ONE, after(ONE))
-
-
-# What is issued stays ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("table", tables.ALL, ids=lambda table: table.name)
-@pytest.mark.parametrize("change", ["UPDATE {0} SET {1} = {1}", "DELETE FROM {0}"])
-def test_the_database_refuses_to_change_what_is_billed(ledger, table, change):
-    books = opened(ledger, world(gpu("GPU-0", RED), gpu("GPU-1", claim("pid", 1, 2, system=False))))
-    administration.record(books, credit("red", Fraction(1), ONE, "why"), after(ONE))
-    closed = books.close(ONE, after(ONE))
-    administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
-    column = table.primary_key.columns.keys()[0]
-    review = "INSERT INTO billing_review VALUES (1, 0, 't', 'r', 's', 'c', 'x', 1, 0, 1, 'w')"
-    with ledger.database.transaction(writes=True) as connection:
-        if table is tables.reviews:
-            connection.execute(text(review))
-        assert connection.execute(select(table)).first() is not None
-    statement_ = text(change.format(table.name, column))
-    with (
-        ledger.database.engine.begin() as connection,
-        pytest.raises(DBAPIError, match="append-only"),
-    ):
-        connection.execute(statement_)
-
-
-def test_an_invoice_that_was_altered_behind_the_triggers_is_noticed(ledger):
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
-    drop = {
-        "sqlite": "DROP TRIGGER billing_charge_no_update",
-        "postgresql": "DROP TRIGGER billing_charge_append_only ON billing_charge",
-    }
-    with ledger.database.transaction(writes=True) as connection:
-        connection.execute(text(drop[connection.dialect.name]))
-        connection.execute(text("UPDATE billing_charge SET amount_minor = amount_minor - 1"))
-    with pytest.raises(LedgerError, match=r"was altered: inv-\w+ is not what was issued"):
-        books.store.invoices()
-
-
-def test_a_line_that_was_added_to_an_invoice_is_noticed(ledger):
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
-    copy = "INSERT INTO billing_charge SELECT invoice_id, 'f00'"
-    rest = ", ".join(column.name for column in list(tables.charges.columns)[2:])
-    with ledger.database.transaction(writes=True) as connection:
-        connection.execute(text(f"{copy}, {rest} FROM billing_charge LIMIT 1"))
-    with pytest.raises(LedgerError, match="was altered"):
-        books.store.invoices()
-
-
-# Decisions ---------------------------------------------------------------------------------------
-
-
-def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
-    before = exact(closed.invoices)
-    red = next(one for one in closed.invoices if one.tenant == "red")
-    administration.void(books, red.invoice_id, "sent to the wrong person", after(ONE))
-    assert exact(books.store.invoices()) == {"green": before["green"]}
-    assert "VOID: sent to the wrong person" in statement(books, "red", ONE).marks[0]
-    with pytest.raises(ClosingError, match="is void already"):
-        administration.void(books, red.invoice_id, "again", after(ONE))
-    with pytest.raises(ClosingError, match="there is no invoice inv-0"):
-        administration.void(books, "inv-0", "again", after(ONE))
-    later = books.close(TWO, after(TWO))
-    assert later.closing.corrected == (ONE,)
-    assert exact(books.store.invoices())["red"] == before["red"]
-    last = books.close(THREE, after(THREE))
-    assert [one.tenant for one in last.invoices] == ["green"]
-    for one in (closed, later, last):
-        again = recompute(books, one.closing, books.store.of_closing(one.closing.number))
-        assert again.manifest_root == one.closing.manifest_root
-
-
-def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
-    books = opened(ledger, ALL)
-    administration.record(books, credit("red", Fraction(5), ONE, "sorry"), after(ONE))
-    closed = books.close(ONE, after(ONE))
-    red = next(one for one in closed.invoices if one.tenant == "red")
-    news = world(
-        released(gpu("GPU-0", RED), RED.id, 50), released(gpu("GPU-1", GREEN), GREEN.id, 70)
-    )
-    books = told(books, news)
-    replaced = administration.replace(books, red.invoice_id, "the job had ended", after(ONE))
-    (fresh,) = replaced.invoices
-    rate = Fraction("2.49") + Fraction("0.31") / 2
-    assert (fresh.replaces, fresh.exact) == (red.invoice_id, 45 * rate - 5)
-    assert statement(books, "red", ONE).invoice == fresh
-    again = recompute(books, replaced.closing, replaced.invoices)
-    assert again.manifest_root == replaced.closing.manifest_root
-    # What was found late about the other tenant is not lost by that.
-    books.close(TWO, after(TWO))
-    owed = exact(books.store.invoices())
-    assert owed == {"red": 45 * rate - 5, "green": 58 * rate}
-    with pytest.raises(ClosingError, match="is closed since then, so it cannot be replaced"):
-        administration.replace(books, fresh.invoice_id, "again", after(TWO))
-
-
-def test_credits_and_adjustments_are_billed_once(ledger):
-    books = opened(ledger, ALL)
-    given = credit("red", Fraction("12.5"), ONE, "power cut")
-    assert administration.record(books, given, after(ONE)) == (True, "EUR")
-    assert administration.record(books, given, after(TWO)) == (False, "EUR")
-    with pytest.raises(ClosingError, match="tenant 'nobody' is not known"):
-        administration.record(books, adjustment("nobody", Fraction(1), ONE, "x"), after(ONE))
-    closed = books.close(ONE, after(ONE))
-    administration.record(books, adjustment("red", Fraction(3), ONE, "phone"), after(ONE))
-    later = books.close(TWO, after(TWO))
-    decided = [
-        (line.charge.kind.value, line.charge.amount, line.charge.note)
-        for one in (*closed.invoices, *later.invoices)
-        for line in one.lines
-        if line.charge.unit is None
-    ]
-    assert decided == [
-        ("credit", Fraction("-12.5"), "power cut"), ("adjustment", Fraction(3), "phone")
-    ]  # fmt: skip
-    names = in_outbox(ledger.database)
-    assert sum(name.startswith("billing.adjust/") for name in names) == 2
-
-
-@dataclass
-class Meddling(SimulatedEvidence):
-    """Evidence that is looked at in the middle of a closing, when somebody records a credit."""
-
-    meddle: list[Callable[[], None]] = field(default_factory=list)
-
-    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
-        while self.meddle:
-            self.meddle.pop()()
-        return super().gpus(start_ns, end_ns)
-
-
-def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
-    books = opened(ledger, ALL)
-    given = credit("red", Fraction(7), ONE, "just in time")
-    meddling = Meddling(ALL.known, [lambda: administration.record(books, given, after(ONE))])
-    closed = Books.of(ledger, meddling).close(ONE, after(ONE))
-    red = next(one for one in closed.invoices if one.tenant == "red")
-    assert [line.charge.amount for line in red.lines if line.charge.unit is None] == [-7]
-
-
-def test_who_changes_things_all_the_time_keeps_a_period_open(ledger):
-    books = opened(ledger, ALL)
-    credits_ = [credit("red", Fraction(n), ONE, "again") for n in range(1, 9)]
-
-    class Always(SimulatedEvidence):
-        """Somebody records a credit whenever it is looked at."""
-
-        def gpus(self, start_ns: int, end_ns: int) -> list[str]:
-            administration.record(books, credits_.pop(), after(ONE))
-            return super().gpus(start_ns, end_ns)
-
-    with pytest.raises(ClosingError, match="somebody else changes prices, voids or closes all"):
-        Books.of(ledger, Always(ALL.known)).close(ONE, after(ONE))
-    assert books.store.closings() == []
-
-
-def test_prices_change_only_what_is_not_closed(ledger):
-    books = opened(ledger, ALL)
-    _, added = administration.publish(books, PRICES, "p", after(ONE))
-    assert not added
-    books.close(ONE, after(ONE))
-    dearer = PRICES.replace("version = 1", "version = 2", 1)
-    dearer = dearer.replace("published = 2024-01-01", "published = 2024-10-06")
-    with pytest.raises(PriceBookError, match="all up to 2024-10-07T00:00:00Z is closed"):
-        administration.publish(books, dearer, "p", after(ONE))
-    changed = PRICES.replace("2_490", "2_500")
-    with pytest.raises(PriceBookError, match="version 1 does not follow version 1"):
-        administration.publish(books, changed, "p", after(ONE))
-    fine = dearer.replace("published = 2024-10-06", "published = 2024-10-07")
-    assert administration.publish(books, fine, "p", after(ONE))[1]
-    assert books.store.book().book.version == 2
-    assert books.store.book(1).book.version == 1
-
-
-def test_a_statement_says_where_the_audit_log_has_it(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
-    name = f"billing.issue/{closed.invoices[0].invoice_id}"
-    with ledger.database.transaction(writes=True) as connection:
-        take(connection, "log", 100)
-        place(connection, "log", [AuditPlace(name, 41, 50)])
-    found = statement(books, "green", ONE)
-    assert found.invoice.audit_seq == 41
-    assert ("Audit log", "record 41, under the checkpoint of size 50") in found.facts
-
-
-def test_reservations_and_what_nobody_saw(ledger):
-    kept = Reservation(hours(0), "kept-1", "blue", hours(24))
-    silent = gpu("GPU-1", GREEN, stretches=(), reservations=(kept,))
-    books = opened(ledger, world(gpu("GPU-0", RED), silent))
-    closed = books.close(ONE, after(ONE))
-    assert exact(closed.invoices)["blue"] == 12 * Fraction("0.9")
-    reviews = books.store.reviews(closed.closing.number)
-    (time,) = [one for one in reviews if one.tenant == "green"]
-    assert (time.start_ns, time.end_ns) == (GREEN.start_ns, ONE.end_ns)
-    assert time.reason == "inferred over a silence of more than 1 h"
-
-
-def test_a_silence_is_as_long_as_it_was_whatever_the_gpu_was_kept_for_meanwhile(ledger):
-    stretches = (
-        Stretch("boot", START - DAY_NS, hours(10)), Stretch("next", hours(30), TWO.end_ns),
-    )  # fmt: skip
-    kept = Reservation(hours(10.5), "kept-1", "blue", hours(30))
-    silent = gpu("GPU-0", claim("red", 5, 10.5), stretches=stretches, reservations=(kept,))
-    books = opened(ledger, world(silent))
-    closed = books.close(ONE, after(ONE))
-    times = [one for one in books.store.reviews(closed.closing.number) if one.tenant == "red"]
-    assert [(one.start_ns, one.end_ns) for one in times] == [(hours(10), hours(10.5))]
-    assert times[0].reason == "inferred over a silence of more than 1 h"
 
 
 # Several at once, and death ----------------------------------------------------------------------

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from sqlalchemy import text
 from support.books import (
+    ALL,
     ONE,
     PRICES,
+    RED,
     SKU,
     START,
     TWO,
@@ -40,8 +42,6 @@ from collector.ledger.store import Ledger
 from collector.metering.evidence import Instance, Layout, Sighting, Stay, Stretch, Witness
 from collector.metering.units import GPU_CAPACITY, compute_slices, memory_slices
 
-RED, GREEN = claim("red", 5, 60), claim("green", 12)
-ALL = world(gpu("GPU-0", RED), gpu("GPU-1", GREEN))
 SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})
 
 
