@@ -1,4 +1,4 @@
-"""Where the helpers of these tests are, and collectors that settle."""
+"""Where the helpers of these tests are, a core, and collectors that settle."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 from support.settling import Site
+from support.story import core_in
+
+from collector.core import Core
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Core:
+    return core_in(tmp_path)
 
 
 @pytest.fixture

@@ -1,0 +1,199 @@
+"""Whose a GPU is: claims, parts of a GPU, and who may speak of which."""
+
+from __future__ import annotations
+
+import pytest
+from looks import ALICE, stamp, states, troubles
+from support.story import (
+    SECOND,
+    Reporter,
+    accept,
+    account_at,
+    at,
+    cut,
+    ended,
+    gpus_of,
+    known_of,
+    seconds_of,
+    started,
+)
+
+from collector.core import Core
+from collector.evidence import claims_file
+from collector.evidence.assemble import Files
+from collector.metering.tiling import State, tile
+
+
+async def test_a_claim_holds_from_its_start_to_its_end(core: Core):
+    events = {50: [started("GPU-0", "job-1", 40, **ALICE)], 80: [ended("GPU-0", "job-1", 75)]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 5), events=events))
+    assert states(core, 120) == [
+        ("idle", "", 0, 40), ("observed", "alice", 40, 75), ("idle", "", 75, 100),
+        ("unknown", "", 100, 120),
+    ]  # fmt: skip
+    account = await account_at(core, 120)
+    assert account.balances
+    assert seconds_of(account) == {
+        ("idle", ""): 65, ("observed", "alice"): 35, ("unknown", ""): 20,
+    }  # fmt: skip
+
+
+async def test_claims_count_whatever_the_clock(core: Core):
+    node = Reporter(skew=3600)
+    accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10),
+                           events={20: [started("GPU-0", "job-1", 10, **ALICE)]}))  # fmt: skip
+    assert seconds_of(await account_at(core, 50)) == {
+        ("inferred", "alice"): 40, ("unknown", ""): 10,
+    }  # fmt: skip
+
+
+def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(core: Core):
+    node = Reporter(uncertainty_ns=2 * SECOND)
+    events = {20: [started("GPU-0", "job-1", -1, **ALICE)]}
+    accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    claim = known_of(core, "GPU-0").evidence
+    assert claim.stretches[0].uncertainty_ns == 2 * SECOND
+    assert states(core, 50)[0] == ("observed", "alice", 0, 50)
+
+
+def test_a_gpu_that_is_cut_in_the_middle_of_an_hour_has_stranded_parts(core: Core):
+    node = Reporter()
+    accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, node.told(cut("GPU-0"), range(0, 41, 10)))
+    accept(core, node.told(cut("GPU-0", "3g.40gb", "3g.40gb"), range(50, 81, 10)))
+    accept(core, node.told(cut("GPU-0"), range(90, 101, 10)))
+    evidence = known_of(core, "GPU-0").evidence
+    assert [(x.start_ns - at(0)) // SECOND for x in evidence.layouts] == [0, 50, 90]
+    stranded = [e for e in tile(evidence, at(0), at(100)) if e.state is State.STRANDED]
+    assert [(e.tiling, e.slot_hi - e.slot_lo, (e.t0_ns - at(0)) // SECOND, (e.t1_ns - at(0)) // SECOND)
+            for e in stranded] == [("compute", 120, 50, 90)]  # fmt: skip
+
+
+def test_parts_of_a_gpu_have_holders_of_their_own(core: Core):
+    node = Reporter()
+    half = {"compute": "0-420", "memory": "0-420"}
+    events = {10: [started("GPU-0", "a", 10, tenant="alice", **half),
+                   started("GPU-0", "b", 10, tenant="bob", compute="420-840", memory="420-840")],
+              60: [ended("GPU-0", "a", 50)]}  # fmt: skip
+    accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    found = {
+        (e.tenant, e.slot_lo, e.slot_hi, (e.t0_ns - at(0)) // SECOND, (e.t1_ns - at(0)) // SECOND)
+        for e in tile(known_of(core, "GPU-0").evidence, at(0), at(100))
+        if e.tenant
+    }
+    assert found == {("alice", 0, 420, 10, 50), ("bob", 420, 840, 10, 100)}
+
+
+async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: Core):
+    heard = troubles(core)
+    events = {60: [ended("GPU-0", "a", 50), started("GPU-0", "b", 50, tenant="bob")],
+              10: [started("GPU-0", "a", 0, **ALICE)]}  # fmt: skip
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    assert seconds_of(await account_at(core, 100)) == {
+        ("observed", "alice"): 50, ("observed", "bob"): 50,
+    }  # fmt: skip
+    assert not heard
+
+
+async def test_two_claims_of_one_level_on_one_slot_are_told_and_billed_once(core: Core):
+    heard = troubles(core)
+    events = {10: [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 40, tenant="bob")]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    assert seconds_of(await account_at(core, 100)) == {
+        ("observed", "alice"): 40, ("observed", "bob"): 60,
+    }  # fmt: skip
+    assert [(t.kind, t.gpu, t.facts["earlier"], t.facts["later"]) for t in heard] == [
+        ("conflict", "GPU-0", "a", "b")
+    ]
+    await account_at(core, 100)
+    assert len(heard) == 1, "said once"
+
+
+async def test_use_without_a_claim_is_rogue(core: Core):
+    events = {
+        10: [
+            started(
+                "GPU-0", "x", 10, unclaimed=True, level="process", owner="root", source="process"
+            )
+        ]
+    }
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    assert seconds_of(await account_at(core, 50)) == {
+        ("idle", ""): 10, ("rogue", "process:root"): 40,
+    }  # fmt: skip
+
+
+async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: Core):
+    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, Reporter("n2", "boot-9").told(gpus_of("GPU-0"), range(200, 301, 10)))
+    text = f"tenant,holds,from,to\nalice,n1,{stamp(0)},\nbob,n2,{stamp(0)},\n"
+    files = Files(claims=claims_file.parse(text))
+    account = await account_at(core, 300, files)
+    assert account.balances
+    assert seconds_of(account) == {
+        ("observed", "alice"): 100, ("inferred", "alice"): 100, ("observed", "bob"): 100,
+    }  # fmt: skip
+
+
+async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_other_gives(
+    core: Core,
+):
+    heard = troubles(core)
+    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(1000, 1101, 10)))
+    thief = Reporter("n2", "boot-9")
+    frames = thief.frames(gpus_of("GPU-0"), range(900, 1201, 10))
+    accept(core, [thief.record(frames, sent=1200)])
+    account = await account_at(core, 1200)
+    assert account.balances
+    assert [(t.kind, t.gpu, t.node) for t in heard] == [("seen_twice", "GPU-0", "n2")]
+    stays = [
+        (s.node, (s.start_ns - at(0)) // SECOND) for s in known_of(core, "GPU-0").evidence.stays
+    ]
+    assert stays == [("n2", 900), ("n1", 1000), ("n2", 1130)], "n1's time stands with a gap around"
+
+
+def test_a_node_speaks_for_its_own_gpus_only(core: Core):
+    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10)))
+    stranger = Reporter("n2", "boot-9")
+    events = {10: [started("GPU-0", "x", 0, tenant="mallory", level="administrator"),
+                   started("GPU-9", "y", 0, tenant="mallory")]}  # fmt: skip
+    accept(core, stranger.told(gpus_of("GPU-1"), range(0, 101, 10), events=events))
+    assert states(core, 100) == [("idle", "", 0, 100)]
+
+
+def test_the_end_that_a_stranger_tells_ends_nothing(core: Core):
+    events = {10: [started("GPU-0", "a", 0, **ALICE)]}
+    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(
+        core,
+        Reporter("n2", "boot-9").told(
+            gpus_of("GPU-1"), [50], events={50: [ended("GPU-0", "a", 20)]}
+        ),
+    )
+    assert states(core, 100) == [("observed", "alice", 0, 100)]
+
+
+def test_an_end_may_be_heard_before_the_start(core: Core):
+    node = Reporter()
+    early = node.told(
+        gpus_of("GPU-0"), range(0, 51, 10), events={20: [started("GPU-0", "a", 10, **ALICE)]}
+    )
+    late = node.told(gpus_of("GPU-0"), range(60, 101, 10), events={60: [ended("GPU-0", "a", 55)]})
+    accept(core, [*late, *early])
+    assert states(core, 100) == [
+        ("idle", "", 0, 10), ("observed", "alice", 10, 55), ("idle", "", 55, 100)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"level": "king"}, {"start_ns": "soon"}, {"compute": "0-900"}, {"compute": "500-400"},
+     {"owner": "a\0b"}, {"start_ns": "9" * 19}],
+)  # fmt: skip
+def test_a_claim_that_cannot_be_is_told_and_left_out(core: Core, facts: dict[str, str]):
+    heard = troubles(core)
+    events = {10: [started("GPU-0", "a", 0, **facts)]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    assert core.evidence.refused == 1
+    assert [t.kind for t in heard] == ["refused_claim"]
+    assert states(core, 50) == [("idle", "", 0, 50)]

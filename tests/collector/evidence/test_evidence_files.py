@@ -1,0 +1,98 @@
+"""What administrators' files say of owners, claims, maintenance and reservations, and how they cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+from looks import ALICE, stamp, states
+from support.story import Reporter, accept, account_at, at, gpus_of, known_of, seconds_of, started
+
+from collector.core import Core
+from collector.evidence import calendar_file, claims_file, tenants_file
+from collector.evidence.assemble import Files
+
+
+def test_stamps_are_seconds_of_the_story():
+    found = claims_file.parse(f"tenant,holds,from,to\na,b,{stamp(3661)},\n")
+    assert next(iter(found)).start_ns == at(3661)
+
+
+def test_an_owner_is_whose_the_file_says_at_each_instant(core: Core):
+    events = {10: [started("GPU-0", "a", 0, owner="ns", source="kubernetes")]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    assert states(core, 100) == [("observed", "kubernetes:ns", 0, 100)], "marked, and not lost"
+    text = (
+        "tenant,source,owner,from,to\n"
+        f"anyone,*,ns,{stamp(20)},{stamp(80)}\n"
+        f"alice,kubernetes,ns,{stamp(40)},{stamp(60)}\n"
+    )
+    files = Files(tenants=tenants_file.parse(text))
+    assert states(core, 100, files=files) == [
+        ("observed", "kubernetes:ns", 0, 20), ("observed", "anyone", 20, 40),
+        ("observed", "alice", 40, 60), ("observed", "anyone", 60, 80),
+        ("observed", "kubernetes:ns", 80, 100),
+    ]  # fmt: skip
+    evidence = known_of(core, "GPU-0", files).evidence
+    assert len({claim.id for claim in evidence.claims}) == 5
+
+
+def test_an_administrator_goes_before_the_scheduler(core: Core):
+    events = {10: [started("GPU-0", "a", 0, **ALICE)]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    text = f"tenant,holds,from,to\nbob,GPU-0,{stamp(30)},{stamp(60)}\n"
+    assert states(core, 100, files=Files(claims=claims_file.parse(text))) == [
+        ("observed", "alice", 0, 30), ("observed", "bob", 30, 60), ("observed", "alice", 60, 100),
+    ]  # fmt: skip
+
+
+async def test_a_calendar_says_maintenance_outages_and_reservations(core: Core):
+    events = {0: [started("GPU-0", "a", 0, **ALICE)]}
+    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
+    text = f"""
+        [[maintenance]]
+        holds = "n1"
+        from = {stamp(20)}
+        to = {stamp(30)}
+        [[outage]]
+        holds = "GPU-0"
+        from = "{stamp(40)}"
+        to = "{stamp(50)}"
+        [[reservation]]
+        name = "r1"
+        tenant = "bob"
+        holds = "GPU-1"
+        from = {stamp(60)}
+    """
+    account = await account_at(core, 100, Files(calendar=calendar_file.parse(text)))
+    assert account.balances
+    assert seconds_of(account) == {
+        ("observed", "alice"): 80, ("maintenance", "alice"): 10, ("down", "alice"): 10,
+        ("idle", ""): 50, ("maintenance", ""): 10, ("reserved", "bob"): 40,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[[holiday]]\n", "holiday"),
+        ("[[maintenance]]\nholds = 'n1'\n", "maintenance 1: from is missing"),
+        ("[[outage]]\nholds = 'n1'\nfrom = 2026-01-01T00:00:00\n", "no offset"),
+        ("[[outage]]\nholds = 'n1'\nfrom = 2026-01-02T00:00:00Z\nto = 2026-01-01T00:00:00Z\n", "ends before"),
+        ("[[outage]]\nholds = ''\nfrom = 2026-01-02T00:00:00Z\n", "holds must be a text"),
+        ("[[outage]]\nwhat = 1\nholds = 'x'\nfrom = 2026-01-02T00:00:00Z\n", "what is none of"),
+        ("outage = 3\n", "must be tables"),
+        ("[[outage\n", "line 1"),
+    ],
+)  # fmt: skip
+def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
+    with pytest.raises(calendar_file.FileError, match=problem):
+        calendar_file.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [(",slurm,x,2026-01-01T00:00:00Z,", "line 2"), ("a:b,slurm,x,2026-01-01T00:00:00Z,", "colon"),
+     ("a,slurm,x,yesterday,", "no time")],
+)  # fmt: skip
+def test_a_tenants_file_that_cannot_be_names_the_line(row: str, problem: str):
+    with pytest.raises(tenants_file.FileError, match=problem):
+        tenants_file.parse(f"tenant,source,owner,from,to\n{row}\n")
