@@ -32,3 +32,8 @@ def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
     yield one
     for site in made:
         site.settler.close()
+
+
+@pytest.fixture
+def site(make: Callable[[str, str], Site], url: str) -> Site:
+    return make("one", url)

@@ -1,0 +1,43 @@
+"""A day of a GPU, and what the ledger and the account say of it."""
+
+from __future__ import annotations
+
+from looks import ALICE
+from support.settling import Site
+from support.story import DAY, DAY_SECONDS, Reporter, ended, gpus_of, started
+
+from collector.account.amounts import Whose
+from collector.ledger.tiling import DAY_NS
+from collector.metering.measures import Measure, Use
+from collector.metering.units import GPU_CAPACITY, Tiling
+
+HOURS = 3600
+LATER = DAY_SECONDS + 2 * HOURS
+MAP = "tenant,source,owner,from,to\n"
+
+
+def a_day(node: Reporter, *, until: int = DAY_SECONDS + HOURS, step: int = 30):
+    """A GPU's day and an hour; alice holds it from 6:00 to 18:00, somebody's namespace after."""
+    events = {
+        6 * HOURS: [started("GPU-0", "a", 6 * HOURS, **ALICE)],
+        18 * HOURS: [
+            ended("GPU-0", "a", 18 * HOURS),
+            started("GPU-0", "b", 18 * HOURS, source="kubernetes", owner="ns"),
+        ],
+    }
+    return node.told(gpus_of("GPU-0"), range(0, until, step), each=40, events=events)
+
+
+def hours(site: Site, day: int = DAY) -> dict[tuple[str, str], float]:
+    """What the ledger has of a day, in GPU-hours of compute by state and tenant."""
+    totals = site.door.ledger.totals(day * DAY_NS, (day + 1) * DAY_NS)
+    return {
+        (of.state.value, of.tenant): quantity / (GPU_CAPACITY * HOURS * 10**9)
+        for of, quantity in totals.items()
+        if of.tiling is Tiling.COMPUTE
+    }
+
+
+def amount(site: Site, tenant: str, measure: Measure = Measure.ENERGY) -> int:
+    """What the account has of a tenant."""
+    return site.live.amounts.totals().get(Whose(measure, Use.ATTRIBUTED, tenant), 0)
