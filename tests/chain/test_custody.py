@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
 
 import aiohttp
 from chain_support import Site, until
+from running_collector import Running, running, settings_in
 from support.audit import draft
 from support.clock import ManualClock
-from test_ingest import Running, running, settings_in
 
 from agent.config import CollectorLink, CustodySettings
 from agent.custody import Custody

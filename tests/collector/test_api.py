@@ -1,4 +1,4 @@
-"""What readers see: the node page, the account and the tenants, over real HTTP."""
+"""What readers see: the views, the node page, the account and the tenants, over real HTTP."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
-from makers import Sender, gpu_schema
-from test_ingest import Running, running, settings_in
+from makers import Sender, gpu_schema, rdma_schema
+from running_collector import Running, running, settings_in, some
 
 from collector.access.credentials import Credentials
 from collector.access.enrolment import Told
@@ -57,6 +57,77 @@ async def seen(one: Running, path: str, wanted: Callable[[int, Any], bool]) -> A
             if wanted(status, content):
                 return content
             await asyncio.sleep(0.05)
+
+
+async def test_views_over_the_api(tmp_path: Path):
+    sender = Sender()
+    claims = tmp_path / "claims.csv"
+    claims.write_text("tenant,holds,from,to\nvision,GPU-n1-0,2026-01-01T00:00:00Z,\n")
+    async with running(settings_in(tmp_path, claims_file=str(claims))) as one:
+        frames = some(sender) + sender.frames(
+            rdma_schema(), [[0, 0, 0, 0], [1000, 2000, 4, 6]], at=0
+        )
+        assert (await one.post(sender.body(frames, schemas=True), at=3))[0] == 200
+        await one.collector.refresher.refresh()
+        await asyncio.to_thread(one.collector.files.refresh)
+        assert await one.collector.settler.attempt()
+        await one.collector.refresher.refresh()
+        cluster = {r["metric"]: r["value"] for r in (await one.json("/api/v1/cluster"))["rows"]}
+        assert cluster["railscope_cluster_sum_gpu_power_watts"] == 3.0
+        assert cluster["railscope_cluster_sum_rdma_transmit_bytes_per_second"] == 3000.0
+        rails = [
+            (r["labels"]["rail"], r["value"]) for r in (await one.json("/api/v1/rails"))["rows"]
+            if r["metric"] == "railscope_rail_sum_rdma_transmit_bytes_per_second"
+        ]  # fmt: skip
+        assert rails == [("0", 1000.0), ("1", 2000.0)]
+        tenants = {
+            r["metric"]: r["value"] for r in (await one.json("/api/v1/tenants"))["rows"]
+            if r["labels"]["tenant"] == "vision"
+        }  # fmt: skip
+        assert tenants["railscope_tenant_sum_gpu_power_watts"] == 1.0
+        assert tenants["railscope_tenant_sum_rdma_transmit_bytes_per_second"] == 1000.0, "its rail"
+        node = await one.json("/api/v1/nodes/n1")
+        readings = {
+            (r["metric"], *r["entity"]): r["value"] for r in node["streams"]["rdma"]["readings"]
+        }
+        assert readings["railscope_rdma_transmit_bytes_total", "mlx5_1", "1"] == 2000
+        rolled = {(r["metric"], r["rollup"]): r["value"] for r in node["rollups"]}
+        assert rolled["railscope_gpu_power_watts", "sum"] == 3.0
+        assert rolled["railscope_gpu_power_watts", "max"] == 2.0
+        assert rolled["railscope_rdma_transmit_bytes_total", "sum"] == 3000.0
+        assert (await one.get("/api/v1/nodes/nowhere"))[0] == 404
+        account = await one.json("/api/v1/account")
+        assert account["balances"]
+        assert account["gpus"] == 2
+        parts = sum(int(account[part]) for part in ("held_ns", "idle_ns", "unknown_ns"))
+        assert parts == int(account["capacity_ns"]) > 0
+
+
+async def test_no_account_before_it_is_known_who_holds_what(tmp_path: Path):
+    claims = tmp_path / "claims.csv"
+    claims.write_text("who,knows\n")
+    async with running(settings_in(tmp_path, claims_file=str(claims))) as one:
+        await one.collector.refresher.refresh()
+        assert (await one.get("/api/v1/account"))[0] == 503
+        claims.write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
+        await asyncio.to_thread(one.collector.files.refresh)
+        assert await one.collector.settler.attempt()
+        await one.collector.refresher.refresh()
+        assert (await one.get("/api/v1/account"))[0] == 200
+
+
+async def test_a_silent_node_is_counted_as_silent_and_its_values_do_not_count(tmp_path: Path):
+    sender = Sender()
+    async with running(settings_in(tmp_path)) as one:
+        assert (await one.post(sender.body(some(sender), schemas=True), at=300))[0] == 200
+        views = await one.collector.refresher.refresh()
+        cluster = {cell.metric.name: cell.value for cell in views.cluster.cells}
+        assert cluster["railscope_cluster_nodes"] == 1
+        assert cluster["railscope_cluster_nodes_reporting"] == 0
+        assert "railscope_cluster_sum_gpu_power_watts" not in cluster
+        status, text = await one.get("/metrics")
+        assert status == 200
+        assert 'railscope_node_reporting{node="n1"} 0' in text
 
 
 async def test_a_node_page_tells_the_age_of_each_stream(tmp_path: Path):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from makers import START_BOOT_NS, START_WALL_NS, Sender, gpu_schema
+from running_collector import Running, running, settings_in
 from support.audit import draft
-from test_ingest import Running, running, settings_in
 
 from agent.numbering import Numbering
 from collector.audit.keys import load_or_make

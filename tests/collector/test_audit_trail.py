@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from makers import Sender, gpu_schema
+from running_collector import running, settings_in
 from support.audit import NOON_NS, audit_log
 from support.disk import small_file_system
-from test_ingest import running, settings_in
 
 from collector.audit.keys import load_or_make
 from collector.audit.trail import MOST_DENIED, Denial, Trail

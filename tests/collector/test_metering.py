@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running_collector import Running, running, settings_in
 from support.story import SECOND, Reporter, ended, gpus_of, started
-from test_ingest import Running, running, settings_in
 
 from collector.config import LedgerSettings, Limits, MeteringSettings
 from collector.ledger.store import Ledger

@@ -15,10 +15,10 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+from running_collector import running, settings_in
 from support.books import ONE, TWO, after, claim, gpu, opened, world
 from test_access_isolation import record
 from test_audit_trail import records
-from test_ingest import running, settings_in
 
 from collector.access.credential import Credential, Role
 from collector.access.credentials import digest, quoted, section

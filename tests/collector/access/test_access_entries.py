@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running_collector import settings_in
 from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, running
 from support.examples import fewer
-from test_ingest import settings_in
 
 from collector.access.credential import Credential, Role
 from collector.access.entries import Entries, NotYetError, Wanted, sole_tenant

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from running_collector import settings_in
 from support.billing_port import BookedRows
 from test_access_isolation import record
-from test_ingest import settings_in
 
 from collector import web
 from collector.access.credentials import digest

@@ -19,9 +19,9 @@ import aiohttp
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from running_collector import settings_in
 from support.billing_port import BookedRows
 from support.examples import fewer
-from test_ingest import settings_in
 
 from collector.access.credential import Credential, Role, is_name
 from collector.access.credentials import digest, quoted, section

@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 from makers import Sender, gpu_schema
+from running_collector import Running, running, settings_in
 from support.billing_port import BookedRows
 from support.certificates import Authority, self_signed
 from test_audit_trail import records
-from test_ingest import Running, running, settings_in
 
 from collector.access.credential import Role
 from collector.access.credentials import digest, digest_of

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from running_collector import Running, running, settings_in
 from support.audit import NOON_NS, audit_log
 from test_audit_trail import records
-from test_ingest import Running, running, settings_in
 
 from collector.access.billing_api import Exported
 from collector.access.credential import Credential, Role

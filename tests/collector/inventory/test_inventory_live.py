@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from makers import Sender, gpu_schema, rdma_schema
+from running_collector import Running, running, settings_in
 from test_audit_trail import records
-from test_ingest import Running, running, settings_in
 
 from collector.access.credentials import digest
 from collector.config import MeteringSettings

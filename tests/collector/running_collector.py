@@ -1,0 +1,112 @@
+"""A collector that runs for a test, on a free port, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from makers import Sender, gpu_schema
+
+from collector.access.credentials import digest
+from collector.config import Audit, CollectorSettings, Limits
+from collector.segments import LogStats, read_segment, segment_path, segments
+from collector.service import Collector
+from railscope.frame import Frame
+
+SMALL = Limits(
+    body_bytes=200_000, unpacked_bytes=1_000_000, columns=50, rows=100, schemas_per_node=5
+)
+
+
+class Running:
+    """A collector on a free port, and requests to it."""
+
+    def __init__(self, settings: CollectorSettings) -> None:
+        self.collector = Collector(settings)
+        self.url = ""
+
+    async def post(
+        self, body: bytes, *, node: str = "n1", at: int = 100, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        sent = Sender(node).sent(at).to_headers()
+        given = {"Authorization": f"Bearer token-{node}", **sent} | (headers or {})
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(self.url + "/v1/frames", data=body, headers=given) as response,
+        ):
+            return response.status, await response.json()
+
+    async def get(self, path: str, token: str = "token-reader") -> tuple[int, Any]:  # noqa: S107 - a test's token
+        headers = {"Authorization": f"Bearer {token}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(self.url + path, headers=headers) as response,
+        ):
+            text = await response.text()
+            return response.status, text
+
+    async def json(self, path: str) -> Any:
+        status, text = await self.get(path)
+        assert status == 200, text
+        return msgspec.json.decode(text)
+
+
+def settings_in(folder: Path, **more: Any) -> CollectorSettings:
+    """Settings with tokens of three nodes and a reader; views are refreshed ten times a second."""
+    lines = [f'{name} = "{digest("token-" + name)}"' for name in ("n1", "n2", "n3")]
+    reader = f'[operators]\nreader = "{digest("token-reader")}"\n'
+    (folder / "tokens.toml").write_text("[nodes]\n" + "\n".join(lines) + "\n" + reader)
+    given: dict[str, Any] = {
+        "listen": "127.0.0.1:0", "state_directory": str(folder / "state"),
+        "tokens_file": str(folder / "tokens.toml"), "limits": SMALL, "views_seconds": 0.1,
+        "audit": Audit(ask_agents=0),
+    }  # fmt: skip
+    return CollectorSettings(**(given | more))
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: CollectorSettings, ready: Callable[[Running], None] = lambda _one: None
+) -> AsyncIterator[Running]:
+    """A collector until the end; `ready` may prepare it before it starts."""
+    one = Running(settings)
+    ready(one)
+    listening = asyncio.Event()
+
+    def on_listening(host: str, port: int) -> None:
+        scheme = "https" if settings.tls.certificate_file else "http"
+        one.url = f"{scheme}://{host}:{port}"
+        listening.set()
+
+    one.collector.on_listening = on_listening
+    task = asyncio.create_task(one.collector.run())
+    waiting = asyncio.create_task(listening.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        waiting.cancel()
+        task.result()
+    try:
+        yield one
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def logged(folder: Path) -> int:
+    """How many envelopes are in the frame log."""
+    frames = folder / "state" / "frames"
+    return sum(
+        1 for n in segments(frames) for _ in read_segment(segment_path(frames, n), LogStats())
+    )
+
+
+def some(sender: Sender, at: int = 0, rows: int = 3) -> list[Frame]:
+    """Frames of two GPUs, one a second from `at` on."""
+    return sender.frames(
+        gpu_schema(sender.node), [[50, 60, 1000, 2000, 10 + r, 20 + r] for r in range(rows)], at=at
+    )

@@ -1,0 +1,201 @@
+"""Ingest over real HTTP: what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from makers import Sender
+from running_collector import logged, running, settings_in, some
+
+from collector.config import Limits
+from collector.ingest import NodeSender
+from railscope.catalog import gpu
+from railscope.entity import Entity
+from railscope.frame import Schema
+from railscope.wire import (
+    MAGIC,
+    SENT_HEADER,
+    Envelope,
+    WireEntity,
+    WireGroup,
+    WireSchema,
+    pack,
+    zstd,
+)
+
+REFUSALS = {
+    "no magic": (b"hello", 400, "does not start with"),
+    "truncated": (Sender().body(some(Sender()), schemas=True)[:-20], 400, "cut off"),
+    "no zstd": (MAGIC + b"\0" * 100, 400, "cannot be decompressed"),
+    "no envelope": (MAGIC + zstd.compress(msgspec.msgpack.encode([1, 2])), 400, "no envelope"),
+    "something behind": (Sender().body(some(Sender())) + b"x", 400, "behind its end"),
+    "a bomb": (MAGIC + zstd.compress(bytes(50_000_000)), 400, "more than 1000000 bytes"),
+    "too large": (bytes(300_000), 413, "larger than"),
+    "another version": (
+        pack(Envelope(99, "n1", "r", "b")), 426, "is of version 99, this program speaks 1"
+    ),
+    "another node": (Sender("n2").body(some(Sender("n2")), schemas=True), 403, "credential is that of 'n1'"),
+    "a million columns": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
+            WireGroup("railscope_gpu_power_watts", (1, 1000), (0,) * 90_000),
+        ), (WireEntity("gpu", ("G",)),)),))), 422, "more than 50 columns",
+    ),
+    "a column of no entity": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
+            WireGroup("railscope_gpu_power_watts", (1, 1000), (5,)),
+        ), (WireEntity("gpu", ("G",)),)),))), 422, "a column of no entity",
+    ),
+    "too many GPUs": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (), tuple(
+            WireEntity("gpu", (f"G{n}",)) for n in range(300)
+        )),))), 422, "more than 50 columns or entities",
+    ),
+    "a line break in a name": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (), (WireEntity("gpu", ("G\nx",)),)),))),
+        422, "control characters",
+    ),
+    "a scale of nothing": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
+            WireGroup("railscope_unknown", (1, 0), (0,)),
+        ), (WireEntity("gpu", ("G",)),)),))), 422, "is none",
+    ),
+    "another catalog": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
+            WireGroup("railscope_gpu_power_watts", (1, 1), (0,)),
+        ), (WireEntity("gpu", ("G",)),)),))), 422, "of different versions",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_malicious_and_damaged_bodies_are_refused_and_change_nothing(
+    tmp_path: Path, name: str
+):
+    body, expected, words = REFUSALS[name]
+    async with running(settings_in(tmp_path)) as one:
+        status, reply = await one.post(body)
+        assert (status, words in reply["error"]) == (expected, True), reply
+        assert sum(one.collector.core.counts.rejected.values()) == 1
+        assert not one.collector.core.fleet.nodes
+        good = Sender()
+        assert (await one.post(good.body(some(good), schemas=True)))[0] == 200
+    assert logged(tmp_path) == 1
+
+
+async def test_batches_whose_parts_lie_are_refused(tmp_path: Path):
+    sender = Sender()
+    envelope = sender.envelope(some(sender), schemas=True)
+    batch = envelope.batches[0]
+    fields = {name: getattr(batch, name) for name in batch.__struct_fields__}
+    lies: list[dict[str, Any]] = [
+        {"base": batch.base + bytes(8)}, {"steps": b""}, {"first_sequence": 0}, {"boot_ns": ()},
+        {"wall_ns": (), "boot_ns": ()}, {"reasons": b"\1"}, {"changed": b"\xff\xff"},
+        {"stream": "host"}, {"wall_ns": batch.wall_ns * 100, "boot_ns": batch.boot_ns * 100},
+    ]  # fmt: skip
+    async with running(settings_in(tmp_path)) as one:
+        for lie in lies:
+            made = type(batch)(**fields | lie)
+            forged = msgspec.structs.replace(envelope, batches=(made,))
+            status, _ = await one.post(pack(forged))
+            assert status == 400, lie
+        assert one.collector.core.counts.frames == 0
+
+
+async def test_clocks_that_cannot_be_are_refused(tmp_path: Path):
+    sender = Sender()
+    ahead = sender.body(some(sender, at=5000), schemas=True)
+    async with running(settings_in(tmp_path)) as one:
+        status, reply = await one.post(ahead, at=10)
+        assert (status, "runs backwards or ahead" in reply["error"]) == (422, True)
+        status, reply = await one.post(sender.body(some(sender)), at=40 * 86_400)
+        assert (status, "older than 30 days" in reply["error"]) == (422, True)
+        body = sender.body(some(sender))
+        status, reply = await one.post(body, headers={SENT_HEADER: "yesterday"})
+        assert (status, "must give wall clock" in reply["error"]) == (400, True)
+
+
+async def test_frames_of_another_boot_reach_no_further_back_than_others(tmp_path: Path):
+    sender = Sender()
+    envelope = sender.envelope(some(sender), schemas=True)
+    batch = envelope.batches[0]
+    assert batch.rows > 1
+    late = (*batch.boot_ns[:-1], batch.boot_ns[-1] + 90 * 86_400 * 10**9)
+    batches = (msgspec.structs.replace(batch, boot_ns=late),)
+    forged = msgspec.structs.replace(envelope, boot_id="the one before", batches=batches)
+    async with running(settings_in(tmp_path)) as one:
+        status, reply = await one.post(pack(forged))
+        assert (status, "older than 30 days" in reply["error"]) == (422, True), reply
+
+
+async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
+    limits = Limits(batches=3, events=2, gaps=2)
+    sender = Sender()
+    async with running(settings_in(tmp_path, limits=limits)) as one:
+        frames = [frame for n in range(8) for frame in some(sender, at=2 * n, rows=1)]
+        status, reply = await one.post(sender.body(frames[::2], schemas=True))
+        assert (status, "4 batches" in reply["error"]) == (422, True)
+        for frame in frames[:6:2]:
+            assert (await one.post(sender.body([frame], schemas=True)))[0] == 200
+        status, reply = await one.post(sender.body(frames[6:7]))
+        assert (status, "3 holes" in reply["error"]) == (422, True)
+
+
+@pytest.mark.parametrize("header", ["9" * 400 + " 5 b", "1 " + "9" * 19 + " b", "-1 5 b"])
+async def test_clocks_beyond_all_bounds_are_refused(tmp_path: Path, header: str):
+    async with running(settings_in(tmp_path)) as one:
+        status, _ = await one.post(Sender().body([]), headers={SENT_HEADER: header})
+        assert status == 400
+        await one.collector.refresher.refresh()
+
+
+async def test_tokens_decide_who_speaks_and_who_reads(tmp_path: Path):
+    sender = Sender()
+    body = sender.body(some(sender), schemas=True)
+    async with running(settings_in(tmp_path)) as one:
+        for wrong in ("", "Bearer", "Bearer wrong", "Basic token-n1"):
+            status, reply = await one.post(body, headers={"Authorization": wrong})
+            assert (status, "no credential" in reply["error"]) == (401, True)
+        status, reply = await one.post(body, headers={"Authorization": "Bearer token-reader"})
+        assert (status, reply["error"]) == (403, "not for a credential of role operator")
+        assert one.collector.core.counts.rejected == {"token": 4, "role": 1}
+        for path in ("/metrics", "/api/v1/nodes", "/api/v1/account", "/api/v1/nodes/n1"):
+            assert (await one.get(path, token="token-n1"))[0] == 403  # noqa: S106 - a test's token
+        assert (await one.get("/-/healthy", token=""))[0] == 200
+        assert (await one.get("/metrics"))[0] == 200
+
+
+async def test_a_node_that_sends_too_often_is_told_to_wait(tmp_path: Path):
+    sender = Sender()
+    body = sender.body(some(sender), schemas=True)
+    limits = Limits(requests_per_second=0.5)
+    async with running(settings_in(tmp_path, limits=limits)) as one:
+        statuses = [(await one.post(body))[0] for _ in range(7)]
+        assert statuses == [200] * 5 + [429] * 2
+        assert (await one.post(Sender("n2").body([]), node="n2"))[0] == 200, (
+            "others are not held up"
+        )
+
+
+async def test_schemas_of_one_node_are_bounded(tmp_path: Path):
+    async with running(settings_in(tmp_path)) as one:
+        statuses = []
+        for number in range(7):
+            schema = Schema("gpu", ((gpu.GPU_POWER, Entity(gpu.GPU_POWER.about, (f"G{number}",))),))
+            sender = Sender()
+            statuses.append(
+                (await one.post(sender.body(sender.frames(schema, [[1]], at=0), schemas=True)))[0]
+            )
+        assert statuses == [200] * 5 + [429] * 2
+
+
+def test_the_bound_on_schemas_is_one_of_an_hour():
+    """Or else a node whose machine changes often would one day not be heard any more."""
+    hour_ns, sender = 3600 * 10**9, NodeSender().schemas
+    assert sender.fits(5, 5, 10 * hour_ns)
+    sender.count += 5
+    assert not sender.fits(1, 5, 11 * hour_ns - 1)
+    assert sender.fits(1, 5, 11 * hour_ns)
+    assert not sender.fits(6, 5, 11 * hour_ns)
