@@ -98,7 +98,7 @@ def make_layout(schema: WireSchema) -> Layout:
             entity = schema.entities[member]
             if metric and metric.kind is Kind.COUNTER:
                 counters.append(column)
-                narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004
+                narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
             if metric and metric.rollups and entity.kind == metric.about.name:
                 part = part_of_key(entity)
                 cells.append((len(metrics), part, entity_lanes[member], column))

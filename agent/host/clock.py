@@ -45,7 +45,7 @@ class RealClock:
     async def sleep_until(self, boot_ns: int) -> None:
         """Wait until the boot clock has reached an instant."""
         # A timer may fire early, and a suspended machine sleeps on: look at the clock again.
-        while (left := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110
+        while (left := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110 - time is no event
             await asyncio.sleep(left / _NS_PER_SECOND)
 
     def _uncertainty_ns(self) -> int | None:

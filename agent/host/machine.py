@@ -33,7 +33,7 @@ class Machine:
     def call(self, function: str) -> Json:
         """The answer of a psutil function. Raises OSError."""
         needed = os.path.join(self._proc, _NEEDS[function])  # noqa: PTH118 - plain text paths
-        if not os.path.exists(needed):  # noqa: PTH110
+        if not os.path.exists(needed):  # noqa: PTH110 - as above
             raise OSError(errno.ENOENT, f"{needed} does not exist")
         psutil.PROCFS_PATH = self._proc  # of the whole process: set it for each question
         return _FUNCTIONS[function]()

@@ -48,7 +48,7 @@ class Network:
         with self._lock:
             if self._netlink is None or self._lldp is None:
                 from agent.host.lldp import Lldp  # noqa: PLC0415 - see the module's docstring
-                from agent.host.netlink import Netlink  # noqa: PLC0415
+                from agent.host.netlink import Netlink  # noqa: PLC0415 - as above
 
                 self._netlink = Netlink()
                 self._lldp = Lldp(self._netlink.ethernet_ports)

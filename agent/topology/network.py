@@ -191,7 +191,7 @@ class Wiring:
         for device in devices:
             rail = self.rules.rail(device.names)
             if rail and device.role in {"", COMPUTE}:
-                device = replace(device, role=COMPUTE, rail=rail[0], why=rail[1])  # noqa: PLW2901
+                device = replace(device, role=COMPUTE, rail=rail[0], why=rail[1])  # noqa: PLW2901 - the same device, on its rail
                 given[rail[0]] = device
             elif rail:
                 problems.append(

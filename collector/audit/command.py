@@ -90,9 +90,9 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: st
 def _invoices(url: str, issued: Sequence[Record]) -> list[str]:
     """Compare with the ledger; what is to be recorded still. Raises VerifyError."""
     # The ledger's libraries are large, and most checks do without.
-    from collector.audit.invoices import compare_invoices  # noqa: PLC0415
-    from collector.billing.store import BillingStore  # noqa: PLC0415
-    from collector.ledger.database import Database, LedgerError  # noqa: PLC0415
+    from collector.audit.invoices import compare_invoices  # noqa: PLC0415 - as above
+    from collector.billing.store import BillingStore  # noqa: PLC0415 - as above
+    from collector.ledger.database import Database, LedgerError  # noqa: PLC0415 - as above
 
     try:
         database = Database(url)

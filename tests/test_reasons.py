@@ -1,0 +1,46 @@
+"""Each exception from a rule of the linter or the type checker has its reason beside it."""
+
+from __future__ import annotations
+
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("agent", "bench", "collector", "dashboards", "railscope")
+EXCEPTION = re.compile(
+    r"# *(noqa(: *[A-Z]+[0-9]+(, *[A-Z]+[0-9]+)*)?|type: *ignore(\[[a-z, -]+\])?)"
+)
+
+
+def test_an_exception_from_a_rule_says_why() -> None:
+    reasons: dict[tuple[Path, int], str] = {}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        with tokenize.open(path) as file:
+            for token in tokenize.generate_tokens(file.readline):
+                if token.type == tokenize.COMMENT and EXCEPTION.match(token.string):
+                    reasons[path.relative_to(ROOT), token.start[0]] = _reason(token.string)
+    assert reasons
+    assert [place for place, reason in reasons.items() if not reason] == []
+
+
+def _reason(comment: str) -> str:
+    """What a comment says beside the exceptions."""
+    return EXCEPTION.sub("", comment).strip(" #-")
+
+
+@pytest.mark.parametrize(
+    ("comment", "reason"),
+    [
+        ("# noqa: PLR2004 - two ends", "two ends"),
+        ("# type: ignore[assignment]  # not there", "not there"),
+        ("# type: ignore[import-not-found] # noqa: PLC0415 - as above", "as above"),
+        ("# noqa: PTH110, PTH118", ""),
+        ("# type: ignore", ""),
+        ("# noqa", ""),
+    ],
+)
+def test_a_reason_is_what_is_said_beside_the_exception(comment: str, reason: str) -> None:
+    assert _reason(comment) == reason
