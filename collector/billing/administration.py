@@ -147,7 +147,7 @@ def replace(books: Books, invoice_id: str, reason: str, by: By) -> Closed:
         raise ClosingError(message)
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
-        if books.store.mark(connection) != bill.mark:
+        if books.store.mark(connection) != bill.mark or not bill.rests_on(closings):
             message = f"{invoice_id}: somebody else billed at this moment. Try again"
             raise ClosingError(message)
         _issued(books, connection, invoice_id)

@@ -55,6 +55,10 @@ class Bill:
         """What is not billed."""
         return undecided(self.rated.reviews)
 
+    def rests_on(self, closings: Sequence[Closing]) -> bool:
+        """Whether these were all that there were when it was computed; none ever goes away."""
+        return self.mark.closings == len(closings)
+
 
 class By(NamedTuple):
     """Who does something, and when."""
@@ -155,10 +159,11 @@ class Books:
         which the ledger lacks days, unless these are `provisional`; and MissingPriceError.
         """
         for _ in range(_TRIES):
-            there = self._closed(period)
+            known = self.store.closings()
+            there = self._closed(period, known)
             if there is not None:
                 return there
-            self._check(period, by.now_ns)
+            _check(period, known, by.now_ns)
             bill = self.bill(period)
             if bill.lacking.all and not provisional:
                 message = (
@@ -170,40 +175,18 @@ class Books:
             closing = closing_of(bill, invoices, by)
             with self.ledger.database.transaction(writes=True) as connection:
                 self.store.lock(connection)
-                if self.store.mark(connection) == bill.mark:
+                if self.store.mark(connection) == bill.mark and bill.rests_on(known):
                     write(connection, Closed(closing, invoices, added=True), bill, by.actor)
                     return Closed(closing, invoices, added=True)
             # Somebody billed in between: what was computed may not be true any more.
         message = f"{name_of(period)}: somebody else changes prices, voids or closes all the time"
         raise ClosingError(message)
 
-    def _closed(self, period: Period) -> Closed | None:
-        for closing in self.store.closings():
+    def _closed(self, period: Period, known: Iterable[Closing]) -> Closed | None:
+        for closing in known:
             if closing.period == period and not closing.tenant:
                 return Closed(closing, tuple(self.store.of_closing(closing.number)), added=False)
         return None
-
-    def _check(self, period: Period, now_ns: int) -> None:
-        """Raises ClosingError."""
-        name = name_of(period)
-        if now_ns < period.end_ns + CLOSE_AFTER_NS:
-            message = (
-                f"{name} can be closed from {spelled(period.end_ns + CLOSE_AFTER_NS)} on: "
-                "evidence may still come until three days after its end"
-            )
-            raise ClosingError(message)
-        closed = [one.period for one in self.store.closings()]
-        for other in closed:
-            if other.overlaps(period):
-                message = f"{name} overlaps {name_of(other)}, which is closed"
-                raise ClosingError(message)
-        last_ns = max((one.end_ns for one in closed), default=period.start_ns)
-        if last_ns != period.start_ns:
-            message = (
-                f"{name} does not follow what is closed: the next period to close starts at "
-                f"{spelled(last_ns)}"
-            )
-            raise ClosingError(message)
 
 
 def closing_of(bill: Bill, invoices: Iterable[Invoice], by: By, tenant: str = "") -> Closing:
@@ -242,6 +225,29 @@ def write(connection: Connection, closed: Closed, bill: Bill, actor: Actor) -> N
     records.closed(connection, closing, len(closed.invoices), actor)
     for one in closed.invoices:
         records.issued(connection, one, closing, actor)
+
+
+def _check(period: Period, known: Iterable[Closing], now_ns: int) -> None:
+    """Raises ClosingError."""
+    name = name_of(period)
+    if now_ns < period.end_ns + CLOSE_AFTER_NS:
+        message = (
+            f"{name} can be closed from {spelled(period.end_ns + CLOSE_AFTER_NS)} on: "
+            "evidence may still come until three days after its end"
+        )
+        raise ClosingError(message)
+    closed = [one.period for one in known]
+    for other in closed:
+        if other.overlaps(period):
+            message = f"{name} overlaps {name_of(other)}, which is closed"
+            raise ClosingError(message)
+    last_ns = max((one.end_ns for one in closed), default=period.start_ns)
+    if last_ns != period.start_ns:
+        message = (
+            f"{name} does not follow what is closed: the next period to close starts at "
+            f"{spelled(last_ns)}"
+        )
+        raise ClosingError(message)
 
 
 def _changed(connection: Connection, closed: Sequence[Period]) -> set[Period]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import pytest
@@ -31,12 +33,13 @@ from support.books import (
 )
 
 from collector.billing import administration, tables
-from collector.billing.closed import ClosingError
+from collector.billing.closed import Closing, ClosingError
 from collector.billing.closing import Books, By
 from collector.billing.instants import DAY_NS, Period
 from collector.billing.invoice import Status
 from collector.billing.recompute import recompute
 from collector.billing.statements import statement
+from collector.billing.store import BillingStore
 from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Stay
@@ -209,6 +212,39 @@ def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, req
     assert {output for output, _ in found} == {f"{closing.manifest_root}\n"}
     assert [one.tenant for one in books.store.invoices()] == ["green", "red"]
     assert sum(name.startswith("billing.issue/") for name in in_outbox(ledger.database)) == 2
+
+
+@dataclass(frozen=True)
+class Overtaken(BillingStore):
+    """After each look at the closings, somebody else does the next of these."""
+
+    others: list[Callable[[], object]] = field(default_factory=list)
+
+    def closings(self) -> list[Closing]:
+        found = super().closings()
+        if self.others:
+            self.others.pop(0)()
+        return found
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_who_is_overtaken_finds_the_period_closed(ledger, looks):
+    books = opened(ledger, ALL)
+    others = [*[object] * looks, lambda: books.close(ONE, after(ONE))]
+    found = Books(ledger, Overtaken(ledger.database, others)).close(ONE, after(ONE))
+    assert not others
+    assert not found.added
+    assert books.store.closings() == [found.closing]
+
+
+def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
+    books = opened(ledger, ALL)
+    (green, _) = books.close(ONE, after(ONE)).invoices
+    others = [lambda: books.close(TWO, after(TWO))]
+    overtaken = Books(ledger, Overtaken(ledger.database, others))
+    with pytest.raises(ClosingError, match="somebody else billed at this moment"):
+        administration.replace(overtaken, green.invoice_id, "wrong", after(TWO))
+    assert [one.period for one in books.store.closings()] == [ONE, TWO]
 
 
 @pytest.mark.parametrize(
