@@ -118,7 +118,8 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
             ("GPU-n1-1", "sent back", "n1")
         ]
         await once(
-            lambda: one.get("/api/v1/audit", "token-auditor"), lambda a: "retired_seen" in a[1]
+            lambda: one.get("/api/v1/audit", "token-auditor"),
+            lambda found: "retired_seen" in found[1] and "device.retire" in found[1],
         )
     found = {(r.type, r.data.get("what")): r for r in records(tmp_path / "state" / "audit")}
     retirement = found["device.retire", "retired"]
