@@ -148,10 +148,9 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
         assert [(row["gpu"], row["why"], row["reported_by"]) for row in told] == [
             ("GPU-n1-1", "sent back", "n1")
         ]
-        awaited = ("device.retire", "inventory_file", "retired_seen")
         await once(
             lambda: one.get("/api/v1/audit", "token-auditor"),
-            lambda answer: all(word in answer[1] for word in awaited),
+            lambda found: "retired_seen" in found[1] and "device.retire" in found[1],
         )
     found = {(r.type, r.data.get("what")): r for r in records(tmp_path / "state" / "audit")}
     retirement = found["device.retire", "retired"]
