@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,29 @@ _MOST_TRIES = 50
 _PAUSE_SECONDS = 0.2
 
 
+class Turns(Sequence[Request]):
+    """The requests of some turns; each says the node's clock as it is when it is looked up."""
+
+    def __init__(self, nodes: load.Nodes, first: int, count: int) -> None:
+        self._first, self._nodes = first, nodes.count
+        self.bodies = [body for turn in range(first, first + count) for body in nodes.bodies(turn)]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def __getitem__(self, position: Any) -> Any:
+        turn, number = divmod(position, self._nodes)
+        body = self.bodies[position]
+        return load.head(number, self._first + turn, PATH, CONTENT_TYPE, len(body)), body
+
+
 class Loader:
     """Prepares and sends."""
 
     def __init__(self, port: int, nodes: load.Nodes) -> None:
         self._port = port
         self._nodes = nodes
-        self._requests: list[Request] = []
+        self._requests = Turns(nodes, 0, 0)
 
     def do(self, command: str, *arguments: str) -> dict[str, Any]:
         """Obey one command."""
@@ -53,19 +70,14 @@ class Loader:
         }
 
     def _prepare(self, first: int, count: int) -> dict[str, Any]:
-        self._requests = [
-            (load.head(number, turn, PATH, CONTENT_TYPE, len(body)), body)
-            for turn in range(first, first + count)
-            for number, body in enumerate(self._nodes.bodies(turn))
-        ]
-        size = sum(len(body) for _, body in self._requests)
+        self._requests = Turns(self._nodes, first, count)
+        size = sum(map(len, self._requests.bodies))
         values = len(self._requests) * self._nodes.values_a_turn
         return {"requests": len(self._requests), "bytes_a_value": size / max(values, 1)}
 
     def _again(self, wire: Wire, position: int, status: int, content: bytes) -> None:
         """Send the schemas the collector asks for, then the frames again; try later if told so."""
         number = position % self._nodes.count
-        request = self._requests[position]
         for _ in range(_MOST_TRIES):
             if status // 100 == 2:  # noqa: PLR2004 - HTTP's success
                 return
@@ -79,7 +91,7 @@ class Loader:
                 time.sleep(_PAUSE_SECONDS)
             else:
                 break
-            status, content = wire.post(request)
+            status, content = wire.post(self._requests[position])
         message = f"the collector answered {status}: {content[:200]!r}"
         raise BenchError(message)
 

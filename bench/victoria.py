@@ -125,8 +125,7 @@ def _samples(streams: Sequence[load.Stream], variant: int, turn: int) -> list[by
     )
     found = []
     for position, stream in enumerate(streams):
-        columns = load.columns_of(stream.schema)
-        rows = load.rows_of(columns, variant * 100 + position, turn)[-stream.rows :]
+        rows = load.rows_of(stream.schema, variant * 100 + position, turn)[-stream.rows :]
         own = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
         block = remote_write.samples(rows.T.astype(np.float64), own)
         data, size = block.tobytes(), block.itemsize * len(rows)

@@ -81,8 +81,9 @@ def post_all(
         try:
             for number in range(first, len(requests), connections):
                 _wait(started + over_seconds * number / len(requests))
+                request = requests[number]
                 sent = time.monotonic()
-                status, content = wire.post(requests[number])
+                status, content = wire.post(request)
                 latencies[number] = time.monotonic() - sent
                 if status // 100 != 2:  # noqa: PLR2004 - HTTP's success
                     if answer is None:
