@@ -28,7 +28,7 @@ from collector.workloads.roster import Roster
 from collector.workloads.seating import Seating
 from collector.workloads.view import Jobs
 from railscope.exposition import Format
-from railscope.wire import WireEntity, WireSchema
+from railscope.wire import Batch, WireEntity, WireSchema
 
 NS = 1_000_000_000
 NOW_NS = 1_790_000_000 * NS
@@ -63,14 +63,14 @@ class Cluster:
                 known = schemas.put(load.of_node(stream.schema, number))
                 columns = known.layout.columns
                 first = chance.integers(1, 10**6, columns)
-                present = np.zeros(columns, np.uint8)
-                core.fleet.apply(
-                    Update(
-                        load.name(number), "run", "boot", known.digest, known.layout,
-                        first, present, NS, first + chance.integers(1, 10**5, columns), 2 * NS,
-                        present, NOW_NS,
-                    )
+                rows = np.array([first, first + chance.integers(1, 10**5, columns)])
+                instants_ns = (NS, 2 * NS)
+                batch = Batch(
+                    known.layout.stream, known.digest, 1, instants_ns, instants_ns,
+                    *load.packed(rows),
                 )  # fmt: skip
+                update = Update(load.name(number), "run", "boot", known.layout, batch, NOW_NS)
+                core.fleet.apply(update)
                 for place, gpu in enumerate(known.gpus):
                     job = (number * len(known.gpus) + place) // GPUS_A_JOB
                     key = JobKey(f"tenant-{job % TENANTS}", "slurm", str(job))

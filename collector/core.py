@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import msgspec
 import structlog
 
-from collector import decode
 from collector.evidence.book import EvidenceBook, Pages
 from collector.fleet import Fleet, Update
 from collector.schemas import Gpu, Known, Schemas
@@ -171,17 +170,11 @@ class Core:
             self._take(record, envelope, batch, known)
 
     def _take(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
-        columns = known.layout.columns
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
         applied = self.fleet.apply(
-            Update(
-                envelope.node, envelope.run, envelope.boot_id, batch.schema, known.layout,
-                decode.first_row(batch), decode.reasons_of(batch, 0, columns), batch.boot_ns[0],
-                decode.last_row(batch, columns), batch.boot_ns[-1],
-                decode.reasons_of(batch, batch.rows - 1, columns), newest_ns,
-            )
-        )  # fmt: skip
+            Update(envelope.node, envelope.run, envelope.boot_id, known.layout, batch, newest_ns)
+        )
         if known.gpus and applied:
             self.gpus_of[envelope.node] = _by_lane(known.gpus)
         self.evidence.accept(record, envelope, batch, known)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from railscope.wire import BYTES_PER_VALUE, MOST_EVENT_NUMBER, Batch, WireError
+from railscope.wire import BYTES_PER_VALUE, MOST_EVENT_NUMBER, Batch, WireError, WireEvent
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Codes: TypeAlias = npt.NDArray[np.uint8]
+Positions: TypeAlias = npt.NDArray[np.intp]
 
 
 def check(batch: Batch, columns: int, most_rows: int) -> int:
@@ -28,17 +30,26 @@ def check(batch: Batch, columns: int, most_rows: int) -> int:
         and changed >> columns == 0
         and len(batch.steps) == count * (rows - 1) * BYTES_PER_VALUE
         and len(batch.reasons) in (0, columns, columns * rows)
-        and all(0 <= event.row < rows for event in batch.events)
-        and all(0 <= event.number <= MOST_EVENT_NUMBER for event in batch.events)
-        and all(0 <= ns < 1 << 63 for ns in (*batch.wall_ns, *batch.boot_ns))
-        and all(
-            0 <= ns < 1 << 63 for event in batch.events for ns in (event.wall_ns, event.boot_ns)
-        )
+        and _are_instants(batch.wall_ns)
+        and _are_instants(batch.boot_ns)
+        and all(_fits(event, rows) for event in batch.events)
     )
     if not fits:
         message = f"batch of stream {batch.stream!r}: its parts do not fit {columns} columns"
         raise WireError(message)
     return count
+
+
+def _are_instants(ns: Sequence[int]) -> bool:
+    return min(ns) >= 0 and max(ns) < 1 << 63
+
+
+def _fits(event: WireEvent, rows: int) -> bool:
+    return (
+        0 <= event.row < rows
+        and 0 <= event.number <= MOST_EVENT_NUMBER
+        and _are_instants((event.wall_ns, event.boot_ns))
+    )
 
 
 def changed_columns(batch: Batch, columns: int) -> npt.NDArray[np.intp]:
@@ -47,28 +58,46 @@ def changed_columns(batch: Batch, columns: int) -> npt.NDArray[np.intp]:
     return np.flatnonzero(bits)
 
 
-def first_row(batch: Batch) -> Integers:
-    """The values of the first row."""
-    return np.frombuffer(batch.base, "<i8")
+def first_rows(batches: Sequence[Batch], columns: int) -> Integers:
+    """The values of the first row of each batch, shape (batches, columns)."""
+    bases = b"".join([batch.base for batch in batches])
+    return np.frombuffer(bases, "<i8").reshape(len(batches), columns)
 
 
-def last_row(batch: Batch, columns: int) -> Integers:
-    """The values of the last row, without making those between."""
-    last = first_row(batch).copy()
-    if batch.steps:
-        steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)
-        # einsum adds along short rows twice as fast as sum does, and wraps around alike.
-        last[changed_columns(batch, columns)] += np.einsum("ij->i", steps)
+def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
+    """The values of the last row of each batch, without making those between."""
+    last = first.copy()
+    # einsum adds along short rows twice as fast as sum does, and wraps around alike.
+    sums = [
+        np.einsum("ij->i", np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1))
+        for batch in batches
+        if batch.steps
+    ]
+    if sums:
+        bits = b"".join(
+            [batch.changed if batch.steps else bytes(len(batch.changed)) for batch in batches]
+        )
+        changed = np.unpackbits(
+            np.frombuffer(bits, np.uint8).reshape(len(batches), -1),
+            axis=1, count=first.shape[1], bitorder="little",
+        )  # fmt: skip
+        last.reshape(-1)[np.flatnonzero(changed)] += np.concatenate(sums)
     return last
 
 
-def all_rows(batch: Batch, columns: int) -> Integers:
-    """The values of all rows, shape (rows, columns)."""
-    rows = np.tile(first_row(batch), (batch.rows, 1))
-    if batch.steps:
-        steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)
-        rows[1:, changed_columns(batch, columns)] += steps.cumsum(axis=1, dtype=np.int64).T
-    return rows
+def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -> Integers:
+    """The values of some rows and columns, shape (rows, columns); the batch has `width` columns."""
+    first = np.frombuffer(batch.base, "<i8").take(columns)
+    found = np.tile(first, (len(rows), 1))
+    if batch.steps and any(rows):
+        changed = changed_columns(batch, width)
+        place = changed.searchsorted(columns)
+        place[place == len(changed)] = 0
+        touched = np.flatnonzero(changed[place] == columns)
+        steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)[place[touched]]
+        for number, row in enumerate(rows):
+            found[number, touched] += steps[:, :row].sum(axis=1, dtype=np.int64)
+    return found
 
 
 def reasons(batch: Batch, columns: int) -> Codes:
@@ -77,6 +106,13 @@ def reasons(batch: Batch, columns: int) -> Codes:
         return np.zeros((batch.rows, columns), np.uint8)
     codes = np.frombuffer(batch.reasons, np.uint8)
     return np.broadcast_to(codes.reshape(-1, columns), (batch.rows, columns))
+
+
+def codes_of_last_rows(batches: Sequence[Batch], columns: int) -> Codes | None:
+    """Reason codes of the last row of each batch; None where all have all their values."""
+    if not any([batch.reasons for batch in batches]):  # noqa: C419 - a list is faster here
+        return None
+    return np.array([reasons_of(batch, batch.rows - 1, columns) for batch in batches])
 
 
 def reasons_of(batch: Batch, row: int, columns: int) -> Codes:

@@ -20,6 +20,8 @@ class Ranges(msgspec.Struct):
 
     def missing_in(self, first: int, last: int) -> list[tuple[int, int]]:
         """The parts of first .. last that are not here yet."""
+        if not self.ends or first > self.ends[-1]:
+            return [(first, last)]
         gaps = []
         position = first
         index = bisect_left(self.ends, first)
@@ -35,6 +37,9 @@ class Ranges(msgspec.Struct):
 
     def add(self, first: int, last: int) -> None:
         """Add first .. last, joining what touches it."""
+        if self.ends and first == self.ends[-1] + 1:
+            self.ends[-1] = last
+            return
         left = bisect_left(self.ends, first - 1)
         right = bisect_right(self.starts, last + 1)
         if left < right:
@@ -46,6 +51,8 @@ class Ranges(msgspec.Struct):
     @property
     def holes(self) -> int:
         """How many sequences are missing between the first and the last that came."""
+        if len(self.starts) < 2:  # noqa: PLR2004 - one range has none, and is the usual case
+            return 0
         return sum(s - e - 1 for s, e in zip(self.starts[1:], self.ends, strict=False))
 
 
@@ -65,13 +72,18 @@ class Received(msgspec.Struct):
     def ranges(self, node: str, run: str, stream: str) -> Ranges:
         """What has been received of one stream of one run."""
         found = self.nodes.get(node, {}).get(run)
-        return found.streams.get(stream, Ranges()) if found else Ranges()
+        return (found.streams.get(stream) if found else None) or Ranges()
 
     def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
         """Remember first .. last of a stream."""
-        entry = self.nodes.setdefault(node, {}).setdefault(run, Run())
+        runs = self.nodes.setdefault(node, {})
+        entry = runs.get(run)
+        if entry is None:
+            entry = runs[run] = Run()
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
-        ranges = entry.streams.setdefault(stream, Ranges())
+        ranges = entry.streams.get(stream)
+        if ranges is None:
+            ranges = entry.streams[stream] = Ranges()
         before = ranges.holes
         ranges.add(first, last)
         self.missing += ranges.holes - before

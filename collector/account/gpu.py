@@ -28,10 +28,8 @@ class GpuAccount:
     """The first instant that counts: of its first evidence, or of its first open day."""
     at_ns: int
     tail: Span | None
-    last_ns: int
-    """The last sample, as it was then."""
     tail_ns: int
-    """The same, within the time that counts."""
+    """The last sample as it was then, within the time that counts."""
     fixed: Sums
     """Up to the last sample."""
     silent_fixed: Sums
@@ -39,7 +37,7 @@ class GpuAccount:
     silent: tuple[Rate, ...]
     seen: tuple[Rate, ...]
     calm: bool
-    """Whether nothing begins or ends between the last sample and `at_ns`."""
+    """Whether nothing begins or ends between the last sample and `at_ns`, whichever is first."""
     next_ns: int
     """When something begins or ends next."""
     uncertainty_ns: int
@@ -64,20 +62,23 @@ class GpuAccount:
         timeline = GpuTimeline.of(evidence)
         ahead = [edge for edge in edges if edge > now_ns]
         present = timeline.entries(now_ns, now_ns + 1)
+        # A sample may be newer than `now_ns`, which was read before it came.
+        newest_ns = max(last_ns, now_ns)
+        in_tail = tail is not None and tail.first_ns <= tail_ns <= last_ns
+        calm = in_tail and all(edge > newest_ns for edge in edges)
         return cls(
             since_ns=since_ns,
             at_ns=now_ns,
             tail=tail,
-            last_ns=last_ns,
             tail_ns=tail_ns,
             fixed=tally(timeline.entries(since_ns, tail_ns)),
             silent_fixed=tally(timeline.entries(tail_ns, now_ns)),
-            silent=_rates(present),
+            silent=_rates(timeline.entries(newest_ns, newest_ns + 1) if calm else present),
             seen=tuple(
                 rate._replace(state=_observed(rate.state))
                 for rate in _rates(timeline.entries(tail_ns, tail_ns + 1))
             ),
-            calm=len(ahead) == len(edges) and tail is not None and last_ns == tail_ns,
+            calm=calm,
             next_ns=ahead[0] if ahead else FOREVER_NS,
             uncertainty_ns=uncertainty_ns,
             stays=evidence.stays,
@@ -88,10 +89,10 @@ class GpuAccount:
         """Whether the account can be carried on to an instant."""
         if not self.at_ns <= now_ns < self.next_ns:
             return False
-        if not self._grown:
-            return self.last_ns <= self.tail_ns
+        if self._observed_ns(now_ns) <= self.tail_ns:
+            return True
         last_ns = self.tail.last_ns if self.tail else 0
-        return self.calm and last_ns <= now_ns and last_ns + self.uncertainty_ns < self.next_ns
+        return self.calm and last_ns + self.uncertainty_ns < self.next_ns
 
     def served_ns(self, now_ns: int) -> int:
         """How long it was in service since the first instant that counts."""
@@ -100,9 +101,9 @@ class GpuAccount:
 
     def carry(self, sums: Sums, now_ns: int) -> None:
         """Add the time after the last sample that was known when this was worked out."""
-        start_ns = self.at_ns
-        if self.tail and self._grown:
-            start_ns = self.tail.last_ns
+        start_ns, observed_ns = self.at_ns, self._observed_ns(now_ns)
+        if observed_ns > self.tail_ns:
+            start_ns = observed_ns
             for rate in self.seen:
                 spread(sums, rate, self.tail_ns, start_ns)
         else:
@@ -111,10 +112,10 @@ class GpuAccount:
         for rate in self.silent:
             spread(sums, rate, start_ns, now_ns)
 
-    @property
-    def _grown(self) -> bool:
-        """Whether samples have come since."""
-        return self.tail is not None and self.tail.last_ns != self.last_ns
+    def _observed_ns(self, now_ns: int) -> int:
+        """Up to when it is observed by now: samples may have come since, some after `now_ns`."""
+        last_ns = self.tail.last_ns if self.tail else self.tail_ns
+        return min(last_ns, now_ns)
 
     @property
     def holders(self) -> set[str]:

@@ -122,18 +122,19 @@ class EvidenceBook:
         return memory
 
     def see(self, uuid: str, presence: Presence) -> int:
-        """A GPU was seen in a node; when that was first heard of."""
-        memory = self.gpu(uuid)
+        """A GPU was seen in a node; when that was first heard of. The presence may be others' too."""
+        presences = self.gpu(uuid).presences
         key = f"{presence.node}\n{presence.boot}"
-        found = memory.presences.get(key)
+        found = presences.get(key)
         if found is None:
-            memory.presences[key] = presence
+            presences[key] = replace(presence, spans=[replace(span) for span in presence.spans])
             self.changed.add(uuid)
             return presence.heard_ns
-        heard_before = presence.heard_ns < found.heard_ns
+        only_grew = presence.heard_ns >= found.heard_ns
         found.heard_ns = min(found.heard_ns, presence.heard_ns)
-        grew = [add_span(found.spans, each) for each in presence.spans]
-        if not all(grew) or heard_before or self.tails.get(uuid) is not found.spans[-1]:
+        for span in presence.spans:
+            only_grew &= add_span(found.spans, span)
+        if not only_grew or self.tails.get(uuid) is not found.spans[-1]:
             self.changed.add(uuid)
         return found.heard_ns
 

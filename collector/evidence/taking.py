@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.told import MOST_CHARACTERS
 from collector.metering.observation import GAP_NS
-from collector.schemas import Known
+from collector.schemas import Gpu, Known
 from collector.segments import Record
 from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope
@@ -27,13 +26,13 @@ class Hearing(Protocol):
     """Who is told what a batch says of GPUs."""
 
     def see(self, uuid: str, presence: Presence) -> int:
-        """A GPU was seen in a node; when that was first heard of."""
+        """A GPU was seen in a node; when that was first heard of. The presence may be others' too."""
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taking:
     """One batch being taken."""
 
@@ -60,9 +59,13 @@ class Taking:
 
     def _spans(self, rows: Sequence[int]) -> list[Span]:
         """Rows that lie at most a gap apart, as spans."""
+        boot_ns, since_boot_ns = self.batch.boot_ns, self.since_boot_ns
+        first_ns, last_ns = since_boot_ns + boot_ns[rows[0]], since_boot_ns + boot_ns[rows[-1]]
+        if last_ns - first_ns <= GAP_NS:
+            return [Span(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
         found: list[Span] = []
         for row in rows:
-            instant_ns = self.since_boot_ns + self.batch.boot_ns[row]
+            instant_ns = since_boot_ns + boot_ns[row]
             if found and instant_ns - found[-1].last_ns <= GAP_NS:
                 found[-1].last_ns = instant_ns
             else:
@@ -71,24 +74,31 @@ class Taking:
 
     def _sight(self, chunk: Chunk, rows: Sequence[int]) -> None:
         """The GPUs that said anything at all in these rows."""
-        columns = self.known.layout.columns
-        codes = decode.reasons(self.batch, columns) if self.batch.reasons else None
-        everywhere = self._spans(rows)
         heard_ns = self.record.received_wall_ns
+        everywhere = Presence(chunk.node, chunk.boot, heard_ns, self._spans(rows))
         skus = self.known.metered.skus
         for gpu in self.known.gpus:
             if len(gpu.uuid) > MOST_CHARACTERS:
                 continue
-            spans = everywhere
-            if codes is not None:
-                spoke = (codes[np.asarray(rows)][:, gpu.columns] == PRESENT).any(axis=1)
-                spans = self._spans([row for row, said in zip(rows, spoke, strict=True) if said])
-            if not spans:
-                continue
-            copies = [Span(s.first_ns, s.last_ns, s.uncertainty_ns, s.skew_ns) for s in spans]
-            presence = Presence(chunk.node, chunk.boot, heard_ns, copies)
+            presence = everywhere
+            if self.batch.reasons:
+                spoke = self._spoke(gpu, rows)
+                if not spoke:
+                    continue
+                if len(spoke) < len(rows):
+                    presence = Presence(chunk.node, chunk.boot, heard_ns, self._spans(spoke))
             first_ns = self.book.see(gpu.uuid, presence)
-            chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), first_ns, spans)
+            chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), first_ns, presence.spans)
+
+    def _spoke(self, gpu: Gpu, rows: Sequence[int]) -> Sequence[int]:
+        """The rows in which a GPU said anything."""
+        columns = self.known.layout.columns
+        if len(self.batch.reasons) == columns:  # all rows are alike
+            codes = decode.reasons_of(self.batch, 0, columns).take(gpu.columns)
+            return rows if (codes == PRESENT).any() else ()
+        codes = decode.reasons(self.batch, columns)[:, gpu.columns]
+        said = (codes == PRESENT).any(axis=1)
+        return [row for row in rows if said[row]]
 
     def _cut(self, chunk: Chunk, rows: Sequence[int]) -> None:
         """How the GPUs of the stream were cut in these rows."""
@@ -115,11 +125,11 @@ class Taking:
             last = number
         if not wanted:
             return
-        columns = self.known.layout.columns
-        table = decode.all_rows(batch, columns)[:, metered.columns]
-        codes = decode.reasons(batch, columns)[:, metered.columns]
-        for number, row in wanted:
-            values = np.where(codes[row] == PRESENT, table[row], -1).astype(_VALUE)
+        width = self.known.layout.columns
+        table = decode.rows_at(batch, [row for _, row in wanted], metered.columns, width)
+        for (number, row), read in zip(wanted, table, strict=True):
+            codes = decode.reasons_of(batch, row, width).take(metered.columns)
+            values = np.where(codes == PRESENT, read, -1).astype(_VALUE)
             instant_ns = self.since_boot_ns + batch.boot_ns[row]
             series.offer(number, Cell(batch.boot_ns[row], instant_ns, values.tobytes()))
 
@@ -127,7 +137,7 @@ class Taking:
 def by_chunk(boot_ns: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
     """Rows by chunk, in the order of the boot clock."""
     rows: Sequence[int] = range(len(boot_ns))
-    if any(after < before for before, after in pairwise(boot_ns)):
+    if sorted(boot_ns) != list(boot_ns):
         rows = sorted(rows, key=lambda row: boot_ns[row])
     first, last = boot_ns[rows[0]] // CHUNK_NS, boot_ns[rows[-1]] // CHUNK_NS
     if first == last:

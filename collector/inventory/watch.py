@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from collector.core import Core
 from collector.evidence.retired_file import Retired, Retirement
 from collector.evidence.trouble import Trouble
-from collector.fleet import Block, Node, Row
+from collector.fleet import Node, Row
 from collector.inventory.compare import KINDS, Heard, Standing, stand
 from collector.inventory.inventory_file import Inventory
 from collector.inventory.shown import AGENT_STREAM, GPU, STREAMS, UNSUPPORTED, Shown
+from collector.sheet import Block
 from railscope.reading import PRESENT
 
 Turns = Callable[[], Awaitable[None]]

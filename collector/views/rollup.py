@@ -16,8 +16,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from collector.fleet import Block
 from collector.layout import Key, Layout, Part
+from collector.sheet import Block
 from collector.views.table import Cell
 from railscope.catalog import rollups
 from railscope.catalog.declare import Metric, Rollup

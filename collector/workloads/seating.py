@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collector.core import Core
-from collector.fleet import BLOCK_ROWS, Block, Node
+from collector.fleet import Node
 from collector.schemas import GPU_STREAM, Gpu
+from collector.sheet import BLOCK_ROWS, Block
 from collector.workloads.columns import JobColumns, Positions
 from collector.workloads.roster import NO_JOB, NO_SEAT, Numbers, Roster
 from railscope.frame import NO_LANE

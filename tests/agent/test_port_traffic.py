@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from support.clock import ManualClock
 from support.port_traffic import SERVERS, Port, ports, traffic_capture
@@ -14,8 +15,7 @@ from support.sampling import sampling
 from agent.host.recorded import RecordedHost
 from agent.sources.nic import Nic
 from agent.sources.rdma import Rdma
-from collector.decode import all_rows
-from railscope.batch import encode_batches
+from railscope.batch import decode_rows, encode_batches
 from railscope.capture import Capture
 from railscope.catalog import nic as catalog
 from railscope.catalog.rdma import COUNTER_FILES
@@ -64,7 +64,7 @@ def received(frames: list[Frame]) -> dict[Key, list[int]]:
         batches = encode_batches(frame for frame in frames if frame.schema is schema)
         sealed = envelope(ORIGIN, batches, [], agent_version="0")
         for batch in unpack(pack(sealed), MOST_BYTES).batches:
-            rows = all_rows(batch, len(schema.columns))
+            rows = np.array(decode_rows(batch, len(schema.columns)))
             for column, (metric, entity) in enumerate(schema.columns):
                 if metric.name.endswith("_total"):
                     values = [int(int(value) * metric.scale) for value in rows[:, column]]

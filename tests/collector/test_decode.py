@@ -24,10 +24,24 @@ def batch_of(values: list[list[int]]) -> tuple[Batch, list[Frame]]:
 def test_numpy_and_plain_decoding_agree_with_what_was_sent(values: list[list[int]]):
     batch, frames = batch_of(values)
     decode.check(batch, COLUMNS, 100)
-    assert decode.all_rows(batch, COLUMNS).tolist() == values
-    assert decode.last_row(batch, COLUMNS).tolist() == values[-1]
-    assert decode.first_row(batch).tolist() == values[0]
     assert decode_rows(batch, COLUMNS) == [frame.values for frame in frames]
+
+
+@given(st.lists(rows, min_size=1, max_size=4))
+def test_many_batches_are_decoded_at_once(tables: list[list[list[int]]]):
+    batches = [batch_of(values)[0] for values in tables]
+    first = decode.first_rows(batches, COLUMNS)
+    assert first.tolist() == [values[0] for values in tables]
+    assert decode.last_rows(batches, first).tolist() == [values[-1] for values in tables]
+
+
+@given(rows, st.data())
+def test_some_rows_and_columns_are_decoded_alone(values: list[list[int]], data: st.DataObject):
+    batch, _ = batch_of(values)
+    wanted = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=4))
+    columns = sorted(data.draw(st.sets(st.integers(0, COLUMNS - 1))))
+    found = decode.rows_at(batch, wanted, np.array(columns, np.intp), COLUMNS)
+    assert found.tolist() == [[values[row][column] for column in columns] for row in wanted]
 
 
 @given(rows, st.data())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makers import rdma_schema
+from support.batches import batch_of
 
-from collector.fleet import BLOCK_ROWS, Fleet, Update, increase
+from collector.fleet import Fleet, Update
 from collector.layout import Layout, make_layout
+from collector.sheet import BLOCK_ROWS, increase
 from collector.views.rollup import NO_TENANT, Rollups, reduce_rows
 from railscope.catalog import gpu, host, nic, rollups
 from railscope.catalog.declare import Kind, Metric, Rollup
@@ -49,16 +52,20 @@ tenants_of_lanes = st.tuples(tenant, tenant, tenant) | tenant.map(lambda one: (o
 node = st.tuples(row, row, codes, tenants_of_lanes, st.booleans())
 
 
-def update(name: str, layout: Layout, first: list[int], last: list[int], **more: object) -> Update:
-    given_: dict[str, object] = {
-        "run": "r", "boot_id": "b", "first_boot_ns": SECOND, "last_boot_ns": 3 * SECOND,
-        "first_reasons": np.zeros(len(last), np.uint8),
-        "reasons": np.zeros(len(last), np.uint8), "instant_ns": 100 * SECOND,
-    }  # fmt: skip
-    return Update(
-        node=name, schema=schema_hash(WIRE), layout=layout,
-        first=np.array(first, np.int64), last=np.array(last, np.int64), **(given_ | more),
-    )  # type: ignore[arg-type]  # fmt: skip
+def update(  # noqa: PLR0913 - what a case tells apart
+    name: str, layout: Layout, first: list[int], last: list[int], *, run: str = "r",
+    boot_id: str = "b", first_boot_ns: int = SECOND, last_boot_ns: int = 3 * SECOND,
+    first_reasons: Sequence[int] = (), reasons: Sequence[int] = (), instant_ns: int = 100 * SECOND,
+) -> Update:  # fmt: skip
+    """A batch of two rows; of one, where both are of one instant."""
+    whole = [0] * len(last)
+    codes = [list(first_reasons) or whole, list(reasons) or whole]
+    at = 1 if first_boot_ns == last_boot_ns else 0
+    batch = batch_of(
+        [first, last][at:], boot_ns=[first_boot_ns, last_boot_ns][at:], stream=layout.stream,
+        schema=schema_hash(WIRE), reasons=codes[at:] if any(map(any, codes)) else (),
+    )  # fmt: skip
+    return Update(name, run, boot_id, layout, batch, instant_ns)
 
 
 def expected_cells(
@@ -108,7 +115,7 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
         name = f"n{number}"
         by_name[name] = [tenants.index(one) if one else NO_TENANT for one in holders]
         fleet.apply(update(
-            name, LAYOUT, first, last, reasons=np.array(reasons, np.uint8),
+            name, LAYOUT, first, last, reasons=reasons,
             instant_ns=(100 if fresh else 1) * SECOND,
         ))  # fmt: skip
     total = Rollups(lambda name, _: by_name[name], tenants)
@@ -245,6 +252,49 @@ def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
     assert math.isnan(energy_rate(fleet)), "one sample of a new boot tells no rate"
 
 
+news = st.tuples(
+    st.sampled_from("abc"), st.integers(1, 9), row, row, codes, codes,
+    st.sampled_from(["r", "r2"]), st.sampled_from(["b", "b", "b2"]), st.booleans(),
+)  # fmt: skip
+"""Of a node, some seconds later: two rows and their reasons, the run, the boot, and who looks."""
+
+
+def rows_of(fleet: Fleet) -> dict[str, list[list[float]]]:
+    places = {name: node.rows["test"] for name, node in fleet.nodes.items()}
+    return {
+        name: [
+            table[place.index].tolist()
+            for table in (place.block.values, place.block.reasons, place.block.rates)
+        ]
+        for name, place in places.items()
+    }
+
+
+@given(st.lists(news, min_size=1, max_size=12))
+def test_it_is_all_one_when_what_came_is_read(told):
+    """Each batch alone as it comes, or many together when somebody looks."""
+    read_at_once, read_now_and_then = Fleet(), Fleet()
+    for number in range(BLOCK_ROWS):  # of few rows none waits
+        read_now_and_then.apply(update(f"other-{number}", LAYOUT, make_row(1, 1), make_row(1, 2)))
+    second = 0
+    for name, later, first, last, before, after, run, boot_id, looks in told:
+        second += later
+        one = update(
+            name, LAYOUT, first, last, run=run, boot_id=boot_id, first_reasons=before,
+            reasons=after, first_boot_ns=second * SECOND, last_boot_ns=(second + 1) * SECOND,
+            instant_ns=second * SECOND,
+        )  # fmt: skip
+        second += 1
+        assert read_at_once.apply(one)
+        rows_of(read_at_once)
+        assert read_now_and_then.apply(one)
+        if looks:
+            rows_of(read_now_and_then)
+    found = rows_of(read_now_and_then)
+    for name, tables in rows_of(read_at_once).items():
+        np.testing.assert_equal(found[name], tables)
+
+
 def test_an_older_frame_does_not_replace_a_newer_one():
     fleet = Fleet()
     fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1)))
@@ -284,9 +334,23 @@ def test_nodes_share_a_layout_only_if_their_parts_are_the_same():
 
 def test_no_rate_from_a_value_that_was_not_there():
     fleet = Fleet()
-    absent = np.full(WIDTH, 4, np.uint8)
+    absent = [4] * WIDTH
     fleet.apply(update("n", LAYOUT, make_row(1, 0), make_row(1, 10**15), first_reasons=absent))
     assert math.isnan(energy_rate(fleet))
+
+
+def test_what_was_not_there_and_comes_back_has_a_rate_from_its_second_reading_on():
+    fleet, absent = Fleet(), [4] * WIDTH
+    readings = [(100, ()), (0, absent), (900, ()), (1000, ())]
+    rates = []
+    for number, (energy, reasons) in enumerate(readings, 1):
+        at = number * SECOND
+        fleet.apply(update("n", LAYOUT, make_row(1, energy), make_row(1, energy), reasons=reasons,
+                           first_boot_ns=at, last_boot_ns=at, instant_ns=at))  # fmt: skip
+        rates.append(energy_rate(fleet))
+        place = fleet.nodes["n"].rows["test"]
+        assert place.block.reasons[place.index].tolist() == list(reasons or [0] * WIDTH)
+    np.testing.assert_equal(rates, [math.nan, math.nan, math.nan, 100.0])
 
 
 STALE = 30

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from support.batches import batch_of
 
 from collector.fleet import Fleet, Update
 from collector.layout import make_layout
@@ -13,7 +13,7 @@ from railscope.catalog.declare import EntityKind
 from railscope.catalog.rollup import ON_A_RAIL
 from railscope.entity import Entity
 from railscope.frame import Schema
-from railscope.wire import schema_hash, to_wire_schema
+from railscope.wire import to_wire_schema
 
 SECOND = 1_000_000_000
 LANES = 2
@@ -49,12 +49,8 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     wire = to_wire_schema(everything)
     width = len(everything.columns)
     fleet = Fleet()
-    row, reasons = np.arange(width, dtype=np.int64), np.zeros(width, np.uint8)
-    fleet.apply(Update(
-        node="n1", schema=schema_hash(wire), layout=make_layout(wire), run="r", boot_id="b",
-        first=row, last=row + 2, first_reasons=reasons, reasons=reasons,
-        first_boot_ns=SECOND, last_boot_ns=3 * SECOND, instant_ns=100 * SECOND,
-    ))  # fmt: skip
+    batch = batch_of([range(width), range(2, width + 2)], boot_ns=[SECOND, 3 * SECOND])
+    fleet.apply(Update("n1", "r", "b", make_layout(wire), batch, 100 * SECOND))
     made = Rollups(lambda _node, lanes: [0] * (lanes + 1), ["t1"])
     for block in fleet.blocks():
         reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))

@@ -13,6 +13,7 @@ import numpy as np
 from histories import LAST, S, cases
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import batch_of
 
 from collector.account.tally import HELD
 from collector.core import Core
@@ -174,13 +175,12 @@ def view_of(streams, held) -> Jobs:
     core, roster = Core(KNOWN), Roster()
     for (node, stream), (first, last, codes, fresh) in streams.items():
         _, known = WIRE[node, stream]
-        reasons = np.array(codes, np.uint8)
-        core.fleet.apply(
-            Update(
-                node, "r", "b", known.digest, known.layout, np.array(first), reasons, SECOND,
-                np.array(last), 3 * SECOND, reasons, NOW if fresh else SECOND,
-            )
+        batch = batch_of(
+            [first, last], boot_ns=[SECOND, 3 * SECOND], stream=stream, schema=known.digest,
+            reasons=[codes, codes],
         )  # fmt: skip
+        instant_ns = NOW if fresh else SECOND
+        core.fleet.apply(Update(node, "r", "b", known.layout, batch, instant_ns))
     for (node, name), jobs in held.items():
         roster.put(name, [Holding(job, node, 840 // len(jobs), 1) for job in jobs])
     seating, gathered = Seating(core, roster), Gathered()
