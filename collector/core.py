@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 import structlog
 
-from collector.evidence.book import EvidenceBook, Pages
+from collector.evidence.book import EvidenceBook
 from collector.fleet import Fleet, Update
 from collector.schemas import Gpu, Known, Schemas
 from collector.segments import Record
@@ -25,28 +25,6 @@ log = structlog.get_logger(__name__)
 
 MOST_EVENTS = 10_000
 EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
-
-
-class NodeMemory(msgspec.Struct):
-    """What is kept of a node that may never report again: that it was there, and with which GPUs."""
-
-    agent_version: str
-    clock_offset_ns: int
-    instant_ns: int
-    gpus: dict[int, str]
-
-
-class Checkpoint(msgspec.Struct):
-    """What older segments said and later ones do not: it survives their deletion.
-
-    The present readings of nodes are not in it: they are in the later segments, or too old to show.
-    """
-
-    first_segment: int
-    received: Received
-    evidence: Pages
-    nodes: dict[str, NodeMemory]
-    events: list[tuple[str, str, WireEvent]]
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
@@ -159,6 +137,8 @@ class Core:
             missing = self._missing(envelope, batch)
             fresh = sum(last - first + 1 for first, last in missing)
             self.counts.duplicates += batch.rows - fresh
+            # A checkpoint knows that it has come, and not what it says of the present.
+            self._show(record, envelope, batch, known)
             if not fresh:
                 continue
             self.counts.frames += fresh
@@ -169,7 +149,8 @@ class Core:
             )  # fmt: skip
             self._take(record, envelope, batch, known)
 
-    def _take(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
+    def _show(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
+        """Make the last frame of a batch the present state, unless it is that already or older."""
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
         applied = self.fleet.apply(
@@ -177,14 +158,16 @@ class Core:
         )
         if known.gpus and applied:
             self.gpus_of[envelope.node] = _by_lane(known.gpus)
+
+    def _take(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
         self.evidence.accept(record, envelope, batch, known)
         self.evidence.hear(record, envelope, batch)
         for seen in _events_of(record, envelope, batch):
             for listener in self.listeners:
                 listener(seen)
-            self._see(seen)
+            self.see(seen)
 
-    def _see(self, seen: SeenEvent) -> None:
+    def see(self, seen: SeenEvent) -> None:
         """Keep an event once: an agent that starts anew reads the kernel log from its beginning."""
         if seen.key in self._event_keys:
             return
@@ -192,29 +175,6 @@ class Core:
         if len(self._event_keys) > 2 * MOST_EVENTS:
             del self._event_keys[next(iter(self._event_keys))]
         self.events.append(seen)
-
-    def checkpoint(self, first_segment: int) -> Checkpoint:
-        """What must survive the deletion of the segments before one."""
-        nodes = {
-            name: NodeMemory(
-                node.agent_version, node.clock_offset_ns, node.instant_ns, self.holders_of(name)
-            )
-            for name, node in self.fleet.nodes.items()
-        }
-        events = [(seen.node, seen.boot_id, seen.event) for seen in self.events]
-        return Checkpoint(first_segment, self.received, self.evidence.pages(), nodes, events)
-
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Start from a checkpoint."""
-        self.received = checkpoint.received
-        self.evidence.resume(checkpoint.evidence)
-        for name, kept in checkpoint.nodes.items():
-            node = self.fleet.node(name)
-            node.agent_version, node.clock_offset_ns = kept.agent_version, kept.clock_offset_ns
-            node.instant_ns = kept.instant_ns
-            self.gpus_of[name] = kept.gpus
-        for node_name, boot_id, event in checkpoint.events:
-            self._see(SeenEvent(node_name, boot_id, event))
 
     def holders_of(self, node: str) -> dict[int, str]:
         """The GPU on each rail of a node."""

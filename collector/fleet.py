@@ -90,10 +90,10 @@ class Fleet:
         return node
 
     def apply(self, update: Update) -> bool:
-        """Make a frame the present state of its node; false if a newer one already is."""
+        """Make a frame the present state of its node; false if it is, or a newer one."""
         node, batch = self.node(update.node), update.batch
         present = node.rows.get(update.layout.stream)
-        if present and _is_older(update, present):
+        if present and _is_no_news(update, present):
             return False
         row = self._row(node, update)
         block, index = row.block, row.index
@@ -131,8 +131,8 @@ class Fleet:
         return row
 
 
-def _is_older(update: Update, present: Row) -> bool:
-    """Whether a frame is older than the present one: by the boot clock, which knows best."""
+def _is_no_news(update: Update, present: Row) -> bool:
+    """Whether a frame is no newer than the present one: by the boot clock, which knows best."""
     if present.boot_ns and update.boot_id == present.boot_id:
-        return update.batch.boot_ns[-1] < present.boot_ns
+        return update.batch.boot_ns[-1] <= present.boot_ns
     return update.instant_ns < present.instant_ns

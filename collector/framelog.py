@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,14 +62,14 @@ class FrameLog:
     """Appends records in groups.
 
     When a segment is full and everything in it has been taken into the state, `on_rotate` is
-    awaited with the number of the segment that comes next.
+    called with the number of the segment that comes next.
     """
 
     folder: Path
     segment_bytes: int
     most_bytes: int
     stats: LogStats = field(default_factory=LogStats)
-    on_rotate: Callable[[int], Awaitable[None]] | None = None
+    on_rotate: Callable[[int], None] | None = None
     _waiting: list[_Entry] = field(default_factory=list)
     _waiting_bytes: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +78,8 @@ class FrameLog:
     _number: int = 0
     _marker: bytes = b""
     _stopped: bool = False
-    size: int = 0
+    _bytes_written: int = 0
+    _bytes_deleted: int = 0
 
     def open(self) -> None:
         """Open the newest segment behind its last whole record. Raises OSError."""
@@ -95,7 +96,14 @@ class FrameLog:
         else:
             self._descriptor, self._marker = start_segment(self.folder, self._number)
         sync_folder(self.folder)
-        self.size = sum(segment_path(self.folder, n).stat().st_size for n in segments(self.folder))
+        self._bytes_written = sum(
+            segment_path(self.folder, n).stat().st_size for n in segments(self.folder)
+        )
+
+    @property
+    def size(self) -> int:
+        """Of all segments, in bytes. One thread writes while another deletes: each counts for itself."""
+        return self._bytes_written - self._bytes_deleted
 
     @property
     def number(self) -> int:
@@ -157,7 +165,7 @@ class FrameLog:
         if cancelled:
             raise asyncio.CancelledError
         if self._number != number and self.on_rotate:
-            await self.on_rotate(self._number)
+            self.on_rotate(self._number)
 
     async def _written(self, group: list[_Entry]) -> tuple[OSError | None, bool]:
         """Write a group off the loop. Says what went wrong, and whether it is time to stop.
@@ -204,7 +212,7 @@ class FrameLog:
             os.ftruncate(self._descriptor, self._offset)
             raise
         self._offset += len(data)
-        self.size += len(data)
+        self._bytes_written += len(data)
         self.stats.commits += 1
         self.stats.commit_ns += time.perf_counter_ns() - started
         if self._offset >= self.segment_bytes:
@@ -229,7 +237,7 @@ class FrameLog:
             if self.size <= self.most_bytes or candidate >= number:
                 return
             path = segment_path(self.folder, candidate)
-            self.size -= path.stat().st_size
+            self._bytes_deleted += path.stat().st_size
             path.unlink()
 
     def close(self) -> None:

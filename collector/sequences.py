@@ -8,6 +8,7 @@ which order frames come.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 
 import msgspec
 
@@ -88,15 +89,25 @@ class Received(msgspec.Struct):
         ranges.add(first, last)
         self.missing += ranges.holes - before
 
-    def forget_before(self, ns: int) -> None:
-        """Forget runs that were heard of last before an instant; their frames are too old by now."""
-        for node, runs in list(self.nodes.items()):
-            for run in [run for run, entry in runs.items() if entry.last_received_ns < ns]:
-                self.missing -= sum(ranges.holes for ranges in runs[run].streams.values())
-                del runs[run]
-            if not runs:
-                del self.nodes[node]
+    def put(self, node: str, runs: dict[str, Run]) -> None:
+        """Know of a node what was known of it before."""
+        if runs:
+            self.nodes[node] = runs
+            self.missing += _holes(runs.values())
+
+    def forget(self, node: str, before_ns: int) -> None:
+        """Forget runs of a node that were heard of last before an instant: too old to come again."""
+        runs = self.nodes.get(node, {})
+        gone = [run for run, entry in runs.items() if entry.last_received_ns < before_ns]
+        for run in gone:
+            self.missing -= _holes([runs.pop(run)])
+        if gone and not runs:
+            del self.nodes[node]
 
     def holes(self) -> int:
         """Missing frames of all runs."""
         return self.missing
+
+
+def _holes(runs: Iterable[Run]) -> int:
+    return sum(ranges.holes for run in runs for ranges in run.streams.values())

@@ -37,6 +37,7 @@ from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.ingest import Ingest
 from collector.inventory.watch import Watch
+from collector.keeping import Keeping
 from collector.ledger.location import ledger_url
 from collector.ledger.shared import SharedDatabase
 from collector.ledger.store import Ledger
@@ -80,9 +81,11 @@ class Collector:
         self.restart = Restart(self.folder, self.core)
         log_settings = self.settings.frame_log
         self.log = FrameLog(
-            self.folder / "frames", log_settings.segment_bytes, log_settings.most_bytes,
-            on_rotate=self._checkpoint,
-        )  # fmt: skip
+            self.folder / "frames", log_settings.segment_bytes, log_settings.most_bytes
+        )
+        oldest_days = self.settings.limits.oldest_frame_days + 1
+        self.keeping = Keeping(self.restart, self.log, oldest_days * _DAY_NS)
+        self.log.on_rotate = self.keeping.rotated
         self.database = SharedDatabase(ledger_url(self.settings.ledger, self.folder))
         self.audit = AuditOffice.of(
             self.settings, self.restart, self._listed_nodes, self.database.open
@@ -191,6 +194,7 @@ class Collector:
                 group.create_task(self.tokens.watch())
                 group.create_task(self.entries.run())
                 group.create_task(self.log.run())
+                group.create_task(self.keeping.run())
                 group.create_task(self.files.watch())
                 group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
@@ -227,17 +231,6 @@ class Collector:
         self.restart.read(self.log.stats)
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
-
-    async def _checkpoint(self, first_segment: int) -> None:
-        """Keep what older segments say, then let the oldest go."""
-        newest = max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
-        horizon = newest - (self.settings.limits.oldest_frame_days + 1) * _DAY_NS
-        self.core.received.forget_before(horizon)
-        if await self.restart.keep(first_segment, horizon):
-            try:
-                await asyncio.to_thread(self.log.delete_before, first_segment)
-            except OSError as error:
-                log.error("segments_not_deleted", folder=str(self.folder), problem=str(error))
 
 
 def calm_garbage_collection() -> None:

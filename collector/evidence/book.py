@@ -51,15 +51,6 @@ class GpuMemory(msgspec.Struct):
     cuts: list[Cut] = []
 
 
-class Pages(msgspec.Struct):
-    """The book as part of a checkpoint."""
-
-    gpus: dict[str, GpuMemory] = {}
-    chunks: list[Kept] = []
-    unwritten: list[Told] = []
-    unwritten_ends: list[Ended] = []
-
-
 @dataclass(slots=True)
 class EvidenceBook:
     """All facts in memory. `changed` are the GPUs whose facts did not only go on."""
@@ -139,14 +130,14 @@ class EvidenceBook:
         return found.heard_ns
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
-        """A GPU was cut in this way."""
+        """A GPU was cut in this way. The span may be others' too."""
         cuts = self.gpu(uuid).cuts
         for cut in cuts:
             if cut.parts == parts:
                 if not add_span(cut.spans, span):
                     self.changed.add(uuid)
                 return
-        cuts.append(Cut(parts, [span]))
+        cuts.append(Cut(parts, [replace(span)]))
         self.changed.add(uuid)
 
     # Events ------------------------------------------------------------------------------------
@@ -241,19 +232,15 @@ class EvidenceBook:
 
     # Checkpoints -------------------------------------------------------------------------------
 
-    def pages(self) -> Pages:
-        """Everything, for a checkpoint."""
-        claims = [fact for fact in self.unwritten if isinstance(fact, Told)]
-        ends = [fact for fact in self.unwritten if isinstance(fact, Ended)]
-        return Pages(self.gpus, list(self.chunks.values()), claims, ends)
-
-    def resume(self, pages: Pages) -> None:
+    def resume(
+        self, gpus: dict[str, GpuMemory], chunks: Iterable[Kept], unwritten: Iterable[Told | Ended]
+    ) -> None:
         """Go on from a checkpoint."""
-        self.gpus = pages.gpus
-        for kept in pages.chunks:
+        self.gpus = gpus
+        for kept in chunks:
             kept.stored = False  # it may have been on its way
             self.chunks[kept.chunk.node, kept.chunk.boot, kept.chunk.number] = kept
-        self.unwritten = dict.fromkeys([*pages.unwritten, *pages.unwritten_ends])
+        self.unwritten = dict.fromkeys(unwritten)
         self.changed = set(self.gpus)
         self.late = set(self.gpus)
 

@@ -129,7 +129,7 @@ class Chunk(msgspec.Struct, array_like=True):
             add_span(found.spans, span)
 
     def cut(self, gpu: str, parts: tuple[Part, ...], span: Span) -> None:
-        """A GPU was cut in this way."""
+        """A GPU was cut in this way. The span may be others' too."""
         cuts = self.cuts.setdefault(gpu, [])
         for cut in cuts:
             if cut.parts == parts:

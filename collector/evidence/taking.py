@@ -102,10 +102,11 @@ class Taking:
 
     def _cut(self, chunk: Chunk, rows: Sequence[int]) -> None:
         """How the GPUs of the stream were cut in these rows."""
+        bare = [Span(span.first_ns, span.last_ns) for span in self._spans(rows)]
         for gpu, parts in self.known.metered.layouts:
-            for span in self._spans(rows):
+            for span in bare:
                 chunk.cut(gpu, parts, span)
-                self.book.cut(gpu, parts, Span(span.first_ns, span.last_ns))
+                self.book.cut(gpu, parts, span)
 
     def _count(self, chunk: Chunk, rows: Sequence[int]) -> None:
         """Keep the first reading of each cell of the grid."""

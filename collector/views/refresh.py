@@ -17,6 +17,7 @@ from collector.core import Core
 from collector.fleet import Node
 from collector.inventory.view import cells as inventory_cells
 from collector.inventory.watch import Found, Watch
+from collector.turns import Turns
 from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
 from collector.workloads.averages import Averages
@@ -27,7 +28,6 @@ from railscope.catalog import collector as catalog
 from railscope.catalog import jobs as jobs_catalog
 
 NS = 1_000_000_000
-SLICE_SECONDS = 0.001
 MOST_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
 
@@ -90,7 +90,7 @@ class Refresher:
         account = await self._account(now_ns) if known else None
         held = self.live.held() if account else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
-        turns = _Turns()
+        turns = Turns()
         if account:
             await self.seating.refresh(turns.offer)
         gathered = Gathered()
@@ -176,7 +176,7 @@ class Refresher:
 
     async def _account(self, now_ns: int) -> Account | None:
         """The account; None while the ledger cannot be read."""
-        return await self.live.refresh(now_ns, _Turns().offer) if self.live.ready else None
+        return await self.live.refresh(now_ns, Turns().offer) if self.live.ready else None
 
     def _tenants(self, account: Account | None, held: Mapping[str, int]) -> Iterator[Cell]:
         if account:
@@ -216,27 +216,9 @@ def _of_all(jobs: Jobs) -> Iterator[Cell]:
         yield Cell(jobs_catalog.JOBS_LEFT_OUT, (), jobs.left_out)
 
 
-class _Turns:
-    """Lets others go first: after each slice of work, for as long as the slice took.
-
-    A request passes the loop a dozen times until it is acknowledged. If every pass met a slice of
-    ours, it would wait for a dozen of them.
-    """
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-
-    async def offer(self) -> None:
-        """Pause, if a slice has been used up."""
-        spent = time.perf_counter() - self._since
-        if spent >= SLICE_SECONDS:
-            await asyncio.sleep(spent)
-            self._since = time.perf_counter()
-
-
 async def _sliced(cells: Iterator[Cell | None]) -> list[Cell]:
     """All cells, letting others go first now and then."""
-    turns = _Turns()
+    turns = Turns()
     found: list[Cell] = []
     for cell in cells:
         if cell is not None:

@@ -298,6 +298,7 @@ def test_it_is_all_one_when_what_came_is_read(told):
 def test_an_older_frame_does_not_replace_a_newer_one():
     fleet = Fleet()
     fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1)))
+    assert not fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1))), "it is there"
     late = update("n", LAYOUT, make_row(1, 1), make_row(3, 1), last_boot_ns=2 * SECOND,
                   instant_ns=200 * SECOND)  # fmt: skip
     assert not fleet.apply(late), "the boot clock knows better than the time of arrival"
@@ -313,7 +314,7 @@ def test_a_node_that_changes_its_build_leaves_its_row_to_others():
     fleet = Fleet()
     for number in range(BLOCK_ROWS):
         fleet.apply(update(f"n{number}", LAYOUT, make_row(1, 1), make_row(1, 1)))
-    fleet.apply(update("n0", other, [1] * 3, [1] * 3))
+    fleet.apply(update("n0", other, [1] * 3, [1] * 3, last_boot_ns=4 * SECOND))
     fleet.apply(update("late", LAYOUT, make_row(1, 1), make_row(1, 1)))
     assert sum(block.layout is LAYOUT for block in fleet.blocks()) == 1
     assert fleet.nodes["n0"].rows["test"].block.layout is other

@@ -59,7 +59,7 @@ async def test_segments_rotate_and_the_oldest_go(tmp_path: Path):
     rotated: list[int] = []
     state: list[int] = []
 
-    async def on_rotate(number: int) -> None:
+    def on_rotate(number: int) -> None:
         rotated.append(number)
         before = [r for n in segments(tmp_path) if n < number for r in content_of(tmp_path, n)]
         assert [r.received_wall_ns for r in before] == state, "all before the new segment is taken"

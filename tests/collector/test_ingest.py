@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from makers import SECOND, Sender, gpu_schema
 from running_collector import logged, running, settings_in, some
+from support.checkpoints import facts_of
 
 from collector.config import FrameLogSettings, Limits, MeteringSettings
-from collector.segments import segments
+from collector.segments import segment_path, segments
 from railscope.settings import SettingsError
+
+PATIENCE_SECONDS = 30
 
 
 async def test_a_collector_asks_for_the_schema_once_and_then_acknowledges(tmp_path: Path):
@@ -65,7 +68,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
     async with running(settings) as one:
         after = one.collector.core
         assert after.received == before.received
-        assert after.evidence.pages() == before.evidence.pages()
+        assert facts_of(after) == facts_of(before)
         for name in ("n1", "n2"):
             old, new = before.fleet.nodes[name].rows["gpu"], after.fleet.nodes[name].rows["gpu"]
             assert old.block.values[old.index].tolist() == new.block.values[new.index].tolist()
@@ -90,15 +93,15 @@ async def test_a_checkpoint_carries_over_what_deleted_segments_said(tmp_path: Pa
         for body in bodies:
             assert (await one.post(body, at=200_000))[0] == 200
         one.collector.log.most_bytes = 1
-        for n in range(60, 75):
-            await one.post(
-                sender.body(sender.frames(gpu_schema("n1"), rows, at=2000 * n)), at=200_000
-            )
-        assert segments(tmp_path / "state" / "frames")[0] > 1
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while segments(tmp_path / "state" / "frames")[0] == 1:
+                frames = sender.frames(gpu_schema("n1"), rows, at=2000 * len(bodies))
+                bodies.append(sender.body(frames))
+                assert (await one.post(bodies[-1], at=200_000))[0] == 200
         before = one.collector.core
     async with running(settings) as one:
         assert one.collector.core.received == before.received
-        assert one.collector.core.evidence.pages() == before.evidence.pages()
+        assert facts_of(one.collector.core) == facts_of(before)
         assert (await one.post(bodies[0], at=200_000))[1]["accepted_frames"] == 0
 
 
@@ -115,6 +118,11 @@ async def test_a_silent_node_and_its_events_outlive_the_segments_that_told_of_th
                 sender.frames(gpu_schema("n1"), rows, at=90 * len(sender.run)), schemas=True
             )
             assert (await one.post(body, at=last))[0] == 200
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while one.collector.restart.first_segment == 0:  # noqa: ASYNC110 - no event for tests
+                await asyncio.sleep(0.01)
+    for number in range(1, one.collector.restart.first_segment):
+        segment_path(tmp_path / "state" / "frames", number).unlink()
     async with running(settings) as one:
         assert set(one.collector.core.fleet.nodes) == {"n1", "n2"}
         assert one.collector.core.gpus_of["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}

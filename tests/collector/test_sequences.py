@@ -29,7 +29,7 @@ def test_runs_are_apart_and_old_ones_are_forgotten():
     assert received.ranges("n", "new", "gpu").missing_in(1, 5) == [(3, 5)]
     received.add("n", "old", "gpu", 9, 9, now_ns=10)
     assert received.holes() == 3
-    received.forget_before(20)
+    received.forget("n", 20)
     assert received.holes() == 0
     assert received.ranges("n", "old", "gpu").missing_in(1, 5) == [(1, 5)]
     assert received.ranges("n", "new", "gpu").missing_in(1, 2) == []

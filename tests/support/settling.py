@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
+from support.checkpoints import checkpoint_of, resume_from
 from support.story import at, core_in, no_turns
 
 from collector.account.live import LiveAccount
 from collector.account.tally import Account
 from collector.config import MeteringSettings
-from collector.core import Checkpoint, Core
+from collector.core import Core
 from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.assemble import Files
 from collector.evidence.days import Door
@@ -79,12 +79,12 @@ class Site:
         self.settler.close()
         core = core_in(self.folder / "schemas")
         if checkpoint is not None:
-            core.resume(msgspec.msgpack.decode(checkpoint, type=Checkpoint))
+            resume_from(core, checkpoint)
         self._begin(core)
 
     def checkpoint(self) -> bytes:
         """The core's checkpoint."""
-        return msgspec.msgpack.encode(self.core.checkpoint(1))
+        return checkpoint_of(self.core)
 
 
 def content(ledger: Ledger, days: range) -> dict[tuple[str, int], tuple]:

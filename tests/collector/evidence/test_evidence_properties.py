@@ -5,17 +5,17 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import stories
+from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
 from support.story import accept, at, core_in, known_of, no_turns
 
 from collector.account.live import LiveAccount
 from collector.account.tally import tally
-from collector.core import Checkpoint, Core
+from collector.core import Core
 from collector.evidence.assemble import evidence_of
 from collector.ledger.tiling import evidence_root
 from collector.metering.tiling import tile
@@ -90,8 +90,7 @@ def test_a_restart_at_any_point_changes_nothing(story, these, data):
     whole, first, second = empty(), empty(), empty()
     accept(whole, envelopes)
     accept(first, envelopes[:cut])
-    content = msgspec.msgpack.encode(first.checkpoint(1))
-    second.resume(msgspec.msgpack.decode(content, type=Checkpoint))
+    resume_from(second, checkpoint_of(first))
     accept(second, envelopes[data.draw(st.integers(0, cut)) :])
     same(whole, second, story.files)
     for gpu in whole.evidence.gpus:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from looks import ALICE, energy, states, troubles
 from structlog.testing import capture_logs
+from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.story import (
     SECOND,
     Reporter,
@@ -25,7 +26,7 @@ from support.story import (
 )
 
 from collector.account.amounts import Whose, counted_in
-from collector.core import Checkpoint, Core
+from collector.core import Core
 from collector.evidence.seen import sku_of
 from collector.metering.evidence import Witness
 from collector.metering.measures import Measure, Use
@@ -182,10 +183,9 @@ def test_what_a_restart_reads_again_is_as_it_was(core: Core, tmp_path: Path):
     node = Reporter()
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
     accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
-    content = msgspec.msgpack.encode(core.checkpoint(1))
     again = core_in(tmp_path)
-    again.resume(msgspec.msgpack.decode(content, type=Checkpoint))
-    assert again.evidence.pages() == core.evidence.pages()
+    resume_from(again, checkpoint_of(core))
+    assert facts_of(again) == facts_of(core)
 
 
 def test_trouble_is_said_in_the_log(core: Core):

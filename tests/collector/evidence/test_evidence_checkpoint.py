@@ -1,0 +1,89 @@
+"""Checkpoints: made while frames come, and refused where they are not whole."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stories import stories
+from support.checkpoints import checkpoint_of, facts_of, resume_from
+from support.examples import fewer
+from support.story import Reporter, accept, core_in, gpus_of
+
+from collector.checkpoint import CheckpointError, decode, encode, parts_of
+from collector.core import Core
+
+
+def empty() -> Core:
+    return core_in(Path(tempfile.mkdtemp()))
+
+
+def present_of(core: Core) -> dict[tuple[str, str], tuple[int, list[int], list[float]]]:
+    """What the newest frame of each stream says."""
+    return {
+        (name, stream): (
+            row.instant_ns, row.block.values[row.index].tolist(),
+            row.block.rates[row.index].tolist(),
+        )
+        for name, node in core.fleet.nodes.items()
+        for stream, row in node.rows.items()
+    }  # fmt: skip
+
+
+@fewer(60)
+@given(stories(), st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
+def test_what_comes_while_a_checkpoint_is_made_is_neither_lost_nor_told_twice(story, sizes, data):
+    """A restart reads the checkpoint, and all segments that were not full when it was begun."""
+    envelopes = story.envelopes(sizes)
+    cut = data.draw(st.integers(0, len(envelopes)))
+    before, restarted, late = empty(), empty(), empty()
+    accept(before, envelopes[:cut])
+    parts, written = parts_of(before, 1), []
+    for envelope in envelopes[cut:]:
+        written += map(encode, islice(parts, data.draw(st.integers(0, 4))))
+        accept(before, [envelope])
+    written += map(encode, parts)
+    resume_from(restarted, b"".join(written))
+    accept(restarted, envelopes[cut:])
+    assert restarted.received == before.received
+    assert facts_of(restarted)[0] == facts_of(before)[0]
+    assert restarted.evidence.unwritten.keys() == before.evidence.unwritten.keys()
+    chunks = [{key: kept.chunk.ordered() for key, kept in core.evidence.chunks.items()}
+              for core in (restarted, before)]  # fmt: skip
+    assert chunks[0] == chunks[1]
+    assert {seen.key for seen in restarted.events} == {seen.key for seen in before.events}
+    accept(late, envelopes[cut:])
+    for stream, told in present_of(late).items():
+        assert present_of(restarted)[stream][:2] == present_of(before)[stream][:2], stream
+        np.testing.assert_equal(present_of(restarted)[stream][2], told[2])
+    for name, node in before.fleet.nodes.items():
+        assert restarted.fleet.nodes[name].instant_ns == node.instant_ns
+
+
+def written_once() -> bytes:
+    core = empty()
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10)))
+    return checkpoint_of(core)
+
+
+@given(st.data())
+def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
+    content = written_once()
+    at = data.draw(st.integers(0, len(content) - 1))
+    cut = content[:at]
+    flipped = (
+        content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
+    )
+    for damaged in (cut, flipped):
+        with pytest.raises(CheckpointError):
+            decode(damaged)
+
+
+def test_a_part_that_is_none_is_named():
+    with pytest.raises(CheckpointError, match="the part at byte 0 "):
+        decode(b"a checkpoint of another time")
