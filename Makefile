@@ -1,6 +1,6 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make test             check, then all tests
-# make thorough         the properties of metering, billing and audit, a thousand examples each
+# make thorough         the properties of metering, billing and audit, with ten times the examples
 # make check            lint, types, import arrows, generated files
 # make bench            measure
 # make boards docs      write generated files again

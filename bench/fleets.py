@@ -119,14 +119,17 @@ def measure(size: Size, streams: Path, folder: Path) -> FleetCost:
         cpu = server.cpu_seconds()
         loader.do("post", CONNECTIONS)
         registration = server.cpu_seconds() - cpu
-        prepared = loader.do("prepare", 1, size.turns)
+        prepared = loader.do("prepare", 1, 1 + size.turns)
+        # Registration takes long: one turn and the views after it, so that nobody was silent lately.
+        loader.do("post", CONNECTIONS, 1)
+        refreshes_of(server, 2)
         cpu = server.cpu_seconds()
         flood = loader.do("post", CONNECTIONS)
         os.sync()
         cpu = server.cpu_seconds() - cpu
         refreshes = refreshes_of(server, 5)
         first, views = max(refreshes), statistics.median(refreshes[-3:])
-        loader.do("prepare", 1 + size.turns, 1)
+        loader.do("prepare", 2 + size.turns, 1)
         paced_cpu = server.cpu_seconds()
         paced = loader.do("pace", CONNECTIONS, size.pace_seconds)
         paced_cpu = server.cpu_seconds() - paced_cpu

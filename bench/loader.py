@@ -1,9 +1,9 @@
 """The load generator: a process of its own, told what to do line by line.
 
 Run as `python -m bench.loader PORT NODES STREAMS`. Commands on standard input, one answer (JSON)
-each: `prepare FIRST COUNT` makes the requests of some turns, `post CONNECTIONS` sends them as fast
-as they are answered, `pace CONNECTIONS SECONDS` spreads them over time. Schemas that the collector
-asks for are sent, and the frames then again, as an agent does it.
+each: `prepare FIRST COUNT` makes the requests of some turns, `post CONNECTIONS TURNS` sends the next
+ones, or all, as fast as they are answered, `pace CONNECTIONS SECONDS` spreads all over time. Schemas
+that the collector asks for are sent, and the frames then again, as an agent does it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,16 @@ _PAUSE_SECONDS = 0.2
 class Turns(Sequence[Request]):
     """The requests of some turns; each says the node's clock as it is when it is looked up."""
 
-    def __init__(self, nodes: load.Nodes, first: int, count: int) -> None:
-        self._first, self._nodes = first, nodes.count
-        self.bodies = [body for turn in range(first, first + count) for body in nodes.bodies(turn)]
+    def __init__(self, nodes: int, first: int, bodies: list[bytes]) -> None:
+        self._nodes, self._first, self.bodies = nodes, first, bodies
+
+    def split(self, turns: int) -> tuple[Turns, Turns]:
+        """The first turns, and the others."""
+        end = turns * self._nodes
+        return (
+            Turns(self._nodes, self._first, self.bodies[:end]),
+            Turns(self._nodes, self._first + turns, self.bodies[end:]),
+        )
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -50,13 +57,18 @@ class Loader:
     def __init__(self, port: int, nodes: load.Nodes) -> None:
         self._port = port
         self._nodes = nodes
-        self._requests = Turns(nodes, 0, 0)
+        self._requests = Turns(nodes.count, 0, [])
+        self._later = self._requests
 
     def do(self, command: str, *arguments: str) -> dict[str, Any]:
         """Obey one command."""
         if command == "prepare":
             return self._prepare(int(arguments[0]), int(arguments[1]))
-        over = float(arguments[1]) if command == "pace" else 0.0
+        paced, turns = command == "pace", len(self._later)
+        if not paced and len(arguments) > 1:
+            turns = int(arguments[1])
+        self._requests, self._later = self._later.split(turns)
+        over = float(arguments[1]) if paced else 0.0
         posted = post_all(
             self._port, self._requests, int(arguments[0]), over_seconds=over, answer=self._again
         )
@@ -70,10 +82,11 @@ class Loader:
         }
 
     def _prepare(self, first: int, count: int) -> dict[str, Any]:
-        self._requests = Turns(self._nodes, first, count)
-        size = sum(map(len, self._requests.bodies))
-        values = len(self._requests) * self._nodes.values_a_turn
-        return {"requests": len(self._requests), "bytes_a_value": size / max(values, 1)}
+        turns = range(first, first + count)
+        bodies = [body for turn in turns for body in self._nodes.bodies(turn)]
+        self._later = Turns(self._nodes.count, first, bodies)
+        values = len(bodies) * self._nodes.values_a_turn
+        return {"requests": len(bodies), "bytes_a_value": sum(map(len, bodies)) / max(values, 1)}
 
     def _again(self, wire: Wire, position: int, status: int, content: bytes) -> None:
         """Send the schemas the collector asks for, then the frames again; try later if told so."""
