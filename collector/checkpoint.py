@@ -141,7 +141,7 @@ def decode(content: bytes) -> list[Part]:
         try:
             length, checksum = _HEAD.unpack_from(content, position)
             payload = content[position + _HEAD.size : position + _HEAD.size + length]
-            if zlib.crc32(payload) != checksum:
+            if len(payload) != length or zlib.crc32(payload) != checksum:
                 message = f"the part at byte {position} is damaged"
                 raise CheckpointError(message)
             parts.append(_decoder.decode(payload))
