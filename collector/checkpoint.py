@@ -3,8 +3,8 @@
 A checkpoint is made part by part while frames go on coming, and each part is as of its own moment.
 First come the frames that have been received, then what they said: so all that a checkpoint says was
 received is in it. What came meanwhile is in the later segments too, and taking it again changes
-nothing. The present readings of nodes are not in it: they are in the later segments, or too old to
-show.
+nothing. The present readings of nodes are not in it: after a restart they are those of the later
+segments, and of each other stream those that come next.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from collector.evidence.told import Ended, Told
 from collector.sequences import Run
 from railscope.wire import WireEvent
 
+MAGIC = b"railscope checkpoint 1\n"
+"""What a file begins with."""
 _SOME = 200
 """Of small things, so many are a part."""
 _HEAD = struct.Struct("<II")
@@ -134,9 +136,12 @@ def encode(part: Part) -> bytes:
 
 
 def decode(content: bytes) -> list[Part]:
-    """The parts of a whole checkpoint. Raises CheckpointError."""
+    """The parts of a whole file. Raises CheckpointError."""
+    if not content.startswith(MAGIC):
+        message = "it is none, or one of another version of the collector"
+        raise CheckpointError(message)
     parts: list[Part] = []
-    position = 0
+    position = len(MAGIC)
     while position < len(content):
         try:
             length, checksum = _HEAD.unpack_from(content, position)

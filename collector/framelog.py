@@ -237,8 +237,9 @@ class FrameLog:
             if self.size <= self.most_bytes or candidate >= number:
                 return
             path = segment_path(self.folder, candidate)
-            self._bytes_deleted += path.stat().st_size
+            size = path.stat().st_size
             path.unlink()
+            self._bytes_deleted += size
 
     def close(self) -> None:
         """Close the file."""

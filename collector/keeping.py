@@ -12,9 +12,9 @@ import structlog
 from collector.framelog import FrameLog
 from collector.restart import Restart
 
-_REST = 25
-"""After a checkpoint none is made for so many times as long as it took: a restart reads somewhat
-more, and a large fleet is not written down all the time."""
+_REST, _MOST_REST_NS = 25, 60_000_000_000
+"""After a checkpoint none is made for so many times as long as it took, but for no longer than that:
+a restart reads somewhat more, and a large fleet is not written down all the time."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ class Keeping:
             started_ns = self.monotonic_ns()
             await self._keep(self._number)
             ended_ns = self.monotonic_ns()
-            self._rests_until_ns = ended_ns + _REST * (ended_ns - started_ns)
+            self._rests_until_ns = ended_ns + min(_REST * (ended_ns - started_ns), _MOST_REST_NS)
             self._wake.clear()
 
     async def _keep(self, first_segment: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from collector.checkpoint import CheckpointError, decode, encode, parts_of, resume
+from collector.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of, resume
 from collector.core import Core, SeenEvent, events_of
 from collector.segments import (
     PARTIAL,
@@ -21,6 +21,7 @@ from collector.segments import (
     sync_folder,
     write_durably,
 )
+from collector.segments import Record as FrameRecord
 from collector.turns import Turns
 from railscope.wire import WireError, unpack
 
@@ -45,77 +46,97 @@ class Restart:
 
     def read(self, stats: LogStats) -> None:
         """Read the checkpoint and what came after it into the core. Blocking; raises OSError."""
+        self._drop_partial()
         self.first_segment = self._read_checkpoint()
-        for path in self._segments():
-            for _, record in read_segment(path, stats):
-                try:
-                    self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
-                except WireError as error:
-                    log.error("record_unreadable", segment=path.name, problem=str(error))
+        for number, record in self._records(stats):
+            try:
+                self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
+            except WireError as error:
+                log.error("record_unreadable", segment=number, problem=str(error))
 
     def events(self) -> Iterator[SeenEvent]:
         """The events of what a restart would read. Blocking; raises OSError, WireError."""
-        for path in self._segments():
-            for _, record in read_segment(path, LogStats()):
-                yield from events_of(record, unpack(record.body, MOST_REPLAYED_BYTES))
+        for _, record in self._records(LogStats()):
+            yield from events_of(record, unpack(record.body, MOST_REPLAYED_BYTES))
 
-    def _segments(self) -> Iterator[Path]:
+    def _records(self, stats: LogStats) -> Iterator[tuple[int, FrameRecord]]:
+        """What the segments behind the checkpoint hold, with their numbers."""
         frames = self.folder / "frames"
-        for number in segments(frames):
-            if number >= self.first_segment:
-                yield segment_path(frames, number)
+        for number in [each for each in segments(frames) if each >= self.first_segment]:
+            try:
+                for _, record in read_segment(segment_path(frames, number), stats):
+                    yield number, record
+            except FileNotFoundError:
+                # Unless a checkpoint has been made meanwhile: it and its copies hold all of this.
+                if number >= self.first_segment:
+                    raise
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / CHECKPOINT
+
+    @property
+    def _partial(self) -> Path:
+        return self.folder / (CHECKPOINT + PARTIAL)
 
     def _read_checkpoint(self) -> int:
-        path = self.folder / CHECKPOINT
         try:
-            parts = decode(path.read_bytes())
+            parts = decode(self._path.read_bytes())
         except FileNotFoundError:
             return 0
         except CheckpointError as error:
-            log.error("checkpoint_damaged", file=str(path), problem=str(error),
+            log.error("checkpoint_damaged", file=str(self._path), problem=str(error),
                       advice="all segments there are will be read instead")  # fmt: skip
             return 0
         return resume(self.core, parts)
 
     async def keep(self, first_segment: int, horizon_ns: int) -> bool:
         """Keep what segments before one say; whether they may go. Frames may come meanwhile."""
-        path = self.folder / CHECKPOINT
-        partial = path.with_name(path.name + PARTIAL)
         try:
-            await self._write(partial, first_segment, horizon_ns)
+            await self._write(first_segment, horizon_ns)
             # Last, so that it holds the events of all that the checkpoint says was received.
             for beside, copy in self.copies.items():
                 copied = copy(horizon_ns)
                 if copied is None:
                     log.warning("checkpoint_waits", file=str(beside),
                                 advice="events are to be recorded from these segments")  # fmt: skip
+                    await asyncio.to_thread(self._drop_partial)
                     return False
                 await asyncio.to_thread(write_durably, beside, copied)
-            await asyncio.to_thread(_put_in_place, partial, path)
+            await asyncio.to_thread(_put_in_place, self._partial, self._path)
         except OSError as error:
-            log.error("checkpoint_failed", file=str(path), problem=str(error),
+            log.error("checkpoint_failed", file=str(self._path), problem=str(error),
                       advice="no segment is deleted until one succeeds")  # fmt: skip
+            await asyncio.to_thread(self._drop_partial)
             return False
         self.first_segment = first_segment
         return True
 
-    async def _write(self, path: Path, first_segment: int, horizon_ns: int) -> None:
+    def _drop_partial(self) -> None:
+        """A full disk is no better with it."""
+        try:
+            self._partial.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("checkpoint_not_dropped", file=str(self._partial), problem=str(error))
+
+    async def _write(self, first_segment: int, horizon_ns: int) -> None:
         turns = Turns()
         received = self.core.received
         for node in list(received.nodes):
             received.forget(node, horizon_ns)
             await turns.offer()
-        await asyncio.to_thread(path.write_bytes, b"")
+        await asyncio.to_thread(self._partial.write_bytes, MAGIC)
         pieces: list[bytes] = []
         size = 0
+        turns = Turns()
         for part in parts_of(self.core, first_segment):
             pieces.append(encode(part))
             size += len(pieces[-1])
             if size >= PIECE_BYTES:
-                await asyncio.to_thread(_append, path, pieces)
-                pieces, size = [], 0
+                await asyncio.to_thread(_append, self._partial, pieces)
+                pieces, size, turns = [], 0, Turns()
             await turns.offer()
-        await asyncio.to_thread(_append, path, pieces)
+        await asyncio.to_thread(_append, self._partial, pieces)
 
 
 def _append(path: Path, pieces: list[bytes]) -> None:

@@ -237,7 +237,7 @@ def calm_garbage_collection() -> None:
     """Keep the garbage collector from walking the whole fleet again and again.
 
     What a restart has read stays for good. A full collection over the state of thousands of nodes
-    would hold all acknowledgements up for a fifth of a second; the state holds no cycles.
+    would hold all acknowledgements up for a fifth of a second; the state has no cycles that ever go.
     """
     gc.collect()
     gc.freeze()

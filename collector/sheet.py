@@ -20,10 +20,10 @@ from railscope.reading import PRESENT
 from railscope.wire import Batch
 
 BLOCK_ROWS = 64
-MOST_WAITING = 32
+MOST_WAITING, MOST_WAITING_BYTES = 32, 4 << 20
 """Batches of one layout: more cost memory and save no time."""
 _WAITING_SHARE = 8
-"""No more than one of so many rows waits, so that what waits is little beside the rows."""
+"""No more than one of so many rows waits: a batch of ten rows is three times as large as its row."""
 _NARROW_RANGE = 1 << 32
 _NS = 1e9
 
@@ -101,6 +101,7 @@ class Sheet:
     _free: list[tuple[Block, int]] = field(default_factory=list)
     _waiting: list[Waiting] = field(default_factory=list)
     _rows_waiting: set[tuple[int, int]] = field(default_factory=set)
+    _bytes_waiting: int = 0
 
     def take(self) -> tuple[Block, int]:
         """A free row."""
@@ -124,8 +125,10 @@ class Sheet:
             self.settle()
         self._waiting.append(waiting)
         self._rows_waiting.add(row)
+        self._bytes_waiting += len(waiting.batch.base) + len(waiting.batch.steps)
         used = len(self.blocks) * BLOCK_ROWS - len(self._free)
-        if len(self._waiting) >= min(MOST_WAITING, used / _WAITING_SHARE):
+        many = len(self._waiting) >= min(MOST_WAITING, used / _WAITING_SHARE)
+        if many or self._bytes_waiting >= MOST_WAITING_BYTES:
             self.settle()
 
     def settle(self) -> None:
@@ -134,6 +137,7 @@ class Sheet:
             return
         waiting, self._waiting = self._waiting, []
         self._rows_waiting.clear()
+        self._bytes_waiting = 0
         self._settle(waiting)
 
     def _settle(self, waiting: Sequence[Waiting]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from collector.checkpoint import decode, encode, parts_of, resume
+from collector.checkpoint import MAGIC, decode, encode, parts_of, resume
 from collector.core import Core
 
 
 def checkpoint_of(core: Core) -> bytes:
     """The whole checkpoint as it lies in a file."""
-    return b"".join(map(encode, parts_of(core, 1)))
+    return MAGIC + b"".join(map(encode, parts_of(core, 1)))
 
 
 def resume_from(core: Core, content: bytes) -> None:

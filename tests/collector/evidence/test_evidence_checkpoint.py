@@ -15,7 +15,7 @@ from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer
 from support.story import Reporter, accept, core_in, gpus_of
 
-from collector.checkpoint import CheckpointError, decode, encode, parts_of
+from collector.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of
 from collector.core import Core
 
 
@@ -48,7 +48,7 @@ def test_what_comes_while_a_checkpoint_is_made_is_neither_lost_nor_told_twice(st
         written += map(encode, islice(parts, data.draw(st.integers(0, 4))))
         accept(before, [envelope])
     written += map(encode, parts)
-    resume_from(restarted, b"".join(written))
+    resume_from(restarted, MAGIC + b"".join(written))
     accept(restarted, envelopes[cut:])
     assert restarted.received == before.received
     assert facts_of(restarted)[0] == facts_of(before)[0]
@@ -84,6 +84,14 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
             decode(damaged)
 
 
-def test_a_part_that_is_none_is_named():
-    with pytest.raises(CheckpointError, match="the part at byte 0 "):
-        decode(b"a checkpoint of another time")
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"a checkpoint of another time", "of another version of the collector"),
+        (MAGIC, "no beginning or no end"),
+        (MAGIC + b"12345", "the part at byte 23 cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(content: bytes, problem: str):
+    with pytest.raises(CheckpointError, match=problem):
+        decode(content)

@@ -1,0 +1,100 @@
+"""Checkpoints on disk: put in place as a whole or not at all, and made no more often than they cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from pathlib import Path
+
+import pytest
+from support.checkpoints import facts_of
+from support.story import Reporter, accept, core_in, gpus_of
+
+from collector.core import Core
+from collector.framelog import FrameLog
+from collector.keeping import Keeping
+from collector.restart import Restart
+from collector.segments import LogStats, Record, segments
+
+SECOND = 1_000_000_000
+PATIENCE_SECONDS = 20
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Core:
+    """One that knows of a GPU."""
+    made = core_in(tmp_path / "schemas")
+    accept(made, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10)))
+    return made
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"schemas"}
+
+
+async def test_on_a_full_disk_the_last_checkpoint_stays_and_nothing_is_left(core, tmp_path):
+    restart = Restart(tmp_path, core)
+    assert await restart.keep(2, 0)
+    (tmp_path / "checkpoint.partial").symlink_to("/dev/full")
+    assert not await restart.keep(3, 0)
+    assert (restart.first_segment, names_in(tmp_path)) == (2, {"checkpoint"})
+    assert await restart.keep(4, 0)
+    again = Restart(tmp_path, core_in(tmp_path / "schemas"))
+    again.read(LogStats())
+    assert again.first_segment == 4
+    assert facts_of(again.core) == facts_of(core)
+
+
+async def test_no_checkpoint_while_what_is_beside_it_waits(core, tmp_path):
+    beside: list[bytes | None] = [None, b"all that waits"]
+    restart = Restart(tmp_path, core, copies={tmp_path / "observed": lambda _: beside.pop(0)})
+    assert not await restart.keep(2, 0)
+    assert (restart.first_segment, names_in(tmp_path)) == (0, set())
+    assert await restart.keep(2, 0)
+    assert names_in(tmp_path) == {"checkpoint", "observed"}
+
+
+async def test_what_an_interrupted_checkpoint_left_goes_at_the_next_start(core, tmp_path):
+    (tmp_path / "checkpoint.partial").write_bytes(b"railscope")
+    Restart(tmp_path, core).read(LogStats())
+    assert names_in(tmp_path) == set()
+
+
+async def test_after_a_checkpoint_there_is_none_for_as_long_as_it_cost(core, tmp_path):
+    """The first takes a second; the segment that is full 19 s later waits, not the one after 26 s."""
+    times = deque(second * SECOND for second in (0, 0, 1, 20, 27, 27, 28))
+    restart, frames = Restart(tmp_path, core), FrameLog(tmp_path / "frames", 1 << 20, 1 << 30)
+    keeping = Keeping(restart, frames, SECOND, times.popleft)
+    task = asyncio.create_task(keeping.run())
+    for number, kept, left in ((2, 2, 4), (3, 2, 3), (4, 4, 0)):
+        keeping.rotated(number)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while restart.first_segment < kept or len(times) > left:  # noqa: ASYNC110 - no event for tests
+                await asyncio.sleep(0.001)
+        for _ in range(10):  # what is not to begin has its chance
+            await asyncio.sleep(0)
+        assert (restart.first_segment, len(times)) == (kept, left)
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_segments_that_go_while_events_are_read_again_are_passed_over(core, tmp_path):
+    restart = Restart(tmp_path, core)
+    log = FrameLog(tmp_path / "frames", 1 << 10, 1)
+    log.open()
+    writing = asyncio.create_task(log.run())
+    reporter = Reporter()
+    for record, _ in reporter.told(gpus_of("GPU-0", "GPU-1"), range(0, 600, 10), each=2):
+        await log.append(Record(record.node, 1, record.sent, record.body), lambda: None)
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert log.number > 3
+    events = restart.events()
+    assert list(events) == []
+    numbers = restart._records(LogStats())  # noqa: SLF001 - where it is in the log
+    assert next(numbers)[0] == 1
+    restart.first_segment = log.number
+    log.delete_before(log.number)
+    assert {number for number, _ in numbers} <= {1, log.number}
+    assert segments(tmp_path / "frames") == [log.number]
+    log.close()
