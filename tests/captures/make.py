@@ -237,7 +237,8 @@ def _places(first: Moment) -> dict[str, tuple[str, ...]]:
 
 def page(folder: Path) -> str:
     """What `railscope agent once` prints of a capture."""
-    outcome = CliRunner().invoke(agent, ["once", "--replay", str(folder)])
+    patient = {"RAILSCOPE_AGENT_DEADLINE_SECONDS": "60"}  # no capture hangs, however slow this is
+    outcome = CliRunner().invoke(agent, ["once", "--replay", str(folder)], env=patient)
     if outcome.exit_code:
         message = f"{folder}: agent once left with {outcome.exit_code}: {outcome.output}"
         raise RuntimeError(message)
