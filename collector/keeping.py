@@ -11,6 +11,7 @@ import structlog
 
 from collector.framelog import FrameLog
 from collector.restart import Restart
+from collector.turns import to_its_end
 
 _REST, _MOST_REST_NS = 25, 60_000_000_000
 """After a checkpoint none is made for so many times as long as it took, but for no longer than that:
@@ -54,7 +55,7 @@ class Keeping:
         newest_ns = max((node.instant_ns for node in nodes), default=0)
         if await self.restart.keep(first_segment, newest_ns - self.oldest_frame_ns):
             try:
-                await asyncio.to_thread(self.frames.delete_before, first_segment)
+                await to_its_end(asyncio.to_thread(self.frames.delete_before, first_segment))
             except OSError as error:
                 folder = str(self.frames.folder)
                 log.error("segments_not_deleted", folder=folder, problem=str(error))

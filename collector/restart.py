@@ -22,7 +22,7 @@ from collector.segments import (
     write_durably,
 )
 from collector.segments import Record as FrameRecord
-from collector.turns import Turns
+from collector.turns import Turns, to_its_end
 from railscope.wire import WireError, unpack
 
 log = structlog.get_logger(__name__)
@@ -91,7 +91,10 @@ class Restart:
         return resume(self.core, parts)
 
     async def keep(self, first_segment: int, horizon_ns: int) -> bool:
-        """Keep what segments before one say; whether they may go. Frames may come meanwhile."""
+        """Keep what segments before one say; whether they may go. Frames may come meanwhile.
+
+        Where it is cancelled, it has written nothing more: another collector may go on from here.
+        """
         try:
             await self._write(first_segment, horizon_ns)
             # Last, so that it holds the events of all that the checkpoint says was received.
@@ -100,14 +103,14 @@ class Restart:
                 if copied is None:
                     log.warning("checkpoint_waits", file=str(beside),
                                 advice="events are to be recorded from these segments")  # fmt: skip
-                    await asyncio.to_thread(self._drop_partial)
+                    await to_its_end(asyncio.to_thread(self._drop_partial))
                     return False
-                await asyncio.to_thread(write_durably, beside, copied)
-            await asyncio.to_thread(_put_in_place, self._partial, self._path)
+                await to_its_end(asyncio.to_thread(write_durably, beside, copied))
+            await to_its_end(asyncio.to_thread(_put_in_place, self._partial, self._path))
         except OSError as error:
             log.error("checkpoint_failed", file=str(self._path), problem=str(error),
                       advice="no segment is deleted until one succeeds")  # fmt: skip
-            await asyncio.to_thread(self._drop_partial)
+            await to_its_end(asyncio.to_thread(self._drop_partial))
             return False
         self.first_segment = first_segment
         return True
@@ -125,7 +128,7 @@ class Restart:
         for node in list(received.nodes):
             received.forget(node, horizon_ns)
             await turns.offer()
-        await asyncio.to_thread(self._partial.write_bytes, MAGIC)
+        await to_its_end(asyncio.to_thread(self._partial.write_bytes, MAGIC))
         pieces: list[bytes] = []
         size = 0
         turns = Turns()
@@ -133,14 +136,13 @@ class Restart:
             pieces.append(encode(part))
             size += len(pieces[-1])
             if size >= PIECE_BYTES:
-                await asyncio.to_thread(_append, self._partial, pieces)
+                await to_its_end(asyncio.to_thread(_append, self._partial, pieces))
                 pieces, size, turns = [], 0, Turns()
             await turns.offer()
-        await asyncio.to_thread(_append, self._partial, pieces)
+        await to_its_end(asyncio.to_thread(_append, self._partial, pieces))
 
 
 def _append(path: Path, pieces: list[bytes]) -> None:
-    # Opened anew: who is cancelled closes no file that another thread still writes.
     with path.open("ab") as file:
         file.writelines(pieces)
 

@@ -20,8 +20,9 @@ from collector.access.credential import Credential, Role
 from collector.access.credentials import Credentials, Key
 from collector.access.enrolment import Change, Told, changes
 from collector.audit.draft import Draft
-from collector.audit.log import AuditError, to_its_end
+from collector.audit.log import AuditError
 from collector.audit.trail import Denial, Trail
+from collector.turns import to_its_end
 from railscope.audit.record import Actor, Data, RecordError, Subject
 
 EVERY_SECONDS = 60.0

@@ -9,7 +9,7 @@ beginning of this one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from collector.audit.journal import Journal, JournalError
 from collector.audit.ownership import EpochError, Ownership, TakenError
 from collector.audit.publisher import AuditError, Publisher, WaitingError
 from collector.audit.tiles import TileError, Tiles
+from collector.turns import to_its_end
 from railscope.audit.merkle import Tree
 from railscope.audit.note import NoteError, SecretKey
 from railscope.audit.record import RecordError, Source, encode
@@ -33,7 +34,7 @@ MOST_KEPT_UNSIGNED = 100_000
 SIGN_EVERY_SECONDS = 60.0
 SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "log.genesis"})
 
-__all__ = ["AuditError", "AuditLog", "to_its_end"]
+__all__ = ["AuditError", "AuditLog"]
 
 log = structlog.get_logger(__name__)
 
@@ -262,20 +263,6 @@ class AuditLog:
         """Close the journal and let go of the log."""
         self._journal.release()
         self.publisher.ownership.release()
-
-
-async def to_its_end(work: Coroutine[None, None, None]) -> None:
-    """Await something that must not stop half-way; being cancelled takes effect when it has ended."""
-    running = asyncio.ensure_future(work)
-    cancelled = False
-    while not running.done():
-        try:
-            await asyncio.wait({running})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError from running.exception()
-    running.result()
 
 
 def _fail(entry: _Entry, error: Exception) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 import structlog
 
 from collector.audit.draft import Draft
-from collector.audit.log import AuditError, AuditLog, to_its_end
+from collector.audit.log import AuditError, AuditLog
 from collector.segments import write_durably
+from collector.turns import to_its_end
 from railscope.audit.record import Actor, Data, RecordError
 from railscope.settings import SettingsError
 

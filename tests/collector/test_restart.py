@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -76,6 +77,35 @@ async def test_after_a_checkpoint_there_is_none_for_as_long_as_it_cost(core, tmp
         assert (restart.first_segment, len(times)) == (kept, left)
     task.cancel()
     await asyncio.wait({task})
+
+
+class HeldUp(FrameLog):
+    """One whose disk takes as long as a test wants."""
+
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def delete_before(self, number: int) -> None:
+        self.begun.set()
+        assert self.may_end.wait(PATIENCE_SECONDS)
+        super().delete_before(number)
+        self.ended.set()
+
+
+async def test_who_is_stopped_while_segments_go_waits_for_them(core, tmp_path):
+    """Another collector may open the folder next."""
+    frames = HeldUp(tmp_path / "frames", 1 << 20, 1 << 30)
+    keeping = Keeping(Restart(tmp_path, core), frames, SECOND)
+    task = asyncio.create_task(keeping.run())
+    keeping.rotated(2)
+    assert await asyncio.to_thread(frames.begun.wait, PATIENCE_SECONDS)
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+    frames.may_end.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert frames.ended.is_set()
 
 
 async def test_segments_that_go_while_events_are_read_again_are_passed_over(core, tmp_path):
