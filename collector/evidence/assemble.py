@@ -17,7 +17,7 @@ from collector.evidence.places import Places, Presence, places
 from collector.evidence.retired_file import Retired
 from collector.evidence.seen import OF_THE_AGENT, Counter, Part
 from collector.evidence.tenants_file import Tenants
-from collector.evidence.told import Ended, Told
+from collector.evidence.told import MAX_LEVEL, WIRE_CAPACITY, Ended, Told, first_report
 from collector.metering.evidence import (
     Claim,
     Evidence,
@@ -29,7 +29,7 @@ from collector.metering.evidence import (
     Witness,
 )
 from collector.metering.measures import Increments, Measure, Readings, increments
-from collector.metering.units import FOREVER_NS, Slots
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots
 from railscope.frame import NO_LANE
 
 
@@ -119,7 +119,7 @@ def _claims(facts: Facts, ends: Ends, tenants: Tenants) -> list[Claim]:
     first: dict[tuple[str, str], Told] = {}
     for one in facts.told:
         key = (one.node, one.id)
-        first[key] = min(one, first.get(key, one))
+        first[key] = min(one, first.get(key, one), key=first_report)
     taken: set[str] = set()
     found: list[Claim] = []
     for one in sorted(first.values()):
@@ -140,17 +140,22 @@ def _pieces(one: Told, name: str, end_ns: int, tenants: Tenants) -> Iterator[Cla
         yield _claim(one, piece, tenant, (start, end))
 
 
+def _slots(slots: tuple[int, int]) -> Slots:
+    """Slots of the wire in the units of metering."""
+    return Slots(*(edge * GPU_CAPACITY // WIRE_CAPACITY for edge in slots))
+
+
 def _claim(one: Told, name: str, tenant: str, span: tuple[int, int]) -> Claim:
     return Claim(
-        level=one.level,
+        level=min(one.level, MAX_LEVEL),
         start_ns=span[0],
         id=name,
         tenant=tenant,
         end_ns=span[1],
         workload=one.workload,
         node=one.node,
-        compute=Slots(*one.compute),
-        memory=Slots(*one.memory),
+        compute=_slots(one.compute),
+        memory=_slots(one.memory),
         exclusive=one.exclusive,
         system=one.system,
         source=one.source,

@@ -19,7 +19,7 @@ from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.taking import Taking, by_chunk
-from collector.evidence.told import ENDS, STARTS, Ended, Teller, Told, ToldError, told
+from collector.evidence.told import ENDS, STARTS, Ended, Teller, Told, ToldError, repeats, told
 from collector.evidence.trouble import Trouble
 from collector.metering.observation import QUARANTINE_NS
 from collector.schemas import Known
@@ -174,7 +174,7 @@ class EvidenceBook:
         """Keep a claim or its end; whether it was not there."""
         memory = self.gpu(fact.gpu)
         if isinstance(fact, Told):
-            new = not any(_says(one, fact) for one in memory.told)
+            new = not any(repeats(one, fact) for one in memory.told)
             if new:
                 memory.told.append(fact)
         else:
@@ -249,11 +249,6 @@ def _since_boot_ns(record: Record, envelope: Envelope, batch: Batch) -> int:
     """When the node's boot clock was zero, on the collector's clock."""
     age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
     return record.received_wall_ns - age_ns - batch.boot_ns[-1]
-
-
-def _says(one: Told, fact: Told) -> bool:
-    """Whether a claim says what another does: agents tell claims in force again and again."""
-    return one.told_ns <= fact.told_ns and replace(fact, told_ns=one.told_ns) == one
 
 
 def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from collector.evidence.places import Presence
 from collector.evidence.told import Ended, Told
@@ -12,16 +12,23 @@ Ends = Mapping[tuple[str, str], int]
 """By node and claim."""
 
 
-def ends_of(told: Iterable[Told], ended: Iterable[Ended], presences: Iterable[Presence]) -> Ends:
+def ends_of(told: Collection[Told], ended: Iterable[Ended], presences: Iterable[Presence]) -> Ends:
     """The ends of a GPU's claims: as they were told, or when a node came up again and told no more.
 
     An agent tells all claims in force when it starts, those that it only remembers, too. One that
     remembers nothing cannot tell that they have ended; but what held the GPU is gone with the boot.
+    An end that is reported in a later boot has only the wall clock: it counts where there is no other.
     """
     ends: dict[tuple[str, str], int] = {}
     for end in ended:
         key = (end.node, end.id)
         ends[key] = min(end.instant_ns, ends.get(key, end.instant_ns))
+    late: dict[tuple[str, str], int] = {}
+    for claim in told:
+        key = (claim.node, claim.id)
+        if claim.end_ns and key not in ends:
+            late[key] = min(claim.end_ns, late.get(key, claim.end_ns))
+    ends |= late
     began: dict[str, dict[str, int]] = {}
     for one in presences:
         first_ns = min((span.first_ns for span in one.spans), default=FOREVER_NS)

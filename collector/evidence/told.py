@@ -1,8 +1,8 @@
-"""Claims as agents tell them in events (railscope.catalog.tenancy), made into facts.
+"""Facts of the claim events that agents send (railscope.catalog.tenancy).
 
-A node speaks for the GPUs that are in it: a claim that its agent tells holds only while the GPU is
-there. Where one claim is told more than once with different words, the least of them counts, so
-that it does not matter which came first.
+A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there. A start
+and an end are placed by the boot clock of the node where the event has it, else by its wall clock. Of
+several reports of one claim `first_report` selects one, in whatever order they arrived.
 """
 
 from __future__ import annotations
@@ -13,33 +13,41 @@ from typing import NamedTuple
 import msgspec
 
 from collector.metering.evidence import Level
-from collector.metering.units import FOREVER_NS, WHOLE, Slots, checked
+from collector.metering.units import FOREVER_NS
 from railscope.catalog.tenancy import (
     CLAIM_END_EVENT,
     CLAIM_START_EVENT,
     UNCLAIMED_END_EVENT,
     UNCLAIMED_START_EVENT,
 )
+from railscope.shares import MAX_COUNT, ShareError, parse_share, share_text
 from railscope.wire import WireEvent
 
 STARTS = frozenset({CLAIM_START_EVENT.name, UNCLAIMED_START_EVENT.name})
 ENDS = frozenset({CLAIM_END_EVENT.name, UNCLAIMED_END_EVENT.name})
+MAX_LEVEL = Level.SCHEDULER
+"""The highest authority that an event from a node can have."""
 _LEVELS = {
     "process": Level.PROCESS,
     "node_plugin": Level.NODE_PLUGIN,
     "scheduler": Level.SCHEDULER,
-    "administrator": Level.ADMINISTRATOR,
+    "administrator": MAX_LEVEL,
 }
-_SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})")
-_INSTANT = re.compile(r"\d{1,19}")
+WIRE_CAPACITY = 840
+"""Slots of a GPU on the wire and in stored facts, whatever unit metering computes in."""
+_WHOLE = (0, WIRE_CAPACITY)
+_SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
+_INSTANT = re.compile(r"\d{1,19}", re.ASCII)
+_COUNT = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 _KEY_WORDS = 2
 MOST_CHARACTERS = 400
 """Of a name: a database cannot index much longer ones."""
 
 
 _READ = frozenset({
-    "level", "source", "owner", "tenant", "workload", "start_ns", "end_ns", "uncertainty_ns",
-    "compute", "memory", "exclusive", "system", "profile",
+    "level", "source", "owner", "tenant", "workload", "start_ns", "start_boot_ns", "end_ns",
+    "end_boot_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
+    "profile",
 })  # fmt: skip
 
 
@@ -48,7 +56,7 @@ class ToldError(ValueError):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
-    """A claim by the word of a node."""
+    """A claim that a node reported. `gpu` is empty where it names no device, and `count` is above 0."""
 
     start_ns: int
     gpu: str
@@ -59,8 +67,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     owner: str = ""
     tenant: str = ""
     workload: str = ""
-    compute: tuple[int, int] = (WHOLE.low, WHOLE.high)
-    memory: tuple[int, int] = (WHOLE.low, WHOLE.high)
+    compute: tuple[int, int] = _WHOLE
+    memory: tuple[int, int] = _WHOLE
     exclusive: bool = True
     system: bool = False
     uncertainty_ns: int = 0
@@ -68,6 +76,13 @@ class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     boot: str = ""
     """The boot of the node in which it was told, and when it was first told in it."""
     told_ns: int = 0
+    share: str = ""
+    """The fraction of the device, or of each device; empty for none (`exclusive` says which)."""
+    count: int = 0
+    start_boot_ns: int = -1
+    """The start on the boot clock, by which `start_ns` was placed; -1 where the event has none."""
+    end_ns: int = 0
+    """The end by the wall clock, of a claim that ended in an earlier boot than the event's; else 0."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -89,27 +104,20 @@ class Teller(NamedTuple):
 
 def told(teller: Teller, event: WireEvent) -> Told | Ended:
     """The fact in a claim event. Raises ToldError."""
-    node = teller.node
-    if len(event.entity.key) != _KEY_WORDS or not all(event.entity.key):
-        message = f"a claim is about a GPU and has an id, not {event.entity.key}"
-        raise ToldError(message)
-    gpu, claim = event.entity.key
-    facts = {name: word for name, word in event.facts.items() if name in _READ}
-    words = (gpu, claim, *facts.values())
-    if any("\0" in word or len(word) > MOST_CHARACTERS for word in words):
-        message = f"claim {claim[:MOST_CHARACTERS]!r} has words that no ledger can keep"
-        raise ToldError(message)
+    gpu, claim, facts = _words(event)
     if event.name in ENDS:
-        return Ended(_instant(facts, "end_ns", event.wall_ns), gpu, node, claim)
+        end_ns = _placed(teller, facts, "end", event.wall_ns)
+        return Ended(end_ns, gpu, teller.node, claim)
     if facts.get("level") not in _LEVELS:
-        message = f"claim {claim!r} is by the word of {facts.get('level')!r}, which is no level"
+        expected = ", ".join(_LEVELS)
+        message = f"claim {claim!r}: invalid level {facts.get('level')!r}: expected {expected}"
         raise ToldError(message)
     unclaimed = event.name == UNCLAIMED_START_EVENT.name
-    compute = _slots(facts, "compute")
+    compute, share = _slots(facts, "compute"), _share(facts)
     return Told(
-        start_ns=_instant(facts, "start_ns", event.wall_ns),
+        start_ns=_placed(teller, facts, "start", event.wall_ns),
         gpu=gpu,
-        node=node,
+        node=teller.node,
         id=claim,
         level=Level.PROCESS if unclaimed else _LEVELS[facts["level"]],
         source=facts.get("source", ""),
@@ -118,13 +126,62 @@ def told(teller: Teller, event: WireEvent) -> Told | Ended:
         workload=facts.get("workload", ""),
         compute=compute,
         memory=_slots(facts, "memory") if facts.get("memory") else compute,
-        exclusive=facts.get("exclusive") != "false",
+        exclusive=facts.get("exclusive") != "false" and not share,
         system=facts.get("system") == "true",
         uncertainty_ns=_instant(facts, "uncertainty_ns", 0),
         profile=facts.get("profile", ""),
         boot=teller.boot,
         told_ns=teller.since_boot_ns + event.boot_ns,
+        share=share,
+        count=_count(gpu, claim, facts),
+        start_boot_ns=_instant(facts, "start_boot_ns", -1),
+        end_ns=_instant(facts, "end_ns", 0),
     )
+
+
+def first_report(one: Told) -> tuple[bool, int, Told]:
+    """Sort key of the reports of one claim: the first one counts, those by a boot clock before others.
+
+    The first report of a boot is the one nearest to the start: two clocks drift apart by least.
+    """
+    by_wall = one.start_boot_ns < 0
+    return by_wall, 0 if by_wall else one.told_ns, one
+
+
+def repeats(one: Told, other: Told) -> bool:
+    """True if another report adds nothing: agents report claims in force again and again."""
+    if one.told_ns > other.told_ns:
+        return False
+    is_same_start = one.start_boot_ns >= 0 and one.boot == other.boot
+    is_same_start &= one.start_boot_ns == other.start_boot_ns
+    start_ns = one.start_ns if is_same_start else other.start_ns
+    return msgspec.structs.replace(other, told_ns=one.told_ns, start_ns=start_ns) == one
+
+
+def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
+    """The GPU (empty for none), the claim and the facts that are read of it. Raises ToldError."""
+    key = event.entity.key
+    if len(key) != _KEY_WORDS or not key[1]:
+        message = f"invalid key of a claim {key}: expected a GPU, which may be empty, and an id"
+        raise ToldError(message)
+    gpu, claim = key
+    facts = {name: word for name, word in event.facts.items() if name in _READ}
+    if any("\0" in word or len(word) > MOST_CHARACTERS for word in (gpu, claim, *facts.values())):
+        message = f"claim {claim[:MOST_CHARACTERS]!r} has words that no ledger can keep"
+        raise ToldError(message)
+    return gpu, claim, facts
+
+
+def _placed(teller: Teller, facts: dict[str, str], edge: str, otherwise: int) -> int:
+    """The start or end of a claim on the collector's clock: by the boot clock, else the wall clock."""
+    boot_ns = _instant(facts, f"{edge}_boot_ns", -1)
+    if boot_ns < 0:
+        return _instant(facts, f"{edge}_ns", otherwise)
+    placed_ns = teller.since_boot_ns + boot_ns
+    if not 0 <= placed_ns < FOREVER_NS:
+        message = f"invalid {edge}_boot_ns {boot_ns}: expected a time within this boot"
+        raise ToldError(message)
+    return placed_ns
 
 
 def _instant(facts: dict[str, str], name: str, otherwise: int) -> int:
@@ -132,21 +189,40 @@ def _instant(facts: dict[str, str], name: str, otherwise: int) -> int:
     if not text:
         return otherwise
     if not _INSTANT.fullmatch(text) or int(text) >= FOREVER_NS:
-        message = f"{name} is {text!r}, which is no time in nanoseconds"
+        message = f"invalid {name} {text!r}: expected nanoseconds"
         raise ToldError(message)
     return int(text)
+
+
+def _count(gpu: str, claim: str, facts: dict[str, str]) -> int:
+    """How many GPUs a claim without a device holds; 0 for one with a device."""
+    text = facts.get("count", "")
+    if gpu and not text:
+        return 0
+    if gpu or not _COUNT.fullmatch(text) or int(text) > MAX_COUNT:
+        message = (
+            f"claim {claim!r}: invalid count {text!r}: expected 1 to {MAX_COUNT} without a GPU"
+        )
+        raise ToldError(message)
+    return int(text)
+
+
+def _share(facts: dict[str, str]) -> str:
+    """The fraction in lowest terms; empty for none."""
+    text = facts.get("share", "")
+    try:
+        return share_text(parse_share(text)) if text else ""
+    except ShareError as error:
+        raise ToldError(*error.args) from error
 
 
 def _slots(facts: dict[str, str], name: str) -> tuple[int, int]:
     text = facts.get(name, "")
     if not text:
-        return WHOLE.low, WHOLE.high
+        return _WHOLE
     match = _SLOTS.fullmatch(text)
-    try:
-        slots = checked(Slots(int(match[1]), int(match[2]))) if match else None
-    except ValueError:
-        slots = None
-    if slots is None or slots.low >= slots.high:
-        message = f"{name} is {text!r}, which are no slots like 0-840"
+    low, high = (int(match[1]), int(match[2])) if match else _WHOLE
+    if match is None or not low < high <= WIRE_CAPACITY:
+        message = f"invalid {name} {text!r}: expected slots START-END such as 0-840"
         raise ToldError(message)
-    return slots.low, slots.high
+    return low, high

@@ -5,15 +5,21 @@ What is used without a claim has an identity, a start and an end like a claim. F
 
     source          kubernetes, slurm, containerd, cri-o, docker, podman, libvirt, systemd, file,
                     command, process
-    level           whose word it is: administrator, scheduler, node_plugin, process
+    level           authority of the source: scheduler, node_plugin, process. A collector lowers
+                    what is above scheduler: only its own files are an administrator's
     workload        what holds it, as its source names it
     owner           whose that is, as its source names it: a namespace, an account, a user
     tenant          the tenant where the source says it; else the collector looks the owner up
     node            nothing, or the node whose GPU it holds only while the GPU is in it
     start_ns        since when, in nanoseconds since the epoch; `end_ns` until when
+    start_boot_ns   the same on CLOCK_BOOTTIME of the boot that the event is of; `end_boot_ns`. It decides
+                    where it is present, so that a step of the wall clock moves nothing
     uncertainty_ns  by how much that may be wrong: a poll sees what has begun since the one before
-    compute, memory the slots [low, high) of 840 that it holds, as `low-high`
+    compute, memory the slots [low, high) of 840 of the device, as `low-high`
     exclusive       `true`, or `false` where others may hold the same slots
+    share           of a claim that is not exclusive, the fraction `n/d` of the device that it holds
+    count           of a claim without a device, whose key names no GPU: how many GPUs of the node it
+                    holds, or how many times its `share` of one
     system          `true` for health checks and the administrator's own use
     device          what of the GPU it is: the GPU's UUID, that of a MIG device, the id of a share
     profile         of a MIG device
@@ -53,10 +59,14 @@ GPU_UNCLAIMED_PROCESSES = Metric(
 )
 
 _HELD = (
-    "source", "level", "workload", "owner", "tenant", "node", "start_ns", "uncertainty_ns",
-    "compute", "memory", "exclusive", "system", "device", "profile", "pids",
+    "source", "level", "workload", "owner", "tenant", "node", "start_ns", "start_boot_ns",
+    "end_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
+    "device", "profile", "pids",
 )  # fmt: skip
-_ENDED = ("source", "level", "workload", "owner", "tenant", "end_ns", "uncertainty_ns", "why")
+_ENDED = (
+    "source", "level", "workload", "owner", "tenant", "end_ns", "end_boot_ns", "uncertainty_ns",
+    "why",
+)  # fmt: skip
 
 CLAIM_START_EVENT = EventClass(
     "claim_start",

@@ -1,0 +1,57 @@
+"""Exact fractions of a device, as claims carry them: `n/d` in lowest terms, 0 < n/d <= 1."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MAX_DENOMINATOR = 1 << 20
+"""Covers 1/840, millionths, and one MiB of a device with 1 TiB of memory. Sums of many fractions
+stay small numbers."""
+MAX_COUNT = 1024
+"""GPUs of one claim that names none of them."""
+_RATIO = re.compile(r"([0-9]{1,12})/([0-9]{1,12})")
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s?%")
+
+
+class ShareError(ValueError):
+    """A text that is not a share of a device; the message states what was expected."""
+
+
+def parse_share(text: str) -> Fraction:
+    """The fraction in `3/8`. Raises ShareError."""
+    found = _RATIO.fullmatch(text)
+    if found is None or not int(found[2]):
+        raise _invalid(text)
+    return _checked(text, Fraction(int(found[1]), int(found[2])))
+
+
+def parse_written_share(text: str) -> Fraction:
+    """The fraction in what a person writes: `3/8`, or `37.5%`. Raises ShareError."""
+    percent = _PERCENT.fullmatch(text.strip())
+    if percent is None:
+        return parse_share(text.strip())
+    return _checked(text, Fraction(percent[1]) / 100)
+
+
+def share_text(share: Fraction) -> str:
+    """The fraction as `n/d`."""
+    return f"{share.numerator}/{share.denominator}"
+
+
+def checked_share(share: Fraction) -> Fraction:
+    """The same fraction. Raises ShareError where it is no share that a claim can have."""
+    return _checked(share_text(share), share)
+
+
+def _checked(text: str, share: Fraction) -> Fraction:
+    if not 0 < share <= 1 or share.denominator > MAX_DENOMINATOR:
+        raise _invalid(text)
+    return share
+
+
+def _invalid(text: str) -> ShareError:
+    return ShareError(
+        f"invalid share {text[:50]!r}: expected a fraction such as 3/8, above 0 and at most 1, "
+        f"with a denominator of at most {MAX_DENOMINATOR}"
+    )

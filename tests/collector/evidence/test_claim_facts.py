@@ -1,0 +1,154 @@
+"""Facts of claim events: shares, claims without a device, boot clocks, and the authority of a node."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from looks import ALICE, states, troubles
+from support.story import SECOND, Reporter, accept, at, ended, gpus_of, known_of, started
+
+from collector.core import Core
+from collector.evidence.ends import ends_of
+from collector.evidence.told import Ended, Teller, Told, ToldError, first_report, repeats, told
+from collector.metering.evidence import Level
+from railscope.frame import Event
+from railscope.shares import (
+    MAX_DENOMINATOR,
+    ShareError,
+    checked_share,
+    parse_share,
+    parse_written_share,
+    share_text,
+)
+from railscope.wire import WireEntity, WireEvent
+
+BOOTED = 5000
+"""Seconds from the boot of a `Reporter` to second 0 of a story."""
+TELLER = Teller("n1", "boot-1", at(-BOOTED))
+
+
+def wire(event: Event, second: float = 0) -> WireEvent:
+    entity = WireEntity(event.entity.kind.name, event.entity.key, {})
+    boot_ns = round((second + BOOTED) * SECOND)
+    return WireEvent(event.event_class.name, 0, entity, event.wall_ns, boot_ns, dict(event.facts))
+
+
+def claim(gpu: str = "GPU-0", **facts: str) -> Told:
+    found = told(TELLER, wire(started(gpu, "a", 0, tenant="alice", **facts)))
+    assert isinstance(found, Told)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1/1000", "1/1000"), ("810/1000", "81/100"), ("1/840", "1/840"), ("4/4", "1/1"),
+     (f"1/{MAX_DENOMINATOR}", f"1/{MAX_DENOMINATOR}")],
+)  # fmt: skip
+def test_a_share_is_an_exact_fraction_in_lowest_terms(text: str, expected: str):
+    found = claim(share=text, exclusive="false")
+    assert found.share == expected
+    assert not found.exclusive
+    assert not claim(share=text).exclusive, "a claim of a share is never exclusive"
+
+
+@pytest.mark.parametrize(
+    "text", ["0/4", "5/4", "1/0", "-1/4", "0.5", "half", "1/4/2", f"1/{MAX_DENOMINATOR + 1}", "²/4"]
+)
+def test_what_is_no_share_is_rejected(text: str):
+    with pytest.raises(ToldError, match="invalid share"):
+        claim(share=text, exclusive="false")
+
+
+@given(st.integers(1, MAX_DENOMINATOR), st.integers(1, MAX_DENOMINATOR))
+def test_every_share_is_written_and_read_back(one: int, other: int):
+    share = Fraction(min(one, other), max(one, other))
+    assert parse_share(share_text(checked_share(share))) == share
+
+
+def test_a_person_may_write_a_share_in_percent():
+    assert parse_written_share("37.5%") == Fraction(3, 8)
+    assert parse_written_share(" 810/1000 ") == Fraction(81, 100)
+    for text in ("0%", "100.1%", "37,5%", "0.5"):
+        with pytest.raises(ShareError, match="expected a fraction such as 3/8"):
+            parse_written_share(text)
+
+
+def test_a_claim_without_a_device_has_a_count():
+    assert (claim("", count="8").gpu, claim("", count="8").count) == ("", 8)
+    assert claim("", count="2", share="1/2", exclusive="false").share == "1/2"
+    assert claim("GPU-0").count == 0
+
+
+@pytest.mark.parametrize(("gpu", "count"), [("", ""), ("", "0"), ("", "1025"), ("GPU-0", "2")])
+def test_a_count_is_of_a_claim_without_a_device(gpu: str, count: str):
+    with pytest.raises(ToldError, match="count"):
+        claim(gpu, **({"count": count} if count else {}))
+
+
+def test_no_node_has_the_authority_of_an_administrator(core: Core):
+    events = {10: [started("GPU-0", "a", 0, tenant="mallory", level="administrator")]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    (found,) = known_of(core, "GPU-0").evidence.claims
+    assert found.level is Level.SCHEDULER
+    assert claim(level="administrator").level is Level.SCHEDULER
+
+
+def test_what_was_stored_with_more_authority_is_lowered_too(core: Core):
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10)))
+    stored = Told(at(0), "GPU-0", "n1", "a", Level.ADMINISTRATOR, tenant="alice")
+    core.evidence.learn([stored])
+    (found,) = known_of(core, "GPU-0").evidence.claims
+    assert found.level is Level.SCHEDULER
+
+
+def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: Core):
+    start = started("GPU-0", "a", 40 + 3600, **ALICE, start_boot_ns=str((40 + BOOTED) * SECOND))
+    end = ended("GPU-0", "a", 75 - 3600)
+    end.facts["end_boot_ns"] = str((75 + BOOTED) * SECOND)
+    accept(
+        core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 5), events={50: [start], 80: [end]})
+    )
+    assert states(core, 100) == [
+        ("idle", "", 0, 40), ("observed", "alice", 40, 75), ("idle", "", 75, 100),
+    ]  # fmt: skip
+
+
+def test_a_boot_time_beyond_all_time_is_rejected(core: Core):
+    heard = troubles(core)
+    events = {10: [started("GPU-0", "a", 0, start_boot_ns=str((1 << 63) - 2))]}
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    assert [t.kind for t in heard] == ["refused_claim"]
+
+
+def report(boot: str, told_second: float, start_second: float, *, by_boot: bool = True) -> Told:
+    """A report of one claim, by an anchor that says the start was at this second."""
+    return Told(
+        at(start_second), "GPU-0", "n1", "a", Level.SCHEDULER, boot=boot, told_ns=at(told_second),
+        start_boot_ns=BOOTED * SECOND if by_boot else -1,
+    )  # fmt: skip
+
+
+def test_a_report_that_is_repeated_adds_nothing_though_the_clocks_drift():
+    first = report("boot-1", 5, 0)
+    assert repeats(first, report("boot-1", 3600, -0.07)), "the same start, an hour later"
+    assert not repeats(first, report("boot-1", 4, 0.5)), "an earlier report arrives later"
+    assert not repeats(first, report("boot-2", 3600, 0)), "another boot"
+    assert not repeats(report("", 5, 0, by_boot=False), report("", 9, 1, by_boot=False))
+
+
+@given(st.permutations([report("boot-1", 5, 0), report("boot-1", 3600, -0.07),
+                        report("boot-2", 9000, -3600, by_boot=False)]))  # fmt: skip
+def test_the_first_report_by_a_boot_clock_counts_in_whatever_order_they_come(reports: list[Told]):
+    assert min(reports, key=first_report).start_ns == at(0)
+
+
+def test_an_end_by_the_wall_clock_of_a_later_boot_counts_only_without_another():
+    one = report("boot-1", 5, 0)
+    later = Told(at(0), "GPU-0", "n1", "a", Level.SCHEDULER, boot="boot-2", told_ns=at(900),
+                 end_ns=at(-3000))  # fmt: skip
+    end = Ended(at(500), "GPU-0", "n1", "a")
+    assert ends_of([one, later], [end], []) == {("n1", "a"): at(500)}
+    assert ends_of([one, later], [], []) == {("n1", "a"): at(-3000)}
