@@ -9,6 +9,8 @@ import msgspec
 from railscope.settings import described
 
 PREFIX = "RAILSCOPE_AGENT_"
+MAX_SECONDS = 86_400.0
+"""A period or a timeout of more than a day is a mistake in the unit."""
 
 
 class Periods(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,52 +22,84 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     gpu_activity: Annotated[
         float, described("SMs, pipes and links of GPUs and MIG devices (GPM).", ge=0.12)
     ] = 1.0
-    gpu_event: Annotated[float, described("Events of the NVIDIA driver.", ge=0.02)] = 1.0
-    gpu_process: Annotated[float, described("Processes on GPUs, virtual GPUs.", ge=0.1)] = 5.0
+    gpu_event: Annotated[
+        float, described("Events of the NVIDIA driver.", ge=0.02, le=MAX_SECONDS)
+    ] = 1.0
+    gpu_process: Annotated[
+        float, described("Processes on GPUs, virtual GPUs.", ge=0.1, le=MAX_SECONDS)
+    ] = 5.0
     gpu_burst: Annotated[
         float, described("Samples that the NVIDIA driver takes by itself.", ge=0.1, le=10.0)
     ] = 1.0
-    mig: Annotated[float, described("Memory and state of MIG devices.", ge=0.1)] = 5.0
-    tenancy: Annotated[float, described("Who holds GPUs and parts of them.", ge=0.5)] = 5.0
+    mig: Annotated[float, described("Memory and state of MIG devices.", ge=0.1, le=MAX_SECONDS)] = (
+        5.0
+    )
+    tenancy: Annotated[
+        float, described("Who holds GPUs and parts of them.", ge=0.5, le=MAX_SECONDS)
+    ] = 5.0
     gpu_health: Annotated[
         float, described("ECC, remapped rows, PCIe, fabric and recovery of GPUs.", ge=0.1)
     ] = 10.0
-    gpu_verdict: Annotated[float, described("The verdict on the health of GPUs.", ge=0.1)] = 5.0
-    gpu_device: Annotated[float, described("Who has the GPUs on the PCI bus.", ge=0.1)] = 10.0
-    nvlink: Annotated[float, described("State, bytes and errors of NVLinks.", ge=0.1)] = 10.0
+    gpu_verdict: Annotated[
+        float, described("The verdict on the health of GPUs.", ge=0.1, le=MAX_SECONDS)
+    ] = 5.0
+    gpu_device: Annotated[
+        float, described("Who has the GPUs on the PCI bus.", ge=0.1, le=MAX_SECONDS)
+    ] = 10.0
+    nvlink: Annotated[
+        float, described("State, bytes and errors of NVLinks.", ge=0.1, le=MAX_SECONDS)
+    ] = 10.0
     gpu_settings: Annotated[
         float, described("Limits, thresholds, modes, errors by place of GPUs.", ge=0.1)
     ] = 60.0
     nvlink_signal: Annotated[
         float, described("Error ratios and corrected codewords of NVLinks.", ge=0.1)
     ] = 60.0
-    rdma: Annotated[float, described("Counters and state of RDMA ports.", ge=0.02)] = 1.0
-    nic: Annotated[float, described("Driver statistics of network cards.", ge=0.1)] = 1.0
+    rdma: Annotated[
+        float, described("Counters and state of RDMA ports.", ge=0.02, le=MAX_SECONDS)
+    ] = 1.0
+    nic: Annotated[
+        float, described("Driver statistics of network cards.", ge=0.1, le=MAX_SECONDS)
+    ] = 1.0
     link: Annotated[
         float, described("Speed, carrier and error correction of interfaces.", ge=0.1)
     ] = 5.0
     nic_settings: Annotated[
         float, described("What network cards are set to, and its changes.", ge=1)
     ] = 60.0
-    optics: Annotated[float, described("Transceivers and cables of network cards.", ge=1)] = 60.0
+    optics: Annotated[
+        float, described("Transceivers and cables of network cards.", ge=1, le=MAX_SECONDS)
+    ] = 60.0
     neighbour: Annotated[
         float, described("Switch ports that network cards are plugged into (LLDP).", ge=1)
     ] = 10.0
-    pcie: Annotated[float, described("PCIe links and errors.", ge=0.1)] = 10.0
+    pcie: Annotated[float, described("PCIe links and errors.", ge=0.1, le=MAX_SECONDS)] = 10.0
     host: Annotated[
         float, described("Processors, memory, disks, network of the server.", ge=0.1)
     ] = 5.0
     protocols: Annotated[
         float, described("TCP, UDP, IP, backlogs, connection tracking, bonds.", ge=0.1)
     ] = 5.0
-    gpudirect: Annotated[float, described("GPUDirect Storage, GPUDirect modules.", ge=0.1)] = 10.0
-    storage: Annotated[float, described("Clients of NFS, Lustre and Ceph.", ge=0.1)] = 10.0
-    drives: Annotated[float, described("State and health of NVMe drives.", ge=1.0)] = 60.0
-    power: Annotated[float, described("Energy of the processors (RAPL).", ge=0.1)] = 5.0
-    sensors: Annotated[float, described("Temperatures, fans, voltages, power.", ge=1.0)] = 10.0
-    memory_errors: Annotated[float, described("Errors of the main memory.", ge=1.0)] = 60.0
-    kernel: Annotated[float, described("The kernel log.", ge=0.02)] = 1.0
-    agent: Annotated[float, described("The agent's own state.", ge=0.1)] = 1.0
+    gpudirect: Annotated[
+        float, described("GPUDirect Storage, GPUDirect modules.", ge=0.1, le=MAX_SECONDS)
+    ] = 10.0
+    storage: Annotated[
+        float, described("Clients of NFS, Lustre and Ceph.", ge=0.1, le=MAX_SECONDS)
+    ] = 10.0
+    drives: Annotated[
+        float, described("State and health of NVMe drives.", ge=1.0, le=MAX_SECONDS)
+    ] = 60.0
+    power: Annotated[
+        float, described("Energy of the processors (RAPL).", ge=0.1, le=MAX_SECONDS)
+    ] = 5.0
+    sensors: Annotated[
+        float, described("Temperatures, fans, voltages, power.", ge=1.0, le=MAX_SECONDS)
+    ] = 10.0
+    memory_errors: Annotated[
+        float, described("Errors of the main memory.", ge=1.0, le=MAX_SECONDS)
+    ] = 60.0
+    kernel: Annotated[float, described("The kernel log.", ge=0.02, le=MAX_SECONDS)] = 1.0
+    agent: Annotated[float, described("The agent's own state.", ge=0.1, le=MAX_SECONDS)] = 1.0
 
 
 class Bursts(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,10 +125,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         described(
             "Share of one core. Above it sources are read less often, the dear ones first. 0: no bound.",
             ge=0,
+            le=1,
         ),
     ] = 0.01
     memory_bytes: Annotated[
-        int, described("Resident memory. Above it what is spare is given back. 0: no bound.", ge=0)
+        int,
+        described(
+            "Resident memory. Above it what is spare is given back. 0: no bound.", ge=0, le=1 << 40
+        ),
     ] = 64 << 20
 
 
@@ -111,15 +149,21 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
         str, described("Certificate (PEM) of this node for https, beside a token or without one.")
     ] = ""
     key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
-    push_seconds: Annotated[float, described("Seconds of frames in one envelope.", ge=0.02)] = 5.0
-    timeout_seconds: Annotated[float, described("Longest wait for an acknowledgement.", gt=0)] = (
-        30.0
-    )
+    push_seconds: Annotated[
+        float, described("Seconds of frames in one envelope.", ge=0.02, le=MAX_SECONDS)
+    ] = 5.0
+    timeout_seconds: Annotated[
+        float, described("Longest wait for an acknowledgement.", gt=0, le=MAX_SECONDS)
+    ] = 30.0
     most_retry_seconds: Annotated[
-        float, described("Longest pause between two tries while the collector is away.", gt=0)
+        float,
+        described(
+            "Longest pause between two tries while the collector is away.", gt=0, le=MAX_SECONDS
+        ),
     ] = 30.0
     spool_bytes: Annotated[
-        int, described("Most bytes kept on disk for a collector that is away.", ge=1 << 16)
+        int,
+        described("Most bytes kept on disk for a collector that is away.", ge=1 << 16, le=1 << 50),
     ] = 1 << 30
 
 
@@ -128,7 +172,7 @@ class CustodySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, described("Whether to hold them, where there is a collector.")] = True
     period_seconds: Annotated[
-        float, described("Seconds from one look at the log to the next.", ge=0.1)
+        float, described("Seconds from one look at the log to the next.", ge=0.1, le=MAX_SECONDS)
     ] = 60.0
     log_key: Annotated[
         str,
@@ -249,7 +293,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
     ] = "info"
     deadline_seconds: Annotated[
-        float, described("A read may take its period, but never less than this.", gt=0)
+        float,
+        described("A read may take its period, but never less than this.", gt=0, le=MAX_SECONDS),
     ] = 1.0
     periods: Periods = Periods()
     bursts: Bursts = Bursts()

@@ -83,6 +83,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
+        listen.split_address(self.settings.listen)
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = Origin(self.node, secrets.token_hex(8), self.host.boot_id)
         self._numbering = Numbering()

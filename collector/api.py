@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -35,6 +35,10 @@ NS = 1_000_000_000
 MOST_EVENTS = 1000
 
 
+async def _writable() -> str:
+    return ""
+
+
 @dataclass(slots=True)
 class Api:
     """Answers for those who read. `views` is asked anew at each request."""
@@ -44,6 +48,8 @@ class Api:
     views: Callable[[], Views]
     stale_seconds: float = 30.0
     wall_ns: Callable[[], int] = time.time_ns
+    unwritable: Callable[[], Awaitable[str]] = _writable
+    """The reason why the ledger cannot be written, or an empty text."""
 
     def handlers(self) -> Handlers:
         """By the names of the routes."""
@@ -186,8 +192,10 @@ class Api:
         return web.Response(text="healthy\n")
 
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
-        if not self.views().instant_ns:
-            return web.Response(status=503, text="the views have not been computed yet\n")
+        problem = "" if self.views().instant_ns else "the views have not been computed yet"
+        problem = problem or self.own.why_unknown or await self.unwritable()
+        if problem:
+            return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")
 
     async def _landing(self, _: web.Request, __: Credential) -> web.Response:

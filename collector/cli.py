@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import click
 
 from collector.access.credential import Credential, Role, is_name
 from collector.access.credentials import digest, new_token, quoted, section
+from collector.check import check
 from collector.config import PREFIX, CollectorSettings
 from collector.service import Collector
 from railscope import logs, settings
@@ -56,6 +58,16 @@ def run(config: Path | None, **flags: Any) -> None:
 
     logs.configure(read().log_level)
     asyncio.run(supervise(load))
+
+
+@collector.command(name="check")
+@_config
+def check_command(config: Path | None) -> None:
+    """Validate settings, files, ledger and servers; exit status 1 where something is wrong."""
+    logs.configure("critical")  # the findings say it
+    found = settings.load(CollectorSettings, file=config, prefix=PREFIX)
+    if not check(found, click.echo):
+        sys.exit(1)
 
 
 @collector.command()

@@ -9,6 +9,9 @@ import msgspec
 from railscope.settings import described
 
 PREFIX = "RAILSCOPE_COLLECTOR_"
+MAX_SECONDS = 86_400.0
+"""A period of more than a day is a mistake in the unit."""
+MAX_DAYS = 36_500
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +35,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_second: Annotated[
         float, described("Most requests a second of one node, averaged over ten seconds.", gt=0)
     ] = 50.0
-    oldest_frame_days: Annotated[int, described("Frames older than this are refused.", ge=1)] = 30
+    oldest_frame_days: Annotated[
+        int, described("Frames older than this are refused.", ge=1, le=MAX_DAYS)
+    ] = 30
     waiting_evidence_parts: Annotated[
         int,
         described(
@@ -71,17 +76,28 @@ class MeteringSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence and GPU-days."""
 
     period_seconds: Annotated[
-        float, described("Seconds from one storing of evidence to the next.", ge=0.1)
+        float,
+        described("Seconds from one storing of evidence to the next.", ge=0.1, le=MAX_SECONDS),
     ] = 30.0
     quiet_seconds: Annotated[
         float,
-        described("Evidence is stored when nothing was added to it for so many seconds.", ge=0),
+        described(
+            "Evidence is stored when nothing was added to it for so many seconds.",
+            ge=0,
+            le=MAX_SECONDS,
+        ),
     ] = 120.0
     settle_delay_seconds: Annotated[
-        float, described("A day goes to the ledger so many seconds after its end.", ge=0)
+        float,
+        described(
+            "A day goes to the ledger so many seconds after its end.", ge=0, le=30 * MAX_SECONDS
+        ),
     ] = 3600.0
     revise_days: Annotated[
-        int, described("Late evidence changes days of the ledger that are at most this old.", ge=1)
+        int,
+        described(
+            "Late evidence changes days of the ledger that are at most this old.", ge=1, le=MAX_DAYS
+        ),
     ] = 62
 
 
@@ -109,12 +125,17 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 3
     ask_seconds: Annotated[
-        float, described("Longest wait for them; then it is recorded that fewer came.", ge=0)
+        float,
+        described(
+            "Longest wait for them; then it is recorded that fewer came.", ge=0, le=MAX_SECONDS
+        ),
     ] = 180.0
     verify_seconds: Annotated[
         float,
         described(
-            "Seconds from one reading of the whole log to the next. 0: it is not read.", ge=0
+            "Seconds from one reading of the whole log to the next. 0: it is not read.",
+            ge=0,
+            le=30 * MAX_SECONDS,
         ),
     ] = 86_400.0
 
@@ -137,9 +158,9 @@ class Influx(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Annotated[str, described("File that holds the token.")] = ""
     organisation: Annotated[str, described("Organisation to write to.")] = "railscope"
     bucket: Annotated[str, described("Bucket to write to.")] = "railscope"
-    interval_seconds: Annotated[float, described("Seconds from one write to the next.", ge=0.1)] = (
-        10.0
-    )
+    interval_seconds: Annotated[
+        float, described("Seconds from one write to the next.", ge=0.1, le=MAX_SECONDS)
+    ] = 10.0
     most_waiting_lines: Annotated[
         int, described("Lines kept while the server is away; the oldest go first.", ge=1)
     ] = 200_000
@@ -194,10 +215,12 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, described("Whether who shows no token may read what operators may.")
     ] = False
     stale_seconds: Annotated[
-        float, described("A node whose newest frame is older counts as silent.", gt=0)
+        float,
+        described("A node whose newest frame is older counts as silent.", gt=0, le=MAX_SECONDS),
     ] = 30.0
     views_seconds: Annotated[
-        float, described("Seconds from one refresh of the views to the next.", ge=0.1)
+        float,
+        described("Seconds from one refresh of the views to the next.", ge=0.1, le=MAX_SECONDS),
     ] = 2.0
     most_jobs: Annotated[
         int,
@@ -208,7 +231,9 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     straggler_seconds: Annotated[
         float,
         described(
-            "GPUs of a job are compared by means over about so long: some steps of the job.", ge=1
+            "GPUs of a job are compared by means over about so long: some steps of the job.",
+            ge=1,
+            le=MAX_SECONDS,
         ),
     ] = 60.0
     pod_jobs: Annotated[

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from collector.account.quotas import Quotas, quotas_file
 from collector.config import CollectorSettings
@@ -17,6 +19,9 @@ from collector.evidence.retired_file import Retired, retired_file
 from collector.evidence.tenants_file import Tenants, tenants_file
 from collector.evidence.watched import Watched
 from collector.inventory.inventory_file import Inventory, inventory_file
+from railscope.settings import SettingsError
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -89,6 +94,27 @@ class AdministratorsFiles:
         """Read those that have changed. Blocking."""
         for file in self.all:
             file.refresh()
+
+    def start(self, stored: Callable[[str], str | None]) -> None:
+        """Read all; a file that cannot be used is replaced by its newest stored version. Blocking.
+
+        `stored` returns the newest version of a kind of file that the database has. Raises
+        SettingsError for a file that cannot be used and of which there is no earlier version;
+        LedgerError where the database does not answer.
+        """
+        self.refresh()
+        for file in (*self._metering, self.inventory):
+            if file.known:
+                continue
+            text = stored(file.kind)
+            if text is None:
+                message = (
+                    f"{file.kind}_file {file.path}: {file.problem}; there is no earlier version to "
+                    "use; fix the file, or leave the setting empty"
+                )
+                raise SettingsError(message)
+            file.restore(text)
+            log.warning("earlier_version_used", kind=file.kind, file=str(file.path))
 
     async def watch(self) -> None:
         """Read each whenever it changes, until cancelled."""

@@ -28,6 +28,7 @@ from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
 from collector.api import Api
 from collector.audit.office import AuditOffice
+from collector.billing import seller_file
 from collector.config import CollectorSettings
 from collector.core import Core
 from collector.evidence.days import Door
@@ -38,7 +39,9 @@ from collector.framelog import FrameLog
 from collector.ingest import Ingest
 from collector.inventory.watch import Watch
 from collector.keeping import Keeping
+from collector.ledger.database import LedgerError
 from collector.ledger.location import ledger_url
+from collector.ledger.probe import LedgerProbe
 from collector.ledger.shared import SharedDatabase
 from collector.ledger.store import Ledger
 from collector.metrics import Own
@@ -76,6 +79,7 @@ class Collector:
         self.folder = state_directory(
             self.settings.state_directory, CollectorSettings().state_directory
         )
+        listen.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = Core(Schemas(self.folder / "schemas"))
         self.restart = Restart(self.folder, self.core)
@@ -116,6 +120,7 @@ class Collector:
             self.settings.tls.certificate_file, self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
         )  # fmt: skip
+        _require_seller(self.settings.billing.seller_file)
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
     def _listed_nodes(self) -> set[str]:
@@ -155,7 +160,10 @@ class Collector:
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
             audit.cells,
         )  # fmt: skip
-        api = Api(self.core, own, lambda: self.refresher.views, self.settings.stale_seconds)
+        api = Api(
+            self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,
+            unwritable=LedgerProbe(self.database.open).problem,
+        )  # fmt: skip
         gate = Gate(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,
             refused=self._count_refusal,
@@ -217,13 +225,20 @@ class Collector:
             raise SettingsError(message) from error
         return descriptor
 
+    def _read_files(self) -> None:
+        """Read the administrators' files. Blocking; raises SettingsError."""
+        try:
+            self.files.start(lambda kind: EvidenceStore(self.database.open()).file(kind))
+        except LedgerError as error:
+            log.error("earlier_versions_unread", problem=str(error), files=self.files.unknown)
+
     # Restart -----------------------------------------------------------------------------------
 
     def restore(self) -> None:
         """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
         self.audit.open()
         self.access.open()
-        self.files.refresh()
+        self._read_files()
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
@@ -231,6 +246,17 @@ class Collector:
         self.restart.read(self.log.stats)
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
+
+
+def _require_seller(path: str) -> None:
+    """Raise SettingsError where statements and exports could not be issued for want of the file."""
+    if not path:
+        return
+    try:
+        seller_file.read(Path(path))
+    except seller_file.SellerFileError as error:
+        message = f"billing.seller_file: {error}"
+        raise SettingsError(message) from error
 
 
 def calm_garbage_collection() -> None:

@@ -6,12 +6,18 @@ import ssl
 
 from railscope.settings import SettingsError
 
+MAX_PORT = 65_535
+
 
 def split_address(listen: str) -> tuple[str, int]:
     """Host and port of "host:port"; IPv6 hosts stand in brackets. Raises SettingsError."""
     host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal():
-        message = f"listen address {listen!r} must be host:port"
+    digits = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT))
+    if not colon or not digits or int(port) > MAX_PORT:
+        message = (
+            f"invalid listen address {listen[:200]!r}: expected HOST:PORT with a port from 0 to"
+            f" {MAX_PORT}, such as 127.0.0.1:9469 or [::]:9469"
+        )
         raise SettingsError(message)
     return host.strip("[]"), int(port)
 

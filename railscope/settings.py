@@ -7,6 +7,7 @@ the reference page are made from it. Unknown keys are errors that name the neare
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import tomllib
 import typing
@@ -17,6 +18,18 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+MAX_QUOTED = 200
+_TYPES: dict[Any, str] = {
+    int: "an integer",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a text",
+}
+_BOUNDS = {
+    "ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than",
+    "min_length": "length at least", "max_length": "length at most", "pattern": "that matches",
+}  # fmt: skip
 
 
 class SettingsError(ValueError):
@@ -45,15 +58,11 @@ def load(
     merged: dict[str, Any] = {}
     if file is not None:
         _merge(kind, merged, _read(file), str(file))
-    _merge(kind, merged, _from_environment(kind, environment, prefix), "the environment")
+    for name, value in _from_environment(kind, environment, prefix).items():
+        _merge(kind, merged, value, f"environment variable {name}")
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     _merge(kind, merged, _nested(given, "."), "the command line")
-    try:
-        return msgspec.convert(merged, kind, strict=False)
-    except msgspec.ValidationError as error:
-        where = f"{file}, the environment or the command line" if file else "the settings"
-        message = f"{where}: {error}"
-        raise SettingsError(message) from error
+    return msgspec.convert(merged, kind, strict=False)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -69,7 +78,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _from_environment(
     kind: type[msgspec.Struct], environment: Mapping[str, str], prefix: str
-) -> dict[str, Any]:
+) -> dict[str, dict[str, Any]]:
+    """The setting that each variable with the prefix states."""
     known = {key.upper().replace(".", "__"): key for key, _ in fields(kind)}
     found = {}
     for name, value in environment.items():
@@ -78,8 +88,8 @@ def _from_environment(
             if word not in known:
                 message = f"environment variable {name} is no setting{_nearest(word, known)}"
                 raise SettingsError(message)
-            found[known[word]] = value
-    return _nested(found, ".")
+            found[name] = _nested({known[word]: value}, ".")
+    return found
 
 
 def _nested(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
@@ -96,14 +106,14 @@ def _nested(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
 def _merge(
     kind: type[msgspec.Struct], into: dict[str, Any], new: dict[str, Any], where: str
 ) -> None:
-    known = typing.get_type_hints(kind)
+    known = typing.get_type_hints(kind, include_extras=True)
     for key, value in new.items():
         if key not in known:
             message = f"{where}: unknown key {key!r}{_nearest(key, known)}"
             raise SettingsError(message)
         section = _section(known[key])
         if section is None:
-            into[key] = _table(known[key], key, value, where)
+            into[key] = _checked(known[key], key, _table(known[key], key, value, where), where)
         elif isinstance(value, dict):
             _merge(section, into.setdefault(key, {}), value, f"{where} [{key}]")
         else:
@@ -111,9 +121,36 @@ def _merge(
             raise SettingsError(message)
 
 
+def _checked(hint: Any, key: str, value: Any, where: str) -> Any:
+    """The same value. Raises SettingsError where its type or its bounds do not allow it."""
+    shown = repr(value) if len(repr(value)) <= MAX_QUOTED else repr(value)[:MAX_QUOTED] + "..."
+    message = f"{where}: invalid {key}: {shown}: expected {expectation(hint)}"
+    try:
+        found = msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(message) from error
+    if isinstance(found, float) and not math.isfinite(found):
+        raise SettingsError(message)
+    return value
+
+
+def expectation(hint: Any) -> str:
+    """Type and bounds of a setting in words, such as "an integer, at least 1"."""
+    plain, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    if typing.get_origin(plain) is dict:
+        value = _TYPES.get(typing.get_args(plain)[1], "a value")
+        return f"a table such as {{ name = value }}, each value {value}"
+    words = [_TYPES.get(plain, str(plain))]
+    for note in notes:
+        words += [f"{text} {bound}" for name, text in _BOUNDS.items()
+                  if (bound := getattr(note, name, None)) is not None]  # fmt: skip
+    return ", ".join(words)
+
+
 def _table(hint: Any, key: str, value: Any, where: str) -> Any:
     """A table that comes as text, as from the environment: `{ a = 1 }`. All else is as it was."""
-    if typing.get_origin(hint) is not dict or not isinstance(value, str):
+    plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    if typing.get_origin(plain) is not dict or not isinstance(value, str):
         return value
     try:
         return tomllib.loads(f"{key} = {value}")[key]

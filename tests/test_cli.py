@@ -260,3 +260,92 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
     assert 29 < (entry.until_ns / 1e9 - time.time()) / 86_400 <= 30
     for role in (("--role", "tenant"), ("--tenant", "vision")):
         assert "goes with" in run("collector", "token", *role, "board").stderr
+
+
+# Settings that cannot work, and `collector check` ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('listen = "127.0.0.1:99999"', "expected HOST:PORT with a port from 0 to 65535"),
+        ('listen = "9470"', "expected HOST:PORT"),
+        ('[ledger]\nurl = "mysql://me:hunter2@db/ledger"', "ledger.url: invalid ledger URL mysql"),
+        ('[ledger]\nurl = "oracle://db"', "expected sqlite:////PATH or postgresql://"),
+        ('views_seconds = "soon"', "invalid views_seconds: 'soon': expected a finite number"),
+        ("[limits]\nrows = 0", "[limits]: invalid rows: 0: expected an integer, at least 1"),
+        ('[billing]\nseller_file = "/absent/seller.toml"', "billing.seller_file: /absent"),
+        ('[influx]\ntoken_file = "/absent/token"', "/absent/token"),
+    ],
+)
+def test_a_collector_that_cannot_work_does_not_start(tmp_path: Path, text: str, expected: str):
+    (tmp_path / "tokens.toml").write_text("[nodes]\n")
+    file = tmp_path / "collector.toml"
+    paths = {
+        "STATE_DIRECTORY": str(tmp_path / "state"),
+        "TOKENS_FILE": str(tmp_path / "tokens.toml"),
+    }
+    file.write_text(text)
+    environment = {f"RAILSCOPE_COLLECTOR_{name}": value for name, value in paths.items()}
+    line = refusal(run("collector", "run", "--config", str(file), **environment))
+    assert expected in line
+    assert "hunter2" not in line
+    assert not (tmp_path / "state").exists(), "nothing is half-made"
+
+
+@pytest.mark.parametrize("text", ["[budget]\ncpu_ratio = 5", 'listen = "0.0.0.0:99999"'])
+def test_an_agent_that_cannot_work_does_not_start(tmp_path: Path, text: str):
+    file = tmp_path / "agent.toml"
+    file.write_text(text)
+    line = refusal(run("agent", "run", "--config", str(file), "--root", str(tmp_path)))
+    assert "expected" in line
+
+
+def checked(folder: Path, text: str) -> tuple[int, dict[str, str]]:
+    """Exit status and lines of `collector check`, by what each is about."""
+    file = folder / "collector.toml"
+    file.write_text(text)
+    outcome = run("collector", "check", "--config", str(file))
+    assert not outcome.stderr, outcome.stderr
+    _, *lines = outcome.stdout.splitlines()
+    return outcome.returncode, {line[8:].partition(": ")[0]: line for line in lines}
+
+
+def test_check_passes_and_leaves_nothing_behind(tmp_path: Path):
+    (tmp_path / "tokens.toml").write_text("[nodes]\n")
+    (tmp_path / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
+    before = sorted(tmp_path.iterdir())
+    status, lines = checked(
+        tmp_path,
+        f'listen = "127.0.0.1:0"\nstate_directory = "{tmp_path}/state"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\nclaims_file = "{tmp_path}/claims.csv"\n',
+    )
+    assert status == 0, lines
+    assert {line[:8] for line in lines.values()} == {"ok      "}
+    assert "is valid" in lines["claims_file"]
+    assert "will be made" in lines["ledger"]
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "collector.toml"])
+
+
+def test_check_names_everything_that_is_wrong_at_once(tmp_path: Path):
+    (tmp_path / "tokens.toml").write_text('[nodes]\nn1 = "short"\n')
+    (tmp_path / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,yesterday,\n")
+    (tmp_path / "seller.toml").write_text("provider = 3\n")
+    (tmp_path / "ledger.sqlite").write_bytes(b"this is not a database, whatever its name says")
+    (tmp_path / "audit.key").write_text("no key\n")
+    status, lines = checked(
+        tmp_path,
+        f'listen = "192.0.2.1:0"\nstate_directory = "{tmp_path}"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\nclaims_file = "{tmp_path}/claims.csv"\n'
+        f'calendar_file = "{tmp_path}/absent.toml"\n'
+        f'[billing]\nseller_file = "{tmp_path}/seller.toml"\n'
+        f'[tls]\ncertificate_file = "{tmp_path}/absent.pem"\n'
+        '[influx]\nurl = "http://127.0.0.1:9"\n',
+    )
+    assert status == 1
+    broken = {what for what, line in lines.items() if line.startswith("BROKEN")}
+    assert broken == {
+        "listen", "tls", "tokens_file", "claims_file", "calendar_file", "billing.seller_file",
+        "ledger", "audit.key_file", "influx",
+    }  # fmt: skip
+    assert "line 2" in lines["claims_file"]

@@ -171,6 +171,12 @@ class EvidenceStore:
             retired_file.parse(said["retired"]) if "retired" in said else retired_file.Retired(),
         )
 
+    def file(self, kind: str) -> str | None:
+        """The newest version of one file; None where none was ever stored."""
+        with self._database.transaction() as connection:
+            row = connection.execute(queries.newest_file(files.c.kind == kind)).first()
+        return row.content if row else None
+
     def gpus(self, end_ns: int = FOREVER_NS) -> list[str]:
         """All GPUs that were seen before an instant, in order."""
         query = select(homes.c.gpu_uuid).where(homes.c.since_ns < end_ns).distinct()

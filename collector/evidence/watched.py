@@ -40,6 +40,8 @@ class Watched(Generic[T]):
     content: T = field(init=False)
     text: str = ""
     valid: bool = True
+    problem: str = ""
+    """The reason why the file, as it is now, cannot be used."""
     _digest: bytes = b""
     _ever_valid: bool = False
 
@@ -78,14 +80,22 @@ class Watched(Generic[T]):
                 what = f"{self.kind}_refused"
                 log.error(what, file=str(self.path), problem=str(error),
                           advice="what was last good stays in force")  # fmt: skip
-            self.valid = False
+            self.valid, self.problem = False, str(error)
             if isinstance(error, OSError):
                 self._digest = b""
             return
-        self.valid = self._ever_valid = True
-        self.content, self.text = found, text
+        self.valid, self.problem = True, ""
+        self._accept(text, found)
         what = f"{self.kind}_read"
         log.info(what, file=str(self.path))
+
+    def restore(self, text: str) -> None:
+        """Use an earlier good version while the file itself cannot be used. Raises FileError."""
+        self._accept(text, self.parse(text))
+
+    def _accept(self, text: str, content: T) -> None:
+        self._ever_valid = True
+        self.content, self.text = content, text
         for hear in self.on_change:
             hear(text)
 

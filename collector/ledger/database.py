@@ -22,6 +22,19 @@ class LedgerError(Exception):
     """The ledger cannot be used; says which one, why, and what to do."""
 
 
+def check_url(url: str) -> None:
+    """Raise LedgerError unless the URL names a database that this installation can open."""
+    parsed = _parsed(url)
+    try:
+        parsed.get_dialect().import_dbapi()
+    except ImportError as error:
+        message = (
+            f"the ledger {_without_secrets(parsed)} needs the PostgreSQL driver psycopg, which "
+            f"cannot be loaded ({error}): install railscope[postgresql]"
+        )
+        raise LedgerError(message) from error
+
+
 class Database:
     """A database with the tables of the ledger. Raises LedgerError from every method.
 
@@ -29,6 +42,7 @@ class Database:
     """
 
     def __init__(self, url: str, *, make: bool = True) -> None:
+        check_url(url)
         self._url = _parsed(url)
         self.name = _without_secrets(self._url)
         self._make = make
@@ -65,19 +79,12 @@ class Database:
             event.listen(engine, "connect", _plain_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
-        try:
-            return create_engine(
-                self._url,
-                isolation_level="READ COMMITTED",
-                pool_pre_ping=True,
-                connect_args={"client_encoding": "utf8", "connect_timeout": _BUSY_SECONDS},
-            )
-        except ModuleNotFoundError as error:
-            message = (
-                f"the ledger {self.name} needs the PostgreSQL driver, which is not installed: "
-                "install railscope[postgresql]"
-            )
-            raise LedgerError(message) from error
+        return create_engine(
+            self._url,
+            isolation_level="READ COMMITTED",
+            pool_pre_ping=True,
+            connect_args={"client_encoding": "utf8", "connect_timeout": _BUSY_SECONDS},
+        )
 
     def _prepare(self, connection: Connection) -> None:
         """Make the tables, or see that they are those of this version."""
@@ -127,8 +134,8 @@ def _parsed(url: str) -> URL:
         found = found.set(drivername="postgresql+psycopg")
     if found.drivername not in ("sqlite", "postgresql+psycopg"):
         message = (
-            f"a ledger cannot be in {_without_secrets(found)}: "
-            "only sqlite:// and postgresql:// are known"
+            f"invalid ledger URL {_without_secrets(found)}: expected sqlite:////PATH or "
+            "postgresql://USER:PASSWORD@HOST/DATABASE"
         )
         raise LedgerError(message)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from collector.config import LedgerSettings
+from collector.ledger.database import LedgerError, check_url
 from railscope.settings import SettingsError
 
 FILE = "ledger.sqlite"
@@ -12,11 +13,22 @@ FILE = "ledger.sqlite"
 
 
 def ledger_url(ledger: LedgerSettings, folder: Path) -> str:
-    """The URL of its database. Raises SettingsError where the file that holds it cannot be read."""
-    if not ledger.url_file:
-        return ledger.url or f"sqlite:///{folder.absolute() / FILE}"
+    """The URL of its database.
+
+    Raises SettingsError where the file that holds it cannot be read, or where it is the URL of a
+    database that this installation cannot open.
+    """
+    url, setting = ledger.url or f"sqlite:///{folder.absolute() / FILE}", "ledger.url"
+    if ledger.url_file:
+        setting = f"ledger.url_file {ledger.url_file}"
+        try:
+            url = Path(ledger.url_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"{setting}: cannot be read: {error}"
+            raise SettingsError(message) from error
     try:
-        return Path(ledger.url_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"ledger.url_file {ledger.url_file} cannot be read: {error}"
+        check_url(url)
+    except LedgerError as error:
+        message = f"{setting}: {error}"
         raise SettingsError(message) from error
+    return url

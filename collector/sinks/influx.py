@@ -143,6 +143,21 @@ def token(settings: Influx) -> str:
         raise SettingsError(message) from error
 
 
+def probe(settings: Influx) -> str:
+    """Write one line of the measurement `railscope_check`, and return the result in words. Blocking; raises SettingsError."""
+    client = _client(settings, token(settings))
+    try:
+        problem = _write(client, settings, ("railscope_check value=1",))
+    except RefusedError as error:
+        problem = str(error)
+    finally:
+        client.close()
+    if problem:
+        message = f"{settings.url}: {problem}"
+        raise SettingsError(message)
+    return f"{settings.url} takes writes to bucket {settings.bucket}"
+
+
 def _client(settings: Influx, secret: str) -> Any:
     from influxdb_client.client.influxdb_client import InfluxDBClient  # noqa: PLC0415 - 30 MiB, only where it is used
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from math import inf, nan
 from pathlib import Path
@@ -24,6 +25,7 @@ from collector.access.routes import ROUTES
 from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
 from collector.api import Api
+from collector.config import LedgerSettings
 from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
 from collector.metrics import Own
@@ -32,6 +34,7 @@ from collector.views.rollup import Rollups, reduce_rows
 from collector.views.table import Cell, View
 from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
+from railscope.settings import SettingsError
 
 CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
 
@@ -103,12 +106,60 @@ async def test_views_over_the_api(tmp_path: Path):
         assert parts == int(account["capacity_ns"]) > 0
 
 
+def ledger_away(folder: Path) -> LedgerSettings:
+    """A ledger whose directory is made later: no earlier version of a file can be read from it."""
+    return LedgerSettings(url=f"sqlite:///{folder / 'away' / 'ledger.sqlite'}")
+
+
+async def test_a_broken_file_without_an_earlier_version_stops_the_first_start(tmp_path: Path):
+    claims = tmp_path / "claims.csv"
+    claims.write_text("tenant,holds,from,to\nvision,n1,yesterday,\n")
+    settings = settings_in(tmp_path, claims_file=str(claims))
+    with pytest.raises(SettingsError, match=r"claims_file .*claims.csv: line 2"):
+        async with running(settings):
+            pass
+
+
+async def test_a_broken_file_at_a_restart_leaves_the_stored_version_in_force(tmp_path: Path):
+    claims = tmp_path / "claims.csv"
+    claims.write_text(CLAIMS)
+    settings = settings_in(tmp_path, claims_file=str(claims))
+    async with running(settings) as one:
+        assert await one.collector.settler.attempt()
+    claims.write_text("broken\n")
+    async with running(settings) as one:
+        assert one.collector.files.claims.content.holder("n1", time.time_ns()) == "vision"
+        assert not one.collector.files.unknown
+        _, text = await one.get("/metrics")
+        assert f'{catalog.FILE_VALID.name}{{file="claims"}} 0' in text
+
+
+async def test_ready_only_while_the_ledger_takes_writes(tmp_path: Path):
+    async with running(settings_in(tmp_path, ledger=ledger_away(tmp_path))) as one:
+        await one.collector.refresher.refresh()
+        status, text = await one.get("/-/ready")
+        assert (status, "ledger" in text) == (503, True)
+        assert str(tmp_path) not in text, "a stranger learns no path"
+        (tmp_path / "away").mkdir()
+        assert await one.collector.settler.attempt()
+        await until_ready(one)
+
+
+async def until_ready(one: Running) -> None:
+    async with asyncio.timeout(60):
+        while (await one.get("/-/ready"))[0] != 200:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.1)
+
+
 async def test_no_account_before_it_is_known_who_holds_what(tmp_path: Path):
     claims = tmp_path / "claims.csv"
     claims.write_text("who,knows\n")
-    async with running(settings_in(tmp_path, claims_file=str(claims))) as one:
+    away = ledger_away(tmp_path)
+    async with running(settings_in(tmp_path, claims_file=str(claims), ledger=away)) as one:
         await one.collector.refresher.refresh()
         assert (await one.get("/api/v1/account"))[0] == 503
+        assert "claims file has never been valid" in (await one.get("/-/ready"))[1]
+        (tmp_path / "away").mkdir()
         claims.write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
         await asyncio.to_thread(one.collector.files.refresh)
         assert await one.collector.settler.attempt()
@@ -217,7 +268,9 @@ async def test_no_answer_holds_a_number_json_does_not_know(tmp_path: Path):
 async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_path: Path):
     path = tmp_path / "claims.csv"
     path.write_text("broken\n")
-    async with filled(tmp_path, claims_file=str(path)) as one:
+    away = ledger_away(tmp_path)
+    async with filled(tmp_path, claims_file=str(path), ledger=away) as one:
+        (tmp_path / "away").mkdir()
         collector = one.collector
         refresher = Refresher(
             collector.core, collector.live, 30.0, 1.0, known=lambda: not collector.files.unknown

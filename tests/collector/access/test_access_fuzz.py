@@ -58,6 +58,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
     async def serve() -> None:
         collector = collector_in(folder)
+        collector.live.ready = True
         await record(collector, DRAFTS)
         runner = web.runner(collector.application())
         await runner.setup()

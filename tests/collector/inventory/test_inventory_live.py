@@ -12,7 +12,7 @@ from running_collector import Running, running, settings_in
 from test_audit_trail import records
 
 from collector.access.credentials import digest
-from collector.config import MeteringSettings
+from collector.config import LedgerSettings, MeteringSettings
 
 INVENTORY = "node,gpus,rdma_ports,from,to\n"
 RETIRED = "gpu,from,to,why\n"
@@ -89,10 +89,13 @@ async def test_the_inventory_is_read_again_when_it_changes_and_kept_while_it_is_
 async def test_an_inventory_that_was_never_valid_says_nothing(tmp_path: Path):
     path = tmp_path / "inventory.csv"
     path.write_text("which,how many\n")
-    async with running(settings_in(tmp_path, inventory_file=str(path))) as one:
+    away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.sqlite'}")
+    async with running(settings_in(tmp_path, inventory_file=str(path), ledger=away)) as one:
         await report(one)
         found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
         assert found["nodes"] is None
+        (tmp_path / "away").mkdir()
+        assert await one.collector.settler.attempt()
         account = await once(lambda: one.get("/api/v1/account"), lambda found: found[0] == 200)
         assert '"gpus":1' in account[1] or '"gpus":2' in account[1], "who holds what is known"
 

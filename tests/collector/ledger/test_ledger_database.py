@@ -52,7 +52,9 @@ def test_what_is_no_url(url):
 
 
 def test_another_kind_of_database():
-    with pytest.raises(LedgerError, match=r"mysql://me:\*\*\*@host/ledger: only sqlite") as caught:
+    with pytest.raises(
+        LedgerError, match=r"mysql://me:\*\*\*@host/ledger: expected sqlite"
+    ) as caught:
         Ledger.open("mysql://me:hunter2@host/ledger")
     assert "hunter2" not in str(caught.value)
 
