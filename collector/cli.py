@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from collector.access.credential import Credential, Role, is_name
+from collector.access.credential import MAX_RANK, Credential, Role, is_name
 from collector.access.credentials import digest, new_token, quoted, section
 from collector.check import check
 from collector.config import PREFIX, CollectorSettings
@@ -80,11 +80,20 @@ def check_command(config: Path | None) -> None:
 )
 @click.option("--tenant", default="", help="The tenant whose data it reaches; role tenant.")
 @click.option("--days", type=click.IntRange(min=1), help="Days until it ends. Without: no end.")
+@click.option(
+    "--max-rank",
+    type=click.IntRange(1, MAX_RANK),
+    help="Highest authority of the claims that the node reports with it: 1 process, 2 node plugin, "
+    f"3 scheduler. Without: {MAX_RANK}.",
+)
 @click.argument("name")
-def token(role: str, tenant: str, days: int | None, name: str) -> None:
+def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: str) -> None:
     """Make a token for NAME, and the line for the tokens file. A node's NAME is that of the node."""
     if bool(tenant) is not (role == Role.TENANT):
         message = "--tenant goes with --role tenant, and the other way round"
+        raise click.UsageError(message)
+    if max_rank and role != Role.NODE:
+        message = "--max-rank goes with --role node"
         raise click.UsageError(message)
     if not all(map(is_name, (name, *([tenant] if tenant else [])))):
         message = "names are printable text in Unicode's NFC"
@@ -95,9 +104,14 @@ def token(role: str, tenant: str, days: int | None, name: str) -> None:
         f"line for the tokens file, section [{section(Credential(name, Role(role), tenant))}]:"
     )
     value = json.dumps(digest(fresh))
+    more = ""
     if days:
         until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        value = f"{{ token = {value}, until = {until:%Y-%m-%dT%H:%M:%SZ} }}"
+        more += f", until = {until:%Y-%m-%dT%H:%M:%SZ}"
+    if max_rank:
+        more += f", max_rank = {max_rank}"
+    if more:
+        value = f"{{ token = {value}{more} }}"
     click.echo(f"{quoted(name)} = {value}")
 
 

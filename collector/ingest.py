@@ -97,7 +97,7 @@ class Ingest:
     async def handle(self, request: web.Request, who: Credential) -> web.Response:
         """Answer one POST."""
         try:
-            acknowledged = await self._receive(request, who.name)
+            acknowledged = await self._receive(request, who)
         except Refusal as refusal:
             self.core.counts.reject(refusal.reason)
             if refusal.status == HTTPStatus.FORBIDDEN:
@@ -113,12 +113,12 @@ class Ingest:
         path = request.rel_url.raw_path
         self.denied(Denial(request.remote or "", path, refusal.reason, who.label))
 
-    async def _receive(self, request: web.Request, node: str) -> dict[str, int]:
-        sender = self._senders.setdefault(node, NodeSender())
-        self._check_rate(sender, node)
+    async def _receive(self, request: web.Request, who: Credential) -> dict[str, int]:
+        sender = self._senders.setdefault(who.name, NodeSender())
+        self._check_rate(sender, who.name)
         async with sender.lock:
             body = await self._body(request)
-            return await self._take(request, node, sender, body)
+            return await self._take(request, who, sender, body)
 
     async def _body(self, request: web.Request) -> bytes:
         most = self.limits.body_bytes
@@ -143,15 +143,15 @@ class Ingest:
         sender.allowance -= 1
 
     async def _take(
-        self, request: web.Request, node: str, sender: NodeSender, body: bytes
+        self, request: web.Request, who: Credential, sender: NodeSender, body: bytes
     ) -> dict[str, int]:
-        envelope, sent = await self._decode(request, node, body)
+        envelope, sent = await self._decode(request, who.name, body)
         await self._keep_schemas(envelope, sender)
         self._check_bounds(envelope)
         self._check_batches(envelope)
         fresh = self.core.fresh_frames(envelope)
         total = sum(batch.rows for batch in envelope.batches)
-        record = Record(node, self.wall_ns(), sent, body)
+        record = Record(who.name, self.wall_ns(), sent, body, who.max_rank)
         self._check_times(record, envelope)
         if not fresh:
             self.core.accept(record, envelope)

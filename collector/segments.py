@@ -33,6 +33,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     received_wall_ns: int
     sent: SentAt
     body: bytes
+    max_rank: int = 3
+    """Highest authority of its claims: the limit of the token that it came with."""
 
 
 @dataclass(slots=True)

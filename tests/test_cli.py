@@ -262,6 +262,15 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
         assert "goes with" in run("collector", "token", *role, "board").stderr
 
 
+def test_a_token_with_a_limit_of_authority():
+    _, place, line = run("collector", "token", "--max-rank", "2", "gpu-1").stdout.splitlines()
+    found = credentials.parse(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
+    assert [one.credential.max_rank for one in found.entries.values()] == [2]
+    wrong = run("collector", "token", "--role", "finance", "--max-rank", "2", "billing")
+    assert "--max-rank goes with --role node" in wrong.stderr
+    assert "4 is not in the range" in run("collector", "token", "--max-rank", "4", "gpu-1").stderr
+
+
 # Settings that cannot work, and `collector check` ----------------------------------------------
 
 

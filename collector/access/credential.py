@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import quote
 
+MAX_RANK = 3
+"""Highest authority of a claim that arrives over the network: that of a scheduler on the node.
+
+What stands above it (an imported job list, an administrator) is configured at the collector only.
+"""
+
 
 class Role(StrEnum):
     """What a credential is for."""
@@ -32,6 +38,8 @@ class Credential:
     role: Role
     tenant: str = ""
     """The only one whose data it reaches, where the role is that of a tenant."""
+    max_rank: int = MAX_RANK
+    """Highest authority of the claims that a node reports with it."""
 
     @property
     def label(self) -> str:

@@ -4,6 +4,7 @@ It holds SHA-256 digests, and no tokens:
 
     [nodes]                                  the name is that of the node
     gpu-001 = "sha256:..."
+    gpu-002 = { token = "sha256:...", max_rank = 2 }
     [operators]
     prometheus = ["sha256:...", { token = "sha256:...", until = 2027-01-01T00:00:00Z }]
     grafana = { certificate = "sha256:..." }
@@ -15,7 +16,8 @@ It holds SHA-256 digests, and no tokens:
     [revoked]
     certificates = ["sha256:..."]
 
-A certificate is listed by the digest of its DER encoding or by the common name of its subject. What
+`max_rank` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims that
+a node reports with that token. A certificate is listed by the digest of its DER encoding or by the common name of its subject. What
 is not listed may still name itself: see `collector.access.certificate`.
 """
 
@@ -27,11 +29,11 @@ import re
 import secrets
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from collector.access.credential import Credential, Role, is_name
+from collector.access.credential import MAX_RANK, Credential, Role, is_name
 from railscope.settings import SettingsError
 
 PREFIX = "sha256:"
@@ -44,6 +46,7 @@ _SECTIONS = {
     "auditors": Role.AUDITOR,
 }
 _TENANTS, _REVOKED = "tenants", "revoked"
+_MAX_RANK = "max_rank"
 _KNOWN = (*_SECTIONS, _TENANTS, _REVOKED)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -147,11 +150,11 @@ def parse(text: str) -> Credentials:
     entries: dict[Key, Entry] = {}
     for key, entry in _entries(content):
         holder = entries.setdefault(key, entry).credential
-        if holder != entry.credential:
+        if holder.label != entry.credential.label:
             message = f"{holder.label} and {entry.credential.label} share a {key.kind}"
             raise EntryError(message)
         if entries[key] != entry:
-            message = f"{holder.label} has a {key.kind} twice, with two ends"
+            message = f"{holder.label} has a {key.kind} twice, with two ends or two ranks"
             raise EntryError(message)
     return Credentials(entries, _revoked(_section(content, _REVOKED, _REVOKED)))
 
@@ -179,7 +182,8 @@ def _of_one(credential: Credential, value: object, where: str) -> Iterator[tuple
     _check_name(credential.name, where)
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, dict):
-            yield _key(one, where), Entry(credential, _until_ns(one.get("until"), where))
+            holder = replace(credential, max_rank=_max_rank(one, credential.role, where))
+            yield _key(one, where), Entry(holder, _until_ns(one.get("until"), where))
         else:
             yield Key("token", _checked(one, where)), Entry(credential)
 
@@ -192,8 +196,11 @@ def _check_name(name: str, where: str) -> None:
 
 def _key(table: Mapping[str, object], where: str) -> Key:
     kinds = [kind for kind in ("token", "certificate", "common_name") if kind in table]
-    if len(kinds) != 1 or set(table) - {kinds[0], "until"}:
-        message = f"{where} must name a token, a certificate or a common_name; `until` may follow"
+    if len(kinds) != 1 or set(table) - {kinds[0], "until", _MAX_RANK}:
+        message = (
+            f"{where} must name a token, a certificate or a common_name;"
+            f" `until` and `{_MAX_RANK}` may follow"
+        )
         raise EntryError(message)
     value = table[kinds[0]]
     if kinds[0] != "common_name":
@@ -202,6 +209,17 @@ def _key(table: Mapping[str, object], where: str) -> Key:
         message = f"{where}: the common_name must be printable text in Unicode's NFC"
         raise EntryError(message)
     return Key(kinds[0], value)
+
+
+def _max_rank(table: Mapping[str, object], role: Role, where: str) -> int:
+    value = table.get(_MAX_RANK, MAX_RANK)
+    if _MAX_RANK in table and role is not Role.NODE:
+        message = f"{where}: {_MAX_RANK} is not allowed here: expected in section [nodes] only"
+        raise EntryError(message)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
+        message = f"{where}: invalid {_MAX_RANK} {value!r}: expected 1 to {MAX_RANK}"
+        raise EntryError(message)
+    return value
 
 
 def _checked(value: object, where: str) -> str:

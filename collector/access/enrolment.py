@@ -7,12 +7,12 @@ down is told at its next start.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
-from collector.access.credential import Credential, Role
+from collector.access.credential import MAX_RANK, Credential, Role
 from collector.access.credentials import Credentials, Entry, Key
 from collector.segments import write_durably
 
@@ -41,6 +41,7 @@ class _Kept(msgspec.Struct, frozen=True):
     name: str
     tenant: str
     until_ns: int | None
+    max_rank: int = MAX_RANK
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class Told:
         state = msgspec.json.decode(self.path.read_bytes(), type=_State)
         entries = {
             Key(kept.kind, kept.value): Entry(
-                Credential(kept.name, kept.role, kept.tenant), kept.until_ns
+                Credential(kept.name, kept.role, kept.tenant, kept.max_rank), kept.until_ns
             )
             for kept in state.entries
         }
@@ -71,7 +72,7 @@ class Told:
     def keep(self, credentials: Credentials) -> None:
         """Keep these as told; durable on return."""
         entries = [
-            _Kept(key.kind, key.value, who.role, who.name, who.tenant, entry.until_ns)
+            _Kept(key.kind, key.value, who.role, who.name, who.tenant, entry.until_ns, who.max_rank)
             for key, entry in credentials.entries.items()
             for who in (entry.credential,)
         ]
@@ -106,8 +107,12 @@ def _certificates(digests: frozenset[str]) -> list[Key]:
 def _by_holder(entries: Mapping[Key, Entry]) -> dict[Credential, dict[Key, str]]:
     found: dict[Credential, dict[Key, str]] = {}
     for key, entry in entries.items():
-        until = "" if entry.until_ns is None else f" until {entry.until_ns // 10**9}"
-        found.setdefault(entry.credential, {})[key] = key.short + until
+        who = entry.credential
+        text = (
+            key.short if entry.until_ns is None else f"{key.short} until {entry.until_ns // 10**9}"
+        )
+        text += f" max_rank {who.max_rank}" if who.max_rank != MAX_RANK else ""
+        found.setdefault(replace(who, max_rank=MAX_RANK), {})[key] = text
     return found
 
 

@@ -21,9 +21,11 @@ from collector.evidence.seen import Part
 from collector.evidence.taking import Taking, by_chunk
 from collector.evidence.told import ENDS, STARTS, Ended, Teller, Told, ToldError, repeats, told
 from collector.evidence.trouble import Trouble
+from collector.metering.evidence import Level
 from collector.metering.observation import QUARANTINE_NS
 from collector.schemas import Known
 from collector.segments import Record
+from railscope.catalog.tenancy import SOURCES
 from railscope.wire import Batch, Envelope
 
 log = structlog.get_logger(__name__)
@@ -158,10 +160,23 @@ class EvidenceBook:
                 received_ns = record.received_wall_ns
                 self.trouble(Trouble("refused_claim", "", envelope.node, received_ns, facts))
                 continue
+            if isinstance(fact, Told):
+                fact = self._limited(record, fact)
             if self._keep(fact):
                 self.unwritten[fact] = None
                 self.changed.add(fact.gpu)
                 self.late.add(fact.gpu)
+
+    def _limited(self, record: Record, claim: Told) -> Told:
+        """The claim with an authority that the token of its node may give it."""
+        if claim.level <= record.max_rank:
+            return claim
+        limit = Level(record.max_rank)
+        source = claim.source if claim.source in SOURCES else "other"
+        words = {"source": source, "reported": claim.level.name, "accepted": limit.name}
+        facts = {name: word.lower() for name, word in words.items()}
+        self.trouble(Trouble("rank_lowered", "", record.node, record.received_wall_ns, facts))
+        return replace(claim, level=limit)
 
     def learn(self, facts: Iterable[Told | Ended]) -> None:
         """Take claims that the database has, perhaps from another collector."""

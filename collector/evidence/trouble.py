@@ -15,7 +15,7 @@ class Trouble(NamedTuple):
     """Something about the evidence that an auditor should know: what, about what, and how."""
 
     kind: str
-    """conflict, counter_reset, quarantine, seen_twice, retired_seen or refused_claim."""
+    """conflict, counter_reset, quarantine, seen_twice, retired_seen, refused_claim, rank_lowered."""
     gpu: str
     node: str
     instant_ns: int
@@ -24,7 +24,8 @@ class Trouble(NamedTuple):
     @property
     def id(self) -> str:
         """Equal for equal troubles: two collectors and every restart find the same ones."""
-        content = msgspec.json.encode(list(self), order="deterministic")
+        facts = list(self._replace(instant_ns=0) if self.kind in _ONCE else self)
+        content = msgspec.json.encode(facts, order="deterministic")
         return f"evidence/{sha256(content).hexdigest()[:40]}"
 
     def draft(self) -> Draft:
@@ -36,5 +37,7 @@ class Trouble(NamedTuple):
         return Draft(kind, actor, self.instant_ns, "seen", subject, data)
 
 
+_ONCE = {"rank_lowered"}
+"""Recorded once, whenever it happens again."""
 _TYPES = {"conflict": "tenancy.conflict", "counter_reset": "evidence.counter_reset"}
 """What is neither is evidence that was not believed."""

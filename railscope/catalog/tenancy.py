@@ -31,6 +31,12 @@ from __future__ import annotations
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import CLAIM, GPU
 
+SOURCES = (
+    "kubernetes", "slurm", "containerd", "cri-o", "docker", "podman", "libvirt", "systemd", "file",
+    "command", "process",
+)  # fmt: skip
+"""The providers that agents report claims of."""
+
 GPU_CLAIMS = Metric(
     "railscope_gpu_claims",
     Kind.GAUGE,

@@ -38,6 +38,27 @@ holders |= st.builds(Credential, names, st.just(Role.TENANT), names)
 untils = st.none() | st.integers(min_value=0, max_value=4_000_000_000)
 
 
+@pytest.mark.parametrize(("line", "problem"), [
+    (f'x = {{ token = "{A}", max_rank = 0 }}', "invalid max_rank 0: expected 1 to 3"),
+    (f'x = {{ token = "{A}", max_rank = 4 }}', "invalid max_rank 4: expected 1 to 3"),
+    (f'x = {{ token = "{A}", max_rank = true }}', "invalid max_rank True: expected 1 to 3"),
+    (f'x = {{ token = "{A}", max_rank = "2" }}', "invalid max_rank '2': expected 1 to 3"),
+    (f'x = [{{ token = "{A}", max_rank = 2 }}, "{A}"]', "with two ends or two ranks"),
+])  # fmt: skip
+def test_a_wrong_limit_of_authority_is_named(line: str, problem: str) -> None:
+    with pytest.raises(EntryError) as caught:
+        parse(f"[nodes]\n{line}\n")
+    assert problem in str(caught.value)
+
+
+def test_a_limit_of_authority_is_of_each_token_of_a_node() -> None:
+    text = f'[nodes]\nx = ["{A}", {{ token = "{B}", max_rank = 1 }}]\n'
+    found = {key.value: entry.credential.max_rank for key, entry in parse(text).entries.items()}
+    assert found == {A: 3, B: 1}
+    with pytest.raises(EntryError, match=r"expected in section \[nodes\] only"):
+        parse(f'[finance]\nx = {{ token = "{A}", max_rank = 1 }}\n')
+
+
 @given(st.dictionaries(st.binary(min_size=4, max_size=4), st.tuples(holders, untils), max_size=6))
 def test_what_is_written_as_a_file_is_read_as_it_was(
     keys: dict[bytes, tuple[Credential, int | None]],
@@ -271,3 +292,15 @@ def test_no_two_names_of_a_section_are_mixed_up() -> None:
     labels = {entry.credential.label for entry in parse(text).entries.values()}
     assert labels == {"tenant/a%2Fb/c", "tenant/a/b%2Fc"}
     assert tomllib.loads(text)
+
+
+def test_a_changed_limit_of_authority_is_recorded_once(tmp_path: Path) -> None:
+    before = parse(f'[nodes]\nx = "{A}"\n')
+    after = parse(f'[nodes]\nx = {{ token = "{A}", max_rank = 1 }}\n')
+    (change,) = changes(before, after)
+    assert (change.type, change.holder) == ("identity.rotate", Credential("x", Role.NODE))
+    assert change.added == (f"token {A[7:23]} max_rank 1",)
+    told = Told(tmp_path / "identities")
+    told.keep(after)
+    told.read()
+    assert not changes(told.credentials, after)

@@ -1,0 +1,114 @@
+"""Authority of the claims that nodes report: never above the limit of the token, nor the administrator's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from looks import states, troubles
+from msgspec.structs import replace
+from stories import SLOTS
+from support.story import Reporter, accept, core_in, ended, gpus_of, known_of, started
+
+from collector.core import Core
+from collector.evidence import claims_file
+from collector.evidence.assemble import Files
+from collector.metering.evidence import Level
+from collector.metering.tiling import tile
+from collector.segments import Record
+
+FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:40Z\n"
+
+
+def told(max_rank: int = 3, **facts: str) -> list:
+    """One claim of a node whose token has this limit."""
+    events = {10: [started("GPU-0", "job", 10, tenant="guest", **facts)]}
+    made = Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events)
+    return [(replace(record, max_rank=max_rank), found) for record, found in made]
+
+
+def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core: Core):
+    heard = troubles(core)
+    accept(core, told(level="administrator"))
+    files = Files(claims_file.parse(FILE))
+    assert states(core, 100, files=files) == [("observed", "owner", 0, 100)]
+    assert [(one.kind, one.node, one.facts) for one in heard] == [
+        ("rank_lowered", "n1",
+         {"source": "slurm", "reported": "administrator", "accepted": "scheduler"}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reported", "limit", "rank"), [
+    ("administrator", 3, 3), ("scheduler", 3, 3), ("scheduler", 2, 2), ("scheduler", 1, 1),
+    ("node_plugin", 2, 2), ("process", 3, 1), ("administrator", 1, 1),
+])  # fmt: skip
+def test_a_claim_has_the_lower_of_the_reported_rank_and_the_limit(
+    core: Core, reported: str, limit: int, rank: int
+):
+    accept(core, told(limit, level=reported))
+    assert [claim.level for claim in known_of(core, "GPU-0").evidence.claims] == [Level(rank)]
+
+
+def test_a_lowered_rank_is_recorded_once_per_node_and_provider(core: Core, tmp_path: Path):
+    heard = troubles(core)
+    for number in range(5):
+        events = {
+            second + 1000 * number: [
+                started("GPU-0", f"{number}-{second}", second, level="administrator", source=source)
+                for source in ("file", "slurm", f"invented-{number}-{second}")
+            ]
+            for second in range(0, 50, 10)
+        }
+        reporter = Reporter(run=f"run-{number}")
+        accept(core, reporter.told(gpus_of("GPU-0"), sorted(events), events=events))
+    assert sorted(one.facts["source"] for one in heard) == ["file", "other", "slurm"]
+    again = core_in(tmp_path / "again")
+    later = troubles(again)
+    events = {9000: [started("GPU-0", "x", 9000, level="administrator", source="file")]}
+    accept(again, Reporter(run="late").told(gpus_of("GPU-0"), [9000], events=events))
+    assert later[0].id in {one.id for one in heard}, "a restart does not record it again"
+
+
+def test_a_record_of_the_frame_log_keeps_the_limit_of_its_token():
+    record = told(2)[0][0]
+    old = Record(record.node, record.received_wall_ns, record.sent, record.body)
+    assert (record.max_rank, old.max_rank) == (2, 3)
+
+
+@st.composite
+def claim_envelopes(draw) -> list:
+    """Claims of any rank on a GPU, some of which end."""
+    events: dict[int, list] = {}
+    for number in range(draw(st.integers(1, 5))):
+        begin = draw(st.integers(0, 100))
+        levels = ["administrator", "scheduler", "node_plugin", "process"]
+        slots = draw(st.sampled_from(SLOTS))
+        one = started(
+            "GPU-0", f"c{number}", begin, level=draw(st.sampled_from(levels)), tenant="guest",
+            compute=slots, memory=slots, exclusive=draw(st.sampled_from(["true", "false"])),
+        )  # fmt: skip
+        events.setdefault(10 * draw(st.integers(0, 10)), []).append(one)
+        if draw(st.booleans()):
+            end = ended("GPU-0", f"c{number}", begin + draw(st.integers(1, 50)))
+            events.setdefault(10 * draw(st.integers(0, 10)), []).append(end)
+    limit = draw(st.integers(1, 3))
+    made = Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events)
+    return [(replace(record, max_rank=limit), found) for record, found in made]
+
+
+@given(claim_envelopes())
+def test_no_envelope_changes_what_an_administrator_claim_holds(tmp_path_factory, envelopes):
+    core = core_in(tmp_path_factory.mktemp("schemas"))
+    accept(core, envelopes)
+    evidence = known_of(core, "GPU-0", Files(claims_file.parse(FILE))).evidence
+    alone = replace(evidence, claims=tuple(c for c in evidence.claims if c.source == "file"))
+    window = (evidence.stays[0].start_ns, evidence.stays[0].start_ns + 200 * 10**9)
+    held = [
+        [(e.tiling, e.slot_lo, e.slot_hi, e.t0_ns, e.t1_ns)
+         for e in tile(one, *window) if e.tenant == "owner"]
+        for one in (evidence, alone)
+    ]  # fmt: skip
+    areas = [sum((hi - lo) * (t1 - t0) for _, lo, hi, t0, t1 in rows) for rows in held]
+    assert areas[0] == areas[1] > 0
