@@ -29,7 +29,7 @@ for unit in deploy/systemd/*.service; do
     sed "s|/opt/railscope/bin/|$prefix/bin/|; s|/etc/railscope/|$configuration/|g" "$unit" \
         >"$units/$(basename "$unit")"
 done
-samples="agent.toml collector.toml tokens.toml seller.toml"
+samples="agent.toml collector.toml tokens.toml seller.toml prices.toml"
 samples="$samples claims.csv tenants.csv quotas.csv calendar.toml retired.csv inventory.csv"
 for sample in $samples; do
     if [ ! -e "$configuration/$sample" ]; then

@@ -23,9 +23,13 @@ import collector.config
 from collector.access import credentials
 from collector.access.credential import Credential, Role
 from collector.account import quotas
+from collector.billing import administration, price_file
+from collector.billing.closing import Books, By
 from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.inventory import inventory_file
+from collector.ledger.store import Ledger
 from railscope import settings
+from railscope.audit.record import Actor
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -264,6 +268,18 @@ def test_sample_claims_can_be_read():
     assert set(claims_file.parse(bare).by_target) == {
         "gpu-001", "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
     }  # fmt: skip
+
+
+def test_the_sample_price_book_can_be_published(tmp_path: Path):
+    text = (DEPLOY / "prices.toml").read_text()
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    by = By(Actor("operator", "op", "test"), time.time_ns())
+    book, added = administration.publish(Books.of(ledger), text, "prices.toml", by)
+    ledger.close()
+    assert added
+    assert {price.sku for price in book.prices} == {"h100-sxm"}
+    with_examples = re.sub(r"^# (?=\[\[|[\w-]+ = )", "", text, flags=re.MULTILINE)
+    assert len(price_file.parse(with_examples, "prices.toml").prices) == len(book.prices) + 2
 
 
 def test_sample_files_of_administrators_can_be_read():

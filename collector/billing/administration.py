@@ -16,7 +16,7 @@ from collector.billing.instants import spelled
 from collector.billing.invoice import Invoice, Status, draft, issue
 from collector.billing.periods import name_of
 from collector.billing.price_file import parse
-from collector.billing.prices import PriceBook, PriceBookError, check_appended
+from collector.billing.prices import PriceBook, PriceBookError, check_appended, check_published
 from collector.billing.store import add
 from collector.billing.stored import Adjusted, Published
 from collector.metering.units import FOREVER_NS
@@ -27,10 +27,11 @@ _AMOUNT = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool]:
     """Make a price book the one that is billed by; false if it is that already.
 
-    Raises PriceBookError for a book that is none, that changes what a book before it says of the
-    past, or that is dated before the end of what is closed.
+    Raises PriceBookError for a book that is none, that is dated in the future, that changes what a
+    book before it says of the past, or that is dated before the end of what is closed.
     """
     book = parse(text, file)
+    check_published(book, by.now_ns)
     found = Published(book, text, sha256(text.encode()).hexdigest())
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)

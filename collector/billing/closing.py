@@ -21,7 +21,7 @@ from collector.billing.instants import Period, spelled
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, issue
 from collector.billing.invoice import close as drafts
 from collector.billing.periods import name_of
-from collector.billing.prices import PriceBook
+from collector.billing.prices import PriceBook, check_published
 from collector.billing.rated import Numbers, Rated, Source, ledger_root, rate_period, window
 from collector.billing.rows import charge_row, closing_row, invoice_row, review_row
 from collector.billing.rows import closing_of as read_closing
@@ -156,7 +156,8 @@ class Books:
         """Close a period and issue its invoices; a period that is closed is left as it is.
 
         Raises ClosingError for a period that is not over, does not follow the one before, or of
-        which the ledger lacks days, unless these are `provisional`; and MissingPriceError.
+        which the ledger lacks days, unless these are `provisional`; MissingPriceError; and
+        PriceBookError for prices that are dated after now.
         """
         for _ in range(_TRIES):
             known = self.store.closings()
@@ -165,6 +166,7 @@ class Books:
                 return there
             _check(period, known, by.now_ns)
             bill = self.bill(period)
+            check_published(bill.book, by.now_ns)
             if bill.lacking.all and not provisional:
                 message = (
                     f"{name_of(period)} cannot be closed yet: {bill.lacking}. Wait for them, or "

@@ -28,7 +28,7 @@ class _Prices(click.Group):
 
 @click.group("prices", cls=_Prices)
 def prices() -> None:
-    """Check a price book (`prices FILE`), publish it, or show the one that is billed by."""
+    """Check a price book (`prices FILE`), publish it, or print the current one as a file."""
 
 
 @prices.command("check")
@@ -58,17 +58,24 @@ def publish(place: Place, file: Path) -> None:
 
 
 @prices.command("show")
-@click.option("--version", type=click.IntRange(min=1), help="Not the newest one, but this.")
+@click.option("--version", type=click.IntRange(min=1), help="This version instead of the newest.")
+@click.option(
+    "--format", "form", type=click.Choice(["toml", "text"]), default="toml", show_default=True,
+    help="The file as it was published, to edit and publish again, or one line per price.",
+)  # fmt: skip
 @ledger_command
-def show(place: Place, version: int | None) -> None:
-    """Print the price book that is billed by, or an earlier version."""
+def show(place: Place, version: int | None, form: str) -> None:
+    """Print the current price book, or an earlier version, as a file that can be published again."""
     with place.books() as books:
         published = books.store.book(version)
     if published is None:
         which = f"version {version}" if version else "a price book"
         message = f"{which} is not published"
         raise ClosingError(message)
-    _print(published.book)
+    if form == "text":
+        _print(published.book)
+    else:
+        click.echo(published.text, nl=not published.text.endswith("\n"))
 
 
 def parse_file(file: Path) -> PriceBook:

@@ -194,6 +194,17 @@ def _applying(matching: Sequence[Price], instant_ns: int) -> tuple[Price | None,
 # Versions --------------------------------------------------------------------------------------
 
 
+def check_published(book: PriceBook, now_ns: int) -> None:
+    """Refuse a book that is dated in the future as the current one. Raises PriceBookError."""
+    if book.published_ns > now_ns:
+        message = (
+            f"price book version {book.version}: published {spelled(book.published_ns)}: expected "
+            f"a time up to now, {spelled(now_ns)}; fix: date the book today, and let prices of "
+            "later days begin with their `from`"
+        )
+        raise PriceBookError(message)
+
+
 def check_appended(before: PriceBook, after: PriceBook) -> None:
     """Refuse a new version of a book that changes what the one before says of the past.
 

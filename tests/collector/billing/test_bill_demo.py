@@ -226,7 +226,7 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     prices.write_text(PRICES)
     assert run("prices", "publish", str(prices), *place).output == "version 1 is published\n"
     assert "published already" in run("prices", "publish", str(prices), *place).output
-    assert "tenant language" in run("prices", "show", *place).output
+    assert "tenant language" in run("prices", "show", "--format", "text", *place).output
     preview = run("preview", "2026-09", *place)
     assert re.search(r"vision +inv-\w+ +draft +104 +2,731\.68  EUR", preview.output)
     assert "Would be: 2,731.68 EUR" in run("preview", "vision", "2026-09", *place).output
@@ -247,6 +247,16 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     assert "not compared: this ledger has no evidence" in reconciled.output
 
 
+ADDED = """
+[[price]]
+sku = "b200"
+tariff = "allocated"
+nano_per_gpu_hour = 4_000_000_000
+from = 2026-10-01T12:00:00Z
+version = 2
+"""
+
+
 def test_a_price_book_is_checked_and_printed(tmp_path: Path) -> None:
     first, second = tmp_path / "1.toml", tmp_path / "2.toml"
     first.write_text(PRICES)
@@ -262,6 +272,41 @@ def test_a_price_book_is_checked_and_printed(tmp_path: Path) -> None:
         changed = run(*words, str(first))
         assert changed.exit_code == 1
         assert str(second) in changed.output
+
+
+def test_a_published_price_book_is_printed_edited_and_published_again(tmp_path: Path) -> None:
+    place = ("--ledger", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    Ledger.open(place[1]).close()
+    file = tmp_path / "prices.toml"
+    file.write_text(PRICES + "# agreed on with the board\n")
+    run("prices", "publish", str(file), *place)
+    shown = run("prices", "show", *place).output
+    assert shown == file.read_text()
+    file.write_text(shown)
+    assert "published already" in run("prices", "publish", str(file), *place).output
+    edited = shown.replace(
+        "version = 1\npublished = 2026-08-20", "version = 2\npublished = 2026-10-01"
+    )
+    edited += ADDED
+    file.write_text(edited)
+    assert run("prices", "publish", str(file), *place).output == "version 2 is published\n"
+    assert run("prices", "show", *place).output == edited
+    assert run("prices", "show", "--version", "1", *place).output == shown
+
+
+def test_a_price_book_of_the_future_is_not_the_current_one(tmp_path: Path) -> None:
+    place = ("--ledger", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    Ledger.open(place[1]).close()
+    file = tmp_path / "prices.toml"
+    file.write_text(PRICES.replace("published = 2026", "published = 2926"))
+    refused = run("prices", "publish", str(file), *place)
+    assert refused.exit_code == 1
+    expected = (
+        "Error: price book version 1: published 2926-08-20T09:00:00Z: expected a time up to now"
+    )
+    assert refused.output.startswith(expected)
+    assert "; fix: " in refused.output
+    assert "a price book is not published" in run("prices", "show", *place).output
 
 
 @pytest.mark.parametrize("text", ["version = 1", "nonsense", "\xff"])

@@ -34,6 +34,7 @@ from collector.billing.focus import Account, Seller
 from collector.billing.instants import HOUR_NS, SECOND_NS
 from collector.billing.invoice import Status
 from collector.billing.periods import name_of, parse
+from collector.billing.price_file import parse as parse_book
 from collector.billing.prices import Price, PriceBook, Tariff
 from collector.billing.rated import Numbers, rate_period
 from collector.billing.recompute import recompute
@@ -215,6 +216,18 @@ def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: Price
             )
             shown = sum(Fraction(row.amount.replace(",", "")) for row in made.summary)
             assert shown == invoice.payable
+
+
+@few
+@given(dear_books())
+def test_a_published_price_book_is_read_back_as_the_same_book(book: PriceBook) -> None:
+    text = as_toml(book, START)
+    with opened(world(), book) as books:
+        published = books.store.book()
+        assert published is not None
+        assert (published.text, published.book) == (text, parse_book(text, "drawn"))
+        again = administration.publish(books, published.text, "printed", By(BOSS, START))
+        assert again == (published.book, False)
 
 
 @given(st.integers(0, 3000), st.integers(0, 400))

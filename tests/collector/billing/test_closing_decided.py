@@ -258,6 +258,17 @@ def test_prices_change_only_what_is_not_closed(ledger):
     assert books.store.book(1).book.version == 1
 
 
+def test_prices_that_are_dated_after_now_are_not_billed_by(ledger):
+    books = opened(ledger, ALL)
+    later = PRICES.replace("version = 1", "version = 2", 1).replace("2024-01-01", "2024-10-12", 1)
+    with pytest.raises(PriceBookError, match=r"version 2: published 2024-10-12T.*expected a time"):
+        administration.publish(books, later, "p", after(ONE))
+    administration.publish(books, later, "p", after(THREE))
+    with pytest.raises(PriceBookError, match="expected a time up to now"):
+        books.close(ONE, after(ONE))
+    assert books.store.closings() == []
+
+
 def test_a_statement_says_where_the_audit_log_has_it(ledger):
     books = opened(ledger, ALL)
     closed = books.close(ONE, after(ONE))
