@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from agent.host import Host, NvmlError
+from agent.known_devices import FailedCall, KnownDevices, ProbeHost
 from agent.meter import Meter, ProcessMeter, Spent, Stopwatch
 from agent.source import Finding, Inventory, Source, Table, Verdict, nvml_remedy, reason_for
 from railscope.frame import Event, Frame, Instant, Origin, Schema
@@ -20,6 +21,8 @@ from railscope.reading import PRESENT, Absent, to_stored
 
 REPROBE_NS = 60_000_000_000
 REPROBE_AFTER_LOSS_NS = 5_000_000_000
+REPEAT_FAILED_NS = 900_000_000
+"""How often calls that hide known columns are repeated: nearly every period of a second."""
 _GOES_BY = {Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
 """Reasons that a new look may mend; who may read what does not change from second to second."""
 _BROKEN = {Absent.DENIED.value, *_GOES_BY}
@@ -56,7 +59,12 @@ class Reader:
         self._meter = meter or ProcessMeter()
         self._inventory: Inventory | None = None
         self._schema = Schema(source.name, ())
-        self._order: list[int] = []
+        self._known = KnownDevices()
+        self._width = 0
+        """Columns of the source itself; those that failed calls hide follow them."""
+        self._hidden = b""
+        self._failed: tuple[FailedCall, ...] = ()
+        self._repeat_due_ns = 0
         self._ordered = _picker([])
         self._sequence = 0
         self._probe_due_ns = 0
@@ -67,20 +75,18 @@ class Reader:
         watch = Stopwatch(self._host.clock, self._meter)
         started_ns, probe = watch.boot_ns, None
         try:
-            if self._inventory is None or started_ns >= self._probe_due_ns:
+            if self._is_probe_due(started_ns):
                 self._probe(started_ns)
                 probe = watch.lap()
             instant = self._host.clock.now()
             table = self._read()
         except (OSError, NvmlError) as error:
-            self._inventory = None
-            finding, spent = _broken(self.source, error), Spent(watch.lap(), probe)
-            return Outcome(None, (finding,), spent, str(error))
+            finding, reason = _broken(self.source, error), reason_for(error)
+            return self._failure(finding, reason, Spent(watch.lap(), probe))
         except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
-            self._inventory = None
             problem = f"fault in the source: {type(error).__name__}: {error}"
             finding = Finding(self.source.name, Verdict.BROKEN, problem, "report this as a bug")
-            return Outcome(None, (finding,), Spent(watch.lap(), probe), problem)
+            return self._failure(finding, Absent.ERROR, Spent(watch.lap(), probe))
         if table.grown:
             self._probe_due_ns = 0
         if table.kept_back:
@@ -109,30 +115,54 @@ class Reader:
         with suppress(OSError):  # a device that is gone closes its files all the same
             self.source.close()
 
+    def _failure(self, finding: Finding, reason: Absent, spent: Spent) -> Outcome:
+        """Outcome of a read that failed as a whole: every known column is absent for its reason."""
+        self._inventory = None
+        count = len(self._schema.columns)
+        frame = None
+        if count:
+            table = Table(self._width)
+            table.put_none(0, self._width, reason)
+            frame = self._frame(table, self._host.clock.now())
+        return Outcome(frame, (finding,), spent, finding.detail, count)
+
+    def _is_probe_due(self, now_ns: int) -> bool:
+        if self._inventory is None or now_ns >= self._probe_due_ns:
+            return True
+        if not self._failed or now_ns < self._repeat_due_ns:
+            return False
+        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        return any(call.has_changed() for call in self._failed)
+
     def _probe(self, now_ns: int) -> None:
-        inventory = self.source.probe(self._host)
+        host = ProbeHost(self._host)
+        try:
+            inventory = self.source.probe(host)
+        finally:
+            host.stop()
         self._probe_due_ns = now_ns + REPROBE_NS
-        unchanged = (
-            self._inventory is not None
-            and inventory.columns == self._inventory.columns
-            and inventory.bystanders == self._inventory.bystanders
-        )
-        self._inventory = inventory
-        if not unchanged:
-            order = self._order = Schema.ordered(inventory.columns)
-            columns = tuple(inventory.columns[position] for position in order)
-            self._ordered = _picker(order)
-            self._schema = Schema(self.source.name, columns, inventory.bystanders)
+        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        known = self._known.complete(inventory, host)
+        self._inventory, self._failed = inventory, known.failed
+        self._width, self._hidden = len(inventory.columns), known.hidden
+        order = Schema.ordered(known.columns)
+        columns = tuple(known.columns[position] for position in order)
+        self._ordered = _picker([known.positions[position] for position in order])
+        if columns != self._schema.columns or known.bystanders != self._schema.bystanders:
+            self._schema = Schema(self.source.name, columns, known.bystanders)
 
     def _read(self) -> Table:
-        table = Table(len(self._order))
+        table = Table(self._width)
         self.source.read(self._host, table)
         return table
 
     def _frame(self, table: Table, instant: Instant) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()
-        if not self._order and not events:
+        if not self._schema.columns and not events:
             return None
+        if self._hidden:
+            table.values += [0] * len(self._hidden)
+            table.reasons += self._hidden
         self._sequence += 1
         reasons = bytearray(self._ordered(table.reasons))
         values = _stored(self._ordered(table.values), reasons)

@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.host import Host
+from agent.known_devices import failures
 from agent.source import Finding, HoldsNothing, Inventory, Table
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import NIC, NODE
@@ -143,6 +144,8 @@ class Looking(HoldsNothing, ABC):
             for column in look.columns[part]:
                 look.readings.setdefault(column, reason)
         for part, columns in self._known.items():
+            if part not in look.columns and failures(host):
+                continue  # hidden by a failed call, for the reason of which it is absent
             reason = Absent.UNSUPPORTED if part in look.columns else Absent.GONE
             for column in columns:
                 look.readings.setdefault(column, reason)

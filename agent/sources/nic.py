@@ -12,6 +12,7 @@ from operator import itemgetter
 
 from agent.counter_memory import CounterMemory
 from agent.host import Host, Json
+from agent.known_devices import hidden
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import DRIVERS, narrow, set_back_with_narrow, typed
 from agent.topology.cards import card as card_of
@@ -51,7 +52,7 @@ class Nic(HoldsNothing):
         self._cards: list[_Card] = []
         self._memory: CounterMemory | None = None
         self._before: dict[str, Carried] = {}
-        """What is known of counters that the next probe finds."""
+        """Counters before a restart, or hidden from the last probe by failed calls."""
 
     def remember(self, memory: CounterMemory) -> None:
         """Take up the wraps that were met before a restart, and keep them from now on."""
@@ -67,7 +68,7 @@ class Nic(HoldsNothing):
         columns = Columns()
         findings: list[Finding] = []
         bystanders: list[Entity] = []
-        before, self._before, self._cards = self._before | self._carried, {}, []
+        before, self._cards = self._before | self._carried, []
         network = self._wiring.look(host)
         for interface in _interfaces(host):
             try:
@@ -89,6 +90,7 @@ class Nic(HoldsNothing):
             told = [statistics["names"][position] for position in positions]
             unwrap = _unwrap(driver["driver"], told, start, before.get(interface))
             self._cards.append(_Card(interface, statistics["names"], positions, start, unwrap))
+        self._before = hidden(host, before, self._carried)
         return Inventory(tuple(columns.columns), tuple(bystanders), tuple(findings))
 
     def read(self, host: Host, into: Table) -> None:

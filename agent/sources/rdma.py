@@ -15,6 +15,7 @@ from operator import ge
 from agent.counter_memory import CounterMemory
 from agent.facts import counted, known, linked, names, text
 from agent.host import Host, KeptFiles
+from agent.known_devices import hidden
 from agent.source import Columns, Finding, Inventory, Table, Verdict
 from agent.sources.rdma_files import DEVICE, CounterFile, Device, counter_files, rdma_driver
 from agent.topology.network import Network, Wiring
@@ -60,7 +61,7 @@ class Rdma:
         self._first_state = 0
         self._memory: CounterMemory | None = None
         self._before: dict[str, Carried] = {}
-        """What is known of counters that the next probe finds."""
+        """Counters before a restart, or hidden from the last probe by failed calls."""
 
     def remember(self, memory: CounterMemory) -> None:
         """Take up the wraps that were met before a restart, and keep them from now on."""
@@ -90,8 +91,9 @@ class Rdma:
             for metric in _STATES:
                 columns.add(metric, entity)
         self._steps = [(column, file.step) for column, file in enumerate(files) if file.step != 1]
-        self._unwraps = _unwraps(files, self._before | self._carried)
-        self._before = {}
+        before = self._before | self._carried
+        self._unwraps = _unwraps(files, before)
+        self._before = hidden(host, before, self._carried)
         self.close()
         self._counters = host.keep([file.path for file in files])
         self._states = host.keep([f"{folder}/{file}" for folder, _ in ports for file in _FILES])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.facts import known, names, text
 from agent.host import Host
+from agent.known_devices import FailedCall, failures, machine_of, repeat_failures
 from agent.topology import pci
 from agent.topology.names import NET, RDMA, functions
 from agent.topology.pci import PciDevice, bus_order, slot
@@ -99,11 +100,12 @@ class _Look:
     there: tuple[tuple[str, ...], ...]
     looked_ns: int
     network: Network
+    failed: Mapping[str, FailedCall]
 
     def serves(self, host: Host, there: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
         """Whether it still holds."""
         fresh = 0 <= now_ns - self.looked_ns < SAME_LOOK_NS
-        return fresh and host is self.host and there == self.there
+        return fresh and machine_of(host) is self.host and there == self.there
 
 
 class Wiring:
@@ -126,10 +128,12 @@ class Wiring:
         there = tuple(tuple(names(host, folder)) for folder in (pci.DEVICES, RDMA, NET))
         now_ns, last = host.clock.now().boot_ns, self._last
         if last and last.serves(host, there, now_ns):
+            repeat_failures(host, last.failed)
             return last.network
-        tree = self.rules.tree
+        tree, before = self.rules.tree, failures(host)
         found = self.network(host, pci.look(host, tree.places if tree else None).values())
-        self._last = _Look(host, there, now_ns, found)
+        failed = {key: call for key, call in failures(host).items() if key not in before}
+        self._last = _Look(machine_of(host), there, now_ns, found, failed)
         return found
 
     def network(self, host: Host, devices: Iterable[PciDevice]) -> Network:

@@ -22,8 +22,6 @@ from railscope.frame import Event
 
 _LIBRARY_NOT_FOUND = 12
 _LOST = {15, 16}
-_STAYS = {2, 10, 15, 16, 19, 23, 27, 999}
-"""What a GPU that is still there may answer while it is sick (nvml.h): it keeps its place."""
 _ARCHITECTURES = {
     2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada",
     9: "Hopper", 10: "Blackwell", 13: "Rubin",
@@ -164,8 +162,8 @@ class Gpus:
             mode = _answer(host, "nvmlDeviceGetMigMode", index)
             enabled = bool(mode and mode[0])
             devices = mig_devices(host, index, entity) if enabled else ()
-        except NvmlError as error:
-            return self.found.get(index) if error.code in _STAYS else None
+        except NvmlError:
+            return self.found.get(index)  # a GPU that is counted is there, however sick it is
         return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices)
 
 

@@ -1,0 +1,129 @@
+"""A whole simulated server whose calls fail, hang and recover as a test says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from support.clock import ManualClock
+from support.tree import AROUND
+
+from agent.host import Json
+from agent.host.files import PlainFiles
+from agent.host.real import RealHost
+from agent.host.recorded import RecordedHost, RecordedKernelLog
+from railscope.capture import Capture
+from railscope.simulator import NodeSpec, simulate
+
+SMART = {
+    "critical_warning": 0, "temperature_kelvins": 310, "spare_percent": 100,
+    "spare_limit_percent": 10, "used_percent": 1, "data_units_read": 1, "data_units_written": 1,
+    "host_reads": 1, "host_writes": 1, "busy_minutes": 1, "power_cycles": 1, "power_on_hours": 1,
+    "unsafe_shutdowns": 0, "media_errors": 0, "logged_errors": 0, "warm_minutes": 0,
+    "hot_minutes": 0,
+}  # fmt: skip
+HOLD_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to the machine: its seam ("file" for files) and the names that stand in it."""
+
+    seam: str
+    key: str
+    names: tuple[str, ...]
+
+
+@dataclass
+class FailingHost:
+    """Answers as a simulated server with filesystems, drives and sensors around its GPUs.
+
+    Whatever `fails` gives an error for fails with it; what `hangs` holds does not return before
+    `release` is called.
+    """
+
+    capture: Capture
+    root: Path
+    clock: ManualClock = field(default_factory=ManualClock)
+    asked: dict[str, Asked] = field(default_factory=dict)
+    fails: Callable[[Asked], Exception | None] = lambda _: None
+    hangs: Callable[[Asked], bool] = lambda _: False
+    boot_id: str = "boot-1"
+    grain_ns: int = 0
+
+    def __post_init__(self) -> None:
+        end_ns = self.capture.about.duration_ns
+        self._simulated = RecordedHost(self.capture, self.clock, lambda: end_ns)
+        self._around = RealHost(self.root)
+        self._released = threading.Event()
+
+    def release(self) -> None:
+        """Let hung calls return, and no others hang."""
+        self.hangs = lambda _: False
+        self._released.set()
+        self._released = threading.Event()
+
+    def read(self, path: str) -> bytes:
+        self._ask("file", path, path.split("/"))
+        return self._either(lambda host: host.read(path))
+
+    def names(self, path: str) -> list[str]:
+        self._ask("file", path, path.split("/"))
+        found: set[str] = set()
+        for host in (self._simulated, self._around):
+            try:
+                found.update(host.names(path))
+            except FileNotFoundError:
+                continue
+        return sorted(found) or self._around.names(path)
+
+    def resolve(self, path: str) -> str:
+        self._ask("file", path, path.split("/"))
+        return self._either(lambda host: host.resolve(path))
+
+    def keep(self, paths: Sequence[str]) -> PlainFiles:
+        return PlainFiles(self.read, paths)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        names = [str(argument) for argument in arguments[:1]]
+        self._ask(seam, f"{seam}.{function}{arguments}", names)
+        if seam == "nvme":
+            return SMART
+        return self._simulated.call(seam, function, *arguments)
+
+    def kernel_log(self) -> RecordedKernelLog:
+        return self._simulated.kernel_log()
+
+    def _either(self, ask: Callable[[Any], Any]) -> Any:
+        try:
+            return ask(self._simulated)
+        except FileNotFoundError:
+            return ask(self._around)
+
+    def _ask(self, seam: str, key: str, names: Sequence[str]) -> None:
+        asked = self.asked.setdefault(key, Asked(seam, key, tuple(names)))
+        if self.hangs(asked):
+            released = self._released
+            assert released.wait(HOLD_SECONDS), "the test forgot to release the call"
+        if error := self.fails(asked):
+            raise error
+
+
+@cache
+def _capture(mode: str, nic: str) -> Capture:
+    return simulate(NodeSpec("node-1", gpus=2, mode=mode, nic=nic), 20, 10)
+
+
+def failing_host(root: Path, mode: str = "whole", nic: str = "cx7") -> FailingHost:
+    """A server that is well, with files of a tree beside its GPUs and rails."""
+    for path, text in AROUND.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return FailingHost(_capture(mode, nic), root)
+
+
+naming = partial(lambda name, asked: name in asked.names)
