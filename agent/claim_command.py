@@ -138,6 +138,8 @@ def claim() -> None:
 @click.option("--workload", default="", help="What holds it: slurm:123, kubernetes:research/train.")
 @click.option("--start", help="Since when (RFC 3339); else since now.")
 @click.option("--shared", is_flag=True, help="Others may hold the same.")
+@click.option("--share", default="",
+              help="Fraction of each device: 3/8 or 37.5%. Others may hold the rest.")  # fmt: skip
 @click.option("--system", is_flag=True, help="A health check, or the administrator's own use.")
 @click.option("--from-slurm", is_flag=True,
               help="In a prolog: id, GPUs, owner and workload by SLURM_JOB_ID and the like.")  # fmt: skip
@@ -147,7 +149,8 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
     body = {
         "id": options["name"], "gpus": [name for text in gpus for name in text.split(",") if name],
         "tenant": options["tenant"], "owner": options["owner"], "workload": options["workload"],
-        "start": options["start"], "exclusive": not options["shared"], "system": options["system"],
+        "start": options["start"], "exclusive": not (options["shared"] or options["share"]),
+        "share": options["share"] or None, "system": options["system"],
     }  # fmt: skip
     if options["from_slurm"]:
         job = _slurm(os.environ)
@@ -197,7 +200,7 @@ def show(form: str, **options: Any) -> None:
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
         return
-    head = ("device", "source", "level", "workload", "tenant", "owner", "start", "id")
+    head = ("device", "share", "source", "level", "workload", "tenant", "owner", "start", "id")
     rows = [head, *(tuple(str(claim[name]) for name in head) for claim in claims)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
     for row in rows:

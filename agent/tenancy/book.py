@@ -3,6 +3,8 @@
 A claim keeps its id from its start to its end, over restarts of the agent: the id says where it was
 told, of which workload, on what, since when. Where a look could not be taken nothing ends. A claim
 that a higher word tells as well is told once, by the higher word, for as long as the lower one has it.
+Starts and ends are on both clocks, and it is the boot clock that decides: the wall clock of a node may
+be stepped.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from agent.tenancy.held import Held, Level, Told
+from agent.tenancy.held import COMMAND, FILE, BootTime, Held, Level, Told
 from railscope.catalog import tenancy as c
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import CLAIM
@@ -47,13 +49,14 @@ class Closed(msgspec.Struct, frozen=True):
     end_ns: int
     uncertainty_ns: int
     why: str
+    end_boot: BootTime | None = None
 
 
 class Hidden(msgspec.Struct, frozen=True):
-    """A claim that is left to a higher word, at most until an instant of the wall clock."""
+    """A claim that is left to a higher word, at most until an instant of the boot clock."""
 
     key: tuple[str, ...]
-    until_ns: int
+    until: BootTime | None = None
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -85,6 +88,10 @@ class Look:
     ended: Instant
 
 
+PREFERRED = {FILE: 2, COMMAND: 1}
+"""Of reports with one authority: what a person or a prolog wrote counts before what was observed."""
+Edge: TypeAlias = tuple[int, BootTime | None]
+"""A start or an end: wall clock, and boot clock where a clock of the node gave it."""
 Alike: TypeAlias = dict[tuple[str, tuple[str, str]], list[tuple[str, Held]]]
 """What places told of one workload on one GPU."""
 
@@ -100,7 +107,12 @@ class Book:
         self._open = {(one.adapter, *one.held.key): one for one in kept.open}
         self._closed = list(kept.closed)
         self._done = {tuple(key) for key in kept.done}
-        self._hidden = {one.key: one.until_ns for one in kept.hidden}
+        self._hidden = {
+            one.key: one.until.boot_ns
+            for one in kept.hidden
+            if one.until is not None and one.until.boot_id == boot_id
+        }
+        """On the boot clock; after another boot nothing is left to what was there before it."""
         self._seen = dict(kept.seen)
         self._events: list[Event] = []
         self._tell_again_ns: int | None = None
@@ -110,7 +122,8 @@ class Book:
         """What is to be kept."""
         return Kept(
             list(self._open.values()), self._closed, sorted(self._done),
-            [Hidden(*one) for one in sorted(self._hidden.items())], dict(self._seen),
+            [Hidden(key, self._at(ns)) for key, ns in sorted(self._hidden.items())],
+            dict(self._seen),
         )  # fmt: skip
 
     @property
@@ -143,14 +156,14 @@ class Book:
         alike: Alike = {}
         for adapter, held in told:
             alike.setdefault((held.gpu, held.workload_of), []).append((adapter, held))
-        self._hidden = {k: until for k, until in self._hidden.items() if now.wall_ns < until}
+        self._hidden = {k: until for k, until in self._hidden.items() if now.boot_ns < until}
         for look in looks:
             self._take(look, alike)
         present = {(adapter, *held.key) for adapter, held in told}
         asked = {look.adapter for look in looks}
         self._hidden = {
-            key: until_ns
-            for key, until_ns in self._hidden.items()
+            key: until
+            for key, until in self._hidden.items()
             if key in present or key[0] not in asked
         }
         self._done = {key for key in self._done if key in present or key[0] not in asked}
@@ -164,9 +177,9 @@ class Book:
         for key, one in [(k, o) for k, o in self._open.items() if k[0] == look.adapter]:
             if key not in present:
                 if not _stays(one, look.told):
-                    self._end(key, now, now.wall_ns, gap_ns, GONE)
+                    self._end(key, now, self._edge(now), gap_ns, GONE)
             elif not present[key].agrees(one.held):
-                self._end(key, now, now.wall_ns, gap_ns, CHANGED)
+                self._end(key, now, self._edge(now), gap_ns, CHANGED)
                 self._start(key, _from_now(present[key]), now, gap_ns)
         for key, held in present.items():
             self._follow(key, held, now, gap_ns)
@@ -178,38 +191,42 @@ class Book:
         """What a place tells of now, but for what is left to a higher word."""
         for held in look.told.held:
             key = (look.adapter, *held.key)
-            higher = self._higher(look.adapter, held, alike, now.wall_ns)
+            higher = self._higher(look.adapter, held, alike, now)
             if higher is not None:
                 self._hide(key, higher, now)
-            elif key not in self._hidden and self._has_begun(key, held, now.wall_ns):
+            elif key not in self._hidden and self._has_begun(key, held, now):
                 yield key, held
 
-    def _has_begun(self, key: tuple[str, ...], held: Held, wall_ns: int) -> bool:
+    def _has_begun(self, key: tuple[str, ...], held: Held, now: Instant) -> bool:
         """One that is in force has begun, even where the clock was set back since then."""
-        return key in self._open or (held.start_ns or 0) <= wall_ns
+        return key in self._open or held.has_begun(self._boot_id, now)
 
-    def _higher(self, adapter: str, held: Held, alike: Alike, wall_ns: int) -> Held | None:
+    def _higher(self, adapter: str, held: Held, alike: Alike, now: Instant) -> Held | None:
         """The same claim by a higher word, of another place; the highest where there are several."""
+
+        def rank(place: str, one: Held) -> tuple[int, int]:
+            return one.level, PREFERRED.get(place, 0)
+
         found = [
-            other
+            (rank(place, other), other)
             for place, other in alike[held.gpu, held.workload_of]
             if place != adapter
-            and other.level > held.level
+            and rank(place, other) > rank(adapter, held)
             and other.compute.overlaps(held.compute)
-            and self._has_begun((place, *other.key), other, wall_ns)
-            and (other.end_ns is None or other.end_ns > wall_ns)
+            and self._has_begun((place, *other.key), other, now)
+            and not other.has_ended(self._boot_id, now)
         ]
-        return max(found, key=lambda other: other.level, default=None)
+        return max(found, key=lambda ranked: ranked[0])[1] if found else None
 
     def _follow(self, key: tuple[str, ...], held: Held, now: Instant, gap_ns: int) -> None:
         """Begin a claim that is new, and end one that says itself that it has ended."""
-        is_over = held.end_ns is not None and held.end_ns <= now.wall_ns
+        is_over = held.has_ended(self._boot_id, now)
         if key not in self._open and not (is_over and key in self._done):
             anew = key in self._done  # what has ended does not begin again at the same instant
             self._done.discard(key)
             self._start(key, _from_now(held) if anew else held, now, gap_ns)
         if is_over and key in self._open:
-            self._end(key, now, held.end_ns or 0, 0, ENDED)
+            self._end(key, now, (held.end_ns or 0, held.end_boot), 0, ENDED)
             self._done.add(key)
 
     def _gap_ns(self, look: Look) -> int:
@@ -224,31 +241,53 @@ class Book:
     def _hide(self, key: tuple[str, ...], higher: Held, now: Instant) -> None:
         """Leave a claim to a higher word, from when on that has it."""
         self.changed |= key not in self._hidden
-        self._hidden[key] = now.wall_ns + RESUME_NS
+        self._hidden[key] = now.boot_ns + RESUME_NS
         if key in self._open:
-            end_ns = higher.start_ns if higher.start_ns is not None else now.wall_ns
-            self._end(key, now, end_ns, 0, COVERED)
+            known = higher.start_ns is not None
+            end = (higher.start_ns or 0, higher.start_boot) if known else self._edge(now)
+            self._end(key, now, end, 0, COVERED)
+
+    def _at(self, boot_ns: int) -> BootTime:
+        return BootTime(self._boot_id, boot_ns)
+
+    def _edge(self, now: Instant) -> Edge:
+        return now.wall_ns, self._at(now.boot_ns)
 
     def _start(self, key: tuple[str, ...], held: Held, now: Instant, gap_ns: int) -> None:
-        start_ns = now.wall_ns if held.start_ns is None else held.start_ns
+        start_ns, start_boot = self._edge(now)
+        if held.start_ns is not None:
+            start_ns, start_boot = held.start_ns, held.start_boot
         uncertainty_ns = held.uncertainty_ns
         if uncertainty_ns is None or held.start_ns is None:
             uncertainty_ns = gap_ns
-        begun = msgspec.structs.replace(held, start_ns=start_ns, uncertainty_ns=uncertainty_ns)
+        begun = msgspec.structs.replace(
+            held, start_ns=start_ns, start_boot=start_boot, uncertainty_ns=uncertainty_ns
+        )
         parts = (
             held.source, self._node, held.workload, held.reference, held.part, str(start_ns),
         )  # fmt: skip
-        one = Open("/".join(part for part in parts if part), key[0], begun)
+        name = "/".join(part for part in parts if part)
+        if any(
+            name == other.id for other in (*self._open.values(), *(c.open for c in self._closed))
+        ):
+            name += (
+                f"+{now.boot_ns}"  # a wall clock that was set back came to the same instant again
+            )
+        one = Open(name, key[0], begun)
         self._open[key] = one
         self._tell_start(one, now)
         self.changed = True
 
     def _end(
-        self, key: tuple[str, ...], now: Instant, end_ns: int, uncertainty_ns: int, why: str
+        self, key: tuple[str, ...], now: Instant, end: Edge, uncertainty_ns: int, why: str
     ) -> None:
         one = self._open.pop(key)
         # A clock that was set back does not make a claim end before it began.
-        closed = Closed(one, max(end_ns, one.held.start_ns or 0), uncertainty_ns, why)
+        end_ns, end_boot = max(end[0], one.held.start_ns or 0), end[1]
+        start_boot = one.held.start_boot
+        if end_boot and start_boot and end_boot.boot_id == start_boot.boot_id:
+            end_boot = BootTime(end_boot.boot_id, max(end_boot.boot_ns, start_boot.boot_ns))
+        closed = Closed(one, end_ns, uncertainty_ns, why, end_boot)
         self._closed = [*self._closed, closed][-MOST_ENDED:]
         self._tell_end(closed, now)
         self.changed = True
@@ -258,22 +297,33 @@ class Book:
         for one in self._open.values():
             self._tell_start(one, now)
         for closed in self._closed:
-            self._tell_start(closed.open, now)
-            self._tell_end(closed, now)
+            self._tell_closed(closed, now)
         if forget:
             self.changed |= bool(self._closed)
             self._closed = []
 
-    def _tell_start(self, one: Open, now: Instant) -> None:
+    def _tell_closed(self, closed: Closed, now: Instant) -> None:
+        """An end of an earlier boot has the wall clock only: where its own event came, that counts."""
+        if closed.end_boot is None or closed.end_boot.boot_id == self._boot_id:
+            self._tell_start(closed.open, now)
+            self._tell_end(closed, now)
+        else:
+            self._tell_start(closed.open, now, {"end_ns": str(closed.end_ns)})
+
+    def _tell_start(self, one: Open, now: Instant, more: dict[str, str] | None = None) -> None:
         kind = c.CLAIM_START_EVENT if one.is_claim else c.UNCLAIMED_START_EVENT
-        self._tell(kind, one, now, one.held.facts())
+        self._tell(kind, one, now, one.held.facts(self._boot_id) | (more or {}))
 
     def _tell_end(self, closed: Closed, now: Instant) -> None:
         kind = c.CLAIM_END_EVENT if closed.open.is_claim else c.UNCLAIMED_END_EVENT
         facts = {
-            name: text for name, text in closed.open.held.facts().items() if name in kind.facts
+            name: text
+            for name, text in closed.open.held.facts(self._boot_id).items()
+            if name in kind.facts
         }
         facts["end_ns"] = str(closed.end_ns)
+        if closed.end_boot is not None:
+            facts["end_boot_ns"] = str(closed.end_boot.boot_ns)
         facts["uncertainty_ns"] = str(closed.uncertainty_ns)
         facts["why"] = closed.why
         self._tell(kind, closed.open, now, facts)
@@ -290,7 +340,7 @@ def _stays(one: Open, told: Told) -> bool:
 
 def _from_now(held: Held) -> Held:
     """The same from the present look on."""
-    return msgspec.structs.replace(held, start_ns=None)
+    return msgspec.structs.replace(held, start_ns=None, start_boot=None)
 
 
 def claims_on(open_: Sequence[Open], gpu: str) -> Iterator[Held]:

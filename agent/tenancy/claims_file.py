@@ -1,4 +1,6 @@
-"""Who holds what by an administrator's word: a file with dates, as TOML or CSV.
+"""Claims that the administrator of a node wrote down: a file with dates, as TOML or CSV.
+
+Its authority is that of a scheduler: only files of the collector are above it.
 
     [[claim]]
     gpu = "0"                              # index, UUID, PCI address, /dev/nvidiaN; `*`: all GPUs here
@@ -7,7 +9,7 @@
     to = 2026-02-01T00:00:00Z              # without: until further notice
 
 CSV has the same names in its first line; `holds` may stand for `gpu`, and be the name of a node. Other
-names: workload, owner, exclusive, system. Lines about GPUs of other nodes say nothing here.
+names: workload, owner, exclusive, share (3/8 or 37.5%: not exclusive then), system. Lines about GPUs of other nodes say nothing here.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from agent.tenancy import naming
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import FILE, Held, Level, Told
 from agent.tenancy.trouble import unread
+from railscope.shares import ShareError, parse_written_share, share_text
 
 WHAT = "claims by file"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NAMES = ("gpu", "tenant", "from", "to", "workload", "owner", "exclusive", "system")
+_NAMES = ("gpu", "tenant", "from", "to", "workload", "owner", "exclusive", "share", "system")
 _YES, _NO = {"true", "yes", "1"}, {"false", "no", "0", ""}
 
 
@@ -49,6 +52,7 @@ class Line(msgspec.Struct, frozen=True):
     workload: str = ""
     owner: str = ""
     exclusive: bool = True
+    share: str = ""
     system: bool = False
 
 
@@ -96,11 +100,11 @@ class ClaimsFile:
 
     def _claim(self, line: Line, device: Device, node: str) -> Held:
         return Held(
-            source=FILE, level=Level.ADMINISTRATOR, workload=line.workload, owner=line.owner,
+            source=FILE, level=Level.SCHEDULER, workload=line.workload, owner=line.owner,
             tenant=line.tenant, node=node, gpu=device.gpu, device=device.id,
             reference="" if line.start_ns is None else str(line.start_ns),
             compute=device.compute, memory=device.memory, profile=device.profile,
-            exclusive=line.exclusive and device.exact, system=line.system,
+            exclusive=line.exclusive and device.exact, share=line.share, system=line.system,
             start_ns=line.start_ns, end_ns=line.end_ns,
             uncertainty_ns=None if line.start_ns is None else 0,
         )  # fmt: skip
@@ -164,10 +168,12 @@ def _line(place: str, told: dict[str, Any]) -> Line:
     if start_ns is not None and end_ns is not None and end_ns <= start_ns:
         message = f"{place}: it ends before it begins"
         raise ClaimsFileError(message)
+    share = _share(place, told.get("share"))
     return Line(
         told["gpu"], told["tenant"], start_ns, end_ns,
         str(told.get("workload", "")), str(told.get("owner", "")),
-        exclusive=_flag(place, "exclusive", told.get("exclusive", True)),
+        exclusive=_flag(place, "exclusive", told.get("exclusive", True)) and not share,
+        share=share,
         system=_flag(place, "system", told.get("system", False)),
     )  # fmt: skip
 
@@ -186,6 +192,17 @@ def _instant(place: str, name: str, told: Any) -> int | None:
         raise ClaimsFileError(message)
     since = when - _EPOCH
     return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
+
+
+def _share(place: str, told: Any) -> str:
+    """The share as `n/d`; empty for nothing."""
+    if told is None or told == "":
+        return ""
+    try:
+        return share_text(parse_written_share(str(told)))
+    except ShareError as error:
+        message = f"{place}: {error}"
+        raise ClaimsFileError(message) from error
 
 
 def _flag(place: str, name: str, told: Any) -> bool:

@@ -30,12 +30,13 @@ from agent.host import Clock
 from agent.http_server import HttpServer, Request, Response
 from agent.tenancy import naming
 from agent.tenancy.devices import Device
-from agent.tenancy.held import COMMAND, Held
+from agent.tenancy.held import COMMAND, BootTime, Held
 from agent.tenancy.names import CLAIMS, SOCKET
 from agent.tenancy.source import Tenancy
 from agent.tenancy.told import Claim, ConflictError, NotKeptError, UnknownError
 from railscope.listen import split_address
 from railscope.settings import SettingsError
+from railscope.shares import ShareError, parse_written_share, share_text
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +60,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner: Word = ""
     workload: Word = ""
     exclusive: bool = True
+    share: Word = ""
     system: bool = False
     start: datetime | None = None
     again: bool = False
@@ -157,8 +159,8 @@ class ClaimsEndpoint:
             return _json({"claim": _shown(kept)})
         if end and request.method == "POST":
             when = msgspec.json.decode(request.body or b"{}", type=End).end
-            end_ns = self._instant(when, "end")
-            kept = await asyncio.to_thread(self._tenancy.told.end, unquote(end[1]), end_ns)
+            edge = self._instant(when, "end")
+            kept = await asyncio.to_thread(self._tenancy.told.end, unquote(end[1]), *edge)
             return _json({"claim": _shown(kept)})
         known = request.path == CLAIMS or end
         status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
@@ -169,10 +171,12 @@ class ClaimsEndpoint:
         if not start.tenant and not start.owner:
             raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "say tenant or owner")
         devices = dict.fromkeys(self._device(text) for text in start.gpus)
+        start_ns, start_boot = self._instant(start.start, "start")
+        share = _share(start)
         return Claim(
             id=start.id, devices=tuple(devices), tenant=start.tenant, owner=start.owner,
-            workload=start.workload, exclusive=start.exclusive, system=start.system,
-            start_ns=self._instant(start.start, "start"),
+            workload=start.workload, exclusive=start.exclusive and not share, share=share,
+            system=start.system, start_ns=start_ns, start_boot=start_boot,
         )  # fmt: skip
 
     def _device(self, text: str) -> Device:
@@ -186,20 +190,20 @@ class ClaimsEndpoint:
         message = f"no GPU {text!r} here: name it by {naming.KINDS}; there are {devices.names}"
         raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
 
-    def _instant(self, when: datetime | None, what: str) -> int:
-        """An instant that was told, in nanoseconds since the epoch; now, where none was."""
-        now_ns = self._clock.now().wall_ns
+    def _instant(self, when: datetime | None, what: str) -> tuple[int, BootTime | None]:
+        """An instant that was given, else now: nanoseconds since the epoch, and on the boot clock."""
+        now, history = self._clock.now(), self._tenancy.clock
         if when is None:
-            return now_ns
+            return now.wall_ns, history.now(now)
         if when.tzinfo is None:
             message = f"{what} has no offset: write {when.isoformat()}Z for UTC"
             raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
         since = when - datetime(1970, 1, 1, tzinfo=UTC)
         told_ns = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
-        if told_ns > now_ns + _LATER_NS:
+        if told_ns > now.wall_ns + _LATER_NS:
             message = f"{what} is not over yet: tell it when it is"
             raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
-        return told_ns
+        return told_ns, history.at(told_ns)
 
     def _in_force(self) -> list[dict[str, str]]:
         """What the last look found; and what was told since then."""
@@ -215,8 +219,19 @@ def _row(told_by: str, name: str, held: Held) -> dict[str, str]:
         "id": held.reference if told_by == COMMAND else name, "told_by": told_by,
         "source": held.source, "level": held.level.word, "workload": held.workload,
         "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
+        "share": held.share, "count": str(held.count or ""),
         "start": _written(held.start_ns or 0),
     }  # fmt: skip
+
+
+def _share(start: Start) -> str:
+    """The share of each device as `n/d`; empty for none."""
+    if not start.share:
+        return ""
+    try:
+        return share_text(parse_written_share(start.share))
+    except ShareError as error:
+        raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 
 
 def _token(settings: TenancySettings) -> str:

@@ -16,16 +16,30 @@ from agent.host import Host
 from agent.source import Finding
 from agent.sources.nvidia.slices import WHOLE, Slots
 from agent.tenancy.devices import Devices
+from railscope.frame import Instant
 from railscope.reading import Absent
+
+_FILE_OF_EARLIER_AGENTS = 4
+
+
+class BootTime(msgspec.Struct, frozen=True):
+    """An instant on the boot clock of one boot."""
+
+    boot_id: str
+    boot_ns: int
 
 
 class Level(IntEnum):
-    """Whose word a claim is; the higher one counts."""
+    """Authority of a claim; the higher rank counts. Nothing on a node ranks above a scheduler."""
 
     PROCESS = 1
     NODE_PLUGIN = 2
     SCHEDULER = 3
-    ADMINISTRATOR = 4
+
+    @classmethod
+    def _missing_(cls, value: object) -> Level | None:
+        """Read the rank that earlier agents gave to a claims file."""
+        return cls.SCHEDULER if value == _FILE_OF_EARLIER_AGENTS else None
 
     @property
     def word(self) -> str:
@@ -34,11 +48,12 @@ class Level(IntEnum):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU, a MIG device or a share of a GPU that somebody holds.
+    """A GPU, a MIG device, a share of one, or a number of GPUs that are not named.
 
-    Instants are nanoseconds since the epoch. A start or an uncertainty that is None is that of the
-    look that saw it first. `reference` tells claims apart that are alike in all else: the id that
-    somebody gave, the date that a file says.
+    Instants are nanoseconds since the epoch, and on the boot clock where a clock of this node gave
+    them. A start or an uncertainty that is None is that of the poll that found the claim first.
+    `reference` tells claims apart that are alike in all else: the id that somebody gave, the date in a
+    file. `gpu` is empty where `count` GPUs are held and none is named.
     """
 
     source: str
@@ -53,11 +68,16 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     compute: Slots = WHOLE
     memory: Slots = WHOLE
     exclusive: bool = True
+    share: str = ""
+    """`n/d` of the device, or of each of `count` GPUs; only of a claim that is not exclusive."""
+    count: int = 0
     system: bool = False
     profile: str = ""
     pids: tuple[int, ...] = ()
     start_ns: int | None = None
+    start_boot: BootTime | None = None
     end_ns: int | None = None
+    end_boot: BootTime | None = None
     uncertainty_ns: int | None = None
 
     @property
@@ -79,12 +99,25 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return source, name
         return self.source, self.workload
 
+    def has_begun(self, boot_id: str, now: Instant) -> bool:
+        """True if its start is not in the future, by the boot clock where that has it."""
+        if self.start_boot is not None:
+            return self.start_boot.boot_id != boot_id or self.start_boot.boot_ns <= now.boot_ns
+        return (self.start_ns or 0) <= now.wall_ns
+
+    def has_ended(self, boot_id: str, now: Instant) -> bool:
+        """True if its end is known and over."""
+        if self.end_boot is not None:
+            return self.end_boot.boot_id != boot_id or self.end_boot.boot_ns <= now.boot_ns
+        return self.end_ns is not None and self.end_ns <= now.wall_ns
+
     def agrees(self, other: Held) -> bool:
         """Whether it says the same of the same claim; processes and times may differ."""
         return _essence(self) == _essence(other)
 
-    def facts(self) -> dict[str, str]:
-        """As facts of an event."""
+    def facts(self, boot_id: str) -> dict[str, str]:
+        """As facts of an event of a boot; a time of another boot means nothing in it."""
+        boot = self.start_boot
         told = {
             "source": self.source,
             "level": self.level.word,
@@ -93,10 +126,13 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "tenant": self.tenant,
             "node": self.node,
             "start_ns": str(self.start_ns or 0),
+            "start_boot_ns": str(boot.boot_ns) if boot and boot.boot_id == boot_id else "",
             "uncertainty_ns": str(self.uncertainty_ns or 0),
             "compute": self.compute.word,
             "memory": self.memory.word,
             "exclusive": str(self.exclusive).lower(),
+            "share": self.share,
+            "count": str(self.count or ""),
             "system": str(self.system).lower(),
             "device": self.part,
             "profile": self.profile,
@@ -112,8 +148,9 @@ SAYS_WHOSE = frozenset({COMMAND, FILE})
 
 def _essence(held: Held) -> Held:
     return msgspec.structs.replace(
-        held, pids=(), start_ns=None, end_ns=None, uncertainty_ns=None, device=held.part
-    )
+        held, pids=(), start_ns=None, start_boot=None, end_ns=None, end_boot=None,
+        uncertainty_ns=None, device=held.part,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

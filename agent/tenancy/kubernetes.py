@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import msgspec
 
@@ -23,12 +24,12 @@ from agent.owners.device_ids import ClaimedDevice, DeviceId, device_id
 from agent.owners.pod_resources import Devices as Given
 from agent.owners.pod_resources import Pod
 from agent.source import Finding, Verdict
-from agent.sources.nvidia.slices import part
 from agent.tenancy import naming, passthrough
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
 from agent.tenancy.pod_folders import PodFolders, Pods
 from agent.tenancy.trouble import unread
+from railscope.shares import share_text
 
 WHAT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"
@@ -98,36 +99,39 @@ class Kubernetes:
         held = tuple(
             self._held(holding, alone=claimed[holding.text + holding.share] < _SEVERAL)
             for holding in holdings
+            if holding.replica is None
         )
+        held += tuple(self._replicated(holdings))
         return Told(held, tuple(self._findings(held, holdings, unknown)))
 
     def _held(self, holding: _Holding, *, alone: bool) -> Held:
         pod, device = holding.pod, holding.device
-        compute, memory, exclusive = device.compute, device.memory, alone and device.exact
-        if holding.replica is not None:
-            shares = self._replicas.get(_base(holding.text), ())
-            if holding.replica in shares:
-                place = shares.index(holding.replica), len(shares)
-                compute, memory = part(compute, *place), part(memory, *place)
-            else:
-                exclusive = False
-        elif holding.share:
-            exclusive = False
         return Held(
             source=self.name,
             level=Level.NODE_PLUGIN,
             workload=f"{pod.namespace}/{pod.name}",
             owner=pod.namespace,
             gpu=device.gpu,
-            device=device.id
-            + (f"::{holding.replica}" if holding.replica is not None else "")
-            + (f"::{holding.share}" if holding.share else ""),
-            compute=compute,
-            memory=memory,
-            exclusive=exclusive,
+            device=device.id + (f"::{holding.share}" if holding.share else ""),
+            compute=device.compute,
+            memory=device.memory,
+            exclusive=alone and device.exact and not holding.share,
             system=pod.namespace in self.system,
             profile=device.profile,
         )
+
+    def _replicated(self, holdings: list[_Holding]) -> Iterator[Held]:
+        """Replicas of time slicing or MPS: a pod holds as many of a device as it has, of all there are."""
+        groups: dict[tuple[str, str, str], list[_Holding]] = {}
+        for one in holdings:
+            if one.replica is not None:
+                groups.setdefault((one.pod.namespace, one.pod.name, one.device.id), []).append(one)
+        for group in groups.values():
+            known = all(_is_told(one, self._replicas) for one in group)
+            of = len(self._replicas.get(_base(group[0].text), ()))
+            share = share_text(Fraction(len({one.replica for one in group}), of)) if known else ""
+            held = self._held(group[0], alone=False)
+            yield msgspec.structs.replace(held, share=share)
 
     def _passed_on(self, host: Host, pod: Pod, devices: Devices) -> Iterator[_Holding]:
         """The GPUs that a virtual machine in a pod has (KubeVirt)."""

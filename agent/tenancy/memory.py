@@ -12,6 +12,7 @@ import structlog
 from agent.source import Finding, Verdict
 from agent.tenancy import durable
 from agent.tenancy.book import Book, Kept
+from agent.tenancy.clock_history import ClockHistory, ClockOffsets
 from agent.tenancy.devices import Known
 from railscope.frame import Instant
 
@@ -29,6 +30,7 @@ class State(msgspec.Struct, frozen=True):
     format: Literal[1]
     book: Kept
     gpus: list[Known]
+    clock: ClockOffsets | None = None
 
 
 class Memory:
@@ -63,20 +65,22 @@ class Memory:
         return kept
 
     def save(
-        self, book: Book, gpus: Mapping[str, Known], now: Instant, *, names_changed: bool
-    ) -> None:
+        self, book: Book, gpus: Mapping[str, Known], clock: ClockHistory, now: Instant, *,
+        names_changed: bool,
+    ) -> None:  # fmt: skip
         """Keep what has changed, at once; when places were looked at, at times."""
         due = self._kept_ns is None or now.boot_ns - self._kept_ns >= KEEP_NS
-        if not (book.changed or names_changed or due or self._problem):
+        if not (book.changed or clock.changed or names_changed or due or self._problem):
             return
         if not self._path.parent.is_dir():
             return  # a try by hand need not have one
         try:
-            durable.write(self._path, State(1, book.kept, list(gpus.values())))
+            durable.write(self._path, State(1, book.kept, list(gpus.values()), clock.kept))
         except OSError as error:
             problem = f"{self._path}: {error.strerror or error}"
             if problem != self._problem:
                 log.error("claims_not_kept", file=str(self._path), problem=problem)
             self._problem = problem
             return
-        self._problem, self._kept_ns, book.changed = "", now.boot_ns, False
+        self._problem, self._kept_ns = "", now.boot_ns
+        book.changed = clock.changed = False

@@ -13,6 +13,7 @@ from agent.facts import counted
 from agent.host import Host
 from agent.source import Finding, Verdict
 from agent.tenancy import naming
+from agent.tenancy.clock_history import ClockHistory
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
 from agent.tenancy.processes import Use
@@ -38,6 +39,7 @@ class Slurm:
 
     places: Places
     node: Callable[[], str]
+    clock: Callable[[], ClockHistory] = ClockHistory
     uses: Callable[[], tuple[Use, ...]] = tuple
     name: str = "slurm"
     jobs: dict[str, str] = field(default_factory=dict)
@@ -59,7 +61,8 @@ class Slurm:
             if told.job is not None and not group.name.startswith("job_")
         }
         written = self._written(host, devices, in_force)
-        wanted = {held.workload for held in written.held}
+        unnamed = {held.workload for held in written.held if not held.gpu}
+        wanted = {held.workload for held in written.held} - unnamed
         held, homeless = list(written.held), []
         for group, told in groups:
             job = str(told.job) if told.job is not None else group.name
@@ -68,7 +71,7 @@ class Slurm:
             found = self._of_group(job, group, told, devices)
             if not found and told.gpus is None:
                 found = list(carried(in_force, workload=job, level=Level.NODE_PLUGIN))
-            if not found and told.gpus is None:
+            if not found and told.gpus is None and job not in unnamed:
                 homeless.append(job)
             held += found
         there = {group.name for group, _ in groups} | {f"job_{told.job}" for _, told in groups}
@@ -105,7 +108,7 @@ class Slurm:
             self._files = JobFiles(places.job_files, places.gres_conf)
         try:
             if places.job_files:
-                whole = self._files.look(host, self.node(), devices)
+                whole = self._files.look(host, self.node(), devices, self.clock())
         except OSError as error:
             _carry(whole, JOB_FILES, error, in_force)
         try:
@@ -150,9 +153,11 @@ def _findings(
 ) -> list[Finding]:
     if not groups and not held and not places.gpu_files and not places.job_files:
         return [Finding(WHAT, Verdict.ABSENT, "there are no control groups of Slurm's jobs")]
-    detail = (
-        f"{counted(len(held), 'device')} held by {counted(len({h.workload for h in held}), 'job')}"
-    )
+    named, unnamed = len([one for one in held if one.gpu]), sum(one.count for one in held)
+    amounts = [counted(named, "device")] if named or not unnamed else []
+    amounts += [f"{counted(unnamed, 'GPU')} without a device"] if unnamed else []
+    jobs = counted(len({h.workload for h in held}), "job")
+    detail = f"{' and '.join(amounts)} held by {jobs}"
     found = [Finding(WHAT, Verdict.SUPPORTED, detail)]
     denied = [told.job for _, told in groups if told.is_denied]
     if denied and homeless:

@@ -11,7 +11,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
+from fractions import Fraction
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
 
 from agent.facts import text
 from agent.host import Host
@@ -19,16 +22,20 @@ from agent.owners import FormatError
 from agent.owners.gres_conf import Device as GresDevice
 from agent.owners.gres_conf import GresConf, parse_gres_conf
 from agent.source import Finding, Verdict
+from agent.tenancy.clock_history import ClockHistory
 from agent.tenancy.devices import Device, Devices
-from agent.tenancy.held import Held, Level
+from agent.tenancy.held import BootTime, Held, Level
+from railscope.shares import ShareError, checked_share, share_text
 from railscope.slurm import scontrol
-from railscope.slurm.job import Job
+from railscope.slurm.gres import Gres, Share
+from railscope.slurm.job import Allocation, Job
 
 GPU_FILES, JOB_FILES, GRES_CONF = "jobs by GPU", "jobs by scontrol", "gres.conf"
 _GPU_FILE = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?")
 _ZONES = "/zoneinfo/"
 _NS = 1_000_000_000
 _MOST_QUOTED = 5
+_SHARED = {"shard", "mps"}
 
 
 @dataclass(slots=True)
@@ -75,9 +82,10 @@ class JobFiles:
     gres_conf: str
     _parsed: dict[str, tuple[bytes, tuple[Job, ...]]] = field(default_factory=dict)
 
-    def look(self, host: Host, node: str, devices: Devices) -> Written:
+    def look(self, host: Host, node: str, devices: Devices, clock: ClockHistory) -> Written:
         """The claims of jobs that run on this node. Raises OSError for the folder."""
         written, bad, here = Written(), [], host.names(self.folder)
+        unclear: list[str] = []
         self._parsed = {name: kept for name, kept in self._parsed.items() if name in here}
         conf = _gres_conf(host, self.gres_conf, node, written)
         for name in here:
@@ -87,10 +95,18 @@ class JobFiles:
                 bad.append(f"{name} ({error})")
                 continue
             for job in jobs:
-                written.held += _claims(job, node, conf, devices)
+                found = _Found(job, clock.at((job.start_seconds or 0) * _NS))
+                written.held += found.claims(node, conf.devices, devices)
+                unclear += found.unclear
         if bad:
             detail = f"{self.folder}: not what scontrol prints: {', '.join(bad[:_MOST_QUOTED])}"
             remedy = "let the prolog write `scontrol show job -d --json ID` there"
+            written.findings.append(Finding(JOB_FILES, Verdict.BROKEN, detail, remedy))
+        if unclear:
+            detail = f"unknown part of the node's GPUs: {'; '.join(unclear[:_MOST_QUOTED])}"
+            remedy = (
+                "let the prolog write `scontrol show job -d --json ID`, or run `railscope claim`"
+            )
             written.findings.append(Finding(JOB_FILES, Verdict.BROKEN, detail, remedy))
         return written
 
@@ -137,33 +153,97 @@ def _gres_conf(host: Host, path: str, node: str, written: Written) -> GresConf:
     return conf
 
 
-def _claims(job: Job, node: str, conf: GresConf, devices: Devices) -> Iterator[Held]:
-    """What a job that has begun and not ended holds here."""
-    if job.start_seconds is None or job.end_seconds is not None:
-        return
-    short = node.partition(".")[0]
-    for allocation in job.allocations or ():
-        if allocation.node not in {node, short}:
-            continue
-        for gres in allocation.gres:
-            indices = gres.indices or ()
-            if gres.shares is not None:
-                indices = tuple(place for place, share in enumerate(gres.shares) if share.taken)
-            elif gres.name != "gpu":
-                continue
-            for index in indices:
-                device = _device(index, conf.devices, devices)
-                if device is not None:
-                    yield _of_job(job, device, exclusive=gres.shares is None and device.exact)
+@dataclass(slots=True)
+class _Found:
+    """What one job holds on this node, and what of it cannot be read."""
+
+    job: Job
+    start_boot: BootTime | None
+    unclear: list[str] = field(default_factory=list)
+
+    def claims(self, node: str, listed: tuple[GresDevice, ...], devices: Devices) -> Iterator[Held]:
+        """Claims of a job that has begun and not ended. GPUs without an index are counted."""
+        job = self.job
+        if job.start_seconds is None or job.end_seconds is not None:
+            return
+        names = {node, node.partition(".")[0]}
+        counted = 0
+        for allocation in job.allocations or ():
+            counted += _gpus_in(allocation)
+            if allocation.node in names:
+                for gres in allocation.gres:
+                    yield from self._of_gres(gres, listed, devices)
+        missing = _gpus_of(job) - counted
+        if missing <= 0 or not names & set(job.nodes):
+            return
+        if len(job.nodes) == 1:
+            yield self._unplaced(missing)
+        else:
+            self.unclear.append(
+                f"job {job.id} has {missing} GPUs somewhere on {len(job.nodes)} nodes"
+            )
+
+    def _of_gres(
+        self, gres: Gres, listed: tuple[GresDevice, ...], devices: Devices
+    ) -> Iterator[Held]:
+        if gres.shares is not None:
+            for index, share in enumerate(gres.shares):
+                if share.taken:
+                    yield from self._of_share(gres, share, _device(index, listed, devices))
+        elif gres.name == "gpu":
+            found = [_device(index, listed, devices) for index in gres.indices or ()]
+            named = [device for device in found if device is not None]
+            yield from (self._held(device) for device in named)
+            if gres.count > len(named):
+                yield self._unplaced(gres.count - len(named))
+        elif gres.name in _SHARED and gres.count:
+            self.unclear.append(
+                f"job {self.job.id} has {gres.name}:{gres.count}, of an unknown number for each GPU"
+            )
+
+    def _of_share(self, gres: Gres, share: Share, device: Device | None) -> Iterator[Held]:
+        """A share of one GPU: what the job has of it, of what is configured for it."""
+        try:
+            part = share_text(checked_share(Fraction(share.taken, max(share.there, 1))))
+        except ShareError:
+            what = f"{gres.name} {share.taken}/{share.there}"
+            self.unclear.append(f"job {self.job.id} has {what}, which is no share of a GPU")
+            return
+        yield self._held(device, part) if device is not None else self._unplaced(1, part)
+
+    def _held(self, device: Device, share: str = "") -> Held:
+        return msgspec.structs.replace(
+            self._of_job(), gpu=device.gpu, device=device.id, compute=device.compute,
+            memory=device.memory, profile=device.profile, share=share,
+            exclusive=device.exact and not share,
+        )  # fmt: skip
+
+    def _unplaced(self, count: int, share: str = "") -> Held:
+        return msgspec.structs.replace(
+            self._of_job(), count=count, share=share, exclusive=not share, reference=share
+        )
+
+    def _of_job(self) -> Held:
+        job = self.job
+        return Held(
+            source="slurm", level=Level.SCHEDULER, workload=str(job.id), gpu="",
+            owner=job.account or job.user, start_ns=(job.start_seconds or 0) * _NS,
+            start_boot=self.start_boot, uncertainty_ns=_NS,
+        )  # fmt: skip
 
 
-def _of_job(job: Job, device: Device, *, exclusive: bool) -> Held:
-    start_ns = (job.start_seconds or 0) * _NS
-    return Held(
-        source="slurm", level=Level.SCHEDULER, workload=str(job.id), owner=job.account or job.user,
-        gpu=device.gpu, device=device.id, compute=device.compute, memory=device.memory,
-        exclusive=exclusive, profile=device.profile, start_ns=start_ns, uncertainty_ns=_NS,
-    )  # fmt: skip
+def _gpus_in(allocation: Allocation) -> int:
+    """GPUs that the resources of one node account for; a share accounts for its GPU."""
+    whole = sum(gres.count for gres in allocation.gres if gres.name == "gpu")
+    shares = sum(bool(s.taken) for gres in allocation.gres for s in gres.shares or ())
+    return whole + shares
+
+
+def _gpus_of(job: Job) -> int:
+    """GPUs of a job on all of its nodes, as its trackable resources count them."""
+    counts = job.gres_counts
+    typed = sum(count for name, count in counts.items() if name.startswith("gpu:"))
+    return max(counts.get("gpu", 0), typed)
 
 
 def _device(index: int, listed: tuple[GresDevice, ...], devices: Devices) -> Device | None:

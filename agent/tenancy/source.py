@@ -15,15 +15,16 @@ from agent.host import Host
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.sharing import ProcessLists
-from agent.sources.nvidia.slices import covered
 from agent.tenancy import unclaimed
 from agent.tenancy.book import Book, Look, Open, claims_on
 from agent.tenancy.claims_file import ClaimsFile
+from agent.tenancy.clock_history import ClockHistory
 from agent.tenancy.devices import Devices, Known
 from agent.tenancy.held import Adapter, Held, Level, Told
 from agent.tenancy.kubernetes import Kubernetes
 from agent.tenancy.libvirt import Libvirt
 from agent.tenancy.memory import Memory
+from agent.tenancy.placing import claimed, findings_of, placed
 from agent.tenancy.processes import Processes, Use, Uses, on
 from agent.tenancy.slurm import Places, Slurm
 from agent.tenancy.told import ToldClaims
@@ -83,7 +84,9 @@ class Tenancy(HoldsNothing):
         self._kubernetes = Kubernetes(settings.kubelet_socket, self._system)
         self._processes = Processes(lists or ProcessLists(), settings.owner_label)
         places = Places(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)
-        self._slurm = Slurm(places, lambda: self._node, lambda: self._uses.uses)
+        self.clock = ClockHistory()
+        """Of the boot, from the first poll on."""
+        self._slurm = Slurm(places, lambda: self._node, lambda: self.clock, lambda: self._uses.uses)
         adapters: tuple[Adapter, ...] = (
             self._slurm, Libvirt(), ClaimsFile(settings.file, lambda: self._node), self.told,
         )  # fmt: skip
@@ -137,7 +140,7 @@ class Tenancy(HoldsNothing):
         for place, gpu in enumerate(self._columns):
             claims = list(claims_on(self.open, gpu))
             into.put(place, self._trouble or len(claims))
-            into.put(count + place, self._trouble or covered(held.compute for held in claims))
+            into.put(count + place, self._trouble or claimed(claims))
             unread = self._uses.unread.get(gpu) or (
                 Absent.GONE if gpu not in self._present else None
             )
@@ -150,7 +153,7 @@ class Tenancy(HoldsNothing):
 
     @property
     def _held_gpus(self) -> set[str]:
-        return {one.held.gpu for one in self.open}
+        return {one.held.gpu for one in self.open if one.held.gpu}
 
     def _entity(self, uuid: str) -> Entity:
         known = self._before.get(uuid)
@@ -164,24 +167,26 @@ class Tenancy(HoldsNothing):
         if not self._gpus.looked and now.boot_ns - self._first_ns < WAIT_FOR_GPUS_NS:
             return False
         book = self._book or self._open_book(host)
+        self.clock.observe(now)
         self.devices = Devices.of(self._gpus.found.values(), self._before.values())
         names_changed = self.devices.all != self._before
         self._before = self.devices.all
-        looks = list(self._looks(host, book))
+        looks, unplaced = placed(list(self._looks(host, book)), book.in_force, self.devices)
         book.settle(looks, host.clock.now())
         silent = {look.adapter for look in looks if look.told.unread is not None}
         claims = [one.held for one in book.open if one.is_claim]
         known = unclaimed.Known(
-            claims, silent, self._slurm.jobs, self._system, book.in_force(UNCLAIMED)
+            claims, silent, self._slurm.jobs, self._system, book.in_force(UNCLAIMED), host.boot_id
         )
         self._free, used = self._unclaimed.look(self._uses, known)
         if (look := self._of_processes(UNCLAIMED, used)) is not None:
             book.settle([look], host.clock.now())
         self._trouble = next((look.told.unread for look in looks if look.told.unread), None)
         self._findings = tuple(f for look in looks for f in look.told.findings)
-        self._findings += tuple(self._told_of_processes())
+        self._findings += (*findings_of(unplaced), *self._told_of_processes())
         if self._memory:
-            self._memory.save(book, self._before, host.clock.now(), names_changed=names_changed)
+            now = host.clock.now()
+            self._memory.save(book, self._before, self.clock, now, names_changed=names_changed)
             self._findings += self._memory.findings
         self._events += book.take_events()
         return True
@@ -191,6 +196,7 @@ class Tenancy(HoldsNothing):
         kept = self._memory.load() if self._memory else None
         if kept:
             self._before = {gpu.uuid: gpu for gpu in kept.gpus}
+        self.clock = ClockHistory(host.boot_id, kept.clock if kept else None)
         book = self._book = Book(self._node, host.boot_id, kept.book if kept else None)
         return book
 

@@ -16,7 +16,7 @@ from agent.host import Host
 from agent.source import Finding, Verdict
 from agent.tenancy import durable
 from agent.tenancy.devices import Device, Devices
-from agent.tenancy.held import COMMAND, Held, Level, Told
+from agent.tenancy.held import COMMAND, BootTime, Held, Level, Told
 from railscope.reading import Absent
 
 WHAT = "claims by command"
@@ -39,12 +39,22 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     exclusive: bool = True
     system: bool = False
     end_ns: int | None = None
+    share: str = ""
+    start_boot: BootTime | None = None
+    end_boot: BootTime | None = None
 
     def says(self, other: Claim) -> bool:
         """Whether another says the same, whenever it was told."""
-        return msgspec.structs.replace(self, start_ns=0, end_ns=None) == msgspec.structs.replace(
-            other, start_ns=0, end_ns=None
-        )
+        return _without_times(self) == _without_times(other)
+
+    def ended_before(self, other: Claim) -> bool:
+        """True if it ended before another one starts, by the boot clock where both have it."""
+        if self.end_ns is None:
+            return False
+        end, start = self.end_boot, other.start_boot
+        if end and start and end.boot_id == start.boot_id:
+            return end.boot_ns <= start.boot_ns
+        return self.end_ns <= other.start_ns
 
 
 class ConflictError(ValueError):
@@ -103,8 +113,7 @@ class ToldClaims:
             if known is not None:
                 if known.end_ns is None and known.says(claim):
                     return known
-                has_ended = known.end_ns is not None and known.end_ns <= claim.start_ns
-                if not (again and has_ended):
+                if not (again and known.ended_before(claim)):
                     state = "has ended" if known.end_ns is not None else "says something else"
                     message = f"there is a claim {claim.id!r} already, and it {state}"
                     raise ConflictError(message)
@@ -114,7 +123,7 @@ class ToldClaims:
             self._put(claim, claim.start_ns, (known,) if known else ())
             return claim
 
-    def end(self, name: str, end_ns: int) -> Claim:
+    def end(self, name: str, end_ns: int, end_boot: BootTime | None = None) -> Claim:
         """End a claim; one that has ended stays as it is. Raises UnknownError, NotKeptError."""
         with self._turn:
             known = self._claims.get(name)
@@ -122,7 +131,7 @@ class ToldClaims:
                 message = f"there is no claim {name!r}"
                 raise UnknownError(message)
             if known.end_ns is None:
-                known = msgspec.structs.replace(known, end_ns=max(end_ns, known.start_ns))
+                known = _ended(known, end_ns, end_boot)
                 self._put(known, end_ns)
             return known
 
@@ -170,6 +179,18 @@ class ToldClaims:
         return Told(held, (Finding(WHAT, Verdict.SUPPORTED, detail),))
 
 
+def _without_times(claim: Claim) -> Claim:
+    return msgspec.structs.replace(claim, start_ns=0, end_ns=None, start_boot=None, end_boot=None)
+
+
+def _ended(claim: Claim, end_ns: int, end_boot: BootTime | None) -> Claim:
+    """The claim with an end that is not before its start, on either clock."""
+    start = claim.start_boot
+    if end_boot and start and end_boot.boot_id == start.boot_id:
+        end_boot = BootTime(start.boot_id, max(end_boot.boot_ns, start.boot_ns))
+    return msgspec.structs.replace(claim, end_ns=max(end_ns, claim.start_ns), end_boot=end_boot)
+
+
 def _held(claim: Claim, device: Device) -> Held:
     """As a claim; one that says that it is of a scheduler is that scheduler's own word."""
     source, colon, workload = claim.workload.partition(":")
@@ -179,6 +200,7 @@ def _held(claim: Claim, device: Device) -> Held:
         source=source, level=Level.SCHEDULER, workload=workload, owner=claim.owner,
         tenant=claim.tenant, gpu=device.gpu, device=device.id, reference=claim.id,
         compute=device.compute, memory=device.memory, profile=device.profile,
-        exclusive=claim.exclusive and device.exact, system=claim.system,
-        start_ns=claim.start_ns, end_ns=claim.end_ns, uncertainty_ns=0,
+        exclusive=claim.exclusive and device.exact and not claim.share, share=claim.share,
+        system=claim.system, start_ns=claim.start_ns, start_boot=claim.start_boot,
+        end_ns=claim.end_ns, end_boot=claim.end_boot, uncertainty_ns=0,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from agent.tenancy.held import COMMAND, FILE, Held, Level
+from agent.tenancy.held import COMMAND, FILE, BootTime, Held, Level
 from agent.tenancy.processes import Use, Uses
 from railscope.frame import Instant
 
@@ -37,6 +37,7 @@ class Known:
     jobs: Mapping[str, str]
     system: Collection[str]
     in_force: Collection[Held]
+    boot_id: str = ""
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class Unclaimed:
         self._listed |= {gpu: at.boot_ns for gpu, at in uses.listed.items()}
         before = {held.key[:4] for held in known.in_force}
         told = tuple(
-            _held(use, self._first[_key(use)], known.system)
+            _held(use, self._first[_key(use)], known)
             for use in free
             if self._first[_key(use)].seen.boot_ns != use.seen.boot_ns or _key(use) in before
         )
@@ -95,7 +96,7 @@ def covers(claim: Held, use: Use, jobs: Mapping[str, str]) -> bool:
     return workload == whose.workload
 
 
-def _held(use: Use, first: First, system: Collection[str]) -> Held:
+def _held(use: Use, first: First, known: Known) -> Held:
     return Held(
         source=use.whose.source,
         level=Level.PROCESS,
@@ -106,10 +107,11 @@ def _held(use: Use, first: First, system: Collection[str]) -> Held:
         compute=use.device.compute,
         memory=use.device.memory,
         exclusive=False,
-        system=bool({use.whose.workload, use.whose.owner} & set(system)),
+        system=bool({use.whose.workload, use.whose.owner} & set(known.system)),
         profile=use.device.profile,
         pids=tuple(sorted(use.pids)),
         start_ns=first.seen.wall_ns,
+        start_boot=BootTime(known.boot_id, first.seen.boot_ns),
         uncertainty_ns=first.uncertainty_ns,
     )
 

@@ -1,4 +1,4 @@
-"""Which slots of a GPU a MIG device or a share of a GPU is.
+"""Slots of a GPU that a MIG device has.
 
 A GPU with seven MIG devices has 7 slices of compute (120 slots each) and 8 of memory (105); one with
 four has 4 of each (210). A GPU instance lies at a placement, counted in slices of memory; its slices
@@ -55,21 +55,6 @@ def covered(slots: Iterable[Slots]) -> int:
         count += max(each.high - max(each.low, at), 0)
         at = max(at, each.high)
     return count
-
-
-def share(place: int, count: int) -> Slots:
-    """One of `count` equal shares of a GPU, from place 0 on. Raises ValueError for no such share."""
-    if not 0 <= place < count:
-        message = f"there is no share {place} of {count}"
-        raise ValueError(message)
-    return Slots(CAPACITY * place // count, CAPACITY * (place + 1) // count)
-
-
-def part(of: Slots, place: int, count: int) -> Slots:
-    """One of `count` equal shares of a part of a GPU. Raises ValueError for no such share."""
-    within, width = share(place, count), of.high - of.low
-    low, high = (of.low + width * edge // CAPACITY for edge in (within.low, within.high))
-    return Slots(low, high)
 
 
 @dataclass(frozen=True, slots=True)

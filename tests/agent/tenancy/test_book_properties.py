@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sources.nvidia.slices import share
+from agent.sources.nvidia.slices import Slots
 from agent.tenancy.book import Book, Kept, Look, Open
 from agent.tenancy.held import Held, Level, Told
 from railscope.frame import Event, Instant
@@ -18,7 +18,7 @@ from railscope.reading import Absent
 NS = 1_000_000_000
 BEGIN = Instant(1_790_000_000 * NS, 1_000 * NS)
 START, END = "claim_start", "claim_end"
-SOURCES = {"kubernetes": Level.NODE_PLUGIN, "command": Level.SCHEDULER, "file": Level.ADMINISTRATOR}
+SOURCES = {"kubernetes": Level.NODE_PLUGIN, "command": Level.SCHEDULER, "file": Level.SCHEDULER}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Step:
 
 def held(source: str, workload: int, gpu: int, place: int, tenant: int) -> Held:
     name = f"kubernetes:{workload}" if source in {"command", "file"} else str(workload)
-    slots = share(place, 2)
+    slots = Slots(420 * place, 420 * (place + 1))
     return Held(
         source=source, level=SOURCES[source], workload=name, gpu=f"GPU-{gpu}", tenant=str(tenant),
         device=f"GPU-{gpu}::{place}", compute=slots, memory=slots,

@@ -80,7 +80,7 @@ def test_dates_are_kept_to_the_nanosecond():
     assert looked.look() == []
     (began,) = looked.look()
     assert began.facts["start_ns"] == str(START.wall_ns + 12 * NS)
-    assert (began.facts["uncertainty_ns"], began.facts["level"]) == ("0", "administrator")
+    assert (began.facts["uncertainty_ns"], began.facts["level"]) == ("0", "scheduler")
     assert began.facts["tenant"] == "red"
     for _ in range(4):
         assert looked.look() == []

@@ -42,7 +42,8 @@ def test_a_pod_begins_and_ends():
     now = host.clock.now()
     assert began[0].facts == {
         "source": "kubernetes", "level": "node_plugin", "workload": "research/train",
-        "owner": "research", "start_ns": str(now.wall_ns), "uncertainty_ns": str(5 * 10**9),
+        "owner": "research", "start_ns": str(now.wall_ns),
+        "start_boot_ns": str(now.boot_ns), "uncertainty_ns": str(5 * 10**9),
         "compute": "0-840", "memory": "0-840", "exclusive": "true", "system": "false",
         "device": uuid(0),
     }  # fmt: skip
@@ -108,11 +109,10 @@ def test_shares_of_a_gpu():
     host.calls[LISTED] = [one, pod("two", shares[0], resource="nvidia.com/gpu.shared")]
     looked = Looked(host)
     events = looked.look()
-    shown = [(e.facts["device"], e.facts["compute"], e.facts["exclusive"]) for e in events]
-    assert shown == [
-        (shares[1], "210-420", "true"), (shares[3], "630-840", "true"), (shares[0], "0-210", "true"),
-    ]  # fmt: skip
-    assert looked.value("gpu_claims", uuid(0)) == 3
+    shown = [(e.facts["workload"], e.facts["share"], e.facts["exclusive"]) for e in events]
+    assert shown == [("research/one", "1/2", "false"), ("research/two", "1/4", "false")]
+    assert {(e.facts["device"], e.facts["compute"]) for e in events} == {(uuid(0), "0-840")}
+    assert looked.value("gpu_claims", uuid(0)) == 2
     assert looked.value("gpu_claimed_ratio", uuid(0)) == 630
     looked.look()
     assert host.asked[ALLOCATABLE] == 1, "how many there are is not asked at each look"
@@ -125,6 +125,7 @@ def test_a_share_of_an_unknown_number_is_not_exclusive():
     looked = Looked(host)
     (event,) = looked.look()
     assert (event.facts["compute"], event.facts["exclusive"]) == ("0-840", "false")
+    assert "share" not in event.facts
     assert any("GetAllocatableResources" in remedy for _, _, remedy in looked.said("Kubernetes"))
 
 
@@ -257,8 +258,8 @@ def test_other_words_of_the_same_pod_make_another_claim():
     ]
     looked = Looked(host)
     (began,) = looked.look()
-    assert began.facts["compute"] == "0-420"
+    assert began.facts["share"] == "1/2"
     host.calls[ALLOCATABLE][0]["ids"] += [f"{uuid(0)}::2", f"{uuid(0)}::3"]
     ended, again = looked.look(61.0)
     assert (ended.entity, ended.facts["why"]) == (began.entity, "changed")
-    assert (again.facts["compute"], again.facts["start_ns"]) == ("0-210", ended.facts["end_ns"])
+    assert (again.facts["share"], again.facts["start_ns"]) == ("1/4", ended.facts["end_ns"])

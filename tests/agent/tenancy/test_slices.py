@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +12,7 @@ from agent.sources.nvidia.slices import (
     Instance,
     Slots,
     covered,
-    part,
     places,
-    share,
 )
 
 
@@ -75,29 +71,11 @@ def test_without_placements_no_two_overlap(profiles, data):
         assert covered(given_) == sum(each.high - each.low for each in given_)
 
 
-@given(st.integers(1, 64))
-def test_shares_tile_a_gpu(count):
-    shares = [share(place, count) for place in range(count)]
-    assert shares[0].low == 0
-    assert shares[-1].high == CAPACITY
-    assert all(one.high == other.low for one, other in itertools.pairwise(shares))
-
-
-@given(st.integers(1, 7), st.integers(0, 6))
-def test_shares_of_a_part_are_of_that_part(count, start):
-    of = Slots(start * 120, (start + 1) * 120)
-    parts = [part(of, place, count) for place in range(count)]
-    assert (parts[0].low, parts[-1].high) == (of.low, of.high)
-    assert covered(parts) == 120
-
-
 @pytest.mark.parametrize("wrong", [(-1, 840), (0, 841), (5, 5), (9, 3)])
 def test_what_no_gpu_has(wrong):
     with pytest.raises(ValueError, match="are no slots"):
         Slots(*wrong)
 
 
-def test_a_share_that_is_not_there():
-    with pytest.raises(ValueError, match="no share 4 of 4"):
-        share(4, 4)
+def test_what_is_covered_twice_counts_once():
     assert covered([WHOLE, Slots(0, 10)]) == CAPACITY

@@ -1,0 +1,120 @@
+"""Claims for a number of GPUs without their devices, and how much of a GPU claims hold.
+
+Slurm may report `gres/gpu=8` and no index. Another provider that names devices of the same workload (the
+job's control group, `railscope claim`) places it: those devices are then held as the claim of the higher
+authority says. All GPUs of the node are certain, too. The rest stays without a device, and the collector
+assumes one (docs/tenancy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import msgspec
+
+from agent.facts import counted
+from agent.source import Finding, Verdict
+from agent.sources.nvidia.slices import CAPACITY, covered
+from agent.tenancy.book import Look
+from agent.tenancy.devices import Devices
+from agent.tenancy.held import Held
+from railscope.shares import parse_share
+
+WHAT = "claims without a device"
+_MAX_QUOTED = 5
+
+
+def placed(
+    looks: Sequence[Look], in_force: Callable[[str], tuple[Held, ...]], devices: Devices
+) -> tuple[list[Look], list[Held]]:
+    """The same reports with devices where another provider has them; and what stays without."""
+    told = [(look.adapter, held) for look in looks for held in look.told.held]
+    counts = [(adapter, held) for adapter, held in told if not held.gpu]
+    if not counts:
+        return list(looks), []
+    told += [
+        (look.adapter, h) for look in looks if look.told.unread for h in in_force(look.adapter)
+    ]
+    counts.sort(key=lambda one: (-one[1].level, one[1].key))
+    taken: dict[tuple[tuple[str, str], str], Held] = {}
+    rests: dict[tuple[str, tuple[str, ...]], list[Held]] = {}
+    for adapter, count in counts:
+        same = [(a, held) for a, held in told if held.gpu and held.workload_of == count.workload_of]
+        own = {h.part for a, h in same if a == adapter and h.level == count.level}
+        pool = {held.part for _, held in same} - own
+        free = sorted(part for part in pool if (count.workload_of, part) not in taken)
+        for part in free[: count.count]:
+            taken[count.workload_of, part] = count
+        left = count.count - len(free[: count.count])
+        rivals = {
+            h.gpu for _, h in told if h.workload_of != count.workload_of and h.level >= count.level
+        }
+        named = {held.gpu for _, held in same}
+        rests[adapter, count.key] = _rest(count, left, named, devices, rivals)
+
+    def of(adapter: str, held: Held) -> list[Held]:
+        if not held.gpu:
+            return rests[adapter, held.key]
+        count = taken.get((held.workload_of, held.part))
+        return [_as_told_by(count, held) if count and count.level > held.level else held]
+
+    found = [
+        replace(look, told=replace(
+            look.told, held=tuple(one for held in look.told.held for one in of(look.adapter, held))
+        ))
+        for look in looks
+    ]  # fmt: skip
+    return found, [held for rest in rests.values() for held in rest if not held.gpu]
+
+
+def _rest(
+    count: Held, left: int, named: set[str], devices: Devices, rivals: set[str]
+) -> list[Held]:
+    """What is left of a claim: its devices where those are all that there are, else their number."""
+    if left <= 0:
+        return []
+    others = [gpu for gpu in devices.present if gpu.uuid not in named]
+    is_whole = not count.share and not any(gpu.parts for gpu in devices.present)
+    if is_whole and left == len(others) and not rivals & {gpu.uuid for gpu in others}:
+        return [
+            msgspec.structs.replace(count, gpu=gpu.uuid, device=gpu.uuid, count=0) for gpu in others
+        ]
+    return [msgspec.structs.replace(count, count=left)]
+
+
+def _as_told_by(count: Held, named: Held) -> Held:
+    """A device of one provider by the authority, share and times of another."""
+    return msgspec.structs.replace(
+        named, level=count.level, share=count.share,
+        exclusive=named.exclusive and not count.share, start_ns=count.start_ns,
+        start_boot=count.start_boot, uncertainty_ns=count.uncertainty_ns,
+    )  # fmt: skip
+
+
+def findings_of(unplaced: Iterable[Held]) -> Iterator[Finding]:
+    """A line for `agent check`, where claims do not name their devices."""
+    held = list(unplaced)
+    if not held:
+        return
+    some = ", ".join(f"{one.source} {one.workload} ({_amount(one)})" for one in held[:_MAX_QUOTED])
+    total = sum(one.count for one in held)
+    detail = f"{counted(total, 'GPU')} of {counted(len(held), 'claim')} without a device: {some}"
+    remedy = "let a prolog run `railscope claim start --from-slurm`, or set tenancy.slurm_job_files"
+    yield Finding(WHAT, Verdict.ABSENT, f"{detail}; devices are assumed in bills", remedy)
+
+
+def _amount(held: Held) -> str:
+    return f"{held.count} x {held.share}" if held.share else str(held.count)
+
+
+def claimed(claims: Iterable[Held]) -> int:
+    """How many of the 840 compute slots of a GPU claims hold; shares count beside whole devices."""
+    whole, shares = [], Fraction(0)
+    for held in claims:
+        if held.share:
+            shares += parse_share(held.share) * (held.compute.high - held.compute.low)
+        else:
+            whole.append(held.compute)
+    return min(CAPACITY, covered(whole) + int(shares))

@@ -1,0 +1,214 @@
+"""Steps of a node's wall clock: claims keep their durations, whatever gave their starts and ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tenancy import LISTED, NODE, Looked, node, pod, uuid
+
+from agent.config import TenancySettings
+from agent.tenancy.clock_history import MAX_OFFSETS, ClockHistory
+from agent.tenancy.endpoint import ClaimsEndpoint, Start
+from collector.evidence.ends import ends_of
+from collector.evidence.told import Ended, Teller, Told, first_report, told
+from railscope.catalog import tenancy as c
+from railscope.frame import Event, Instant
+from railscope.wire import WireEntity, WireEvent
+
+NS = 1_000_000_000
+BOOT, ANCHOR_NS = "boot-1", 1_700_000_000 * NS
+POLL = 5
+UNCERTAINTY_NS = NS
+"""Of Slurm's StartTime, which is in seconds."""
+
+
+def reported(events: list[Event]) -> dict[str, tuple[int, int]]:
+    """Start and end of each workload by its boot clock, as the collector places them."""
+    teller = Teller(NODE, BOOT, ANCHOR_NS)
+    facts: list[Told | Ended] = []
+    for event in events:
+        assert event.event_class in {c.CLAIM_START_EVENT, c.CLAIM_END_EVENT}
+        entity = WireEntity("claim", event.entity.key, {})
+        wire = WireEvent(
+            event.event_class.name, 0, entity, event.wall_ns, event.boot_ns, dict(event.facts)
+        )
+        facts.append(told(teller, wire))
+    starts = [one for one in facts if isinstance(one, Told)]
+    ends = ends_of(starts, [one for one in facts if isinstance(one, Ended)], [])
+    found = {}
+    for key in {one.id for one in starts}:
+        first = min((one for one in starts if one.id == key), key=first_report)
+        end_ns = ends.get((NODE, key), 0)
+        assert first.workload not in found, "one claim, whatever the clock did"
+        found[first.workload] = first.start_ns - ANCHOR_NS, end_ns - ANCHOR_NS
+    return found
+
+
+@dataclass
+class Story:
+    """A node with one job by Slurm, one pod and one claim by command, through steps of its clock."""
+
+    folder: Path
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.host = node(3)
+        self.host.calls[LISTED] = []
+        self.host.files["/run/jobs/0"] = json.dumps({"jobs": []})
+        self.agent()
+
+    def agent(self) -> None:
+        """A fresh agent in the same boot, with what the one before kept."""
+        self.looked = Looked(self.host, TenancySettings(slurm_job_files="/run/jobs"))
+        self.looked.tenancy.remember(self.folder, NODE)
+        self.endpoint = ClaimsEndpoint(
+            TenancySettings(), self.folder, self.looked.tenancy, self.host.clock
+        )
+
+    def wait(self, seconds: int) -> None:
+        for _ in range(seconds // POLL):
+            self.events += self.looked.look(POLL)
+
+    def begin(self) -> None:
+        clock = self.host.clock.now()
+        job = {"job_id": 7, "job_state": ["RUNNING"], "start_time": clock.wall_ns // NS, "end_time": 0,
+               "account": "astro", "nodes": NODE, "gres_detail": ["gpu:1(IDX:0)"]}  # fmt: skip
+        self.host.files["/run/jobs/7"] = json.dumps({"jobs": [job]})
+        self.host.calls[LISTED] = [pod("train", uuid(1))]
+        start = Start(id="c", gpus=["2"], tenant="red", workload="batch")
+        self.looked.tenancy.told.start(self.endpoint._claim(start))  # noqa: SLF001 - no socket needed
+
+    def end(self) -> None:
+        self.host.files["/run/jobs/7"] = json.dumps({"jobs": []})
+        self.host.calls[LISTED] = []
+        edge = self.endpoint._instant(None, "end")  # noqa: SLF001 - no socket needed
+        self.looked.tenancy.told.end("c", *edge)
+
+
+steps = st.lists(
+    st.tuples(st.integers(1, 8).map(lambda n: n * POLL), st.integers(-90_000, 90_000), st.booleans()),
+    max_size=5,
+)  # fmt: skip
+
+
+@given(steps, steps, steps)
+def test_no_step_of_the_wall_clock_moves_more_than_a_poll(before, during, after):
+    with TemporaryDirectory() as folder:
+        story = Story(Path(folder))
+        story.wait(2 * POLL)
+
+        def pass_through(some: list[tuple[int, int, bool]]) -> None:
+            for seconds, step, restart in some:
+                story.wait(seconds)
+                story.host.clock.step_wall(step)
+                story.wait(POLL)
+                if restart:
+                    story.agent()
+                    story.wait(POLL)
+
+        pass_through(before)
+        story.begin()
+        began_ns = story.host.clock.now().boot_ns
+        story.wait(POLL)
+        pass_through(during)
+        story.end()
+        ended_ns = story.host.clock.now().boot_ns
+        pass_through(after)
+        story.wait(2 * POLL)
+        found = reported(story.events)
+    assert set(found) == {"7", "research/train", "batch"}
+    assert found["batch"] == (began_ns, ended_ns), "both of its edges are instants"
+    for start_ns, end_ns in found.values():
+        assert abs(start_ns - began_ns) <= POLL * NS + UNCERTAINTY_NS
+        assert abs(end_ns - ended_ns) <= POLL * NS + UNCERTAINTY_NS
+
+
+def test_an_end_before_the_start_by_the_wall_clock_is_no_end_at_the_start(tmp_path):
+    story = Story(tmp_path)
+    story.wait(POLL)
+    story.begin()
+    story.wait(600)
+    story.host.clock.step_wall(-7200)
+    story.end()
+    story.wait(POLL)
+    spans = reported(story.events)
+    assert spans["batch"][1] - spans["batch"][0] == 600 * NS
+    assert all(abs(end - start - 600 * NS) <= (POLL + 1) * NS for start, end in spans.values())
+
+
+def test_an_id_may_begin_again_after_the_clock_was_set_back(tmp_path):
+    story = Story(tmp_path)
+    story.wait(POLL)
+    story.begin()
+    story.wait(600)
+    story.end()
+    story.host.clock.step_wall(-7200)
+    again = Start(id="c", gpus=["2"], tenant="red", workload="batch", again=True)
+    claims = story.looked.tenancy.told
+    claims.start(story.endpoint._claim(again), again=True)  # noqa: SLF001 - no socket needed
+    assert [one.end_ns is None for one in claims.all] == [False, True]
+
+
+def test_a_boot_time_means_nothing_in_another_boot(tmp_path):
+    story = Story(tmp_path)
+    story.wait(POLL)
+    story.begin()
+    story.wait(POLL)
+    story.end()
+    story.wait(POLL)
+    story.host.boot_id = "boot-2"
+    story.agent()
+    story.events.clear()
+    story.wait(POLL)
+    (begun,) = [e for e in story.events if e.facts.get("workload") == "research/train"]
+    assert "start_boot_ns" not in begun.facts
+    assert int(begun.facts["end_ns"]) > int(begun.facts["start_ns"]), (
+        "its end has the wall clock only"
+    )
+
+
+def clock(*seconds: tuple[int, int]) -> ClockHistory:
+    """Observed at these seconds of the boot clock, with the wall clock there."""
+    history = ClockHistory(BOOT)
+    for boot, wall in seconds:
+        history.observe(Instant(wall * NS, boot * NS))
+    return history
+
+
+def boot_second(history: ClockHistory, wall: int) -> float | None:
+    found = history.at(wall * NS)
+    return found and found.boot_ns / NS
+
+
+def test_a_time_is_converted_by_the_offset_of_that_time():
+    back = clock((100, 1100), (200, 1200), (205, 705), (300, 800))
+    assert boot_second(back, 1150) == 150, "before the clock was set back"
+    assert boot_second(back, 750) == 250
+    assert boot_second(back, 1020) == 20, "the first offset is that since the boot"
+    assert boot_second(back, 400) is None, "before this boot"
+    forth = clock((100, 1100), (200, 1200), (205, 5205), (300, 5300))
+    assert boot_second(forth, 3000) == 205, "a time that the clock left out is its step"
+    assert boot_second(forth, 5250) == 250
+    assert boot_second(forth, 5400) == 400, "not shown yet"
+    twice = clock((100, 1100), (200, 1200), (205, 1105), (300, 1200))
+    assert boot_second(twice, 1150) == 250, "of two instants the later one"
+
+
+def test_offsets_are_kept_over_a_restart_but_not_over_a_boot():
+    history = clock((100, 1100), (200, 900))
+    assert boot_second(ClockHistory(BOOT, history.kept), 1150) == 150
+    assert ClockHistory("boot-2", history.kept).at(1150 * NS) is None
+
+
+@given(st.lists(st.integers(-10_000, 10_000), max_size=300))
+def test_the_offsets_that_are_kept_have_a_bound(steps_):
+    history, wall = ClockHistory(BOOT), 1_000_000
+    for number, step in enumerate(steps_):
+        wall += 5 + step
+        history.observe(Instant(wall * NS, number * 5 * NS))
+    assert len(history.kept.offsets) <= MAX_OFFSETS

@@ -1,0 +1,94 @@
+"""Every way to share a GPU, and counts of GPUs without their names: a directory for each case.
+
+`tree` has the files of the node, `calls.json` answers of the kubelet and of processes, `case.json` the
+number of GPUs, the settings, what is expected as [workload, GPU, share, count], and the findings.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.tenancy import ALLOCATABLE, LISTED, Looked, cut, mig_uuid, node, pod, uuid
+
+from agent.config import TenancySettings
+from agent.source import Verdict
+
+CASES = Path(__file__).parent / "shares"
+
+
+def looked_at(case: Path) -> tuple[Looked, dict[str, object]]:
+    told = json.loads((case / "case.json").read_text())
+    host = node(told["gpus"])
+    for path in sorted((case / "tree").rglob("*")):
+        if path.is_file():
+            host.files["/" + str(path.relative_to(case / "tree"))] = path.read_text()
+    calls = case / "calls.json"
+    host.calls.update(json.loads(calls.read_text()) if calls.exists() else {})
+    looked = Looked(host, msgspec.convert(told["settings"], TenancySettings))
+    looked.look()
+    return looked, told
+
+
+@pytest.mark.parametrize("case", sorted(CASES.iterdir()), ids=lambda case: case.name)
+def test_each_claim_holds_its_share(case: Path):
+    looked, told = looked_at(case)
+    claims = [one.held for one in looked.tenancy.open if one.is_claim]
+    numbers = {uuid(n): n for n in range(told["gpus"])}
+    found = [[one.workload, numbers.get(one.gpu, ""), one.share, one.count] for one in claims]
+    assert sorted(found, key=str) == sorted(told["expected"], key=str)
+    assert all(one.exclusive == (not one.share) for one in claims)
+    bad = {f.what for f in looked.findings if f.remedy and f.verdict is not Verdict.SUPPORTED}
+    assert bad >= set(told["findings"])
+    assert not [f for f in looked.findings if f.detail.startswith("0 devices") and claims]
+
+
+def test_a_replica_of_a_mig_device_is_a_fraction_of_the_instance():
+    host = node(1)
+    cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    device = mig_uuid(0, 1)
+    host.calls[LISTED] = [pod("one", f"{device}::0", f"{device}::2"), pod("two", f"{device}::1")]
+    ids = [f"{device}::{replica}" for replica in range(7)]
+    host.calls[ALLOCATABLE] = [{"resource": "nvidia.com/gpu", "ids": ids, "numa_nodes": []}]
+    events = Looked(host).look()
+    assert [(e.facts["share"], e.facts["compute"], e.facts["device"]) for e in events] == [
+        ("2/7", "480-840", device), ("1/7", "480-840", device),
+    ]  # fmt: skip
+
+
+def test_a_claim_without_a_device_names_no_gpu_and_its_count():
+    looked, _ = looked_at(CASES / "slurm-count-only")
+    looked.host.files["/run/jobs/211"] = ""
+    (ended,) = looked.look()
+    assert ended.entity.key[0] == ""
+    looked, _ = looked_at(CASES / "slurm-count-only")
+    (one,) = looked.tenancy.open
+    facts = one.held.facts(looked.host.boot_id)
+    assert (facts["count"], "share" in facts, facts["exclusive"]) == ("2", False, "true")
+    assert looked.value("gpu_claims", uuid(0)) == 0
+
+
+def test_a_finding_names_the_job_and_how_to_place_it():
+    looked, _ = looked_at(CASES / "slurm-count-above-indices")
+    ((verdict, detail, remedy),) = looked.said("claims without a device")
+    assert (verdict, "3 GPUs of 1 claim" in detail, "slurm 211 (3)" in detail) == (
+        "absent",
+        True,
+        True,
+    )
+    assert "railscope claim" in remedy
+
+
+def test_a_count_is_placed_when_a_prolog_names_devices_later():
+    looked, _ = looked_at(CASES / "slurm-count-only")
+    from agent.tenancy.told import Claim  # noqa: PLC0415 - only here
+
+    tenancy = looked.tenancy
+    devices = tuple(tenancy.devices.gpu(uuid(n)) for n in (2, 3))
+    now = looked.host.clock.now()
+    told = Claim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
+    tenancy.told._claims = {told.id: told}  # noqa: SLF001 - no state directory here
+    looked.look()
+    assert sorted(one.held.gpu for one in tenancy.open) == [uuid(2), uuid(3)]
