@@ -152,7 +152,11 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 @_root
 @click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True,
               help="How long to record.")  # fmt: skip
-@click.option("--redact", is_flag=True, help="Replace names, serial numbers and addresses.")
+@click.option(
+    "--redact",
+    is_flag=True,
+    help="Replace everything that is not known to be harmless: names, addresses, serial numbers.",
+)
 @click.option("--bursts", is_flag=True, help="Record what the fast lane sees: ten times as much.")
 @click.argument("folder", type=click.Path(path_type=Path))
 def record(root: Path, seconds: float, redact: bool, bursts: bool, folder: Path) -> None:  # noqa: FBT001 - flags

@@ -22,7 +22,6 @@ Answer = TypeVar("Answer")
 SAME_MOMENT_NS = 20_000_000
 SLOW_NS = 500_000_000
 """An answer that comes later than this after its question is recorded as one that was waited for."""
-_PRODUCT_DATA, _MARKS = "/vpd", (b"SW_MNG",)
 _OF_A_NEIGHBOUR = ("chassis", "system", "system_description", "management_address")
 # What identifies a machine, a part or a switch, or whose it is, in the answers to a function.
 _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
@@ -102,21 +101,11 @@ class RecordingHost:
         answer = self._asked(
             "files",
             path,
-            lambda: self._shown(path).decode(errors="surrogateescape"),
+            lambda: self._host.read(path).decode(errors="surrogateescape"),
         )
         if self._redactor and _SERIAL_FILE.fullmatch(path):
             self._redactor.learn(answer.strip())
         return answer.encode(errors="surrogateescape")
-
-    def _shown(self, path: str) -> bytes:
-        """The content of a file; of product data only what is looked for, where secrets are hidden.
-
-        It holds serial numbers in a binary form of its own (PCI Local Bus Specification, VPD).
-        """
-        content = self._host.read(path)
-        if self._redactor is None or not path.endswith(_PRODUCT_DATA):
-            return content
-        return b" ".join(mark for mark in _MARKS if mark in content)
 
     def names(self, path: str) -> list[str]:
         """The entries of a folder, sorted."""

@@ -1,4 +1,8 @@
-"""Hides names and serial numbers of a recorded machine, consistently."""
+"""Hides names, addresses and serial numbers of a recorded machine, consistently.
+
+What is known to be harmless (`agent.host.harmless`) is kept; every other word is replaced by a
+made-up one, the same wherever it stands, so that a redacted capture replays like the original.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,46 @@ import hashlib
 import re
 from collections.abc import Sequence
 
+from agent.host import harmless
 from railscope.capture import SECTIONS, Json, Moment
 
-_SHORTEST_WORD = 4
+_MIN_WORD_LENGTH = 4
 """A serial number of "0" names nothing, and would be found everywhere."""
-_IDENTIFIERS = re.compile(
-    r"(?P<uuid>(?:GPU-|MIG-)?"
-    r"[0-9a-f]{8}(?P<dash>[-_])[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)[0-9a-f]{12})"
-    r"|(?P<guid>\b(?:[0-9a-f]{4}:){3,7}[0-9a-f]{4}\b)"
-    r"|(?P<mac>\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b)"
-    r"|(?P<interface>\benx[0-9a-f]{12})",
+_UUID = (
+    r"(?:GPU-|MIG-|pod)?[0-9a-f]{8}(?P<dash>[-_])[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)"
+    r"[0-9a-f]{4}(?P=dash)[0-9a-f]{12}"
+)
+_IDENTIFIER = (
+    rf"{_UUID}"
+    r"|\b(?:[0-9a-f]{4}:){3,7}[0-9a-f]{4}\b"  # GUIDs and GIDs
+    r"|\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b"  # MAC addresses
+    r"|\benx[0-9a-f]{12}"  # interfaces named after one
+    r"|(?<![0-9a-z])(?=\d*[a-f])(?:[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{16})(?![0-9a-z])"  # containers, pods, clients
+)
+_SLUID = r"(?-i:(?<![0-9A-Za-z])s[0-9A-HJKMNP-TV-Z]{13}(?![0-9A-Za-z]))"
+_ADDRESS = (
+    r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])"
+    r"|(?<![0-9a-z:.])(?!\d+::?/)(?=[0-9a-f:]*[0-9a-f])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![0-9a-z:.])"
+)
+_IDENTIFIERS = re.compile(rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})", re.IGNORECASE)
+_EVERYTHING = re.compile(
+    rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})|(?P<token>{harmless.PCI_ADDRESS})"
+    rf"|(?P<address>{_ADDRESS})|(?P<word>[^\W_]+)",
     re.IGNORECASE,
 )
-_KIND = re.compile("GPU-|MIG-|enx|", re.IGNORECASE)
-_EVERYBODYS = {"default", "kube-system", "kube-public", "root"}
+_ROUTES = {"route": (0, (1, 2)), "ipv6_route": (9, (0, 2, 4))}
+"""Of each file of /proc/net: the field of the interface, and those of addresses, in hex digits."""
+_HEX = re.compile("(?!0+$)[0-9a-f]+", re.IGNORECASE)
+_KIND = re.compile("GPU-|MIG-|enx|pod|", re.IGNORECASE)
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PRODUCT_MARKS = ("SW_MNG",)
+"""What is looked for in the product data of a NIC."""
+_COMMON_NAMES = {"default", "kube-system", "kube-public", "root"}
 """Names that are the same everywhere, and would be found everywhere."""
 
 
 class Redactor:
-    """Replaces names and serial numbers, each by the same made-up one wherever it stands.
+    """Replaces what may identify a machine, a person or a customer.
 
     A name is replaced as a whole word, in any case: a server called `node1` is not in `node12`.
     """
@@ -35,35 +60,84 @@ class Redactor:
 
     def learn(self, word: str) -> None:
         """From now on, replace this too, even inside of a word: a serial number, say."""
-        if len(word) >= _SHORTEST_WORD and word not in self._learned:
+        if len(word) >= _MIN_WORD_LENGTH and word not in self._learned:
             self._learned.add(word)
             self._words.append(re.compile(re.escape(word)))
 
     def name(self, word: str) -> None:
         """From now on, replace this where it is a word of its own: the name of a user, say."""
-        if word and word not in self._learned and word not in _EVERYBODYS:
+        if word and word not in self._learned and word not in _COMMON_NAMES:
             self._learned.add(word)
             self._words.append(_whole_word(word))
 
     def text(self, text: str) -> str:
-        """The text with every identifier replaced by one of the same form."""
+        """The text with every known name and every identifier replaced by one of the same form."""
+        return _IDENTIFIERS.sub(_replaced, self._without_names(text))
+
+    def scrubbed(self, text: str) -> str:
+        """The same, and every word that is not known to be harmless replaced as well."""
+        return _EVERYTHING.sub(_replaced, self._without_names(text))
+
+    def _without_names(self, text: str) -> str:
         for word in self._words:
-            text = word.sub(lambda match: "x" + _digest(match[0])[:7], text)
-        return _IDENTIFIERS.sub(lambda match: _same_form(match[0]), text)
+            text = word.sub(lambda match: _made_up(match[0]), text)
+        return text
 
     def moment(self, moment: Moment) -> Moment:
-        """A moment without the secrets in its answers and in what was asked."""
-        sections = {section: self.json(getattr(moment, section)) for section in SECTIONS}
-        return Moment(moment.offset_ns, **sections, log=self.json(moment.log))
+        """A moment without secrets in its answers and in its questions."""
+        sections = {
+            section: {
+                self._key(section, key): self._answer(section, key, value)
+                for key, value in getattr(moment, section).items()
+            }
+            for section in SECTIONS
+        }
+        return Moment(
+            moment.offset_ns, **sections, log=[self.scrubbed(line) for line in moment.log]
+        )
 
-    def json(self, value: Json) -> Json:
-        """The same for every string in a JSON value, keys included."""
+    def _key(self, section: str, key: str) -> str:
+        """A path or a call. Functions are ours, and counter files are named by drivers: both stay."""
+        if section == "calls":
+            function, bracket, arguments = key.partition("(")
+            return function + bracket + self.scrubbed(arguments)
+        counter = harmless.counter_file(key)
+        if counter is None:
+            return self.scrubbed(key)
+        return self.scrubbed(key[: counter.start()]) + counter[0]
+
+    def _answer(self, section: str, key: str, value: Json) -> Json:
+        directory, _, name = key.rpartition("/")
+        if name == "vpd" and isinstance(value, str):
+            # Serial numbers in a binary form of their own (PCI Local Bus Specification, VPD).
+            return " ".join(mark for mark in _PRODUCT_MARKS if mark in value)
+        if directory.startswith("/proc/") and name in _ROUTES and isinstance(value, str):
+            return "".join(
+                self._route(line, *_ROUTES[name]) for line in value.splitlines(keepends=True)
+            )
+        return self.json(value, whole=harmless.is_whole(section, key))
+
+    def _route(self, line: str, interface: int, addresses: Sequence[int]) -> str:
+        """A line of the kernel's table of routes; a default route stays one."""
+        parts = re.split(r"(\s+)", line)
+        for at in range(0, len(parts), 2):
+            if at // 2 == interface:
+                parts[at] = self.scrubbed(parts[at])
+            elif at // 2 in addresses and _HEX.fullmatch(parts[at]):
+                parts[at] = _same_form(parts[at])
+        return "".join(parts)
+
+    def json(self, value: Json, *, whole: bool = False) -> Json:
+        """Every string in a JSON value redacted, keys included; `whole`: only what is identified."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.text(value) if whole else self.scrubbed(value)
         if isinstance(value, list):
-            return [self.json(item) for item in value]
+            return [self.json(item, whole=whole) for item in value]
         if isinstance(value, dict):
-            return {self.text(key): self.json(item) for key, item in value.items()}
+            return {
+                self.json(key, whole=whole): self.json(item, whole=whole)
+                for key, item in value.items()
+            }
         return value
 
 
@@ -72,12 +146,43 @@ def _whole_word(name: str) -> re.Pattern[str]:
 
 
 def _digest(word: str) -> str:
-    return hashlib.sha256(word.lower().encode()).hexdigest()
+    return hashlib.sha256(word.lower().encode(errors="surrogateescape")).hexdigest()
+
+
+def _made_up(word: str) -> str:
+    return "x" + _digest(word)[:7]
+
+
+def _replaced(match: re.Match[str]) -> str:
+    """What stands in the place of a match: the match itself where it is harmless."""
+    found = match[0]
+    if match.lastgroup == "sluid":
+        return _sluid(found)
+    if match["identifier"]:
+        return _same_form(found)
+    if match["address"]:
+        return _address(found)
+    return found if harmless.is_harmless(found) else _made_up(found)
 
 
 def _same_form(identifier: str) -> str:
     kind = _KIND.match(identifier)
     kept = kind[0] if kind else ""
     own = identifier[len(kept) :]
-    fresh = iter(_digest(own.replace(":", "").replace("_", "-")))  # systemd writes _ for - in names
+    digest = _digest(own.replace(":", "").replace("_", "-"))  # systemd writes _ for - in names
+    fresh = iter(digest.upper() if own.isupper() else digest)
     return kept + "".join(c if c in "-:_" else next(fresh) for c in own)
+
+
+def _sluid(word: str) -> str:
+    """A SLUID of the same form; its first character is the prefix."""
+    digest = hashlib.sha256(word.encode()).digest()
+    return "s" + "".join(_CROCKFORD[byte % 32] for byte in digest[: len(word) - 1])
+
+
+def _address(text: str) -> str:
+    """An IP address of the same family, from ranges that are never routed; `::` stays."""
+    digest = hashlib.sha256(text.lower().encode()).digest()
+    if "." in text:
+        return f"10.{digest[0]}.{digest[1]}.{digest[2]}"
+    return f"fd00::{digest[:2].hex()}:{digest[2:4].hex()}"

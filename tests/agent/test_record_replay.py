@@ -235,7 +235,9 @@ def test_no_secret_is_left_and_each_has_one_stand_in(tmp_path: Path) -> None:
     name, mac = moment.files["/proc/sys/kernel/hostname"], moment.files["/sys/address"]
     uuid = moment.calls["nvml.nvmlDeviceGetUUID(0)"]
     assert moment.files["/sys/more"] == f"{uuid} on {name}, {mac}; counter 4711; 0000:3b:00.0"
-    assert moment.log == [f"6,1,1,-;{name} {uuid} {mac} says hello"]
+    (line,) = moment.log
+    assert line.startswith(f"6,1,1,-;{name} {uuid} {mac} ")
+    assert "hello" not in line, "words that are not known to be harmless go as well"
     assert re.fullmatch(r"GPU-[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}", uuid)
     assert re.fullmatch(r"[\da-f]{2}(:[\da-f]{2}){5}", mac)
     assert moment.files["/sys/ADDRESS"].lower() == mac
