@@ -10,6 +10,7 @@ from unicodedata import normalize
 
 import click
 
+from collector.audit.ownership import TakenError
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import SaltError, Salts
 from collector.audit.proof import ProofError, check_proof, make_proof
@@ -25,10 +26,11 @@ from collector.audit.showing import (
     wanted,
 )  # fmt: skip
 from collector.audit.tiles import TileError, Tiles
+from collector.audit.upgrade import upgrade
 from collector.audit.verify import Outcome, VerifyError, verify
 from collector.audit.vouching import Witness
 from collector.config import CollectorSettings
-from railscope.audit.note import NoteError, PublicKey, read_note
+from railscope.audit.note import NoteError, PublicKey, SecretKey, read_note
 from railscope.audit.record import Record
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -114,6 +116,25 @@ def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
         yield plain(told)
     if len(witnesses) > _MOST_NAMED:
         yield f"vouched for: by {len(witnesses) - _MOST_NAMED} more"
+
+
+@audit.command("upgrade")
+@_FOLDER
+@click.option(
+    "--secret-key", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The log's secret key: audit.key in the collector's state directory.",
+)  # fmt: skip
+def upgrade_command(folder: Path, secret_key: Path) -> None:
+    """Sign the housekeeping files of a log that an earlier version wrote.
+
+    Run it once, while no collector runs. It states that the files are right as they are: verify the
+    log before, with the version that wrote it.
+    """
+    try:
+        size = upgrade(folder, SecretKey.parse(secret_key.read_text()))
+    except (ValueError, TakenError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"upgraded: {size} records, housekeeping files signed")
 
 
 @audit.command()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from collector.audit.draft import record_of
+from collector.audit.housekeeping import HousekeepingError
 from collector.audit.journal import JournalError
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.outbox import (
@@ -150,7 +151,7 @@ class Drain:
             await self.audit.sign()
         except WaitingError:
             pass  # it is signed with all the rest, soon
-        except (AuditError, JournalError, OSError) as error:
+        except (AuditError, JournalError, HousekeepingError, OSError) as error:
             log.warning("audit_outbox_not_signed", problem=str(error))
         return self.audit.signed.size
 

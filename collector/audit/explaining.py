@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from collector.audit.continuity import MOST_FINDINGS, Continuity
 from collector.audit.holding import ASSIGN, DONE, RELEASE, TRANSFER
+from collector.audit.ownership import EPOCH
 from railscope.audit.record import Record
 
 TOLERANCE_NS = 2_000_000_000
@@ -78,6 +79,10 @@ class Explaining:
     """The last key that was recorded of each witness, by node."""
     issued: list[Record] = field(default_factory=list)
     """Records of invoices that were issued."""
+    epoch: int = 0
+    """The newest one that a start of the collector was recorded with."""
+    genesis_key: str = ""
+    """Public key of the log, as its first record has it."""
     losses: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
@@ -86,13 +91,23 @@ class Explaining:
         self.pairing.add(record)
         self.times.add(record)
         key = record.data.get("key")
+        epoch = record.data.get(EPOCH)
+        if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
+            self.genesis_key = key
+        elif (
+            record.type == "admin.config" and record.src.kind != "agent" and isinstance(epoch, int)
+        ):
+            self.epoch = max(self.epoch, epoch)
         if record.type == "log.witness" and record.out == DONE and isinstance(key, str):
             self.witnesses[record.obj.node] = key
         elif record.type == "billing.issue":
             self.issued.append(record)
         elif record.type == "log.recovered" and len(self.losses) < MOST_FINDINGS:
-            missing = record.data.get("missing")
-            self.losses.append((record.seq, f"{missing} records before it were lost unsigned"))
+            damaged, missing = record.data.get("damaged"), record.data.get("missing")
+            what = f"{missing} records before it were lost unsigned"
+            self.losses.append(
+                (record.seq, f"damage found at a start: {damaged}" if damaged else what)
+            )
 
     def findings(self) -> tuple[str, ...]:
         """What somebody must explain."""

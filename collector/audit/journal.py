@@ -5,25 +5,44 @@ marker, length, CRC-32, then the records of one group as a tile of entries has t
 written and synchronised as a whole, so only the last one of the newest file can be torn; whatever
 else does not read back was damaged, and is an error.
 
-Whether the last one was torn or was damaged later, the file `acknowledged` beside the folder tells:
-it holds the number of records that were durable, and is written after each group but not
-synchronised. So it never says too much, and only the power can make it say too little.
+The file `acknowledged` states how many records were durable, and the root over them: a torn group
+lies beyond that number, and whatever else is missing or different was damaged later.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from collector.audit.tiles import TileError, decode_bundle, encode_bundle
-from collector.segments import HEAD, MARKER_BYTES, framed, make_folder, payload_at, sync_folder
+import structlog
 
-ACKNOWLEDGED = "acknowledged"
-_DIGITS = 20
+from collector.audit.acknowledgement import ACKNOWLEDGED, Acknowledgement, read_acknowledgement
+from collector.audit.housekeeping import check_epoch, read_bytes
+from collector.audit.ownership import EPOCH
+from collector.audit.tiles import TileError, decode_bundle, encode_bundle
+from collector.segments import (
+    HEAD,
+    MARKER_BYTES,
+    framed,
+    make_folder,
+    payload_at,
+    sync_folder,
+    write_durably,
+)
+from railscope.audit.merkle import CompactRange, leaf_hash
+from railscope.audit.note import SecretKey
+from railscope.audit.record import MOST_RECORD_BYTES
+
+MAX_GROUP_RECORDS = 256
+_BLOCK_BYTES = 4096
+_MAX_GROUP_BYTES = MAX_GROUP_RECORDS * (MOST_RECORD_BYTES + 2)
 _NAME = re.compile("journal-([0-9]{20})-([0-9a-f]{32})[.]wal")
+
+log = structlog.get_logger(__name__)
 
 
 class JournalError(ValueError):
@@ -39,6 +58,8 @@ class JournalFile:
     records: list[bytes]
     ends: int
     """Bytes up to the end of the last whole group."""
+    torn: bytes = b""
+    """What lies behind it."""
 
     @property
     def next(self) -> int:
@@ -58,15 +79,6 @@ def read_journal(folder: Path) -> list[JournalFile]:
         except FileNotFoundError as error:
             if os.path.lexists(error.filename):
                 raise
-
-
-def acknowledged(folder: Path) -> int:
-    """How many records were acknowledged at least; 0 where that is not told. Raises OSError."""
-    try:
-        content = (folder.parent / ACKNOWLEDGED).read_bytes()
-    except FileNotFoundError:
-        return 0
-    return int(content) if len(content) == _DIGITS and content.isdigit() else 0
 
 
 def journal_paths(folder: Path) -> list[Path]:
@@ -111,7 +123,7 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
     while position < len(content):
         payload = payload_at(content, position) if content.startswith(marker, position) else None
         if payload is None:
-            if newest and content.find(marker, position + 1) < 0:
+            if newest and _is_torn(content, position, marker):
                 break
             message = f"{path}: the group at byte {position} is damaged"
             raise JournalError(message)
@@ -121,7 +133,58 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
             message = f"{path}: the group at byte {position}: {error}"
             raise JournalError(message) from error
         position += HEAD.size + len(payload)
-    return JournalFile(path, first, records, position)
+    return JournalFile(path, first, records, position, content[position:])
+
+
+def _is_torn(content: bytes, position: int, marker: bytes) -> bool:
+    """True if a file ends with one frame that a crash has cut off, whole blocks of it missing or not."""
+    tail = content[position:]
+    if len(tail) > HEAD.size + _MAX_GROUP_BYTES or tail.find(marker, 1) >= 0:
+        return False
+    # A block that was not written when the power went reads as zeros.
+    zeros = len(tail) - len(tail.lstrip(b"\0"))
+    if zeros == len(tail) or (zeros and (position + zeros) % _BLOCK_BYTES == 0):
+        return True
+    if len(tail) < HEAD.size:
+        return tail[:MARKER_BYTES] == marker[: len(tail)]
+    found: bytes
+    length: int
+    found, length, _ = HEAD.unpack_from(tail)
+    return found == marker and len(tail) <= HEAD.size + length <= HEAD.size + _MAX_GROUP_BYTES
+
+
+def check_files(
+    directory: Path, files: Sequence[JournalFile], stated: Acknowledgement, signed: int
+) -> None:
+    """Check that the files are those of an acknowledgement. Raises JournalError.
+
+    A crash may leave, beside them, a new file that is empty, and files of which all is signed.
+    """
+    names = [file.path.name for file in files]
+    for name in stated.files:
+        if name not in names:
+            message = f"{directory / name} is missing"
+            raise JournalError(message)
+    for file in files:
+        just_begun = file is files[-1] and not file.records and not file.torn
+        if file.path.name not in stated.files and file.next > signed and not just_begun:
+            message = f"{file.path}: foreign file: `{ACKNOWLEDGED}` does not list it"
+            raise JournalError(message)
+    if files and files[-1].torn and files[-1].next < stated.count:
+        return  # records are missing, which is reported with their number
+    if stated.count < signed:
+        message = (
+            f"{directory.parent / ACKNOWLEDGED}: states {stated.count} records, expected at least "
+            f"the {signed} that are signed: it is an older copy"
+        )
+        raise JournalError(message)
+
+
+def check_root(directory: Path, stated: Acknowledgement, tree: CompactRange) -> None:
+    """Check the root of the records that an acknowledgement states. Raises JournalError."""
+    if tree.size == stated.count and tree.root != stated.root:
+        message = f"{directory}: its records are not those that `{ACKNOWLEDGED}` states"
+        raise JournalError(message)
 
 
 @dataclass(slots=True)
@@ -129,28 +192,50 @@ class Journal:
     """Writes groups. One writer at a time, which is whoever has opened the log."""
 
     folder: Path
+    signer: SecretKey
     lost: int = 0
     """Records that were acknowledged before it was opened, and are not there."""
+    _epoch: int = 0
     _descriptor: int = field(default=-1, repr=False)
-    _told: int = field(default=-1, repr=False)
-    _next: int = 0
+    _stated: int = field(default=-1, repr=False)
+    """Descriptor of `acknowledged`."""
+    _statement: bytes = field(default=b"", repr=False)
+    _tree: CompactRange = field(default_factory=CompactRange)
+    _files: list[str] = field(default_factory=list)
     _offset: int = 0
     _marker: bytes = field(default=b"", repr=False)
 
-    def open(self, signed: int) -> list[bytes]:
-        """Records behind the first `signed` ones; a torn group at the end is cut off.
+    @property
+    def _path(self) -> Path:
+        return self.folder.parent / ACKNOWLEDGED
 
-        Raises JournalError, OSError.
+    def open(self, signed: CompactRange, owned: int) -> list[bytes]:
+        """Records behind the signed ones; a torn group at the end is cut off.
+
+        `owned` is the epoch of the last owner; 0 where the log is to begin. Raises JournalError,
+        HousekeepingError, OSError.
         """
         make_folder(self.folder)
-        durable = acknowledged(self.folder)
+        size = signed.size
+        stated = self._acknowledged(owned)
         files = read_journal(self.folder)
-        if files and files[0].first > signed:
-            message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
+        if files and files[0].first > size:
+            message = f"{files[0].path}: records {size} to {files[0].first - 1} are missing"
             raise JournalError(message)
-        if files and files[-1].next < signed:
-            message = f"{files[-1].path} ends at record {files[-1].next}, but {signed} are signed"
+        if files and files[-1].next < size:
+            message = f"{files[-1].path} ends at record {files[-1].next}, but {size} are signed"
             raise JournalError(message)
+        check_files(self.folder, files, stated, size)
+        kept = [record for file in files for record in file.records]
+        unsigned = kept[size - files[0].first :] if files else []
+        self._tree = signed
+        for raw in unsigned:
+            check_root(self.folder, stated, self._tree)
+            self._tree.append(leaf_hash(raw))
+        check_root(self.folder, stated, self._tree)
+        self.lost = max(0, stated.count - self._tree.size)
+        self._epoch = owned + 1
+        self._files = [file.path.name for file in files]
         if files:
             newest = files[-1]
             self._descriptor = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -158,15 +243,21 @@ class Journal:
             self._offset = newest.ends
             os.ftruncate(self._descriptor, newest.ends)
             os.fsync(self._descriptor)
+            self._replace_statement()
         else:
-            self.rotate(signed)
-        kept = [record for file in files for record in file.records]
-        self._next = files[-1].next if files else signed
-        self.lost = max(0, durable - self._next)
-        path = self.folder.parent / ACKNOWLEDGED
-        self._told = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._tell()
-        return kept[signed - files[0].first :] if files else []
+            self.rotate()
+        return unsigned
+
+    def _acknowledged(self, owned: int) -> Acknowledgement:
+        if not owned:
+            if any(path.stat().st_size for path in journal_paths(self.folder)):
+                message = f"{self.folder.parent / EPOCH} is missing"
+                raise JournalError(message)
+            return Acknowledgement(0, 0, CompactRange().root, ())
+        key = self.signer.public
+        stated = read_acknowledgement(self._path, read_bytes(self._path), key)
+        check_epoch(self._path, stated.epoch, owned)
+        return stated
 
     def append(self, records: list[bytes]) -> None:
         """Write a group, durable on return, or leave the file as it was. Raises OSError."""
@@ -180,14 +271,51 @@ class Journal:
             os.ftruncate(self._descriptor, self._offset)
             raise
         self._offset += len(data)
-        self._next += len(records)
-        self._tell()
+        for record in records:
+            self._tree.append(leaf_hash(record))
+        self._state()
 
-    def _tell(self) -> None:
-        os.pwrite(self._told, b"%0*d" % (_DIGITS, self._next), 0)
+    def _state(self) -> None:
+        """Acknowledge in place what is durable."""
+        statement = self._current()
+        try:
+            os.pwrite(self._stated, statement, 0)
+        except OSError as error:
+            # The records are durable all the same: the file states fewer until the next group.
+            log.warning("acknowledgement_not_written", file=str(self._path), problem=str(error))
+            return
+        self._statement = statement
 
-    def rotate(self, first: int) -> None:
-        """Go on in a new file, whose first record will be number `first`. Raises OSError.
+    def _current(self) -> bytes:
+        stated = Acknowledgement(self._epoch, self._tree.size, self._tree.root, tuple(self._files))
+        return stated.signed(self.signer)
+
+    def _replace_statement(self) -> None:
+        """Acknowledge as a whole what is durable, with the files as they are. Raises OSError."""
+        statement = self._current()
+        write_durably(self._path, statement)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        if self._stated >= 0:
+            os.close(self._stated)
+        self._stated, self._statement = descriptor, statement
+
+    def check_in_place(self) -> None:
+        """Check that the files are still those that this writer writes.
+
+        Raises JournalError, HousekeepingError, OSError.
+        """
+        path = self.folder / self._files[-1]
+        written = os.fstat(self._descriptor)
+        there = path.stat() if path.exists() else None
+        if there is None or there.st_ino != written.st_ino or written.st_size != self._offset:
+            message = f"{path} was replaced or changed while it was written"
+            raise JournalError(message)
+        if read_bytes(self._path) != self._statement:
+            message = f"{self._path} was replaced or changed while it was written"
+            raise JournalError(message)
+
+    def rotate(self) -> None:
+        """Go on in a new file. Raises OSError.
 
         A file that nothing was written to yet is as good as a new one.
         """
@@ -198,12 +326,15 @@ class Journal:
             if self._offset == 0:
                 return
         marker = os.urandom(MARKER_BYTES)
-        path = self.folder / f"journal-{first:020d}-{marker.hex()}.wal"
+        path = self.folder / f"journal-{self._tree.size:020d}-{marker.hex()}.wal"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._files.append(path.name)
         try:
             sync_folder(self.folder)
+            self._replace_statement()
         except OSError:
             # This one goes on being written, and must stay the newest.
+            self._files.remove(path.name)
             path.unlink()
             os.close(descriptor)
             raise
@@ -215,9 +346,14 @@ class Journal:
 
         Raises JournalError, OSError.
         """
-        for path, following in pairwise(journal_paths(self.folder)):
-            if _parts(following)[0] <= signed:
-                path.unlink()
+        paths = journal_paths(self.folder)
+        needless = [path for path, after in pairwise(paths) if _parts(after)[0] <= signed]
+        if not needless:
+            return
+        self._files = [path.name for path in paths if path not in needless]
+        self._replace_statement()
+        for path in needless:
+            path.unlink()
 
     def close(self) -> None:
         """Close the file."""
@@ -228,6 +364,6 @@ class Journal:
     def release(self) -> None:
         """Close what is open, for good."""
         self.close()
-        if self._told >= 0:
-            os.close(self._told)
-            self._told = -1
+        if self._stated >= 0:
+            os.close(self._stated)
+            self._stated = -1

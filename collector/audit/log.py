@@ -16,16 +16,18 @@ from pathlib import Path
 import structlog
 
 from collector.audit.draft import Draft, counted, record_of
-from collector.audit.journal import Journal, JournalError
-from collector.audit.ownership import EpochError, Ownership, TakenError
+from collector.audit.housekeeping import KEY_FILE, HousekeepingError
+from collector.audit.journal import MAX_GROUP_RECORDS, Journal, JournalError
+from collector.audit.ownership import Ownership, TakenError
 from collector.audit.publisher import AuditError, Publisher, WaitingError
 from collector.audit.tiles import TileError, Tiles
+from collector.audit.witnesses import Witnesses
+from collector.segments import write_durably
 from collector.turns import to_its_end
-from railscope.audit.merkle import Tree
+from railscope.audit.merkle import CompactRange, Tree, subtrees
 from railscope.audit.note import NoteError, SecretKey
 from railscope.audit.record import RecordError, Source, encode
 
-MOST_IN_A_GROUP = 256
 MOST_WAITING = 10_000
 MOST_UNSIGNED = 10_000
 """More are signed at once."""
@@ -60,6 +62,9 @@ class AuditLog:
     unsigned_because: str = ""
     """Why the last attempt to sign failed; empty where it did not."""
     groups: int = 0
+    damage: list[str] = field(default_factory=list)
+    """Housekeeping files that were missing or wrong when it was opened, and are written again."""
+    witnesses: Witnesses = field(init=False)
     publisher: Publisher = field(init=False)
     _journal: Journal = field(init=False)
     _unsigned: list[bytes] = field(default_factory=list)
@@ -71,8 +76,10 @@ class AuditLog:
     _stopped: bool = False
 
     def __post_init__(self) -> None:
-        self._journal = Journal(self.folder / "journal")
-        self.publisher = Publisher(self.folder, self.signer, Ownership(self.folder))
+        self._journal = Journal(self.folder / "journal", self.signer)
+        self.witnesses = Witnesses(self.folder, self.signer)
+        ownership = Ownership(self.folder, self.signer)
+        self.publisher = Publisher(self.folder, self.signer, ownership)
 
     @property
     def signed(self) -> Tree:
@@ -92,14 +99,35 @@ class AuditLog:
     def open(self) -> None:
         """Take the log over from whoever wrote it last. Raises AuditError, OSError."""
         try:
-            self.publisher.ownership.take()
-            self.publisher.open()
-            self._unsigned = self._journal.open(self.signed.size)
+            self._open()
         except TakenError as error:
             raise AuditError(str(error)) from error
-        except (NoteError, TileError, JournalError, EpochError) as error:
+        except (NoteError, TileError, JournalError, HousekeepingError) as error:
             self.close()
             raise AuditError(NOT_AS_LEFT.format(error)) from error
+
+    def _open(self) -> None:
+        ownership = self.publisher.ownership
+        ownership.take()
+        self.publisher.open()
+        size = self.signed.size
+        node = Tiles(self.folder, size).node
+        tree = CompactRange(size, [node(level, index) for level, index in subtrees(size)])
+        self._unsigned = self._journal.open(tree, ownership.epoch)
+        wrong = (self.witnesses.open(ownership.epoch), self._open_key(begun=ownership.epoch > 0))
+        self.damage = [problem for problem in wrong if problem]
+        ownership.claim()
+
+    def _open_key(self, *, begun: bool) -> str:
+        """Put the public key beside the log; what was wrong with the one there, if anything."""
+        path, text = self.folder / KEY_FILE, f"{self.signer.public}\n".encode()
+        there = path.read_bytes() if path.exists() else None
+        if there == text:
+            return ""
+        write_durably(path, text)
+        if not begun:
+            return ""
+        return f"{path} is missing" if there is None else f"{path}: not the key of this log"
 
     def records(self, first: int) -> Iterator[bytes]:
         """Durable records from a sequence on, as many as there are now. Raises TileError."""
@@ -162,8 +190,8 @@ class AuditLog:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                group = self._waiting[:MOST_IN_A_GROUP]
-                del self._waiting[:MOST_IN_A_GROUP]
+                group = self._waiting[:MAX_GROUP_RECORDS]
+                del self._waiting[:MAX_GROUP_RECORDS]
                 try:
                     await to_its_end(self._write_group(group))
                 finally:
@@ -225,7 +253,7 @@ class AuditLog:
     async def _sign_or_say_why(self) -> None:
         try:
             await self.sign()
-        except (AuditError, JournalError, OSError) as error:
+        except (AuditError, JournalError, HousekeepingError, OSError) as error:
             if self.unsigned_because != str(error):
                 tell = log.info if isinstance(error, WaitingError) else log.error
                 tell("audit_log_not_signed", folder=str(self.folder), problem=str(error))
@@ -234,7 +262,10 @@ class AuditLog:
             self.unsigned_because = ""
 
     async def sign(self) -> None:
-        """Sign all that is durable. Raises AuditError, OSError; nothing is signed then."""
+        """Sign all that is durable.
+
+        Raises AuditError, JournalError, HousekeepingError, OSError; nothing is signed then.
+        """
         async with self._signing:
             await self._sign()
 
@@ -244,7 +275,7 @@ class AuditLog:
             if not records:
                 return
             # What is recorded while tiles are written goes into a journal of its own.
-            await asyncio.to_thread(self._journal.rotate, self.size)
+            await asyncio.to_thread(self._rotate)
             records = list(records)
         before, published = (
             self.signed.size,
@@ -252,12 +283,14 @@ class AuditLog:
         )
         del self._unsigned[: len(records)]
         self.publisher.signed, self.publisher.note = published
-        await asyncio.to_thread(self._clean_up, before)
+        async with self._writing:
+            await asyncio.to_thread(self._journal.forget, self.signed.size)
+        tiles = Tiles(self.folder, self.signed.size)
+        await asyncio.to_thread(tiles.drop_outgrown, before)
 
-    def _clean_up(self, before: int) -> None:
-        """Delete what the checkpoint has made superfluous; runs off the loop."""
-        self._journal.forget(self.signed.size)
-        Tiles(self.folder, self.signed.size).drop_outgrown(before)
+    def _rotate(self) -> None:
+        self._journal.check_in_place()
+        self._journal.rotate()
 
     def close(self) -> None:
         """Close the journal and let go of the log."""

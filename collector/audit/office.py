@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from collector.audit.custody_api import CustodyApi
 from collector.audit.drain import Drain
@@ -25,14 +24,11 @@ from collector.audit.personal import Salts
 from collector.audit.rereading import Rereading
 from collector.audit.tiles import TileError
 from collector.audit.trail import Trail
-from collector.audit.witnesses import WitnessError, Witnesses, read_witnesses
 from collector.config import CollectorSettings
 from collector.ledger.database import Database
 from collector.restart import Restart
 from railscope import __version__
 from railscope.audit.record import RecordError, Source
-
-log = structlog.get_logger(__name__)
 
 OBSERVED = "observed"
 
@@ -68,7 +64,7 @@ class AuditOffice:
         audit = AuditLog(folder / "audit", key, source)
         digest = hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
         trail = Trail(audit, __version__, settings=digest)
-        witnesses = Witnesses(audit.folder)
+        witnesses = audit.witnesses
         observed = Observed(audit, Salts(folder / PERSONAL), folder / OBSERVED, restart.events)
         core.listeners.append(observed.listen)
         core.on_envelope.append(observed.hear)
@@ -90,10 +86,6 @@ class AuditOffice:
         keep(self.key_file, self.trail.log.signer)
         self.trail.open()
         self.guard.open()
-        try:
-            self.custody.witnesses.nodes = read_witnesses(self.trail.log.folder)
-        except WitnessError as error:
-            log.error("cosignatures_damaged", problem=str(error), advice="agents say them again")
         try:
             self.observed.open()
         except (TileError, RecordError) as error:

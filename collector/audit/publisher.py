@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collector.audit.housekeeping import HousekeepingError
 from collector.audit.journal import journal_paths
-from collector.audit.ownership import EpochError, Ownership
+from collector.audit.ownership import Ownership
 from collector.audit.tiles import TileError, Tiles
 from collector.segments import write_durably
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
@@ -81,7 +82,7 @@ class Publisher:
             tiles.grow(records[old.size - self.signed.size :])
             new = Tree(tiles.size, root_of(tiles.node, tiles.size))
             proof = consistency_proof(tiles.node, old.size, new.size)
-        except (NoteError, TileError, EpochError) as error:
+        except (NoteError, TileError, HousekeepingError) as error:
             message = f"{self.folder}: {error}; run `railscope audit verify`"
             raise AuditError(message) from error
         if not consistent(old, new, proof):

@@ -161,10 +161,14 @@ class Tiles:
         for level in ("entries", *range(LEVELS)):
             full, partial = widths(self.size, 0 if isinstance(level, str) else level)
             folder = self.folder / f"{tile_name(level, full)}.p"
-            if not partial or not folder.is_dir():
+            if not partial:
                 continue
+            try:
+                paths = sorted(folder.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # deleted meanwhile, as its tile is full now
             now, _ = self._read(level, full)
-            for path in sorted(folder.iterdir()):
+            for path in paths:
                 if path.suffix == PARTIAL:
                     continue  # is being written, or was when the writer was killed
                 width = int(path.name) if path.name.isdecimal() else 0

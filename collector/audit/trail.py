@@ -11,13 +11,12 @@ import time
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 import structlog
 
 from collector.audit.draft import Draft
 from collector.audit.log import AuditError, AuditLog
-from collector.segments import write_durably
+from collector.audit.ownership import EPOCH
 from collector.turns import to_its_end
 from railscope.audit.record import Actor, Data, RecordError
 from railscope.settings import SettingsError
@@ -73,7 +72,7 @@ class Trail:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
-        """Open the log, put the public key beside it, record the start. Blocking.
+        """Open the log and record the start. Blocking.
 
         Raises SettingsError.
         """
@@ -92,12 +91,14 @@ class Trail:
             self.log.open()
         except AuditError as error:
             raise self.unusable(str(error)) from error
-        _publish_key(self.log.folder / "key.pub", f"{self.log.signer.public}\n")
         if self.log.size == 0:
-            genesis: Data = {"origin": self.log.signer.name}
+            signer = self.log.signer
+            genesis: Data = {"origin": signer.name, "key": str(signer.public)}
             self.log.append_before_running(self._draft("log.genesis", genesis))
         if self.log.lost:
             self._report_loss()
+        for problem in self.log.damage:
+            self._report_damage(problem)
         self.log.append_before_running(self._draft("admin.config", self._life("started")))
 
     def _report_loss(self) -> None:
@@ -108,9 +109,17 @@ class Trail:
         data: Data = {"missing": lost, "from": size}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 
+    def _report_damage(self, problem: str) -> None:
+        """Record that a housekeeping file was missing or wrong, and was written again."""
+        log.error("audit_file_damaged", problem=problem,
+                  advice="it was written again; who has access to the audit directory?")  # fmt: skip
+        data: Data = {"damaged": unicodedata.normalize("NFC", problem)}
+        self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
+
     def _life(self, what: str) -> Data:
         known: Data = {"settings": self.settings} if self.settings else {}
-        return {"collector": self.version, "what": what, **known}
+        epoch = self.log.publisher.ownership.epoch
+        return {"collector": self.version, "what": what, EPOCH: epoch, **known}
 
     async def run(self) -> None:
         """Record what comes, until cancelled; then what is left, and the end."""
@@ -196,8 +205,3 @@ class Trail:
     ) -> Draft:
         who = actor or Actor("collector", self.log.source.id)
         return Draft(kind, who, self.wall_ns(), outcome, data=data)
-
-
-def _publish_key(path: Path, text: str) -> None:
-    if not path.exists() or path.read_bytes() != text.encode():
-        write_durably(path, text.encode())

@@ -9,21 +9,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from collector.audit.directory_check import (
+    Housekeeping,
+    check_foreign,
+    check_key_file,
+    read_housekeeping,
+)
 from collector.audit.explaining import Explaining
-from collector.audit.journal import JournalError, JournalFile, acknowledged, read_journal
+from collector.audit.journal import JournalError, check_root
 from collector.audit.levels import Levels
 from collector.audit.outcome import Outcome, VerifyError, missing_or_altered
+from collector.audit.ownership import EPOCH
 from collector.audit.tiles import WIDTH, TileError, Tiles, widths
 from collector.audit.vouching import Witness, disputed_notes, signed_notes, vouched_for
-from collector.audit.witnesses import Vouched, WitnessError, read_witnesses
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import CompactRange, Hash, leaf_hash
 from railscope.audit.note import NoteError, PublicKey, UnsignedError, read_note
 from railscope.audit.record import Record, RecordError, decode
 
 __all__ = ["Outcome", "Verified", "VerifyError", "verify"]
-
-_NO_JOURNAL = "the journal is missing, and what was not signed yet with it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +57,44 @@ def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verifie
 
 
 def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
-    # What is said and in the journal now is signed at most later: a log may be checked while it is
-    # written.
-    said = _witnesses(folder)
-    durable = acknowledged(folder / "journal")
-    files = _journal(folder)
-    checkpoint = _own_checkpoint(folder, key)
-    said_by_log = [*signed_notes(said, key), *disputed_notes(folder)]
+    kept, damage = _housekeeping(folder, key)
+    checkpoint = kept.checkpoint if kept else _own_checkpoint(folder, key)
+    said_by_log = [*(signed_notes(kept.witnesses, key) if kept else ()), *disputed_notes(folder)]
     notes = [*anchors, *said_by_log]
-    kept = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
-    if kept and kept[-1].tree.size > checkpoint.tree.size:
-        _refuse_fork(checkpoint, kept[-1], "the log is shorter than a checkpoint that was signed")
+    held = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
+    if held and held[-1].tree.size > checkpoint.tree.size:
+        _refuse_fork(checkpoint, held[-1], "the log is shorter than a checkpoint that was signed")
     explaining = Explaining()
-    root = _root_of_all(folder, checkpoint, kept, explaining)
-    if root != checkpoint.tree.root:
+    tree = _tree_of_all(folder, checkpoint, held, explaining)
+    if tree.root != checkpoint.tree.root:
         message = f"the {checkpoint.tree.size} records do not give the root that was signed"
         raise VerifyError(Outcome.ALTERED, message)
-    _check_outgrown(Tiles(folder, checkpoint.tree.size))
-    unsigned = _check_journal(files, checkpoint.tree.size, explaining)
-    if (lost := durable - checkpoint.tree.size - unsigned) > 0:
-        # Never too many are counted: neither a crash nor a loss of power explains it.
-        message = f"the journal: {lost} records were acknowledged and are not there"
-        raise VerifyError(Outcome.ALTERED, message)
-    vouching, doubts = vouched_for(said, key, explaining.witnesses)
-    findings = [*explaining.findings(), *doubts]
-    if not files:
-        findings.append(_NO_JOURNAL)
-    asked = len(kept) - len(said_by_log)
-    return Verified(
-        checkpoint, unsigned, asked, tuple(findings), vouching, tuple(explaining.issued)
-    )
+    if kept is None:
+        raise damage or VerifyError(Outcome.ALTERED, f"{folder}: no housekeeping files")
+    unsigned = _check_journal(folder, kept, tree, explaining)
+    _check_directory(folder, key, kept, unsigned, explaining)
+    vouching, doubts = vouched_for(kept.witnesses, key, explaining.witnesses)
+    findings = (*explaining.findings(), *doubts)
+    asked = len(held) - len(said_by_log)
+    return Verified(checkpoint, len(unsigned), asked, findings, vouching, tuple(explaining.issued))
 
 
-def _root_of_all(
+def _housekeeping(folder: Path, key: PublicKey) -> tuple[Housekeeping | None, VerifyError | None]:
+    """What lies beside the signed records, or what is wrong with it.
+
+    Damage there is reported after what is wrong with signed records, and after a fork.
+    """
+    _own_checkpoint(folder, key)
+    try:
+        return read_housekeeping(folder, key, lambda: _own_checkpoint(folder, key)), None
+    except VerifyError as error:
+        return None, error
+
+
+def _tree_of_all(
     folder: Path, ours: Checkpoint, anchors: Iterable[Checkpoint], explaining: Explaining
-) -> Hash:
-    """The root over all signed records, once every tile and every anchor agrees with them."""
+) -> CompactRange:
+    """The tree over all signed records, once every tile and every anchor agrees with them."""
     tree = CompactRange()
     awaited = list(anchors)
     levels = Levels(Tiles(folder, ours.tree.size))
@@ -106,14 +112,7 @@ def _root_of_all(
             tree.append(leaf)
             _compare_anchors(ours, awaited, tree)
     levels.finish()
-    return tree.root
-
-
-def _check_outgrown(tiles: Tiles) -> None:
-    try:
-        tiles.check_outgrown()
-    except TileError as error:
-        raise VerifyError(missing_or_altered(error.__cause__), str(error)) from error
+    return tree
 
 
 def _own_checkpoint(folder: Path, key: PublicKey) -> Checkpoint:
@@ -184,27 +183,57 @@ def _record(raw: bytes, sequence: int) -> Record:
     return record
 
 
-def _witnesses(folder: Path) -> dict[str, Vouched]:
-    try:
-        return read_witnesses(folder)
-    except WitnessError as error:
-        raise VerifyError(Outcome.ALTERED, str(error)) from error
-
-
-def _journal(folder: Path) -> list[JournalFile]:
-    try:
-        return read_journal(folder / "journal")
-    except JournalError as error:
-        raise VerifyError(Outcome.ALTERED, str(error)) from error
-
-
-def _check_journal(files: list[JournalFile], signed: int, explaining: Explaining) -> int:
-    """Check what is not signed yet; how many records that is."""
+def _check_journal(
+    folder: Path, kept: Housekeeping, tree: CompactRange, explaining: Explaining
+) -> list[bytes]:
+    """Check what is not signed yet, and return it; the tree over what is signed grows by it."""
+    files, signed, stated = kept.files, tree.size, kept.acknowledged
     if files and files[0].first > signed:
         message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
         raise VerifyError(Outcome.TAIL_MISSING, message)
     raws = [raw for file in files for raw in file.records]
-    unsigned = raws[signed - files[0].first :] if files else []
-    for sequence, raw in enumerate(unsigned, signed):
-        explaining.add(_record(raw, sequence))
-    return len(unsigned)
+    behind = signed - files[0].first if files else 0
+    _compare_signed(folder, signed, raws[:behind])
+    try:
+        for sequence, raw in enumerate(raws[behind:], signed):
+            check_root(folder / "journal", stated, tree)
+            explaining.add(_record(raw, sequence))
+            tree.append(leaf_hash(raw))
+        check_root(folder / "journal", stated, tree)
+    except JournalError as error:
+        raise VerifyError(Outcome.ALTERED, str(error)) from error
+    if (lost := stated.count - tree.size) > 0:
+        # Never too many are counted: neither a crash nor a loss of power explains it.
+        message = f"the journal: {lost} records were acknowledged and are not there"
+        raise VerifyError(Outcome.ALTERED, message)
+    return raws[behind:]
+
+
+def _compare_signed(folder: Path, signed: int, raws: list[bytes]) -> None:
+    """Check that what the journal has of signed records is what was signed."""
+    first = signed - len(raws)
+    for sequence, (raw, there) in enumerate(
+        zip(raws, Tiles(folder, signed).records_from(first), strict=False), first
+    ):
+        if raw != there:
+            message = f"the journal: record {sequence} is not the one that was signed"
+            raise VerifyError(Outcome.ALTERED, message)
+
+
+def _check_directory(
+    folder: Path, key: PublicKey, kept: Housekeeping, unsigned: list[bytes], explaining: Explaining
+) -> None:
+    """Check the key file, the epoch, and that nothing else lies in the directory."""
+    if kept.epoch < explaining.epoch:
+        message = (
+            f"{folder / EPOCH}: states epoch {kept.epoch}, expected at least {explaining.epoch}, "
+            "which a record names: it is an older copy"
+        )
+        raise VerifyError(Outcome.ALTERED, message)
+    check_key_file(folder, explaining.genesis_key, key)
+    tiles = Tiles(folder, kept.checkpoint.tree.size)
+    try:
+        tiles.check_outgrown()
+        check_foreign(folder, key, tiles.size, unsigned)
+    except TileError as error:
+        raise VerifyError(missing_or_altered(error.__cause__), str(error)) from error

@@ -1,18 +1,27 @@
-"""Who vouches for the log: the newest checkpoint that each agent has cosigned, beside the log.
+"""Cosignatures beside the log: the newest checkpoint that each agent has cosigned.
 
-The file is written now and then. What is lost of it agents say again; what they say is believed for
-its signatures alone.
+The file `witnesses` is one line of JSON and a signed statement with its SHA-256. It is written now and
+then: agents send again what is lost of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
+from collector.audit.housekeeping import (
+    HousekeepingError,
+    Statement,
+    check_epoch,
+    read_bytes,
+    read_statement,
+)
 from collector.segments import write_durably
 from railscope.audit.cosignature import key_name, parse_witness_key, witnessed
+from railscope.audit.note import PublicKey, SecretKey
 
 FILE = "witnesses"
 
@@ -32,17 +41,35 @@ class Vouched(msgspec.Struct, frozen=True):
         return parse_witness_key(self.key).name == key_name(node)
 
 
-class WitnessError(ValueError):
-    """The file does not read back; the message names it."""
-
-
 @dataclass(slots=True)
 class Witnesses:
-    """The agents' cosignatures, by node."""
+    """The agents' cosignatures, by node. `open` it with the log."""
 
     folder: Path
+    signer: SecretKey
     nodes: dict[str, Vouched] = field(default_factory=dict)
     changed: bool = False
+    _epoch: int = 0
+
+    def open(self, owned: int) -> str:
+        """Read the file and sign it for the next epoch; what was wrong with it, if anything.
+
+        `owned` is the epoch of the last owner; 0 where the log is to begin. Raises OSError.
+        """
+        problem = ""
+        if owned:
+            try:
+                self.nodes, epoch = read_witnesses(self.folder, self.signer.public)
+                check_epoch(self.folder / FILE, epoch, owned)
+            except HousekeepingError as error:
+                self.nodes, problem = {}, str(error)
+        self.keep(owned + 1)
+        return problem
+
+    def keep(self, epoch: int) -> None:
+        """Make it durable as of an epoch. Raises OSError."""
+        self._epoch, self.changed = epoch, True
+        self.save()
 
     def put(self, node: str, vouched: Vouched) -> None:
         """Keep what a node says, once it is checked."""
@@ -53,16 +80,26 @@ class Witnesses:
         """Make it durable, if something is new. Blocking; raises OSError."""
         if self.changed:
             self.changed = False
-            write_durably(self.folder / FILE, msgspec.json.encode(self.nodes, order="sorted"))
+            body = msgspec.json.encode(self.nodes, order="sorted")
+            statement = Statement(FILE, self._epoch, (sha256(body).hexdigest(),))
+            write_durably(self.folder / FILE, body + b"\n" + statement.signed(self.signer))
 
 
-def read_witnesses(folder: Path) -> dict[str, Vouched]:
-    """What lies beside a log, unchecked. Raises WitnessError, OSError."""
+def read_witnesses(folder: Path, key: PublicKey) -> tuple[dict[str, Vouched], int]:
+    """Cosignatures beside a log, themselves unchecked, and the epoch in which they were kept.
+
+    Raises HousekeepingError, OSError.
+    """
     path = folder / FILE
+    body, _, statement = read_bytes(path).partition(b"\n")
+    if not statement:
+        statement = body
+    found = read_statement(path, statement, FILE, key)
+    if found.fields != (sha256(body).hexdigest(),):
+        message = f"{path}: its first line is not the one that was signed"
+        raise HousekeepingError(message)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Vouched])
-    except FileNotFoundError:
-        return {}
+        return msgspec.json.decode(body, type=dict[str, Vouched]), found.epoch
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         message = f"{path}: {error}"
-        raise WitnessError(message) from error
+        raise HousekeepingError(message) from error

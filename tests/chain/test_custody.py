@@ -288,11 +288,16 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
         await custody.look()
         await custody.client.close()
     (audit_folder(tmp_path) / "witnesses").write_bytes(b"{}")
+    with pytest.raises(VerifyError, match="/witnesses: not signed"):
+        verify(audit_folder(tmp_path), key_of(tmp_path))
+    async with running(settings_in(tmp_path)) as one:
+        await sign(one)
     found = verify(audit_folder(tmp_path), key_of(tmp_path))
     assert found.witnesses == ()
-    assert found.findings == (
-        "witness n1: its key is recorded, and what it has cosigned is not there",
+    assert found.findings[0] == (
+        "witness n1: its key is recorded, and what it has cosigned is not there"
     )
+    assert "damage found at a start" in found.findings[1]
 
 
 async def metric(site: Site, name: str) -> int:

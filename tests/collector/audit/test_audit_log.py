@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.audit import KEY, NOON_NS, audit_log, draft, record, running, write
 
 from collector.audit.log import AuditError
+from collector.audit.ownership import Ownership
 from collector.audit.tiles import WIDTH, TileError, Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.trail import Trail
 from collector.audit.verify import Outcome, VerifyError, verify
@@ -100,18 +101,25 @@ async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path) -
     """T5: at every point of a write, what was acknowledged before is there after it."""
     log = audit_log(tmp_path / "log")
     ends: list[tuple[int, int]] = [(0, 0)]
+    stated: dict[int, bytes] = {}
     async with running(log):
         (journal,) = (tmp_path / "log" / "journal").iterdir()
+        stated[0] = (tmp_path / "log" / "acknowledged").read_bytes()
         for count in (1, 3, 2):
             await record(log, range(log.size, log.size + count))
             ends.append((journal.stat().st_size, log.size))
+            stated[log.size] = (tmp_path / "log" / "acknowledged").read_bytes()
         shutil.copytree(tmp_path / "log", tmp_path / "copy")
+        shutil.copytree(tmp_path / "log", tmp_path / "first")
     content = journal_of(tmp_path / "copy").read_bytes()
     for length in range(len(content) + 1):
         journal_of(tmp_path / "copy").write_bytes(content[:length])
         durable = max(records for end, records in ends if end <= length)
         # The count is written behind the group, and may be late.
-        (tmp_path / "copy" / "acknowledged").write_text(f"{durable - durable % 2:020d}")
+        late = durable if length % 2 else max(size for size in stated if size <= durable // 2)
+        (tmp_path / "copy" / "acknowledged").write_bytes(stated[late])
+        for name in ("epoch", "witnesses"):
+            shutil.copy(tmp_path / "first" / name, tmp_path / "copy" / name)
         again = audit_log(tmp_path / "copy", boot="b1")
         again.open()
         assert again.lost == 0
@@ -218,10 +226,11 @@ async def test_what_lies_on_disk_is_checked_before_more_is_signed(tmp_path: Path
 async def test_a_writer_that_lost_the_log_to_another_does_not_sign(tmp_path: Path) -> None:
     async with running(audit_log(tmp_path)) as log:
         await log.append(draft(0))
-        (tmp_path / "epoch").write_text("99\n")
+        good = (tmp_path / "epoch").read_bytes()
+        Ownership(tmp_path, KEY, epoch=98).claim()
         with pytest.raises(AuditError, match="someone else"):
             await log.sign()
-        (tmp_path / "epoch").write_text("1\n")
+        (tmp_path / "epoch").write_bytes(good)
 
 
 async def test_a_log_is_checked_while_it_is_written(tmp_path: Path) -> None:

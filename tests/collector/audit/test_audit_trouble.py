@@ -21,6 +21,7 @@ from collector.audit.keys import load_or_make
 from collector.audit.log import AuditError
 from collector.audit.tiles import WIDTH, Tiles, encode_bundle
 from collector.audit.verify import Outcome, VerifyError, verify
+from railscope.audit.merkle import CompactRange
 from railscope.audit.record import decode
 from railscope.cli import root
 from railscope.settings import SettingsError
@@ -158,15 +159,15 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 def test_a_journal_that_cannot_go_on_in_a_new_file_can_be_opened_again(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.open(0)
+    journal = Journal(tmp_path / "journal", KEY)
+    journal.open(CompactRange(), 0)
     journal.append([b"0"])
     with descriptors_left(1), pytest.raises(OSError, match="Too many open files"):
-        journal.rotate(1)
+        journal.rotate()
     journal.append([b"1"])
     journal.close()
-    again = Journal(tmp_path)
-    assert again.open(0) == [b"0", b"1"]
+    again = Journal(tmp_path / "journal", KEY)
+    assert again.open(CompactRange(), 1) == [b"0", b"1"]
     again.close()
 
 
@@ -247,7 +248,7 @@ def test_a_journal_that_ends_before_what_is_signed_takes_no_records(tmp_path: Pa
     with pytest.raises(AuditError, match="ends at record 10, but 20 are signed"):
         audit_log(tmp_path).open()
     with pytest.raises(JournalError, match="ends at record"):
-        Journal(tmp_path / "journal").open(20)
+        Journal(tmp_path / "journal", KEY).open(CompactRange(20, []), 1)
 
 
 async def test_records_changed_behind_the_writer_are_not_signed_again(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""The file `acknowledged`: number of durable records, the root over them, and the journal's files.
+
+It is overwritten in place after each group, without being synchronised: a crash of the process loses
+nothing of it, and a loss of power can only make it state fewer records than there are. Where the
+list of files changes it is replaced as a whole and synchronised.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from collector.audit.housekeeping import HousekeepingError, Statement, read_statement
+from railscope.audit.merkle import HASH_BYTES, Hash
+from railscope.audit.note import PublicKey, SecretKey
+
+ACKNOWLEDGED = "acknowledged"
+_KIND = "journal"
+_COUNT = re.compile("[0-9]{20}")
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """What a writer has acknowledged at least."""
+
+    epoch: int
+    count: int
+    root: Hash
+    files: tuple[str, ...]
+    """Names of the journal's files, oldest first."""
+
+    def signed(self, signer: SecretKey) -> bytes:
+        """The file's bytes: as many for every count."""
+        fields = (f"{self.count:020d}", base64.b64encode(self.root).decode(), *self.files)
+        return Statement(_KIND, self.epoch, fields).signed(signer)
+
+
+def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowledgement:
+    """The acknowledgement in the content of a file. Raises HousekeepingError."""
+    found = read_statement(path, content, _KIND, key)
+    count, encoded, *files = (*found.fields, "", "")[: max(2, len(found.fields))]
+    try:
+        root = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        root = b""
+    if not _COUNT.fullmatch(count) or len(root) != HASH_BYTES:
+        message = f"{path}: expected a count of 20 digits and a root, not {found.fields!r:.200}"
+        raise HousekeepingError(message)
+    return Acknowledgement(found.epoch, int(count), root, tuple(files))

@@ -1,0 +1,349 @@
+"""P30: no byte of an audit directory is changed, no file removed or exchanged without being found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.audit import KEY, NOON_NS, audit_log, record, running
+
+from collector.audit.acknowledgement import read_acknowledgement
+from collector.audit.draft import Draft
+from collector.audit.journal import journal_paths
+from collector.audit.log import AuditError
+from collector.audit.tiles import tile_name
+from collector.audit.trail import Trail
+from collector.audit.verify import Outcome, VerifyError, verify
+from collector.audit.witnesses import Vouched
+from railscope.audit.cosignature import cosigned, key_name, witness_key
+from railscope.audit.note import SecretKey
+from railscope.audit.record import Actor, Subject, decode
+from railscope.cli import root
+
+RUNS = (300, 290)
+TAIL = 5
+
+
+async def written(directory: Path, copies: Path) -> None:
+    """A log of several runs, a cosignature, and a tail that is not signed; a copy after each run."""
+    agent = SecretKey.generate(key_name("n1"))
+    for number, count in enumerate((*RUNS, TAIL)):
+        trail = Trail(audit_log(directory, boot=f"b{number}"), "1.0", lambda: NOON_NS)
+        trail.open()
+        task = asyncio.create_task(trail.log.run())
+        await record(trail.log, range(count))
+        if number < len(RUNS):
+            await trail.log.sign()
+        if number == 0:
+            key = str(witness_key(agent))
+            data = {"key": key}
+            join = Draft("log.witness", Actor("agent", "n1"), NOON_NS, "done", Subject("n1"), data)
+            await trail.log.append(join)
+            note = cosigned(trail.log.publisher.note, agent, NOON_NS // 10**9)
+            trail.log.witnesses.put("n1", Vouched(note, key))
+            await asyncio.to_thread(trail.log.witnesses.save)
+        await asyncio.to_thread(shutil.copytree, directory, copies / str(number))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        trail.log.close()
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log as it was during each run: the last one is the newest."""
+    found = tmp_path_factory.mktemp("directory")
+    asyncio.run(written(found / "log", found))
+    return found
+
+
+@pytest.fixture(scope="module")
+def good(copies: Path) -> Path:
+    """The log as a killed collector left it."""
+    return copies / str(len(RUNS))
+
+
+def outcome(directory: Path) -> tuple[Outcome, str]:
+    try:
+        verify(directory, KEY.public)
+    except VerifyError as error:
+        return error.outcome, str(error)
+    return Outcome.CONSISTENT, ""
+
+
+def files_of(directory: Path) -> list[str]:
+    """All files but partial tiles that longer ones have followed."""
+    size = verify(directory, KEY.public).checkpoint.tree.size
+    needed = {tile_name(level, (size >> 8 * depth) >> 8, (size >> 8 * depth) % 256)
+              for depth, level in ((0, "entries"), (0, 0), (1, 1))}  # fmt: skip
+    found = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()]
+    return sorted(name for name in found if ".p/" not in name or name in needed)
+
+
+def test_the_log_itself_is_consistent(good: Path) -> None:
+    found = verify(good, KEY.public)
+    assert (found.unsigned, found.findings) == (TAIL, ())
+    assert [one.node for one in found.witnesses] == ["n1"]
+    housekeeping = {"epoch", "acknowledged", "witnesses", "key.pub", "lock", "checkpoint"}
+    assert housekeeping < set(files_of(good))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_any_changed_byte_is_found(
+    good: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(files_of(good)), label="file")
+    content = bytearray((good / name).read_bytes())
+    how = data.draw(st.sampled_from(["flip", "cut", "insert"]), label="how")
+    at = data.draw(st.integers(0, max(0, len(content) - 1)), label="offset")
+    if how == "flip" and content:
+        content[at] ^= data.draw(st.integers(1, 255), label="change")
+    elif how == "cut" and content:
+        del content[at:]
+    else:
+        content[at:at] = data.draw(st.binary(min_size=1, max_size=40), label="bytes")
+    directory = shutil.copytree(good, tmp_path_factory.mktemp("changed") / "log")
+    (directory / name).write_bytes(content)
+    assert outcome(directory)[0] != Outcome.CONSISTENT
+    shutil.rmtree(directory.parent)
+
+
+def test_any_removed_file_is_found(good: Path, tmp_path: Path) -> None:
+    for number, name in enumerate(files_of(good)):
+        directory = shutil.copytree(good, tmp_path / str(number))
+        (directory / name).unlink()
+        found, problem = outcome(directory)
+        assert (name, found != Outcome.CONSISTENT) == (name, True)
+        assert Path(name).name in problem
+
+
+def test_any_two_files_exchanged_are_found(good: Path, tmp_path: Path) -> None:
+    names = files_of(good)
+    for number, (one, other) in enumerate(zip(names, names[1:] + names[:1], strict=True)):
+        directory = shutil.copytree(good, tmp_path / str(number))
+        (directory / one).write_bytes((good / other).read_bytes())
+        (directory / other).write_bytes((good / one).read_bytes())
+        assert outcome(directory)[0] != Outcome.CONSISTENT, (one, other)
+
+
+def test_any_file_of_an_earlier_run_is_found(copies: Path, good: Path, tmp_path: Path) -> None:
+    for run in range(len(RUNS)):
+        for name in ("epoch", "acknowledged", "witnesses", "checkpoint"):
+            directory = shutil.copytree(good, tmp_path / f"{run}-{name}")
+            shutil.copy(copies / str(run) / name, directory / name)
+            found, problem = outcome(directory)
+            assert (name, found != Outcome.CONSISTENT) == (name, True)
+            if name != "checkpoint":
+                assert name in problem
+
+
+def test_a_journal_swapped_together_with_its_acknowledgement_is_found(
+    copies: Path, good: Path, tmp_path: Path
+) -> None:
+    for run in range(len(RUNS)):
+        for more in ((), ("epoch",), ("epoch", "witnesses")):
+            directory = shutil.copytree(good, tmp_path / f"{run}-{len(more)}")
+            shutil.rmtree(directory / "journal")
+            shutil.copytree(copies / str(run) / "journal", directory / "journal")
+            for name in ("acknowledged", *more):
+                shutil.copy(copies / str(run) / name, directory / name)
+            assert outcome(directory)[0] != Outcome.CONSISTENT, (run, more)
+            with pytest.raises(AuditError, match="not as it was left"):
+                audit_log(directory).open()
+
+
+def test_a_journal_written_by_another_key_is_found(good: Path, tmp_path: Path) -> None:
+    """The journal and its acknowledgement are consistent with each other, but not the log's."""
+    directory = shutil.copytree(good, tmp_path / "log")
+    path = directory / "acknowledged"
+    stated = read_acknowledgement(path, path.read_bytes(), KEY.public)
+    other = SecretKey.generate(KEY.name)
+    path.write_bytes(stated.signed(other))
+    found, problem = outcome(directory)
+    assert (found, "acknowledged" in problem) == (Outcome.ALTERED, True)
+    assert read_acknowledgement(path, path.read_bytes(), other.public) == stated
+
+
+FOREIGN = [
+    "notes.txt", "epoch.old", "tile/readme", "tile/0/000.txt", "tile/0/999", "tile/entries/x001/000",
+    "tile/0/002.p/255", "tile/9/000", "journal/notes", "journal/journal-1-2.wal", "tile/1/000.p/3",
+    ".hidden", "tile/0/000.p/7", "extra/file",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_file_is_named(good: Path, tmp_path: Path, name: str) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / name).parent.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_bytes(b"foreign")
+    found, problem = outcome(directory)
+    assert (found, name in problem) == (Outcome.ALTERED, True)
+
+
+def test_a_link_is_no_file_of_the_log(good: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    (tmp_path / "elsewhere").write_bytes((directory / "tile/0/000").read_bytes())
+    (directory / "tile/0/000").unlink()
+    (directory / "tile/0/000").symlink_to(tmp_path / "elsewhere")
+    found, problem = outcome(directory)
+    assert (found, "not a regular file" in problem) == (Outcome.ALTERED, True)
+
+
+# What a crash may leave behind the journal's end -------------------------------------------------
+
+
+def newest_journal(directory: Path) -> Path:
+    return journal_paths(directory / "journal")[-1]
+
+
+def torn_frames(marker: bytes) -> dict[str, bytes]:
+    frame = marker + struct.pack("<II", 40, 7) + b"x" * 40
+    return {
+        "begun": frame[:5], "head": frame[:24], "half": frame[:50], "not synchronised": frame,
+        "reserved": bytes(60),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["begun", "head", "half", "not synchronised", "reserved"])
+def test_one_torn_frame_behind_the_journal_is_no_damage(
+    good: Path, tmp_path: Path, what: str
+) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    path = newest_journal(directory)
+    marker = bytes.fromhex(path.stem.split("-")[2])
+    path.write_bytes(path.read_bytes() + torn_frames(marker)[what])
+    assert outcome(directory) == (Outcome.CONSISTENT, "")
+    log = audit_log(directory)
+    log.open()
+    assert (log.lost, log.damage) == (0, [])
+    log.close()
+
+
+@pytest.mark.parametrize("more", [b"hidden", b"\0\0hidden", b"two", b"long"])
+def test_anything_else_behind_the_journal_is_found(good: Path, tmp_path: Path, more: bytes) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    path = newest_journal(directory)
+    marker = bytes.fromhex(path.stem.split("-")[2])
+    torn = torn_frames(marker)["not synchronised"]
+    if more == b"two":
+        more = torn + torn
+    elif more == b"long":
+        more = torn + b"x"
+    path.write_bytes(path.read_bytes() + more)
+    assert outcome(directory)[0] == Outcome.ALTERED
+
+
+# The writer --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["epoch", "acknowledged"])
+@pytest.mark.parametrize("content", [None, b"", b"7\n", b"00000000000000000000", b"nonsense"])
+def test_a_writer_does_not_go_on_from_a_damaged_statement(
+    good: Path, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / name).unlink()
+    if content is not None:
+        (directory / name).write_bytes(content)
+    with pytest.raises(AuditError, match=f"not as it was left: .*/{name}"):
+        audit_log(directory).open()
+
+
+@pytest.mark.parametrize("name", ["witnesses", "key.pub"])
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"nonsense\n"])
+def test_damage_that_agents_or_the_key_mend_is_recorded(
+    good: Path, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / name).unlink()
+    if content is not None:
+        (directory / name).write_bytes(content)
+    assert outcome(directory)[0] == Outcome.ALTERED
+    trail = Trail(audit_log(directory, boot="b9"), "1.0", lambda: NOON_NS)
+    size = sum(RUNS) + TAIL + 2 * len(RUNS) + 2
+    trail.open()
+    found = [decode(raw) for raw in trail.log.records(size - 4)]
+    trail.log.close()
+    (damage,) = [one for one in found if one.type == "log.recovered"]
+    assert (damage.out, name in str(damage.data["damaged"])) == ("failed", True)
+    findings = verify(directory, KEY.public).findings
+    assert any(f"{damage.seq}: damage found at a start" in finding for finding in findings)
+
+
+async def swapped(directory: Path, change: Callable[[], object]) -> str:
+    """Why a running writer does not sign after a change."""
+    async with running(audit_log(directory)) as log:
+        await record(log, range(3))
+        kept = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+        change()
+        with pytest.raises((AuditError, ValueError)) as caught:
+            await log.sign()
+        for path, content in kept.items():
+            if path.read_bytes() != content:
+                path.write_bytes(content)
+    return str(caught.value)
+
+
+async def test_a_running_writer_finds_that_its_files_were_replaced(tmp_path: Path) -> None:
+    def shorten() -> None:
+        path = newest_journal(tmp_path / "log")
+        os.truncate(path, path.stat().st_size - 1)
+
+    def older() -> None:
+        path = tmp_path / "log" / "acknowledged"
+        path.write_bytes(path.read_bytes()[:-9] + b"AAAAAAAA\n")
+
+    assert "replaced or changed" in await swapped(tmp_path / "log", shorten)
+    assert "acknowledged was replaced" in await swapped(tmp_path / "log", older)
+
+
+# Logs of earlier versions ------------------------------------------------------------------------
+
+
+def as_earlier_versions_wrote(directory: Path) -> None:
+    path = directory / "acknowledged"
+    count = read_acknowledgement(path, path.read_bytes(), KEY.public).count
+    path.write_bytes(b"%020d" % count)
+    (directory / "epoch").write_bytes(b"3\n")
+    body = (directory / "witnesses").read_bytes().split(b"\n")[0]
+    (directory / "witnesses").write_bytes(body)
+
+
+def test_a_log_of_an_earlier_version_is_upgraded_once_by_a_person(
+    good: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    as_earlier_versions_wrote(directory)
+    with pytest.raises(AuditError, match="run `railscope audit upgrade` once"):
+        audit_log(directory).open()
+    (tmp_path / "audit.key").write_text(KEY.secret_text())
+    arguments = ["audit", "upgrade", str(directory), "--secret-key", str(tmp_path / "audit.key")]
+    result = CliRunner().invoke(root, arguments)
+    assert (result.exit_code, "upgraded" in result.output) == (0, True)
+    assert outcome(directory) == (Outcome.CONSISTENT, "")
+    log = audit_log(directory)
+    log.open()
+    assert (log.lost, log.damage) == (0, [])
+    log.close()
+    again = CliRunner().invoke(root, arguments)
+    assert (again.exit_code, "expected a number" in again.output) == (1, True)
+
+
+def test_an_upgrade_signs_nothing_where_records_are_missing(good: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    as_earlier_versions_wrote(directory)
+    (directory / "acknowledged").write_bytes(b"%020d" % 10**6)
+    (tmp_path / "audit.key").write_text(KEY.secret_text())
+    arguments = ["audit", "upgrade", str(directory), "--secret-key", str(tmp_path / "audit.key")]
+    result = CliRunner().invoke(root, arguments)
+    assert (result.exit_code, "find out what was lost" in result.output) == (1, True)
+    assert msgspec.json.decode((directory / "witnesses").read_bytes()) != {}
