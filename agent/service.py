@@ -161,6 +161,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.sampler.run())
                 group.create_task(feed_watchdog())
+                group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())
                 if custody := self._custody():

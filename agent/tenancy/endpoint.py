@@ -42,6 +42,7 @@ log = structlog.get_logger(__name__)
 
 MOST_BODY_BYTES = 64 << 10
 _END = re.compile(rf"{CLAIMS}/([^/]+)/end")
+_RETRY_NS = 2_000_000_000
 _LATER_NS = 60_000_000_000
 _NS = 1_000_000_000
 _ROOT_ONLY = 0o600
@@ -105,23 +106,35 @@ class ClaimsEndpoint:
 
     async def start(self) -> None:
         """Listen on the socket, and on the address if there is one. Raises SettingsError."""
-        if self._is_asked_for or self._path.parent.is_dir():
-            try:
-                listening = _bound(self._path)
-            except OSError as error:
-                message = f"cannot listen on {self._path}: {error.strerror or error}"
-                if self._is_asked_for or error.errno == errno.EADDRINUSE:
-                    raise SettingsError(message) from error
-                log.warning("claims_not_served", problem=message)
-            else:
-                self._is_bound = True
-                server = HttpServer(self._respond, MOST_BODY_BYTES)
-                self._servers.append(server)
-                await server.start_unix(listening)
+        await self._serve_socket(is_first=True)
         if self._listen:
             server = HttpServer(self._respond_to_token, MOST_BODY_BYTES)
             self._servers.append(server)
             await server.start(self._listen, None)
+
+    async def keep_trying(self) -> None:
+        """Serve the socket as soon as its directory can be used."""
+        while not self._is_bound:
+            await self._clock.sleep_until(self._clock.now().boot_ns + _RETRY_NS)
+            await self._serve_socket(is_first=False)
+
+    async def _serve_socket(self, *, is_first: bool) -> None:
+        try:
+            listening = _bound(self._path)
+        except OSError as error:
+            message = f"cannot listen on {self._path}: {error.strerror or error}"
+            if is_first and (self._is_asked_for or error.errno == errno.EADDRINUSE):
+                raise SettingsError(message) from error
+            if is_first:
+                log.warning("claims_socket_missing", problem=message,
+                            advice="make the state directory writable: it is tried again")  # fmt: skip
+            return
+        self._is_bound = True
+        server = HttpServer(self._respond, MOST_BODY_BYTES)
+        self._servers.append(server)
+        await server.start_unix(listening)
+        if not is_first:
+            log.info("claims_socket_opened", path=str(self._path))
 
     async def close(self) -> None:
         """Stop listening; the socket goes."""

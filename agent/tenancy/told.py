@@ -75,6 +75,7 @@ class ToldClaims:
     name = COMMAND
 
     def __init__(self) -> None:
+        self._folder: Path | None = None
         self._path: Path | None = None
         self._claims: dict[str, Claim] = {}
         self._past: tuple[Claim, ...] = ()
@@ -83,24 +84,33 @@ class ToldClaims:
         self._problem = "told to an agent that runs, by railscope claim"
 
     def keep_in(self, folder: Path) -> None:
-        """Keep them in a folder from now on, and take up what is there. Never raises for it."""
+        """Keep claims in a directory, and read what is there. Never raises: it is tried again."""
         with self._turn:
-            path = folder / FILE
-            if not folder.is_dir():
-                self._problem = f"there is no state directory {folder}: nothing can be told to it"
-                return
-            try:
-                kept = durable.read(path, list[Claim])
-            except (OSError, durable.DamagedError) as error:
-                self._problem, kept = str(error), None
-                if not isinstance(error, durable.DamagedError):
-                    return
-            else:
-                self._problem = ""
-            self._path = path
-            latest = {claim.id: claim for claim in kept or ()}
-            self._past = tuple(claim for claim in kept or () if latest[claim.id] is not claim)
-            self._claims = latest
+            self._folder = folder
+            self._open()
+
+    def _open(self) -> None:
+        """Open the directory, or make it, where that was not possible until now."""
+        if self._path is not None or self._folder is None:
+            return
+        path = self._folder / FILE
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            kept = durable.read(path, list[Claim])
+        except durable.DamagedError as error:
+            self._problem, kept = str(error), None
+        except OSError as error:
+            self._problem = (
+                f"state_directory {self._folder} cannot be used: {error.strerror or error}; claims are"
+                " accepted as soon as it can be written"
+            )
+            return
+        else:
+            self._problem = ""
+        self._path = path
+        latest = {claim.id: claim for claim in kept or ()}
+        self._past = tuple(claim for claim in kept or () if latest[claim.id] is not claim)
+        self._claims = latest
 
     def start(self, claim: Claim, *, again: bool = False) -> Claim:
         """Begin a claim; the one that was told before if it is the same.
@@ -109,6 +119,7 @@ class ToldClaims:
         keeps its id. Raises ConflictError, NotKeptError.
         """
         with self._turn:
+            self._open()
             known = self._claims.get(claim.id)
             if known is not None:
                 if known.end_ns is None and known.says(claim):
@@ -126,7 +137,10 @@ class ToldClaims:
     def end(self, name: str, end_ns: int, end_boot: BootTime | None = None) -> Claim:
         """End a claim; one that has ended stays as it is. Raises UnknownError, NotKeptError."""
         with self._turn:
+            self._open()
             known = self._claims.get(name)
+            if known is None and self._path is None:
+                raise NotKeptError(self._problem)
             if known is None:
                 message = f"there is no claim {name!r}"
                 raise UnknownError(message)
@@ -166,6 +180,8 @@ class ToldClaims:
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
         """What was told, as claims. Before it is known what was kept, nothing ends."""
         del host, devices
+        with self._turn:
+            self._open()
         claims = self.all
         if self._path is None and in_force:
             finding = Finding(WHAT, Verdict.BROKEN, self._problem, "see the state directory")

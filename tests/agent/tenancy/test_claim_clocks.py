@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tenancy import LISTED, NODE, Looked, node, pod, uuid
 
@@ -96,6 +96,7 @@ steps = st.lists(
 )  # fmt: skip
 
 
+@settings(max_examples=max(20, settings.default.max_examples // 4))
 @given(steps, steps, steps)
 def test_no_step_of_the_wall_clock_moves_more_than_a_poll(before, during, after):
     with TemporaryDirectory() as folder:

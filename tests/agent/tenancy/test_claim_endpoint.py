@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -340,13 +340,14 @@ def test_no_agent(folder):
 
 
 @contextmanager
-def agent(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent in a process of its own, on a recorded node with two GPUs."""
+def agent(folder: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent in a process of its own, on a recorded node with two GPUs; more settings by name."""
     command = [
         sys.executable, "-m", "railscope", "agent", "run", "--listen", "127.0.0.1:0",
         "--replay", str(CAPTURES / "hgx-h100-load"), "--state-directory", str(folder),
     ]  # fmt: skip
     environment = {**os.environ, "RAILSCOPE_AGENT_PERIODS__TENANCY": "0.5"}
+    environment |= {f"RAILSCOPE_AGENT_{name}": text for name, text in more.items()}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         yield process
@@ -385,6 +386,52 @@ def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(folder):
         for number in range(3):
             status, _ = ask(folder / "claims.sock", "POST", f"/v1/claims/c-{number}-1/end")
             assert status == 200, "that it has ended is known"
+
+
+def test_a_first_start_without_a_state_directory_accepts_claims(folder):
+    state = folder / "var" / "lib" / "agent"
+    with agent(state):
+        insist(state, "POST", "/v1/claims", {**BATCH, "gpus": ["0"]})
+        assert state.stat().st_mode & 0o777 == 0o700
+    with agent(state):
+        listed = insist(state, "GET", "/v1/claims")["claims"]
+        assert [one["id"] for one in listed] == ["b-1"], "it was kept"
+
+
+def test_claims_are_accepted_as_soon_as_the_state_directory_can_be_written(folder):
+    state = folder / "later" / "agent"
+    state.parent.write_text("a file, where a directory is to be")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listen = {"TENANCY__LISTEN": f"127.0.0.1:{port}", "TENANCY__TOKEN": "secret"}
+    headers = {"Authorization": "Bearer secret"}
+
+    def start() -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        with closing(connection):
+            body = json.dumps({**BATCH, "gpus": ["0"]})
+            connection.request("POST", "/v1/claims", body, headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    def until(reached: Callable[[int, str], bool]) -> str:
+        limit, status, message = time.monotonic() + 60, 0, ""
+        while time.monotonic() < limit:
+            with suppress(OSError):
+                status, answer = start()
+                message = str(answer.get("error", ""))
+                if reached(status, message):
+                    return message
+            time.sleep(0.1)
+        raise AssertionError((status, message))
+
+    with agent(state, **listen):
+        message = until(lambda status, message: status == 503 and "state_directory" in message)
+        assert f"state_directory {state} cannot be used: Not a directory" in message
+        assert "accepted as soon as it can be written" in message
+        state.parent.unlink()
+        until(lambda status, _: status == 200)
+        insist(state, "POST", "/v1/claims/b-1/end")
 
 
 @pytest.mark.parametrize("key", ["id", "tenant", "owner", "workload"])
