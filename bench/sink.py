@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
 from bench.processes import HOST
-from railscope.wire import BYTES_PER_VALUE, unpack
+from railscope.envelope_reader import unpack
+from railscope.wire import BYTES_PER_VALUE
 
 _MOST_BYTES = 64 << 20
 

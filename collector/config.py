@@ -18,11 +18,24 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what one agent may send."""
 
     body_bytes: Annotated[int, described("Largest request body.", ge=1024)] = 8 << 20
-    unpacked_bytes: Annotated[int, described("Largest body when decompressed.", ge=1024)] = 64 << 20
+    unpacked_bytes: Annotated[int, described("Largest body when decompressed.", ge=1024)] = 16 << 20
     columns: Annotated[int, described("Most columns and entities of one schema.", ge=1)] = 20_000
     rows: Annotated[int, described("Most frames in one batch.", ge=1)] = 10_000
+    frames: Annotated[int, described("Most frames in one envelope.", ge=1)] = 20_000
     batches: Annotated[int, described("Most batches in one envelope.", ge=1)] = 1000
     events: Annotated[int, described("Most events in one envelope.", ge=1)] = 10_000
+    stretches: Annotated[
+        int,
+        described(
+            "Most stretches of samples in one envelope, at most 30 s from sample to sample, times the "
+            "GPUs that they are of.",
+            ge=256,
+        ),
+    ] = 20_000
+    counter_bytes: Annotated[
+        int,
+        described("Most bytes of counter readings that metering keeps of one envelope.", ge=1024),
+    ] = 4 << 20
     gaps: Annotated[
         int, described("Most holes in the sequence of one stream of a running agent.", ge=1)
     ] = 1000

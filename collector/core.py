@@ -6,25 +6,22 @@ same arguments, so that a restart leaves the state as it was.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import structlog
 
 from collector.evidence.book import EvidenceBook
 from collector.fleet import Fleet, Update
+from collector.recent_events import EventKey, RecentEvents
 from collector.schemas import Gpu, Known, Schemas
 from collector.segments import Record
 from collector.sequences import Received
 from railscope.wire import Batch, Envelope, WireEvent
 
 log = structlog.get_logger(__name__)
-
-MOST_EVENTS = 10_000
-EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
@@ -84,8 +81,7 @@ class Core:
     evidence: EvidenceBook = field(default_factory=EvidenceBook)
     gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
-    events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
-    _event_keys: dict[EventKey, None] = field(default_factory=dict)
+    events: RecentEvents[SeenEvent] = field(default_factory=RecentEvents)
     counts: Counts = field(default_factory=Counts)
     listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
     """Each is called with every event of a new frame, also if another frame has told it before, and
@@ -110,19 +106,24 @@ class Core:
         return len(self.received.ranges(envelope.node, envelope.run, batch.stream).starts)
 
     def accept(self, record: Record, envelope: Envelope) -> None:
-        """Take a durable envelope into the state. Frames that were here before change nothing.
+        """Take a durable envelope into the state. Frames that were here before change nothing."""
+        for _ in self.steps(record, envelope):
+            pass
 
-        A fault here is said and counted, and costs this envelope only: it is in the frame log, and
+    def steps(self, record: Record, envelope: Envelope) -> Iterator[None]:
+        """The same in steps, between which other work may run.
+
+        A fault is logged and counted, and costs this envelope only: it is in the frame log, and
         must not end the collector at every start.
         """
         try:
-            self._accept(record, envelope)
+            yield from self._steps(record, envelope)
         except Exception as fault:  # noqa: BLE001 - see above
             self.counts.reject("fault")
             log.error("envelope_not_taken", node=envelope.node,
                       problem=f"{type(fault).__name__}: {fault}")  # fmt: skip
 
-    def _accept(self, record: Record, envelope: Envelope) -> None:
+    def _steps(self, record: Record, envelope: Envelope) -> Iterator[None]:
         node = self.fleet.node(envelope.node)
         node.agent_version = envelope.agent_version
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
@@ -143,11 +144,13 @@ class Core:
                 continue
             self.counts.frames += fresh
             self.counts.values += fresh * known.layout.columns
+            yield from self._take(record, envelope, batch, known)
+            # Last: a checkpoint made between two steps must not call received what is not taken yet.
             self.received.add(
                 envelope.node, envelope.run, batch.stream, batch.first_sequence,
                 batch.first_sequence + batch.rows - 1, record.received_wall_ns,
             )  # fmt: skip
-            self._take(record, envelope, batch, known)
+            yield
 
     def _show(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
         """Make the last frame of a batch the present state, unless it is that already or older."""
@@ -159,8 +162,10 @@ class Core:
         if known.gpus and applied:
             self.gpus_of[envelope.node] = _by_lane(known.gpus)
 
-    def _take(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
-        self.evidence.accept(record, envelope, batch, known)
+    def _take(
+        self, record: Record, envelope: Envelope, batch: Batch, known: Known
+    ) -> Iterator[None]:
+        yield from self.evidence.steps(record, envelope, batch, known)
         self.evidence.hear(record, envelope, batch)
         for seen in _events_of(record, envelope, batch):
             for listener in self.listeners:
@@ -169,12 +174,7 @@ class Core:
 
     def see(self, seen: SeenEvent) -> None:
         """Keep an event once: an agent that starts anew reads the kernel log from its beginning."""
-        if seen.key in self._event_keys:
-            return
-        self._event_keys[seen.key] = None
-        if len(self._event_keys) > 2 * MOST_EVENTS:
-            del self._event_keys[next(iter(self._event_keys))]
-        self.events.append(seen)
+        self.events.add(seen)
 
     def holders_of(self, node: str) -> dict[int, str]:
         """The GPU on each rail of a node."""

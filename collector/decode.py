@@ -32,6 +32,7 @@ def check(batch: Batch, columns: int, most_rows: int) -> int:
         and len(batch.reasons) in (0, columns, columns * rows)
         and _are_instants(batch.wall_ns)
         and _are_instants(batch.boot_ns)
+        and (batch.uncertainty_ns or 0) >= 0
         and all(_fits(event, rows) for event in batch.events)
     )
     if not fits:
@@ -95,8 +96,13 @@ def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -
         place[place == len(changed)] = 0
         touched = np.flatnonzero(changed[place] == columns)
         steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)[place[touched]]
-        for number, row in enumerate(rows):
-            found[number, touched] += steps[:, :row].sum(axis=1, dtype=np.int64)
+        # Each step is added up once, however many rows there are.
+        total = np.zeros(len(touched), np.int64)
+        before = 0
+        for number in sorted(range(len(rows)), key=rows.__getitem__):
+            total += steps[:, before : rows[number]].sum(axis=1, dtype=np.int64)
+            found[number, touched] += total
+            before = rows[number]
     return found
 
 

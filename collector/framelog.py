@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 
@@ -30,7 +32,10 @@ from collector.segments import (
 
 MOST_WAITING_BYTES = 64 << 20
 MOST_GROUP_BYTES = 16 << 20
-TAKEN_AT_ONCE = 8
+SLICE_SECONDS = 0.005
+"""After so much work on what is durable, requests and other tasks get a turn."""
+Then: TypeAlias = Callable[[], Iterable[None] | None]
+"""Takes a record into the state; where that is long, in steps."""
 
 
 class LogError(OSError):
@@ -45,7 +50,7 @@ class _Entry:
     """A record that waits to be stored, and who waits for it."""
 
     data: bytes
-    then: Callable[[], None]
+    then: Then
     future: asyncio.Future[None]
 
     def succeed(self) -> None:
@@ -110,7 +115,7 @@ class FrameLog:
         """The segment that is written now."""
         return self._number
 
-    async def append(self, record: Record, then: Callable[[], None]) -> None:
+    async def append(self, record: Record, then: Then) -> None:
         """Store a record; once it is durable call `then`, and return after that.
 
         `then` takes the record into the state. It runs before the segment can be closed, so that
@@ -158,7 +163,8 @@ class FrameLog:
                 entry.fail(LogError(f"{self.folder}: {problem.strerror or problem}"))
         elif cancelled:
             for entry in group:
-                entry.then()
+                for _ in entry.then() or ():
+                    pass
                 entry.succeed()
         else:
             await self._take_in(group)
@@ -186,15 +192,17 @@ class FrameLog:
         raise problem
 
     async def _take_in(self, group: list[_Entry]) -> None:
-        """Take what is durable into the state, a few records at a time, and say so."""
+        """Take what is durable into the state in slices, and acknowledge each record of it."""
         done = 0
+        since = time.perf_counter()
         try:
             for entry in group:
-                entry.then()
+                for _ in chain(entry.then() or (), (None,)):
+                    if time.perf_counter() - since >= SLICE_SECONDS:
+                        await asyncio.sleep(0)
+                        since = time.perf_counter()
                 entry.succeed()
                 done += 1
-                if done % TAKEN_AT_ONCE == 0:
-                    await asyncio.sleep(0)
         finally:
             for entry in group[done:]:
                 entry.fail(LogError("the collector is stopping"))

@@ -26,9 +26,11 @@ from collector.audit.events import is_audited
 from collector.audit.trail import Denial
 from collector.config import Limits
 from collector.core import Core
+from collector.envelope_bounds import Cost, cost_of, problems
 from collector.framelog import FrameLog
 from collector.layout import check_schema
 from collector.segments import Record
+from railscope.envelope_reader import unpack, unpacked_bytes
 from railscope.wire import (
     SENT_HEADER,
     VERSION,
@@ -37,12 +39,14 @@ from railscope.wire import (
     WireError,
     WireVersionError,
     schema_hash,
-    unpack,
 )  # fmt: skip
 
 log = structlog.get_logger(__name__)
 
 OFF_LOOP_BYTES = 64 << 10
+"""Bodies that are larger when decompressed, or do not say how large, are decoded in a thread."""
+LARGE_AT_ONCE = 2
+"""So many of them at a time: each takes many times its size while it is decoded."""
 RATE_WINDOW_SECONDS = 10.0
 RETRY_SECONDS = "5"
 _DAY_NS = 86_400_000_000_000
@@ -93,6 +97,7 @@ class Ingest:
     denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     _senders: dict[str, NodeSender] = field(default_factory=dict)
+    _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
 
     async def handle(self, request: web.Request, who: Credential) -> web.Response:
         """Answer one POST."""
@@ -147,19 +152,21 @@ class Ingest:
     ) -> dict[str, int]:
         envelope, sent = await self._decode(request, who.name, body)
         await self._keep_schemas(envelope, sender)
-        self._check_bounds(envelope)
         self._check_batches(envelope)
+        cost = self._check_bounds(envelope)
+        sender.allowance -= cost.requests - 1
         fresh = self.core.fresh_frames(envelope)
         total = sum(batch.rows for batch in envelope.batches)
         record = Record(who.name, self.wall_ns(), sent, body, who.max_rank)
         self._check_times(record, envelope)
         if not fresh:
-            self.core.accept(record, envelope)
+            for _ in self.core.steps(record, envelope):
+                await asyncio.sleep(0)
             return {"accepted_frames": 0, "duplicate_frames": total}
         self._check_evidence()
         audited = self._audited(envelope, sender)
         try:
-            await self.log.append(record, lambda: self.core.accept(record, envelope))
+            await self.log.append(record, lambda: self.core.steps(record, envelope))
         except OSError as error:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
         sender.audited.count += audited
@@ -171,10 +178,12 @@ class Ingest:
         most = self.limits.unpacked_bytes
         try:
             sent = SentAt.from_header(request.headers.get(SENT_HEADER, ""))
-            if len(body) > OFF_LOOP_BYTES:
-                envelope = await asyncio.to_thread(unpack, body, most)
+            size = unpacked_bytes(body)
+            if size is None or max(size, len(body)) > OFF_LOOP_BYTES:
+                async with self._large:
+                    envelope = await asyncio.to_thread(unpack, body, most)
             else:
-                envelope = unpack(body, most)
+                envelope = unpack(body, min(most, OFF_LOOP_BYTES))
         except WireVersionError as error:
             status = HTTPStatus.UPGRADE_REQUIRED
             raise Refusal(status, "version", str(error), version=VERSION) from error
@@ -195,7 +204,7 @@ class Ingest:
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
         try:
             for schema in new:
-                check_schema(schema, self.limits.columns)
+                await asyncio.to_thread(check_schema, schema, self.limits.columns)
                 await asyncio.to_thread(self.core.schemas.put, schema)
                 sender.schemas.count += 1
         except WireError as error:
@@ -222,18 +231,15 @@ class Ingest:
             text = f"{waiting} parts of evidence wait for the database, more than {most}"
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
 
-    def _check_bounds(self, envelope: Envelope) -> None:
-        limits = self.limits
+    def _check_bounds(self, envelope: Envelope) -> Cost:
         gaps = max((self.core.gaps(envelope, batch) for batch in envelope.batches), default=0)
-        problems = (
-            (len(envelope.batches), limits.batches, "batches"),
-            (sum(len(batch.events) for batch in envelope.batches), limits.events, "events"),
-            (gaps, limits.gaps, "holes in a stream"),
-        )
-        for count, most, what in problems:
-            if count > most:
-                text = f"{count} {what}, more than {most}"
-                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "bounds", text)
+        cost = cost_of(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
+        found = list(problems(cost, self.limits))
+        if gaps > self.limits.gaps:
+            found.append(f"{gaps} holes in a stream, more than {self.limits.gaps}")
+        if found:
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "bounds", "; ".join(found))
+        return cost
 
     def _check_batches(self, envelope: Envelope) -> None:
         unknown = []

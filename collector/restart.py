@@ -23,7 +23,8 @@ from collector.segments import (
 )
 from collector.segments import Record as FrameRecord
 from collector.turns import Turns, to_its_end
-from railscope.wire import WireError, unpack
+from railscope.envelope_reader import unpack
+from railscope.wire import WireError
 
 log = structlog.get_logger(__name__)
 

@@ -50,6 +50,11 @@ class Ranges(msgspec.Struct):
         self.ends[left:right] = [last]
 
     @property
+    def width(self) -> int:
+        """How many sequences lie from the first to the last that came."""
+        return self.ends[-1] - self.starts[0] + 1 if self.starts else 0
+
+    @property
     def holes(self) -> int:
         """How many sequences are missing between the first and the last that came."""
         if len(self.starts) < 2:  # noqa: PLR2004 - one range has none, and is the usual case
@@ -85,9 +90,10 @@ class Received(msgspec.Struct):
         ranges = entry.streams.get(stream)
         if ranges is None:
             ranges = entry.streams[stream] = Ranges()
-        before = ranges.holes
+        before = ranges.width
+        fresh = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
         ranges.add(first, last)
-        self.missing += ranges.holes - before
+        self.missing += ranges.width - before - fresh
 
     def put(self, node: str, runs: dict[str, Run]) -> None:
         """Know of a node what was known of it before."""

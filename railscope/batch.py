@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, compress, groupby, pairwise
 from operator import sub
 
+from railscope.envelope_reader import within_bounds
 from railscope.frame import Event, Frame
 from railscope.reading import SIGNED_LIMIT, UNSIGNED_RANGE
 from railscope.wire import (
@@ -141,7 +142,7 @@ def _least_certain(frames: Sequence[Frame]) -> int | None:
 
 def _encode_event(row: int, event: Event) -> WireEvent:
     entity = to_wire_entity(event.entity)
-    return WireEvent(
+    return within_bounds(WireEvent(
         event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts,
         event.number,
-    )  # fmt: skip
+    ))  # fmt: skip

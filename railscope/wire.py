@@ -129,10 +129,6 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     agent_version: str = ""
 
 
-class _Version(msgspec.Struct):
-    version: int
-
-
 class SentAt(msgspec.Struct, frozen=True, array_like=True):
     """The node's clocks when a request was sent, which may be long after it was packed.
 
@@ -169,8 +165,6 @@ class SentAt(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Envelope)
-_version_decoder = msgspec.msgpack.Decoder(_Version)
 
 
 # Schemas ---------------------------------------------------------------------------------------
@@ -293,36 +287,3 @@ def envelope(
 def pack(sealed: Envelope) -> bytes:
     """An envelope as the body of a request."""
     return MAGIC + zstd.compress(_encoder.encode(sealed), LEVEL)
-
-
-def unpack(body: bytes, max_bytes: int) -> Envelope:
-    """The envelope in a body.
-
-    Raises WireVersionError for an envelope of another version, and WireError for anything else
-    that is none: wrong magic, truncated, or larger than `max_bytes` when decompressed. No more than
-    `max_bytes` are ever decompressed.
-    """
-    if body[: len(MAGIC)] != MAGIC:
-        message = f"the body does not start with {MAGIC!r}: it is no envelope of frames"
-        raise WireError(message)
-    decompressor = zstd.ZstdDecompressor()
-    try:
-        raw = decompressor.decompress(body[len(MAGIC) :], max_bytes + 1)
-    except zstd.ZstdError as error:
-        message = f"the body cannot be decompressed: {error}"
-        raise WireError(message) from error
-    if len(raw) > max_bytes:
-        message = f"the body holds more than {max_bytes} bytes when decompressed"
-        raise WireError(message)
-    if not decompressor.eof or decompressor.unused_data:
-        message = "the body is cut off or has something behind its end"
-        raise WireError(message)
-    try:
-        version = _version_decoder.decode(raw).version
-        if version != VERSION:
-            message = f"the envelope is of version {version}, this program speaks {VERSION}"
-            raise WireVersionError(message)
-        return _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body is no envelope: {error}"
-        raise WireError(message) from error

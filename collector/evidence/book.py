@@ -6,7 +6,7 @@ nothing is lost between the frame log and the database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,7 +14,7 @@ import structlog
 from msgspec.structs import replace
 
 from collector.evidence.assemble import Facts
-from collector.evidence.chunk import Chunk, Cut, Span, add_span
+from collector.evidence.chunk import Chunk, Cut, Span, add_span, add_spans
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
@@ -71,8 +71,10 @@ class EvidenceBook:
 
     # Frames ------------------------------------------------------------------------------------
 
-    def accept(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
-        """Take the facts of a batch."""
+    def steps(
+        self, record: Record, envelope: Envelope, batch: Batch, known: Known
+    ) -> Iterator[None]:
+        """Take the facts of a batch, one quarter of an hour a step."""
         since_boot_ns = _since_boot_ns(record, envelope, batch)
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MOST_SNAPPED_NS)
@@ -81,6 +83,7 @@ class EvidenceBook:
         )
         for number, rows in by_chunk(batch.boot_ns):
             taking.take(self._chunk(taking, number, rows), rows)
+            yield
 
     def _skew(self, record: Record, node: str) -> int:
         """How wrong the node's clock is, in three steps, so that small changes are none."""
@@ -125,8 +128,7 @@ class EvidenceBook:
             return presence.heard_ns
         only_grew = presence.heard_ns >= found.heard_ns
         found.heard_ns = min(found.heard_ns, presence.heard_ns)
-        for span in presence.spans:
-            only_grew &= add_span(found.spans, span)
+        only_grew &= add_spans(found.spans, presence.spans)
         if not only_grew or self.tails.get(uuid) is not found.spans[-1]:
             self.changed.add(uuid)
         return found.heard_ns

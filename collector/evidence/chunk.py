@@ -7,8 +7,8 @@ first reading of every counter is kept, so that what is kept does not depend on 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 import msgspec
 
@@ -33,32 +33,70 @@ class Span(msgspec.Struct, array_like=True, order=True, gc=False):
     skew_ns: int = 0
 
 
+def add_spans(spans: list[Span], new: Sequence[Span]) -> bool:
+    """Add samples in order to spans in order; True if the last span only grew.
+
+    Spans of one skew are disjoint, so one walk to the left of the first new span finds all that
+    it can touch; what lies before and behind is not visited.
+    """
+    as_certain = True
+    for position, span in enumerate(new):
+        last = spans[-1] if spans else None
+        if last and last.skew_ns == span.skew_ns and last.first_ns <= span.first_ns:
+            if span.first_ns <= last.last_ns + GAP_NS:
+                as_certain &= span.uncertainty_ns <= last.uncertainty_ns
+                _widen(last, span)
+            else:
+                as_certain = False
+                spans.append(_copied(span))
+            continue
+        _merge(spans, new[position:])
+        return False
+    return as_certain
+
+
 def add_span(spans: list[Span], new: Span) -> bool:
-    """Add samples to spans in order, joining what is near enough; whether the last only grew."""
-    if spans:
-        last = spans[-1]
-        near = last.first_ns <= new.first_ns <= last.last_ns + GAP_NS
-        if near and last.skew_ns == new.skew_ns:
-            as_certain = new.uncertainty_ns <= last.uncertainty_ns
-            last.last_ns = max(last.last_ns, new.last_ns)
-            last.uncertainty_ns = max(last.uncertainty_ns, new.uncertainty_ns)
-            return as_certain
-    joined = Span(new.first_ns, new.last_ns, new.uncertainty_ns, new.skew_ns)
-    kept: list[Span] = []
-    for span in spans:
-        near = span.first_ns <= joined.last_ns + GAP_NS and joined.first_ns <= span.last_ns + GAP_NS
-        if near and span.skew_ns == joined.skew_ns:
-            joined = Span(
-                min(span.first_ns, joined.first_ns),
-                max(span.last_ns, joined.last_ns),
-                max(span.uncertainty_ns, joined.uncertainty_ns),
-                joined.skew_ns,
-            )
+    """Add one span; see `add_spans`."""
+    return add_spans(spans, (new,))
+
+
+def _widen(span: Span, other: Span) -> None:
+    span.last_ns = max(span.last_ns, other.last_ns)
+    span.uncertainty_ns = max(span.uncertainty_ns, other.uncertainty_ns)
+
+
+def _copied(span: Span) -> Span:
+    return Span(span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns)
+
+
+def _merge(spans: list[Span], new: Sequence[Span]) -> None:
+    """Put new spans among others, joining those of one skew that are at most a gap apart."""
+    first_ns = min(span.first_ns for span in new)
+    last_ns = max(span.last_ns for span in new)
+    wanted = {span.skew_ns for span in new}
+    low = bisect_left(spans, first_ns, key=_first_ns)
+    high = bisect_right(spans, last_ns + GAP_NS, key=_first_ns)
+    reach = low
+    while wanted and reach:
+        reach -= 1
+        if spans[reach].skew_ns in wanted:
+            wanted.discard(spans[reach].skew_ns)
+            low = reach
+    joined: list[Span] = []
+    newest: dict[int, Span] = {}
+    for span in sorted([*spans[low:high], *map(_copied, new)]):
+        open_span = newest.get(span.skew_ns)
+        if open_span and span.first_ns <= open_span.last_ns + GAP_NS:
+            _widen(open_span, span)
         else:
-            kept.append(span)
-    kept.insert(bisect_left(kept, joined), joined)
-    spans[:] = kept
-    return False
+            newest[span.skew_ns] = span
+            joined.append(span)
+    joined.sort()
+    spans[low:high] = joined
+
+
+def _first_ns(span: Span) -> int:
+    return span.first_ns
 
 
 class Sighted(msgspec.Struct, array_like=True):
@@ -118,15 +156,14 @@ class Chunk(msgspec.Struct, array_like=True):
         self.start_ns = min(self.start_ns, first_ns)
         self.end_ns = max(self.end_ns, last_ns)
 
-    def sight(self, gpu: str, lane: int, sku: str, heard_ns: int, spans: Iterable[Span]) -> None:
+    def sight(self, gpu: str, lane: int, sku: str, heard_ns: int, spans: Sequence[Span]) -> None:
         """A GPU was seen in the node."""
         found = self.gpus.get(gpu)
         if found is None:
             found = self.gpus[gpu] = Sighted(heard_ns, lane, sku, [])
         found.heard_ns = min(found.heard_ns, heard_ns)
         found.lane, found.sku = max(found.lane, lane), max(found.sku, sku)
-        for span in spans:
-            add_span(found.spans, span)
+        add_spans(found.spans, spans)
 
     def cut(self, gpu: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way. The span may be others' too."""

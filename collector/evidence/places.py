@@ -7,12 +7,13 @@ are further than a gap from all of the first's.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
 
-from collector.evidence.chunk import Span, add_span
+from collector.evidence.chunk import Span, add_spans
 from collector.metering.evidence import Stay, Stretch
 from collector.metering.observation import GAP_NS
 from collector.metering.units import FOREVER_NS
@@ -65,27 +66,38 @@ def _joined(presences: Iterable[Presence]) -> list[Presence]:
         if key not in found:
             found[key] = Presence(one.node, one.boot, one.heard_ns, [])
         found[key].heard_ns = min(found[key].heard_ns, one.heard_ns)
-        for span in one.spans:
-            add_span(found[key].spans, span)
+        add_spans(found[key].spans, one.spans)
     return list(found.values())
 
 
 def _without(spans: Sequence[Span], taken: Sequence[Span]) -> list[Span]:
-    """Samples that lie further than a gap from others."""
-    left = list(spans)
+    """Samples that lie further than a gap from others; both in order. Linear in their number."""
+    blocked: list[tuple[int, int]] = []
     for other in taken:
         low, high = other.first_ns - GAP_NS, other.last_ns + GAP_NS
-        parts = []
-        for span in left:
-            if span.last_ns < low or span.first_ns > high:
-                parts.append(span)
-                continue
-            if span.first_ns < low:
-                parts.append(msgspec.structs.replace(span, last_ns=low - 1))
-            if span.last_ns > high:
-                parts.append(msgspec.structs.replace(span, first_ns=high + 1))
-        left = parts
+        if blocked and low <= blocked[-1][1] + 1:
+            blocked[-1] = blocked[-1][0], max(high, blocked[-1][1])
+        else:
+            blocked.append((low, high))
+    left: list[Span] = []
+    for span in spans:
+        first_ns = span.first_ns
+        at = bisect_left(blocked, first_ns, key=_high)
+        while at < len(blocked) and blocked[at][0] <= span.last_ns:
+            low, high = blocked[at]
+            if first_ns < low:
+                left.append(msgspec.structs.replace(span, first_ns=first_ns, last_ns=low - 1))
+            first_ns = high + 1
+            at += 1
+        if first_ns == span.first_ns:
+            left.append(span)
+        elif first_ns <= span.last_ns:
+            left.append(msgspec.structs.replace(span, first_ns=first_ns))
     return left
+
+
+def _high(span: tuple[int, int]) -> int:
+    return span[1]
 
 
 def _stays(believed: Iterable[Presence]) -> tuple[Stay, ...]:

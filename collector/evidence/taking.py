@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from collector import decode
-from collector.evidence.chunk import CHUNK_NS, GRID_NS, Cell, Chunk, Series, Span, add_span
+from collector.evidence.chunk import CHUNK_NS, GRID_NS, Cell, Chunk, Series, Span, add_spans
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.told import MOST_CHARACTERS
@@ -50,8 +50,7 @@ class Taking:
         if self.known.gpus:
             self._sight(chunk, rows)
         else:
-            for span in self._spans(rows):
-                add_span(chunk.reports, span)
+            add_spans(chunk.reports, self._spans(rows))
         if self.known.metered.layouts:
             self._cut(chunk, rows)
         if len(self.known.metered.columns):
@@ -97,8 +96,9 @@ class Taking:
             codes = decode.reasons_of(self.batch, 0, columns).take(gpu.columns)
             return rows if (codes == PRESENT).any() else ()
         codes = decode.reasons(self.batch, columns)[:, gpu.columns]
-        said = (codes == PRESENT).any(axis=1)
-        return [row for row in rows if said[row]]
+        chosen = np.asarray(rows, np.intp)
+        said = (codes == PRESENT).any(axis=1)[chosen]
+        return rows if said.all() else chosen[said].tolist()
 
     def _cut(self, chunk: Chunk, rows: Sequence[int]) -> None:
         """How the GPUs of the stream were cut in these rows."""

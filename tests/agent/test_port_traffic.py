@@ -19,9 +19,10 @@ from railscope.batch import decode_rows, encode_batches
 from railscope.capture import Capture
 from railscope.catalog import nic as catalog
 from railscope.catalog.rdma import COUNTER_FILES
+from railscope.envelope_reader import unpack
 from railscope.frame import Frame
 from railscope.reading import Absent
-from railscope.wire import envelope, pack, unpack
+from railscope.wire import envelope, pack
 
 STEP_SECONDS = 1.0
 NS = 10**9

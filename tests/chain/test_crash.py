@@ -10,7 +10,7 @@ from pathlib import Path
 from chain_support import Site, until
 
 from collector.segments import LogStats, read_segment, segment_path, segments
-from railscope.wire import unpack
+from railscope.envelope_reader import unpack
 
 MOST = 64 << 20
 

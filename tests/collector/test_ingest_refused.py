@@ -41,6 +41,11 @@ REFUSALS = {
     "a million columns": (
         pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
             WireGroup("railscope_gpu_power_watts", (1, 1000), (0,) * 90_000),
+        ), (WireEntity("gpu", ("G",)),)),))), 400, "90000 columns: expected at most 20000",
+    ),
+    "more columns than configured": (
+        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
+            WireGroup("railscope_gpu_power_watts", (1, 1000), (0,) * 9_000),
         ), (WireEntity("gpu", ("G",)),)),))), 422, "more than 50 columns",
     ),
     "a column of no entity": (

@@ -12,7 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from railscope.wire import Envelope, schema_hash, unpack
+from railscope.envelope_reader import unpack
+from railscope.wire import Envelope, schema_hash
 
 MOST_BYTES = 1 << 26
 PATIENCE_SECONDS = 20

@@ -15,6 +15,7 @@ from railscope import wire
 from railscope.catalog import gpu, host
 from railscope.catalog.entities import DISK, GPU
 from railscope.entity import Entity
+from railscope.envelope_reader import unpack
 from railscope.frame import Frame, Instant, Origin, Schema
 from railscope.reading import Absent, from_stored, to_stored
 
@@ -47,7 +48,7 @@ def received(frames: Sequence[Frame]) -> list[Told]:
         frames[0].origin, batch_codec.encode_batches(frames), [wire.to_wire_schema(s) for s in schemas],
         agent_version="1",
     )  # fmt: skip
-    opened = wire.unpack(wire.pack(sealed), PLENTY)
+    opened = unpack(wire.pack(sealed), PLENTY)
     assert (opened.node, opened.run, opened.boot_id) == (
         frames[0].origin.node, frames[0].origin.run, frames[0].origin.boot_id,
     )  # fmt: skip

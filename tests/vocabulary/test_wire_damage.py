@@ -17,6 +17,7 @@ from railscope import wire
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.entity import Entity
+from railscope.envelope_reader import unpack
 from railscope.frame import Frame, Instant, Origin, Schema
 
 if sys.version_info >= (3, 14):
@@ -51,7 +52,7 @@ def packed(raw: bytes) -> bytes:
 def open_as_far_as_it_goes(body: bytes) -> None:
     """Do with a body what a receiver does; only WireError may come of it."""
     try:
-        sealed = wire.unpack(body, MOST)
+        sealed = unpack(body, MOST)
         for schema in sealed.schemas:
             wire.from_wire_schema(schema)
         for batch in sealed.batches:
@@ -61,13 +62,13 @@ def open_as_far_as_it_goes(body: bytes) -> None:
 
 
 def test_the_whole_body_is_accepted() -> None:
-    assert wire.unpack(BODY, MOST).batches[0].rows == 8
+    assert unpack(BODY, MOST).batches[0].rows == 8
 
 
 def test_a_cut_body_is_refused() -> None:
     for length in range(len(BODY)):
         with pytest.raises(wire.WireError):
-            wire.unpack(BODY[:length], MOST)
+            unpack(BODY[:length], MOST)
 
 
 @given(st.integers(0, len(BODY) - 1), st.integers(1, 255))
@@ -99,42 +100,42 @@ def test_fields_of_any_other_type_are_refused(fields: dict[str, object]) -> None
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_messagepack_are_refused(raw: bytes) -> None:
     with pytest.raises(wire.WireError):
-        wire.unpack(packed(raw), MOST)
+        unpack(packed(raw), MOST)
 
 
 @pytest.mark.parametrize("body", [b"", b"RSF", b"RSF2" + BODY[4:], b"GET / HTTP/1.1\r\n"])
 def test_another_magic_is_refused(body: bytes) -> None:
     with pytest.raises(wire.WireError, match="no envelope of frames"):
-        wire.unpack(body, MOST)
+        unpack(body, MOST)
 
 
 @pytest.mark.parametrize("tail", [b"\0", BODY[len(wire.MAGIC) :]])
 def test_bytes_behind_the_end_are_refused(tail: bytes) -> None:
     with pytest.raises(wire.WireError, match="behind its end"):
-        wire.unpack(BODY + tail, MOST)
+        unpack(BODY + tail, MOST)
 
 
 def test_another_version_is_named_even_when_its_shape_is_unknown() -> None:
     body = packed(msgspec.msgpack.encode({"version": 2, "batches": "another shape"}))
     with pytest.raises(wire.WireVersionError, match="version 2, this program speaks 1"):
-        wire.unpack(body, MOST)
+        unpack(body, MOST)
 
 
 def test_unknown_fields_are_ignored() -> None:
     body = packed(msgspec.msgpack.encode({**HEAD, "new": [1, {"a": b"b"}]}))
-    assert wire.unpack(body, MOST).node == "n"
+    assert unpack(body, MOST).node == "n"
 
 
 def test_text_that_is_no_utf8_is_refused() -> None:
     raw = msgspec.msgpack.encode(HEAD | {"node": "ab"}).replace(b"\xa2ab", b"\xa2\xff\xfe")
     with pytest.raises(wire.WireError, match="no envelope"):
-        wire.unpack(packed(raw), MOST)
+        unpack(packed(raw), MOST)
 
 
 def test_endless_nesting_is_refused() -> None:
     raw = msgspec.msgpack.encode(HEAD | {"new": None}).replace(b"\xc0", b"\x91" * 99_999 + b"\xc0")
     with pytest.raises(wire.WireError, match="no envelope"):
-        wire.unpack(packed(raw), MOST)
+        unpack(packed(raw), MOST)
 
 
 def test_a_list_that_claims_billions_of_items_costs_nothing() -> None:
@@ -155,7 +156,7 @@ def peak_of_refusing(body: bytes, match: str) -> int:
     tracemalloc.start()
     try:
         with pytest.raises(wire.WireError, match=match):
-            wire.unpack(body, MOST)
+            unpack(body, MOST)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -163,9 +164,9 @@ def peak_of_refusing(body: bytes, match: str) -> int:
 
 def test_the_bound_itself_is_allowed() -> None:
     size = len(zstd.decompress(BODY[len(wire.MAGIC) :]))
-    assert wire.unpack(BODY, size).node == "node-1"
+    assert unpack(BODY, size).node == "node-1"
     with pytest.raises(wire.WireError, match="bytes when decompressed"):
-        wire.unpack(BODY, size - 1)
+        unpack(BODY, size - 1)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +224,6 @@ def test_parts_that_contradict_each_other_are_refused(
     ids=str,
 )
 def test_a_batch_without_rows_clocks_or_sequence_is_refused(change: dict[str, object]) -> None:
-    batch = wire.unpack(BODY, MOST).batches[0]
+    batch = unpack(BODY, MOST).batches[0]
     with pytest.raises(wire.WireError, match="do not fit 3 columns"):
         batch_codec.check_shape(msgspec.structs.replace(batch, **change), COLUMNS)

@@ -243,7 +243,8 @@ async def obtained(cluster: Cluster, folder: Path) -> dict[Credential, list[tupl
     (folder / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings_, billing=BookedRows(cluster.booked))
     collector.refresher.views = cluster.views()
-    collector.core.events.extend(cluster.events)
+    for event in cluster.events:
+        collector.core.see(event)
     for node in cluster.nodes:
         collector.core.fleet.node(node)
     size = await record(collector, cluster.drafts)

@@ -1,0 +1,249 @@
+"""Envelopes read from the bodies of requests, within the bounds of one envelope.
+
+A sender may be hostile: each bound is checked before what lies beyond it is decoded, so that a few
+bytes on the wire become neither many in memory nor long work. Parts are decoded one after the
+other, and the first that is wrong ends it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from railscope.wire import (
+    HASH_BYTES,
+    MAGIC,
+    VERSION,
+    Batch,
+    Envelope,
+    WireEntity,
+    WireError,
+    WireEvent,
+    WireGroup,
+    WireSchema,
+    WireVersionError,
+)
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+MAX_WINDOW_LOG = 24
+"""A frame of zstd may name a window of 2 GiB, which its reader would have to hold in memory."""
+
+# What one envelope may hold. Receivers check each bound before they decode what is beyond it, so
+# that a few bytes on the wire never become many in memory.
+MAX_SCHEMAS, MAX_BATCHES, MAX_FRAMES, MAX_EVENTS = 256, 1000, 20_000, 10_000
+MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_EVENT_BYTES = 1 << 20, 4 << 20, 32 << 10
+MAX_COLUMNS = 20_000
+"""Columns, groups or entities of one schema."""
+MAX_NAME, MAX_TEXT = 255, 4000
+"""Characters of a name (node, run, boot, stream, kind, metric), and of any other text."""
+MAX_KEYS, MAX_FACTS = 16, 64
+MAX_EVENT_TEXT = 16_384
+"""Characters of all words of an event."""
+_CUT_TEXT = 410
+"""What remains of each fact of an event that has more text than that. It is still longer than a word
+of a claim may be, so that no claim is accepted with a word that was cut."""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+
+
+class _SealedEnvelope(msgspec.Struct):
+    """An envelope whose parts are not decoded yet."""
+
+    node: Name
+    run: Name
+    boot_id: Name
+    schemas: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_SCHEMAS)] = ()
+    batches: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_BATCHES)] = ()
+    agent_version: Name = ""
+
+
+class _SealedSchema(msgspec.Struct):
+    """A schema as it is read, with the bounds of its parts."""
+
+    stream: Name
+    groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+    entities: Annotated[tuple[WireEntity, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+
+
+class _SealedBatch(msgspec.Struct):
+    """A batch whose events are not decoded yet."""
+
+    stream: Name
+    schema: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
+    first_sequence: int
+    wall_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
+    boot_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
+    base: bytes
+    changed: bytes
+    steps: bytes = b""
+    reasons: bytes = b""
+    uncertainty_ns: int | None = None
+    events: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_EVENTS)] = ()
+
+
+_version_decoder = msgspec.msgpack.Decoder(_Version)
+_envelope_decoder = msgspec.msgpack.Decoder(_SealedEnvelope)
+_schema_decoder = msgspec.msgpack.Decoder(_SealedSchema)
+_batch_decoder = msgspec.msgpack.Decoder(_SealedBatch)
+_event_decoder = msgspec.msgpack.Decoder(WireEvent)
+
+
+def unpacked_bytes(body: bytes) -> int | None:
+    """The size that a body says it has when decompressed; None where it does not say."""
+    try:
+        return zstd.get_frame_info(body[len(MAGIC) :]).decompressed_size
+    except zstd.ZstdError:
+        return None
+
+
+def unpack(body: bytes, max_bytes: int) -> Envelope:
+    """The envelope in a body.
+
+    Raises WireVersionError for an envelope of another version, and WireError for anything else
+    that is none: wrong magic, truncated, larger than `max_bytes` when decompressed, or beyond one
+    of the bounds of an envelope. No more than `max_bytes` are ever decompressed, and each part is
+    checked before the next one is decoded.
+    """
+    raw = _decompressed(body, max_bytes)
+    try:
+        version = _version_decoder.decode(raw).version
+        if version != VERSION:
+            message = f"the envelope is of version {version}, this program speaks {VERSION}"
+            raise WireVersionError(message)
+        sealed = _envelope_decoder.decode(raw)
+        return Envelope(
+            version, sealed.node, sealed.run, sealed.boot_id,
+            tuple(_schemas(sealed.schemas)), tuple(_batches(sealed.batches)),
+            sealed.agent_version,
+        )  # fmt: skip
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"the body is no envelope: {error}"
+        raise WireError(message) from error
+
+
+def _decompressed(body: bytes, max_bytes: int) -> bytes:
+    if body[: len(MAGIC)] != MAGIC:
+        message = f"the body does not start with {MAGIC!r}: it is no envelope of frames"
+        raise WireError(message)
+    too_large = f"the body holds more than {max_bytes} bytes when decompressed"
+    if (unpacked_bytes(body) or 0) > max_bytes:
+        raise WireError(too_large)
+    decompressor = zstd.ZstdDecompressor(
+        options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
+    )
+    try:
+        raw = decompressor.decompress(body[len(MAGIC) :], max_bytes + 1)
+    except zstd.ZstdError as error:
+        message = f"the body cannot be decompressed: {error}"
+        raise WireError(message) from error
+    if len(raw) > max_bytes:
+        raise WireError(too_large)
+    if not decompressor.eof or decompressor.unused_data:
+        message = "the body is cut off or has something behind its end"
+        raise WireError(message)
+    return raw
+
+
+def _schemas(parts: Sequence[msgspec.Raw]) -> Iterator[WireSchema]:
+    total = 0
+    for raw in parts:
+        size = memoryview(raw).nbytes
+        total += size
+        _check_size("a schema", size, MAX_SCHEMA_BYTES)
+        _check_size("the schemas of an envelope", total, MAX_SCHEMAS_BYTES)
+        yield _schema(_schema_decoder.decode(raw))
+
+
+def _schema(sealed: _SealedSchema) -> WireSchema:
+    columns = sum(len(group.entities) for group in sealed.groups)
+    _check_size("a schema", columns, MAX_COLUMNS, "columns")
+    for group in sealed.groups:
+        _check_words("the metric of a schema", (group.metric,), MAX_NAME)
+    for entity in sealed.entities:
+        _check_entity(entity)
+    return WireSchema(sealed.stream, sealed.groups, sealed.entities)
+
+
+def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[Batch]:
+    frames = events = 0
+    for raw in parts:
+        sealed = _batch_decoder.decode(raw)
+        frames += len(sealed.wall_ns)
+        events += len(sealed.events)
+        _check_size("an envelope", frames, MAX_FRAMES, "frames")
+        _check_size("an envelope", events, MAX_EVENTS, "events")
+        yield Batch(
+            sealed.stream, sealed.schema, sealed.first_sequence, sealed.wall_ns, sealed.boot_ns,
+            sealed.base, sealed.changed, sealed.steps, sealed.reasons, sealed.uncertainty_ns,
+            tuple(map(_event, sealed.events)),
+        )  # fmt: skip
+
+
+def _event(raw: msgspec.Raw) -> WireEvent:
+    _check_size("an event", memoryview(raw).nbytes, MAX_EVENT_BYTES)
+    event = _event_decoder.decode(raw)
+    _check_words("the name of an event", (event.name,), MAX_NAME)
+    _check_entity(event.entity)
+    _check_facts(event.facts)
+    if _text_of(event) > MAX_EVENT_TEXT:
+        message = f"an event has more than {MAX_EVENT_TEXT} characters"
+        raise WireError(message)
+    return event
+
+
+def _check_entity(entity: WireEntity) -> None:
+    _check_words("the kind of an entity", (entity.kind,), MAX_NAME)
+    _check_size("the key of an entity", len(entity.key), MAX_KEYS, "words")
+    _check_words("the key of an entity", entity.key, MAX_TEXT)
+    _check_facts(entity.facts)
+
+
+def _check_facts(facts: Mapping[str, str]) -> None:
+    if facts:
+        _check_size("the facts of an event or entity", len(facts), MAX_FACTS, "facts")
+        _check_words("the name of a fact", facts, MAX_NAME)
+        _check_words("a fact", facts.values(), MAX_TEXT)
+
+
+def _check_words(what: str, words: Iterable[str], max_characters: int) -> None:
+    for word in words:
+        if len(word) > max_characters:
+            _check_size(what, len(word), max_characters, "characters")
+
+
+def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> None:
+    if size > max_size:
+        message = f"{what} has {size} {unit}: expected at most {max_size}"
+        raise WireError(message)
+
+
+def _text_of(event: WireEvent) -> int:
+    """Characters of all words of an event."""
+    words = chain(
+        (event.name, event.entity.kind), event.entity.key,
+        event.entity.facts, event.entity.facts.values(), event.facts, event.facts.values(),
+    )  # fmt: skip
+    return sum(map(len, words))
+
+
+def within_bounds(event: WireEvent) -> WireEvent:
+    """An event that receivers accept: long facts are cut where it has more text than it may."""
+    too_long = any(len(word) > MAX_TEXT for word in event.facts.values())
+    if not too_long and len(event.facts) <= MAX_FACTS and _text_of(event) <= MAX_EVENT_TEXT:
+        return event
+    facts = dict(islice(event.facts.items(), MAX_FACTS // 2))
+    cut = {name[:MAX_NAME]: text[:_CUT_TEXT] for name, text in facts.items()}
+    return msgspec.structs.replace(event, facts=cut)

@@ -1,0 +1,92 @@
+"""Spans of samples: what they come to does not depend on the order, and costs little in any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.evidence.chunk import Span, add_span, add_spans
+from collector.evidence.places import Presence, places
+from collector.metering.observation import GAP_NS
+
+STEP_NS = GAP_NS // 2
+spans = st.builds(
+    lambda first, length, uncertainty, skew: Span(
+        first * STEP_NS, (first + length) * STEP_NS, uncertainty, skew
+    ),
+    st.integers(0, 80), st.integers(0, 12), st.integers(0, 3), st.sampled_from([0, 0, 7]),
+)  # fmt: skip
+
+
+def joined(found: Sequence[Span]) -> list[Span]:
+    """The plain rule: of one skew, what is at most a gap apart is one span."""
+    left = sorted(found)
+    result: list[Span] = []
+    while left:
+        one = left.pop(0)
+        near = [o for o in left if o.skew_ns == one.skew_ns and o.first_ns <= one.last_ns + GAP_NS]
+        if not near:
+            result.append(one)
+            continue
+        left = [o for o in left if o is not near[0]]
+        last_ns = max(one.last_ns, near[0].last_ns)
+        certain = max(one.uncertainty_ns, near[0].uncertainty_ns)
+        left = sorted([*left, Span(one.first_ns, last_ns, certain, one.skew_ns)])
+    return sorted(result)
+
+
+@given(st.lists(st.lists(spans, max_size=6), max_size=8))
+def test_spans_are_joined_by_the_rule_in_whatever_order_they_come(parts: list[list[Span]]):
+    found: list[Span] = []
+    for part in parts:
+        add_spans(found, sorted(part))
+    assert found == joined([span for part in parts for span in part])
+
+
+@given(st.lists(spans, min_size=1, max_size=8), spans)
+def test_the_last_span_only_grew_where_that_is_said(before: list[Span], new: Span):
+    found: list[Span] = []
+    add_spans(found, sorted(before))
+    kept = [(span, list(span.__rich_repr__())) for span in found]
+    if add_span(found, new):
+        assert [span for span, _ in kept] == found, "no other objects"
+        assert [list(span.__rich_repr__()) for span in found[:-1]] == [
+            fields for _, fields in kept[:-1]
+        ]
+
+
+def test_spans_that_come_from_the_newest_to_the_oldest_are_not_visited_again_and_again():
+    found: list[Span] = []
+    for number in reversed(range(50_000)):
+        add_span(found, Span(number * 2 * GAP_NS, number * 2 * GAP_NS))
+    assert len(found) == 50_000, "with a visit of each span by each other this test takes an hour"
+
+
+@given(st.lists(spans, max_size=8), st.lists(spans, max_size=8))
+def test_samples_of_a_second_node_count_further_than_a_gap_from_all_of_the_firsts(
+    mine: list[Span], others: list[Span]
+):
+    first, second = Presence("n1", "b", 1), Presence("n2", "b", 2)
+    add_spans(first.spans, sorted(mine))
+    add_spans(second.spans, sorted(others))
+    found = [s for s in places([first, second]).stretches if s not in places([first]).stretches]
+    taken = [(span.first_ns - GAP_NS, span.last_ns + GAP_NS) for span in first.spans]
+    free = [
+        (max(low, span.first_ns), min(high, span.last_ns), span.skew_ns)
+        for span in second.spans
+        for low, high in _between(taken)
+        if max(low, span.first_ns) <= min(high, span.last_ns)
+    ]
+    assert sorted((s.first_ns, s.last_ns, s.skew_ns) for s in found) == sorted(free)
+
+
+def _between(taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What no interval covers."""
+    found, low = [], -(1 << 62)
+    for first, last in sorted(taken):
+        if first > low:
+            found.append((low, first - 1))
+        low = max(low, last + 1)
+    return [*found, (low, 1 << 62)]

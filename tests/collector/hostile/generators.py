@@ -1,0 +1,269 @@
+"""Well-formed envelopes of a node that means harm: each is small on the wire and tries to be large.
+
+A generator takes nothing and returns the bodies of one attack in order; `ATTACKS` has all of them
+by name. Bodies are made with the wire format's own encoder, so that only what they say is hostile.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from railscope.wire import (
+    MAGIC,
+    Batch,
+    Envelope,
+    WireEntity,
+    WireEvent,
+    WireGroup,
+    WireSchema,
+    pack,
+    schema_hash,
+)
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+NODE, RUN, BOOT = "n1", "run-1", "boot-1"
+SECOND = 10**9
+START_BOOT_NS = 1_000_000 * SECOND
+SENT_SECONDS = 400_000
+"""The node's clocks when it sends, after the start: all frames are older."""
+START_WALL_NS = time.time_ns() - SENT_SECONDS * SECOND
+Bodies = Iterator[bytes]
+ATTACKS: dict[str, Callable[[], Bodies]] = {}
+
+
+def attack(make: Callable[[], Bodies]) -> Callable[[], Bodies]:
+    """Register a generator under its name."""
+    ATTACKS[make.__name__] = make
+    return make
+
+
+def gpu_schema(gpus: int, stream: str = "gpu") -> WireSchema:
+    """One energy counter a GPU."""
+    entities = tuple(WireEntity("gpu", (f"GPU-{n}",), {"rail": str(n)}) for n in range(gpus))
+    group = WireGroup("railscope_gpu_energy_joules_total", (1, 1000), tuple(range(gpus)))
+    return WireSchema(stream, (group,), entities)
+
+
+def batch(
+    schema: WireSchema, rows: int, *, apart: float = 1.0, first: int = 1, **more: Any
+) -> Batch:
+    """Frames so many seconds apart that never change."""
+    columns = sum(len(group.entities) for group in schema.groups)
+    moments = [round(row * apart * SECOND) for row in range(rows)]
+    given: dict[str, Any] = {
+        "wall_ns": tuple(START_WALL_NS + moment for moment in moments),
+        "boot_ns": tuple(START_BOOT_NS + moment for moment in moments),
+        "base": bytes(8 * columns), "changed": bytes((columns + 7) // 8),
+    }  # fmt: skip
+    return Batch(schema.stream, schema_hash(schema), first, **(given | more))
+
+
+def sealed(schemas: tuple[WireSchema, ...], *batches: Batch, run: str = RUN) -> bytes:
+    """The body of an envelope."""
+    return pack(Envelope(1, NODE, run, BOOT, schemas, batches))
+
+
+def raw(content: bytes) -> bytes:
+    """The body of something that the encoder would not make."""
+    return MAGIC + zstd.compress(content, 3)
+
+
+def open_envelope(parts: int) -> bytes:
+    """The beginning of an envelope in MessagePack, as a map of so many further entries."""
+    head = {"version": 1, "node": NODE, "run": RUN, "boot_id": BOOT}
+    return bytes([0x80 | (len(head) + parts)]) + msgspec.msgpack.encode(head)[1:]
+
+
+@attack
+def frames_far_apart() -> Bodies:
+    """10,000 frames of 256 GPUs, each a stretch of its own."""
+    schema = gpu_schema(256)
+    yield sealed((schema,), batch(schema, 10_000, apart=31))
+
+
+@attack
+def frames_far_apart_in_many_batches() -> Bodies:
+    """The same, row by row and from the newest to the oldest."""
+    schema = gpu_schema(256)
+    rows = [
+        batch(schema, 1, first=n + 1, wall_ns=(START_WALL_NS + at,), boot_ns=(START_BOOT_NS + at,))
+        for n in range(900)
+        if (at := (900 - n) * 31 * SECOND)
+    ]
+    yield sealed((schema,), *rows)
+
+
+@attack
+def frames_far_apart_within_bounds() -> Bodies:
+    """As many stretches as are accepted, again and again between those before."""
+    schema = gpu_schema(16)
+    for turn in range(8):
+        moments = [(row * 64 + turn * 8) * SECOND for row in range(1200)]
+        yield sealed((schema,), batch(
+            schema, 1200, first=1 + 1200 * turn,
+            wall_ns=tuple(START_WALL_NS + moment for moment in moments),
+            boot_ns=tuple(START_BOOT_NS + moment for moment in moments),
+        ))  # fmt: skip
+
+
+@attack
+def gpus_that_flicker() -> Bodies:
+    """Every GPU absent in every other frame, with a reason a row and column."""
+    schema = gpu_schema(256)
+    reasons = bytes([row % 2 for row in range(10_000) for _ in range(256)])
+    yield sealed((schema,), batch(schema, 10_000, reasons=reasons))
+
+
+@attack
+def many_counters() -> Bodies:
+    """20,000 counters that are kept for metering, in thousands of cells of time."""
+    group = WireGroup("railscope_gpu_energy_joules_total", (1, 1000), (0,) * 20_000)
+    schema = WireSchema("gpu", (group,), (WireEntity("gpu", ("GPU-0",)),))
+    yield sealed((schema,), batch(schema, 10_000, apart=30))
+
+
+@attack
+def changing_counters() -> Bodies:
+    """Steps of many counters over thousands of frames, one cell each."""
+    schema = gpu_schema(200)
+    yield sealed((schema,), batch(
+        schema, 9_000, apart=30, changed=b"\xff" * 25, steps=bytes(8 * 200 * 8_999)
+    ))  # fmt: skip
+
+
+@attack
+def quarters_without_end() -> Bodies:
+    """A stream without GPUs whose frames are each in a quarter of an hour of their own."""
+    schema = WireSchema("host", (), (WireEntity("node", ()),))
+    for number in range(3):
+        yield sealed(
+            (schema,), batch(schema, 400, apart=900, first=1 + 400 * number), run=f"r{number}"
+        )
+
+
+def _event(facts: dict[str, str], row: int = 0) -> WireEvent:
+    about = WireEntity("claim", ("GPU-0", f"claim-{row}"))
+    return WireEvent("claim_start", row, about, START_WALL_NS, START_BOOT_NS, facts)
+
+
+@attack
+def giant_events() -> Bodies:
+    """Eight events of 8 MB each, of a few kilobytes on the wire."""
+    schema = gpu_schema(1)
+    for number in range(8):
+        events = (_event({"message": "x" * 8_000_000}),)
+        yield sealed((schema,), batch(schema, 1, first=number + 1, events=events))
+
+
+@attack
+def events_of_many_facts() -> Bodies:
+    """Events with more facts than anybody reads."""
+    schema = gpu_schema(1)
+    facts = {str(number): "" for number in range(100_000)}
+    yield sealed((schema,), batch(schema, 1, events=(_event(facts),)))
+
+
+@attack
+def large_schemas() -> Bodies:
+    """Twenty-five schemas of 20,000 columns, each of a stream of its own."""
+    for number in range(25):
+        entities = tuple(
+            WireEntity("gpu_process", (f"GPU-{n % 200}", f"{number}-{n}" + "x" * 20))
+            for n in range(20_000)
+        )
+        groups = (WireGroup("railscope_gpu_energy_joules_total", (1, 1000), tuple(range(20_000))),)
+        schema = WireSchema(f"s{number}", groups, entities)
+        yield sealed((schema,), batch(schema, 1))
+
+
+@attack
+def schemas_of_empty_entities() -> Bodies:
+    """The smallest entities there are, as many as a megabyte holds."""
+    entities = [["gpu", [""], {}]] * 110_000
+    schema = {"stream": "gpu", "groups": [], "entities": entities}
+    yield raw(
+        open_envelope(1) + msgspec.msgpack.encode("schemas") + msgspec.msgpack.encode([schema] * 16)
+    )
+
+
+@attack
+def numbers_that_nobody_reads() -> Bodies:
+    """A field that is skipped: 16 million numbers of one byte."""
+    content = (
+        open_envelope(1) + msgspec.msgpack.encode("x") + b"\xdd" + (16 << 20).to_bytes(4, "big")
+    )
+    yield raw(content + bytes(16 << 20))
+
+
+@attack
+def nested_lists() -> Bodies:
+    """Lists in lists, a million deep."""
+    yield raw(open_envelope(1) + msgspec.msgpack.encode("x") + b"\x91" * 1_000_000)
+
+
+@attack
+def rows_of_nothing() -> Bodies:
+    """Frames without columns, a byte for each clock."""
+    schema = WireSchema("host", (), (WireEntity("node", ()),))
+    few = batch(schema, 1, wall_ns=(1,) * 10_000, boot_ns=(1,) * 10_000)
+    yield sealed((schema,), *([few] * 800))
+
+
+@attack
+def a_bomb() -> Bodies:
+    """Zeros without end."""
+    yield MAGIC + zstd.compress(bytes(256 << 20), 3)
+
+
+@attack
+def a_bomb_that_says_no_size() -> Bodies:
+    """The same, streamed, so that the frame does not say how large it is."""
+    compressor = zstd.ZstdCompressor(3)
+    pieces = [compressor.compress(bytes(1 << 20)) for _ in range(64)]
+    yield MAGIC + b"".join(pieces) + compressor.flush()
+
+
+@attack
+def a_window_of_two_gibibytes() -> Bodies:
+    """A frame whose reader would have to hold 2 GiB."""
+    header = (0xFD2FB528).to_bytes(4, "little") + bytes([0x00, (31 - 10) << 3])
+    yield MAGIC + header + (1 | (16 << 3)).to_bytes(3, "little") + bytes(16)
+
+
+@attack
+def huge_numbers() -> Bodies:
+    """The largest numbers that MessagePack has, wherever one is read."""
+    schema, huge = gpu_schema(2), (1 << 64) - 1
+    base = batch(schema, 1)
+    for field in ("first_sequence", "uncertainty_ns", "wall_ns", "boot_ns"):
+        value = (huge,) if field.endswith("_ns") and field != "uncertainty_ns" else huge
+        yield sealed((schema,), msgspec.structs.replace(base, **{field: value}))
+    entity = WireEntity("claim", ("GPU-0", "c"))
+    for event in (
+        WireEvent("claim_start", huge, entity, 1, 1), WireEvent("claim_start", 0, entity, huge, 1),
+        WireEvent("claim_start", 0, entity, 1, huge), WireEvent("claim_start", 0, entity, 1, 1, {}, huge),
+    ):  # fmt: skip
+        yield sealed((schema,), msgspec.structs.replace(base, events=(event,)))
+    mig = {"gpu_instance": "9" * 3_999, "profile": "9" * 400 + "g." + "9" * 400 + "gb"}
+    entities = (
+        WireEntity("gpu", ("GPU-0",), {"model": "9" * 4_000}),
+        WireEntity("mig", ("GPU-0", "1"), mig),
+    )
+    yield sealed((WireSchema("mig", (), entities),))
+
+
+@attack
+def a_new_run_each_time() -> Bodies:
+    """Each envelope from an agent that has just been started, on a machine that has just booted."""
+    schema = gpu_schema(2)
+    for number in range(100):
+        yield pack(Envelope(1, NODE, f"r{number}", f"b{number}", (schema,), (batch(schema, 1),)))

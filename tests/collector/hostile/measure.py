@@ -1,0 +1,104 @@
+"""Run one attack against a real collector and print what it cost, as JSON.
+
+The costs are those of this process: CPU time, the longest uninterrupted piece of work of the event
+loop in CPU time, memory, and files. It is a program of its own so that no other test is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from hostile.generators import (
+    ATTACKS,
+    BOOT,
+    SECOND,
+    SENT_SECONDS,
+    START_BOOT_NS,
+    START_WALL_NS,
+)
+from running_collector import Running, running, settings_in
+
+from collector.config import Limits
+from railscope.wire import SentAt
+
+NEIGHBOUR = "n2"
+
+
+class MeteredLoop(asyncio.SelectorEventLoop):
+    """An event loop that knows the CPU time of the longest callback that was scheduled at once."""
+
+    longest_seconds = 0.0
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        """Schedule a callback, and measure it."""
+
+        def measured(*given: Any) -> None:
+            began = time.thread_time()
+            try:
+                callback(*given)
+            finally:
+                self.longest_seconds = max(self.longest_seconds, time.thread_time() - began)
+
+        return super().call_soon(measured, *args, context=context)
+
+
+async def run(name: str, loop: MeteredLoop) -> dict[str, Any]:
+    """Post the bodies of an attack one after the other."""
+    sent = SentAt(
+        START_WALL_NS + SENT_SECONDS * SECOND, START_BOOT_NS + SENT_SECONDS * SECOND, BOOT
+    )
+    found: dict[str, Any] = {"statuses": [], "cpu_seconds": []}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = settings_in(Path(folder), limits=Limits(), views_seconds=3600.0)
+        bodies = list(ATTACKS[name]())
+        async with running(settings) as one:
+            status, _ = await one.post(b"", headers=sent.to_headers())
+            assert status == 400
+            loop.longest_seconds = 0.0
+            before = _megabytes()
+            for body in bodies:
+                began = time.process_time()
+                status, reply = await one.post(body, headers=sent.to_headers())
+                found["cpu_seconds"].append(time.process_time() - began)
+                found["statuses"].append(status)
+                found["reply"] = reply
+            found["longest_seconds"] = loop.longest_seconds
+            found["memory_mib"] = _megabytes() - before
+            found["faults"] = one.collector.core.counts.rejected.get("fault", 0)
+            found["neighbour"] = await _neighbour(one)
+        found["disk_mib"] = sum(
+            path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()
+        ) / (1 << 20)  # fmt: skip
+        began = time.process_time()
+        async with running(settings) as one:
+            found["restart_cpu_seconds"] = time.process_time() - began
+            found["faults_at_restart"] = one.collector.core.counts.rejected.get("fault", 0)
+    return found
+
+
+async def _neighbour(one: Running) -> int:
+    from makers import Sender  # noqa: PLC0415 - beside the path that is set above
+    from running_collector import some  # noqa: PLC0415 - the same
+
+    sender = Sender(NEIGHBOUR)
+    status, _ = await one.post(sender.body(some(sender), schemas=True), node=NEIGHBOUR)
+    return status
+
+
+def _megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    metered = MeteredLoop()
+    print(json.dumps(metered.run_until_complete(run(sys.argv[1], metered))))  # noqa: T201 - its result
+    metered.close()

@@ -1,0 +1,74 @@
+"""The bounds of an envelope: each is checked, and what an honest agent makes is within them."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railscope.batch import encode_batch
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP
+from railscope.entity import Entity
+from railscope.envelope_reader import MAX_EVENT_TEXT, MAX_TEXT, unpack
+from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.wire import Batch, Envelope, WireEntity, WireError, WireEvent, WireSchema, pack
+
+MAX_BYTES = 1 << 24
+EMPTY = Batch("s", b"", 1, (1,), (1,), b"", b"")
+NODE = WireEntity("node", ())
+
+
+def sealed(*batches: Batch, schemas: tuple[WireSchema, ...] = (), node: str = "n") -> bytes:
+    return pack(Envelope(1, node, "r", "b", schemas, batches))
+
+
+def with_event(event: WireEvent) -> bytes:
+    return sealed(msgspec.structs.replace(EMPTY, events=(event,)))
+
+
+TOO_MUCH = {
+    "name": (sealed(node="n" * 256), "length <= 255"),
+    "batches": (sealed(*[EMPTY] * 1001), "length <= 1000"),
+    "frames": (sealed(*[msgspec.structs.replace(EMPTY, wall_ns=(1,) * 9_000)] * 3), "27000 frames"),
+    "schemas": (sealed(schemas=(WireSchema("s", (), ()),) * 257), "length <= 256"),
+    "schema stream": (sealed(schemas=(WireSchema("s" * 256, (), ()),)), "length <= 255"),
+    "entities": (sealed(schemas=(WireSchema("s", (), (NODE,) * 20_001),)), "length <= 20000"),
+    "entity": (sealed(schemas=(WireSchema("s", (), (WireEntity("k" * 256, ()),)),)), "256 characters"),
+    "key": (sealed(schemas=(WireSchema("s", (), (WireEntity("k", ("w",) * 17),)),)), "17 words"),
+    "word": (sealed(schemas=(WireSchema("s", (), (WireEntity("k", ("w" * 4001,)),)),)), "4001 char"),
+    "events": (
+        sealed(*[msgspec.structs.replace(EMPTY, events=(WireEvent("e", 0, NODE, 1, 1),) * 6_000)] * 2),
+        "12000 events",
+    ),
+    "event name": (with_event(WireEvent("e" * 256, 0, NODE, 1, 1)), "256 characters"),
+    "facts": (with_event(WireEvent("e", 0, NODE, 1, 1, {str(n): "" for n in range(65)})), "65 facts"),
+    "fact": (with_event(WireEvent("e", 0, NODE, 1, 1, {"a": "x" * 4001})), "4001 characters"),
+    "fact name": (with_event(WireEvent("e", 0, NODE, 1, 1, {"a" * 256: ""})), "256 characters"),
+    "text": (with_event(WireEvent("e", 0, NODE, 1, 1, {str(n): "x" * 4000 for n in range(5)})),
+             "more than 16384 characters"),
+    "event bytes": (with_event(WireEvent("e", 0, NODE, 1, 1, {"a": "x" * 40_000})), "bytes: expected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_an_envelope_beyond_a_bound_is_rejected(name: str):
+    body, words = TOO_MUCH[name]
+    with pytest.raises(WireError, match=words):
+        unpack(body, MAX_BYTES)
+
+
+@given(st.dictionaries(st.text(max_size=40), st.text(max_size=6000), max_size=80))
+def test_events_of_an_agent_are_within_the_bounds(facts: dict[str, str]):
+    schema = Schema("agent", (), (Entity(DROP, ("disk",)),))
+    event = Event(GAP_EVENT, Entity(DROP, ("disk",)), 1, 1, facts, 7)
+    frame = Frame(Origin("n", "r", "b"), schema, 1, Instant(1, 1), array("q"), events=(event,))
+    batch = encode_batch([frame])
+    (found,) = unpack(sealed(batch), MAX_BYTES).batches[0].events
+    assert found.number == 7
+    whole = len(facts) <= 64 and all(len(text) <= MAX_TEXT for text in facts.values())
+    if whole and sum(len(n) + len(t) for n, t in facts.items()) < MAX_EVENT_TEXT - 100:
+        assert found.facts == facts
