@@ -5,10 +5,16 @@ from __future__ import annotations
 import click
 
 from collector.billing.command import demo
-from collector.billing.decide_command import adjust_command, credit_command, void_command
+from collector.billing.decide_command import (
+    adjust_command,
+    credit_command,
+    opening_command,
+    void_command,
+)
 from collector.billing.export_command import export_command
 from collector.billing.period_command import (
     close_command,
+    list_command,
     preview_command,
     reconcile_command,
     statement_command,
@@ -23,7 +29,7 @@ def bill() -> None:
 
 
 for command in (
-    adjust_command, close_command, credit_command, demo, export_command, import_jobs, prices,
+    adjust_command, close_command, credit_command, demo, export_command, import_jobs, list_command, opening_command, prices,
     preview_command, reconcile_command, statement_command, void_command,
 ):  # fmt: skip
     bill.add_command(command)

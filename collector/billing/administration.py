@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from sqlalchemy import Connection
 
-from collector.billing import records, tables
+from collector.billing import records, tables, unclosed
 from collector.billing.charges import Charge
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Bill, Books, By, Closed, closing_of, write
@@ -17,10 +17,12 @@ from collector.billing.invoice import Invoice, Status, draft, issue
 from collector.billing.periods import name_of
 from collector.billing.price_file import parse
 from collector.billing.prices import PriceBook, PriceBookError, check_appended, check_published
+from collector.billing.rounding import decimal
 from collector.billing.store import add
-from collector.billing.stored import Adjusted, Published
+from collector.billing.stored import Adjusted, Opening, Published
 from collector.metering.units import FOREVER_NS
 
+_AMOUNT_PLACES = 9
 _AMOUNT = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 
 
@@ -68,11 +70,12 @@ def _check_open(books: Books, connection: Connection, book: PriceBook, *, first:
         raise PriceBookError(message)
 
 
-def record(books: Books, charge: Charge, by: By) -> tuple[bool, str]:
+def record(books: Books, charge: Charge, by: By, *, force: bool = False) -> tuple[bool, str]:
     """Record a credit or an adjustment, for the next closing; false if it is there already.
 
-    Also gives the currency. Raises ClosingError for a tenant that is not known, and without a price
-    book, as that says the currency.
+    Also gives the currency. Raises ClosingError for a tenant that is not known, without a price
+    book, as that says the currency, and, unless it is forced, for an amount below zero that is dated
+    after now or above what was invoiced.
     """
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
@@ -86,6 +89,8 @@ def record(books: Books, charge: Charge, by: By) -> tuple[bool, str]:
         one = Adjusted(charge, newest.book.currency, by.now_ns, by.actor.id)
         if any(other.charge == charge for other in books.store.adjusted_in(connection)):
             return False, one.currency
+        if charge.amount < 0 and not force:
+            _check_credit(charge, books.store.invoiced_in(connection, charge), by.now_ns)
         row = {
             "charge_id": charge.charge_id,
             "tenant_id": charge.tenant,
@@ -101,6 +106,31 @@ def record(books: Books, charge: Charge, by: By) -> tuple[bool, str]:
         add(connection, tables.adjustments, [row])
         records.adjusted(connection, one, by.actor)
     return True, one.currency
+
+
+def _check_credit(charge: Charge, invoiced: Fraction, now_ns: int) -> None:
+    what = f"{charge.kind} for {charge.tenant}"
+    if charge.service_t1_ns > now_ns:
+        message = (
+            f"{what}: its period ends {spelled(charge.service_t1_ns)}: expected a period up to now, "
+            f"{spelled(now_ns)}; fix: name another period, or use --force"
+        )
+        raise ClosingError(message)
+    if -charge.amount > invoiced:
+        shown = decimal(-charge.amount, _AMOUNT_PLACES), decimal(invoiced, _AMOUNT_PLACES)
+        message = (
+            f"{what}: {shown[0]} given back: expected at most {shown[1]}, what is invoiced for its "
+            "period less what was given back already; fix: lower the amount, or use --force"
+        )
+        raise ClosingError(message)
+
+
+def set_opening(books: Books, opening_ns: int, reason: str, by: By) -> None:
+    """Exclude all time before a day from bills. Raises ClosingError."""
+    with books.ledger.database.transaction(writes=True) as connection:
+        books.store.lock(connection)
+        found = Opening(opening_ns, reason, by.now_ns, by.actor.id)
+        unclosed.set_opening(connection, books.store.closings_in(connection), found, by.actor)
 
 
 def void(books: Books, invoice_id: str, reason: str, by: By) -> Invoice:

@@ -23,10 +23,12 @@ from collector.billing.invoice import close as drafts
 from collector.billing.periods import name_of
 from collector.billing.prices import PriceBook, check_published
 from collector.billing.rated import Numbers, Rated, Source, ledger_root, rate_period, window
+from collector.billing.rating import Review
 from collector.billing.rows import charge_row, closing_row, invoice_row, review_row
 from collector.billing.rows import closing_of as read_closing
 from collector.billing.store import BillingStore, add
-from collector.billing.stored import Mark
+from collector.billing.stored import Mark, Opening
+from collector.billing.unclosed import check_earlier, opening
 from collector.billing.undecided import Undecided, undecided
 from collector.ledger.queries import by_day
 from collector.ledger.rows import GpuDay
@@ -46,14 +48,15 @@ class Bill:
     rated: Rated
     drafts: tuple[Invoice, ...]
     corrected: tuple[Period, ...]
+    reviews: tuple[Review, ...]
     sources: Mapping[GpuDay, Source]
     lacking: Lacking
     mark: Mark
 
     @property
     def undecided(self) -> tuple[Undecided, ...]:
-        """What is not billed."""
-        return undecided(self.rated.reviews)
+        """Use that is not billed, of the period and of those that are corrected with it."""
+        return undecided(self.reviews)
 
     def rests_on(self, closings: Sequence[Closing]) -> bool:
         """Whether these were all that there were when it was computed; none ever goes away."""
@@ -75,6 +78,21 @@ class Closed(NamedTuple):
     added: bool
 
 
+class Pending(NamedTuple):
+    """Corrections and undecided use, by closed period, that the next closing adds."""
+
+    currency: str
+    corrections: tuple[tuple[Period, tuple[Charge, ...]], ...]
+    undecided: tuple[tuple[Period, Undecided], ...]
+
+
+class _Corrected(NamedTuple):
+    """A closed period computed again, and the charges that correct it."""
+
+    rated: Rated
+    charges: tuple[Charge, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Books:
     """The ledger and what is billed from it. All methods block, and raise LedgerError."""
@@ -88,6 +106,11 @@ class Books:
         """The books in the database of a ledger."""
         return cls(ledger, BillingStore(ledger.database), evidence)
 
+    @property
+    def opening(self) -> Opening | None:
+        """The date before which nothing is billed; None without one."""
+        return opening(self.ledger.database)
+
     # What a period comes to ----------------------------------------------------------------------
 
     def bill(self, period: Period, *, correcting: bool = True) -> Bill:
@@ -97,24 +120,62 @@ class Books:
         """
         with self.ledger.database.transaction() as connection:
             mark = self.store.mark(connection)
+        book = self._book()
+        numbers = Numbers(self.ledger)
+        rated = rate_period(self.ledger, book, period, numbers)
+        again = self._corrections(period.start_ns, book, numbers) if correcting else []
+        charges = [*rated.charges, *self._adjustments(book.currency)]
+        sources, reviews = dict(rated.sources), list(rated.reviews)
+        for earlier in again:
+            charges += earlier.charges
+            sources |= earlier.rated.sources
+            reviews += earlier.rated.reviews
+        return Bill(
+            period=period,
+            book=book,
+            rated=rated,
+            drafts=drafts(charges, period, book.currency),
+            corrected=tuple(earlier.rated.period for earlier in again),
+            reviews=tuple(reviews),
+            sources=sources,
+            lacking=lacking(period, rated.sources, self.evidence),
+            mark=mark,
+        )
+
+    def pending(self) -> Pending:
+        """What the next closing corrects of closed periods, as the ledger is now.
+
+        Raises ClosingError, MissingPriceError.
+        """
+        closed = [one.period.end_ns for one in self.store.closings()]
+        if not closed:
+            return Pending("", (), ())
+        book = self._book()
+        again = self._corrections(max(closed), book, Numbers(self.ledger))
+        return Pending(
+            book.currency,
+            tuple((one.rated.period, one.charges) for one in again),
+            tuple(
+                (one.rated.period, each) for one in again for each in undecided(one.rated.reviews)
+            ),
+        )
+
+    def _book(self) -> PriceBook:
         published = self.store.book()
         if published is None:
             message = "no price book is published: `railscope bill prices publish FILE`"
             raise ClosingError(message)
-        book = published.book
-        numbers = Numbers(self.ledger)
-        rated = rate_period(self.ledger, book, period, numbers)
-        sources, corrected = dict(rated.sources), []
-        charges = [*rated.charges, *self._adjustments(book.currency)]
-        for earlier in self._to_correct(period) if correcting else ():
+        return published.book
+
+    def _corrections(self, open_ns: int, book: PriceBook, numbers: Numbers) -> list[_Corrected]:
+        """Every closed period before the open one that is to be corrected, computed again."""
+        found = []
+        for earlier in self._to_correct(open_ns):
             again = rate_period(self.ledger, book, earlier, numbers)
             standing = self.store.standing(earlier.start_ns)
-            charges += corrections(standing, again.charges, earlier, period.start_ns)
-            sources |= again.sources
-            corrected.append(earlier)
-        found = drafts(charges, period, book.currency)
-        lack = lacking(period, rated.sources, self.evidence)
-        return Bill(period, book, rated, found, tuple(corrected), sources, lack, mark)
+            charges = corrections(standing, again.charges, earlier, open_ns)
+            found.append(_Corrected(again, charges))
+        return found
 
     def _adjustments(self, currency: str) -> list[Charge]:
         """Credits and adjustments that are on no invoice that stands."""
@@ -128,13 +189,13 @@ class Books:
         billed = self.store.decided()
         return [one.charge for one in recorded if one.charge.charge_id not in billed]
 
-    def _to_correct(self, period: Period) -> list[Period]:
+    def _to_correct(self, open_ns: int) -> list[Period]:
         """Closed periods that the ledger says other things about than when they were computed.
 
         Where an invoice is void and none replaces it, what was on it is looked at again, too.
         """
-        closed = sorted({one.period for one in self.store.closings() if one.period != period})
-        closed = [one for one in closed if one.end_ns <= period.start_ns]
+        closed = sorted({one.period for one in self.store.closings()})
+        closed = [one for one in closed if one.end_ns <= open_ns]
         if not closed:
             return []
         with self.ledger.database.transaction() as connection:
@@ -155,8 +216,8 @@ class Books:
     def close(self, period: Period, by: By, *, provisional: bool = False) -> Closed:
         """Close a period and issue its invoices; a period that is closed is left as it is.
 
-        Raises ClosingError for a period that is not over, does not follow the one before, or of
-        which the ledger lacks days, unless these are `provisional`; MissingPriceError; and
+        Raises ClosingError for a period that is not over, does not follow the one before, leaves
+        out earlier time, or of which the ledger lacks days, unless these are `provisional`; MissingPriceError; and
         PriceBookError for prices that are dated after now.
         """
         for _ in range(_TRIES):
@@ -165,6 +226,7 @@ class Books:
             if there is not None:
                 return there
             _check(period, known, by.now_ns)
+            check_earlier(self.ledger.database, period, known, self.opening)
             bill = self.bill(period)
             check_published(bill.book, by.now_ns)
             if bill.lacking.all and not provisional:
@@ -218,7 +280,8 @@ def write(connection: Connection, closed: Closed, bill: Bill, actor: Actor) -> N
         for key, source in sorted(bill.sources.items())
     )
     add(connection, tables.closing_revisions, pinned)
-    found = (review_row(one, number, at) for at, one in enumerate(bill.undecided))
+    own = [one for one in bill.undecided if closing.tenant in ("", one.tenant)]
+    found = (review_row(one, number, at) for at, one in enumerate(own))
     add(connection, tables.reviews, found)
     add(connection, tables.invoices, (invoice_row(one, number) for one in closed.invoices))
     for one in closed.invoices:

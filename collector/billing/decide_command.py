@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from fractions import Fraction
 
 import click
@@ -11,12 +12,11 @@ from collector.billing.administration import read_amount
 from collector.billing.charges import Charge
 from collector.billing.closing import Books
 from collector.billing.corrections import adjustment, credit
-from collector.billing.instants import Period
+from collector.billing.instants import Period, from_datetime
 from collector.billing.opening import Place, deciding_command, period_argument
 from collector.billing.period_command import closed_lines
 from collector.billing.periods import name_of
-from collector.billing.rounding import exponent_of
-from collector.billing.statement import decimal
+from collector.billing.rounding import decimal, exponent_of
 
 _REASON = click.option("--reason", required=True, help="Why; it is on the statement and recorded.")
 
@@ -29,6 +29,27 @@ def _amount(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 
 
 _ARBITRARY = {"ignore_unknown_options": True}  # or an amount below zero would be an option
+
+
+_FORCE = click.option(
+    "--force", is_flag=True,
+    help="Even if an amount given back is dated after now or above what was invoiced.",
+)  # fmt: skip
+
+
+@click.command("opening")
+@click.argument("day", metavar="DAY", type=click.DateTime(["%Y-%m-%d"]))
+@_REASON
+@deciding_command
+def opening_command(place: Place, day: datetime, reason: str) -> None:
+    """Bill nothing before DAY (as 2026-10-01, UTC): earlier time is on no invoice.
+
+    Without it no period can be closed while earlier days have billable or undecided time.
+    """
+    with place.books() as books:
+        opening_ns = from_datetime(day.replace(tzinfo=UTC))
+        administration.set_opening(books, opening_ns, reason, place.by)
+    click.echo(f"opening date: {day:%Y-%m-%d}; nothing before it is billed")
 
 
 @click.command("void")
@@ -52,13 +73,14 @@ def void_command(place: Place, invoice: str, reason: str, *, replace: bool) -> N
 @period_argument()
 @click.argument("amount", callback=_amount)
 @_REASON
+@_FORCE
 @deciding_command
-def adjust_command(
-    place: Place, tenant: str, period: Period, amount: Fraction, reason: str
+def adjust_command(  # noqa: PLR0913 - each is an option
+    place: Place, tenant: str, period: Period, amount: Fraction, reason: str, *, force: bool
 ) -> None:
     """Bill TENANT an AMOUNT of either sign for PERIOD, by decision. The next closing takes it up."""
     with place.books() as books:
-        _record(books, adjustment(tenant, amount, period, reason), period, place)
+        _record(books, adjustment(tenant, amount, period, reason), period, place, force=force)
 
 
 @click.command("credit", context_settings=_ARBITRARY)
@@ -66,20 +88,21 @@ def adjust_command(
 @period_argument()
 @click.argument("amount", callback=_amount)
 @_REASON
+@_FORCE
 @deciding_command
-def credit_command(
-    place: Place, tenant: str, period: Period, amount: Fraction, reason: str
+def credit_command(  # noqa: PLR0913 - each is an option
+    place: Place, tenant: str, period: Period, amount: Fraction, reason: str, *, force: bool
 ) -> None:
     """Give TENANT an AMOUNT back for PERIOD. The next closing takes it up."""
     if amount <= 0:
         message = "a credit is above zero; `adjust` takes either sign"
         raise click.ClickException(message)
     with place.books() as books:
-        _record(books, credit(tenant, amount, period, reason), period, place)
+        _record(books, credit(tenant, amount, period, reason), period, place, force=force)
 
 
-def _record(books: Books, charge: Charge, period: Period, place: Place) -> None:
-    added, currency = administration.record(books, charge, place.by)
+def _record(books: Books, charge: Charge, period: Period, place: Place, *, force: bool) -> None:
+    added, currency = administration.record(books, charge, place.by, force=force)
     shown = decimal(charge.amount, exponent_of(currency))
     done = "recorded, for the next closing" if added else "was recorded already"
     what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {name_of(period)}"

@@ -46,7 +46,10 @@ def usages(days: Iterable[DayTiling]) -> list[Usage]:
     """All usage of GPU-days, in order of start."""
     found = list(days)
     began = _began(found)
-    used = [usage for day in found for usage in _of_day(day, began)]
+    known_until: dict[str, int] = {}
+    for day in found:
+        known_until[day.gpu] = max(day.end_ns, known_until.get(day.gpu, day.end_ns))
+    used = [usage for day in found for usage in _of_day(day, began, known_until[day.gpu])]
     return sorted(used, key=lambda usage: (usage.start_ns, usage.end_ns, usage.claim))
 
 
@@ -62,7 +65,9 @@ def _began(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
     return found
 
 
-def _of_day(day: DayTiling, began: Mapping[tuple[str, str], int]) -> Iterator[Usage]:
+def _of_day(
+    day: DayTiling, began: Mapping[tuple[str, str], int], known_until_ns: int
+) -> Iterator[Usage]:
     stretches = [
         stretch
         for held, entries in _by_holding(day.entries).items()
@@ -87,6 +92,7 @@ def _of_day(day: DayTiling, began: Mapping[tuple[str, str], int]) -> Iterator[Us
             energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
             mig_profile=profile,
             silence_ns=held.silence_ns,
+            claim_open=bool(held.claim) and stretch.end_ns == known_until_ns,
         )
 
 

@@ -49,12 +49,13 @@ class Claims:
     def topups(self) -> Iterator[Charge]:
         """The missing time of every claim that ends in the period, at the price it ended with.
 
-        A claim of which nothing was billed has no minimum.
+        A claim of which nothing was billed has no minimum, and one that is only cut by the end of
+        the period has it in the period of its own end.
         """
         for claim in self._claims.values():
             if not self._period.start_ns < claim.last.end_ns <= self._period.end_ns:
                 continue
-            if claim.charge is None or claim.price is None:
+            if claim.charge is None or claim.price is None or claim.last.claim_open:
                 continue
             missing_ns = target_ns(claim.billed_ns, claim.price) - claim.billed_ns
             if missing_ns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,15 +15,18 @@ import click
 
 from collector.billing.checks import Check
 from collector.billing.closing import Books, Closed
+from collector.billing.completeness import spelled_days
 from collector.billing.instants import Period, spelled
 from collector.billing.invoice import Invoice
+from collector.billing.listing import as_document, as_text, listing
 from collector.billing.opening import Place, deciding_command, ledger_command, period_argument
 from collector.billing.periods import name_of, parse
 from collector.billing.reconcile import reconcile
-from collector.billing.rounding import exponent_of
-from collector.billing.statement import Statement, decimal
+from collector.billing.rounding import decimal, exponent_of
+from collector.billing.statement import Statement
 from collector.billing.statement_text import table
 from collector.billing.statements import FORMS, of_invoice, periods, preview, statement
+from collector.billing.unclosed import unclosed
 from collector.billing.undecided import Undecided
 from collector.jobs.books_options import GivenBooks, books_options
 
@@ -73,12 +77,15 @@ def preview_command(place: Place, words: tuple[str, ...], output: _Output) -> No
     tenant, period = next(iter(tenants), None), parse(last)
     with place.books() as books:
         bill = books.bill(period)
+        earlier = unclosed(books.ledger.database, period, books.store.closings(), books.opening)
     if tenant is not None:
         output.write(preview(bill, tenant, place.seller_name))
         return
     click.echo(f"PREVIEW of {name_of(period)}, nothing is binding")
     if bill.lacking.all:
         click.echo(f"not complete: {bill.lacking}")
+    if earlier:
+        click.echo(f"earlier days are not closed: {spelled_days(earlier)}")
     for line in _invoices(bill.drafts):
         click.echo(line)
     _nobodys(bill.undecided)
@@ -145,6 +152,22 @@ def reconcile_command(place: Place, period: Period | None, given: GivenBooks | N
                     click.echo(line)
                 passed = passed and agrees
     sys.exit(0 if passed else 1)
+
+
+@click.command("list")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@ledger_command
+def list_command(place: Place, form: str) -> None:
+    """List closed periods, invoices, credits, pending corrections and undecided use."""
+    with place.books() as books:
+        found = listing(books)
+    if form == "json":
+        click.echo(json.dumps(as_document(found), indent=2))
+        return
+    for line in as_text(found):
+        click.echo(line)
 
 
 def closed_lines(closed: Closed) -> list[str]:

@@ -13,7 +13,7 @@ from collector.billing.closed import Closing
 from collector.billing.instants import Period, spelled
 from collector.billing.invoice import Invoice
 from collector.billing.store import ISSUE
-from collector.billing.stored import Adjusted, Published
+from collector.billing.stored import Adjusted, Opening, Published
 from railscope.audit.record import Actor, Data
 
 
@@ -96,6 +96,13 @@ def adjusted(connection: Connection, one: Adjusted, actor: Actor) -> None:
     }
     draft = Draft("billing.adjust", actor, one.recorded_ns, "done", data=data)
     put(connection, f"billing.adjust/{charge.charge_id}", draft)
+
+
+def opened(connection: Connection, number: int, one: Opening, actor: Actor) -> None:
+    """An opening date was set."""
+    data: Data = {"opening": spelled(one.opening_ns), "reason": _text(one.reason)}
+    draft = Draft("billing.opening", actor, one.recorded_ns, "done", data=data)
+    put(connection, f"billing.opening/{number}", draft)
 
 
 def exported(connection: Connection, id_: str, what: Data, actor: Actor, now_ns: int) -> None:

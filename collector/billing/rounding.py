@@ -38,6 +38,14 @@ def to_minor(amount: Fraction, exponent: int) -> int:
     return round(amount * units)
 
 
+def decimal(value: Fraction, places: int) -> str:
+    """A fraction with so many decimals, half to even."""
+    scaled = to_minor(value, places)
+    sign, digits = "-" if scaled < 0 else "", str(abs(scaled)).rjust(places + 1, "0")
+    whole = f"{int(digits[: len(digits) - places]):,}"
+    return f"{sign}{whole}.{digits[-places:]}" if places else f"{sign}{whole}"
+
+
 def spread(amounts: Mapping[str, Fraction], exponent: int) -> dict[str, int]:
     """Minor units of every line, such that they add up to the rounded total.
 

@@ -51,7 +51,10 @@ class ServedBooks:
         return [form for form in Form if form is not Form.PARQUET or find_spec("pyarrow")]
 
     def issued(self, tenant: str | None) -> list[Issued]:
-        """Invoices of a tenant or of all, the oldest period first. Raises BillingError."""
+        """Invoices of a tenant or of all, the oldest period first. Raises BillingError.
+
+        A tenant of which a closing left only undecided time has a statement with an empty invoice.
+        """
         table, void = tables.invoices, tables.voids
         joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
         query = select(*table.c, void.c.voided_ns).select_from(joined)
@@ -59,13 +62,29 @@ class ServedBooks:
             query = query.where(table.c.tenant_id == tenant)
         order = (table.c.period_start_ns, table.c.tenant_id, table.c.issued_ns)
         with _readable(), self.books.store.database.transaction() as connection:
-            return [
+            rows = connection.execute(query.order_by(*order)).all()
+            closings = self.books.store.closings_in(connection)
+            undecided = self.books.store.undecided_in(connection, tenant)
+        found = [
+            (
+                row.period_start_ns, row.tenant_id,
                 Issued(
                     row.tenant_id, name_of(Period(row.period_start_ns, row.period_end_ns)),
                     row.invoice_id, row.voided_ns is not None,
-                )
-                for row in connection.execute(query.order_by(*order))
-            ]  # fmt: skip
+                ),
+            )
+            for row in rows
+        ]  # fmt: skip
+        billed = {(start_ns, name) for start_ns, name, _ in found}
+        for closing in closings:
+            start_ns, period = closing.period.start_ns, name_of(closing.period)
+            names = undecided.get(closing.number, set()) if not closing.tenant else set()
+            found += [
+                (start_ns, name, Issued(name, period, "", void=False))
+                for name in names
+                if (start_ns, name) not in billed
+            ]
+        return [one for *_, one in sorted(found, key=lambda each: each[:2])]
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
         """A tenant's statement of a closed month; None where there is none. Raises BillingError."""

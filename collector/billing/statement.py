@@ -11,7 +11,7 @@ from collector.billing.charges import NANO, Charge, Kind, Unit
 from collector.billing.instants import DAY_NS, spelled
 from collector.billing.invoice import Invoice, Status
 from collector.billing.periods import name_of
-from collector.billing.rounding import exponent_of, spread, to_minor
+from collector.billing.rounding import decimal, exponent_of, spread
 from collector.billing.stored import AuditPlace
 from collector.billing.undecided import Undecided
 from collector.ledger.rows import GpuDay
@@ -77,6 +77,18 @@ class Statement:
     roots: Mapping[str, str] = field(default_factory=dict)
     audit: AuditPlace | None = None
     marks: Sequence[str] = ()
+    closed_ns: int | None = None
+    """When its period was closed, if that issued no invoice to the tenant."""
+
+    @property
+    def invoice_id(self) -> str:
+        """Id of its invoice; empty if there is none."""
+        return self.invoice.invoice_id if self.closed_ns is None else ""
+
+    @property
+    def status(self) -> str:
+        """Status of its invoice; `none` if there is none."""
+        return self.invoice.status.value if self.closed_ns is None else "none"
 
     @property
     def title(self) -> str:
@@ -86,6 +98,8 @@ class Statement:
             Status.ISSUED: "STATEMENT",
             Status.VOID: "VOID STATEMENT",
         }[self.invoice.status]
+        if self.closed_ns is not None:
+            kind = "STATEMENT"
         return f"{kind}  {self.invoice.tenant}  {name_of(self.invoice.period)}"
 
     @property
@@ -105,6 +119,8 @@ class Statement:
                 ("Content hash", f"sha256 {invoice.content_hash}"),
                 ("Audit log", self._audit),
             ]
+        if self.closed_ns is not None:
+            found += [("Invoice", "none: nothing is billed"), ("Closed", spelled(self.closed_ns))]
         found += [("Observed", self.coverage), ("Ledger", self._ledger), *self.roots.items()]
         return [(name, text) for name, text in found if text]
 
@@ -169,7 +185,7 @@ class Statement:
     @property
     def due(self) -> str:
         """What comes before the total."""
-        if self.invoice.status is Status.DRAFT:
+        if self.invoice.status is Status.DRAFT and self.closed_ns is None:
             return "Would be"
         if self.invoice.status is Status.VOID:
             return "Void, was"
@@ -193,14 +209,6 @@ def source_of(charge: Charge) -> GpuDay | None:
     if not charge.unit or not charge.resource:
         return None
     return GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
-
-
-def decimal(value: Fraction, places: int) -> str:
-    """A fraction with so many decimals, half to even."""
-    scaled = to_minor(value, places)
-    sign, digits = "-" if scaled < 0 else "", str(abs(scaled)).rjust(places + 1, "0")
-    whole = f"{int(digits[: len(digits) - places]):,}"
-    return f"{sign}{whole}.{digits[-places:]}" if places else f"{sign}{whole}"
 
 
 def unit_price(price_nano: int) -> str:

@@ -16,8 +16,8 @@ import msgspec
 from collector.billing.instants import spelled
 from collector.billing.invoice import Line
 from collector.billing.periods import name_of
-from collector.billing.rounding import exponent_of
-from collector.billing.statement import Statement, coverage, decimal, source_of, unit_price
+from collector.billing.rounding import decimal, exponent_of
+from collector.billing.statement import Statement, coverage, source_of, unit_price
 from collector.ledger.rows import GpuDay
 
 _EXACT_PLACES = 12
@@ -96,8 +96,8 @@ def document(statement: Statement) -> StatementDocument:
     places = exponent_of(invoice.currency)
     seen = coverage(invoice)
     return StatementDocument(
-        invoice=invoice.invoice_id,
-        status=invoice.status.value,
+        invoice=statement.invoice_id,
+        status=statement.status,
         tenant=invoice.tenant,
         billed_by=statement.seller,
         period=name_of(period),
@@ -122,6 +122,7 @@ def document(statement: Statement) -> StatementDocument:
                 "claim": one.claim,
                 "start": spelled(one.start_ns),
                 "end": spelled(one.end_ns),
+                "gpu_hours": _plain(one.gpu_hours, _EXACT_PLACES),
                 "reason": one.reason,
             }
             for one in statement.undecided

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from collector.billing.closed import Closing, ClosingError
 from collector.billing.closing import Bill, Books
@@ -28,32 +28,55 @@ class UnknownTenantError(ClosingError):
 
 
 def periods(books: Books, tenant: str | None = None) -> list[Period]:
-    """The closed periods; of a tenant, those with an invoice."""
+    """The closed periods; of a tenant, those with an invoice or with undecided time."""
+    closings = books.store.closings()
     if tenant is None:
-        return sorted({closing.period for closing in books.store.closings()})
-    return sorted({head.period for head in books.store.heads(tenant=tenant)})
+        return sorted({closing.period for closing in closings})
+    undecided = books.store.undecided_closings(tenant)
+    found = {head.period for head in books.store.heads(tenant=tenant)}
+    return sorted(found | {one.period for one in closings if one.number in undecided})
 
 
 def statement(books: Books, tenant: str, period: Period, seller: str = "") -> Statement:
     """The statement of a closed period: of the invoice that stands, else of the newest void one.
 
+    A tenant without an invoice that has undecided time has a statement of that.
+
     Raises UnknownTenantError, ClosingError for a period that is not closed, and LedgerError.
     """
-    closings = {one.number: one for one in books.store.closings()}
-    if not any(one.period == period for one in closings.values()):
+    closings = [one for one in books.store.closings() if one.period == period]
+    if not closings:
         known = ", ".join(name_of(one) for one in periods(books)) or "none"
         message = f"{name_of(period)} is not closed; closed are: {known}"
         raise ClosingError(message)
     own = [one for one in books.store.heads(period, tenant) if one.period == period]
     if not own:
-        tenants = sorted({one.tenant for one in books.store.heads(period)})
-        message = (
-            f"{tenant!r} has no invoice of {name_of(period)}; "
-            f"those who have one: {', '.join(tenants) or 'none'}"
-        )
-        raise UnknownTenantError(message)
+        return _without_invoice(books, tenant, closings, seller)
     standing = [one for one in own if not one.void]
     return of_invoice(books, (standing or own)[-1].invoice_id, seller)
+
+
+def _without_invoice(
+    books: Books, tenant: str, closings: Sequence[Closing], seller: str
+) -> Statement:
+    """The statement of a tenant of which a closing billed nothing. Raises UnknownTenantError."""
+    closing = next(one for one in closings if not one.tenant)
+    reviews = of_tenant(books.store.reviews(closing.number), tenant)
+    if not reviews:
+        tenants = {one.tenant for one in books.store.heads(closing.period)}
+        message = (
+            f"{tenant!r} has no invoice of {name_of(closing.period)}; "
+            f"those who have one: {', '.join(sorted(tenants)) or 'none'}"
+        )
+        raise UnknownTenantError(message)
+    return Statement(
+        invoice=draft((), tenant, closing.period, closing.currency),
+        seller=seller,
+        undecided=reviews,
+        roots=_roots(closing),
+        marks=_provisional(closing),
+        closed_ns=closing.closed_ns,
+    )
 
 
 def of_invoice(books: Books, invoice_id: str, seller: str = "") -> Statement:
@@ -64,13 +87,13 @@ def of_invoice(books: Books, invoice_id: str, seller: str = "") -> Statement:
         raise ClosingError(message)
     invoice, number = found
     closing = next(one for one in books.store.closings() if one.number == number)
-    reviews = of_tenant(books.store.reviews(number), invoice.tenant, invoice.period)
+    reviews = of_tenant(books.store.reviews(number), invoice.tenant)
     return Statement(
         invoice=invoice,
         seller=seller,
         undecided=reviews,
         revisions=books.store.revisions(number, {line.charge.resource for line in invoice.lines}),
-        roots={"Ledger root": closing.ledger_root, "Closing root": closing.manifest_root},
+        roots=_roots(closing),
         audit=books.store.audit_place(invoice_id),
         marks=_marks(books, invoice, closing),
     )
@@ -86,7 +109,7 @@ def preview(bill: Bill, tenant: str, seller: str = "") -> Statement:
     return Statement(
         invoice=found,
         seller=seller,
-        undecided=of_tenant(bill.undecided, tenant, bill.period),
+        undecided=of_tenant(bill.undecided, tenant),
         revisions={key: source.revision for key, source in bill.sources.items()},
         marks=marks,
     )
@@ -101,10 +124,17 @@ def _marks(books: Books, invoice: Invoice, closing: Closing) -> list[str]:
         instead = f"; {by.invoice_id} stands in its place" if by else ""
         reason = books.store.void_reason(invoice.invoice_id)
         found.append(f"VOID: {reason}{instead}")
-    if closing.missing:
-        # Which days they were would name GPUs of others.
-        found.append(
-            "PROVISIONAL: closed while days were not final in the ledger. What they change comes "
-            "as corrections"
-        )
-    return found
+    return found + _provisional(closing)
+
+
+def _provisional(closing: Closing) -> list[str]:
+    # Which days they were would name GPUs of others.
+    text = (
+        "PROVISIONAL: closed while days were not final in the ledger. What they change comes "
+        "as corrections"
+    )
+    return [text] if closing.missing else []
+
+
+def _roots(closing: Closing) -> dict[str, str]:
+    return {"Ledger root": closing.ledger_root, "Closing root": closing.manifest_root}

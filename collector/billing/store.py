@@ -21,6 +21,7 @@ from collector.billing.closed import Closing
 from collector.billing.instants import Period
 from collector.billing.invoice import Invoice, Status
 from collector.billing.price_file import parse
+from collector.billing.rounding import exponent_of
 from collector.billing.rows import closing_of, invoice_of, line_of, review_of
 from collector.billing.stored import Adjusted, AuditPlace, Head, Mark, Published
 from collector.billing.undecided import Undecided
@@ -42,7 +43,9 @@ class BillingStore:
 
     def mark(self, connection: Connection) -> Mark:
         """What a closing depends on, as it stands."""
-        counted = (tables.price_books, tables.closings, tables.adjustments, tables.voids)
+        counted = (
+            tables.price_books, tables.closings, tables.adjustments, tables.voids, tables.openings
+        )  # fmt: skip
         return Mark(*(
             connection.execute(select(func.count()).select_from(table)).scalar_one()
             for table in counted
@@ -101,6 +104,23 @@ class BillingStore:
         query = select(table).where(table.c.closing == closing).order_by(table.c.review)
         with self.database.transaction() as connection:
             return [review_of(row) for row in connection.execute(query)]
+
+    def undecided_closings(self, tenant: str | None = None) -> dict[int, set[str]]:
+        """Tenants with undecided use, by closing; of one tenant, the closings that have it."""
+        with self.database.transaction() as connection:
+            return self.undecided_in(connection, tenant)
+
+    def undecided_in(self, connection: Connection, tenant: str | None) -> dict[int, set[str]]:
+        """The same, within a transaction."""
+        table = tables.reviews
+        query = select(table.c.closing, table.c.tenant_id).distinct()
+        query = query.where(table.c.tenant_id != "")
+        if tenant is not None:
+            query = query.where(table.c.tenant_id == tenant)
+        found: dict[int, set[str]] = defaultdict(set)
+        for row in connection.execute(query):
+            found[row.closing].add(row.tenant_id)
+        return dict(found)
 
     # Invoices ------------------------------------------------------------------------------------
 
@@ -207,6 +227,25 @@ class BillingStore:
         """All credits and adjustments, in order of when they were recorded."""
         with self.database.transaction() as connection:
             return self.adjusted_in(connection)
+
+    def invoiced_in(self, connection: Connection, charge: Charge) -> Fraction:
+        """What stands invoiced for the dates of a credit, less what was given back for them."""
+        query = _of(_invoices(), None, charge.tenant).where(tables.voids.c.invoice_id.is_(None))
+        amounts = {
+            line.charge: Fraction(line.minor, 10 ** exponent_of(one.currency))
+            for one in self._read(connection, query)
+            for line in one.lines
+        }
+        for one in self.adjusted_in(connection):
+            if one.charge.tenant == charge.tenant:
+                amounts.setdefault(one.charge, one.charge.amount)
+        span = Period(charge.service_t0_ns, charge.service_t1_ns)
+        own = (
+            amount
+            for each, amount in amounts.items()
+            if span.overlaps(Period(each.service_t0_ns, each.service_t1_ns))
+        )
+        return sum(own, Fraction(0))
 
     def decided(self) -> set[str]:
         """The ids of the credits and adjustments that are on invoices which stand."""

@@ -16,6 +16,7 @@ class Mark(NamedTuple):
     closings: int
     adjustments: int
     voids: int
+    openings: int
 
 
 class Head(NamedTuple):
@@ -48,5 +49,14 @@ class Adjusted(NamedTuple):
 
     charge: Charge
     currency: str
+    recorded_ns: int
+    recorded_by: str
+
+
+class Opening(NamedTuple):
+    """The first instant that is billed, why, and when and by whom it was set."""
+
+    opening_ns: int
+    reason: str
     recorded_ns: int
     recorded_by: str

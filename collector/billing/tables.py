@@ -158,6 +158,17 @@ voids = Table(
     Column("reason", Text, nullable=False),
 )
 
+openings = Table(
+    "billing_opening",
+    metadata,
+    Column("opening", BigInteger, primary_key=True, autoincrement=False),
+    Column("opening_ns", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Column("recorded_by", Text, nullable=False),
+)
+"""Dates before which nothing is billed; the newest row applies."""
+
 ALL = (
     price_books,
     closings,
@@ -167,6 +178,7 @@ ALL = (
     charges,
     reviews,
     voids,
+    openings,
 )
 for _table in ALL:
     make_append_only(_table)

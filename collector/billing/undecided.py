@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from collector.billing.instants import Period, spelled
+from collector.billing.instants import spelled
+from collector.billing.prices import Group
 from collector.billing.rating import Review
+from collector.billing.rounding import decimal
+from collector.metering.units import GPU_HOUR
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,11 +26,18 @@ class Undecided:
     claim: str = ""
     state: str = ""
     units: int = 0
+    """Capacity that was used; 0 where energy is undecided and its time is billed."""
+
+    @property
+    def gpu_hours(self) -> Fraction:
+        """Quantity of undecided time."""
+        return Fraction(self.units * (self.end_ns - self.start_ns), GPU_HOUR)
 
     def __str__(self) -> str:
         claim = f", claim {self.claim}" if self.claim else ""
         span = f"{spelled(self.start_ns)} to {spelled(self.end_ns)}"
-        return f"{self.resource}{claim}, {span}: {self.reason}"
+        quantity = f", {decimal(self.gpu_hours, 6)} GPU-hours" if self.units else ""
+        return f"{self.resource}{claim}, {span}{quantity}: {self.reason}"
 
 
 def undecided(reviews: Iterable[Review]) -> tuple[Undecided, ...]:
@@ -40,13 +51,9 @@ def undecided(reviews: Iterable[Review]) -> tuple[Undecided, ...]:
     return tuple(sorted(found))
 
 
-def of_tenant(found: Iterable[Undecided], tenant: str, period: Period) -> tuple[Undecided, ...]:
-    """A tenant's own, in a period."""
-    return tuple(
-        one
-        for one in found
-        if one.tenant == tenant and Period(one.start_ns, one.end_ns).overlaps(period)
-    )
+def of_tenant(found: Iterable[Undecided], tenant: str) -> tuple[Undecided, ...]:
+    """Undecided use of one tenant."""
+    return tuple(one for one in found if one.tenant == tenant)
 
 
 def _of(review: Review) -> Undecided:
@@ -60,7 +67,7 @@ def _of(review: Review) -> Undecided:
         sku=used.sku,
         claim=used.claim,
         state=used.state,
-        units=used.capacity_units,
+        units=used.capacity_units if review.group is Group.TIME else 0,
     )
 
 

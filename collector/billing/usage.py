@@ -44,6 +44,8 @@ class Usage:
     energy_millijoules: Reading = Absent.UNSUPPORTED
     mig_profile: str = ""
     silence_ns: int = 0
+    claim_open: bool = False
+    """True if its claim lasts to the end of what is known, so that its own end is not."""
 
     def __post_init__(self) -> None:
         wrong = self._wrong()

@@ -103,6 +103,9 @@ class Database:
             metadata.create_all(connection, checkfirst=False)
             connection.execute(schema_version.insert().values(version=VERSION))
             return
+        for table in metadata.sorted_tables:
+            if table.name not in present:  # made by an earlier release
+                table.create(connection)
         version = connection.execute(select(func.max(schema_version.c.version))).scalar_one()
         if version != VERSION:
             message = (

@@ -27,12 +27,13 @@ from support.books import (
 from support.examples import fewer
 
 from collector.billing import administration, focus, focus_csv, statement_data
-from collector.billing.charges import Kind, Unit
+from collector.billing.charges import Charge, Kind, Unit
 from collector.billing.closing import Books, By, Closed
 from collector.billing.demo_months import KnownGpu, SimulatedEvidence
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import HOUR_NS, SECOND_NS
+from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.billing.invoice import Status
+from collector.billing.listing import listing
 from collector.billing.periods import name_of, parse
 from collector.billing.price_file import parse as parse_book
 from collector.billing.prices import Price, PriceBook, Tariff
@@ -41,6 +42,7 @@ from collector.billing.recompute import recompute
 from collector.billing.reconcile import reconcile
 from collector.billing.rounding import exponent_of
 from collector.billing.statements import statement
+from collector.billing.undecided import undecided
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Claim, Level, Outage, Release, Reservation
 from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_slices, replica
@@ -183,6 +185,7 @@ def test_p10_invoiced_and_corrections_are_what_is_known_now(
                 before = known_now.get(charge.tenant, Fraction(0))
                 known_now[charge.tenant] = before + charge.amount
         assert {t: a for t, a in owed.items() if a} == {t: a for t, a in known_now.items() if a}
+        assert _time_billed(informed) == _time_known(informed, published.book)
         for period in (ONE, TWO):
             for check in reconcile(informed, period, SELLER):
                 assert check.passes, check
@@ -234,6 +237,61 @@ def test_a_published_price_book_is_read_back_as_the_same_book(book: PriceBook) -
 def test_a_period_has_the_name_that_it_is_read_from(first: int, more: int) -> None:
     period = replace(ONE, start_ns=first * 24 * HOUR_NS, end_ns=(first + more + 1) * 24 * HOUR_NS)
     assert parse(name_of(period)) == period
+
+
+@few
+@given(worlds(), dear_books(), st.sets(st.integers(1, 5), min_size=1))
+def test_p27_any_cut_into_periods_bills_the_same(
+    known: SimulatedEvidence, book: PriceBook, cuts: set[int]
+) -> None:
+    edges = [ONE.start_ns, *(ONE.start_ns + day * DAY_NS for day in sorted(cuts)), TWO.end_ns]
+    with opened(known, book) as books:
+        published = books.store.book()
+        assert published is not None
+        whole = Period(ONE.start_ns, TWO.end_ns)
+        once = _amounts(books, published.book, whole)
+        parts: dict[str, Fraction] = {}
+        for start, end in pairwise(edges):
+            for tenant, amount in _amounts(books, published.book, Period(start, end)).items():
+                parts[tenant] = parts.get(tenant, Fraction(0)) + amount
+        assert parts == once
+
+
+def _amounts(books: Books, book: PriceBook, period: Period) -> dict[str, Fraction]:
+    """What a period comes to by tenant, with what is on none of its days."""
+    found: dict[str, Fraction] = {}
+    for charge in rate_period(books.ledger, book, period, Numbers(books.ledger)).charges:
+        found[charge.tenant] = found.get(charge.tenant, Fraction(0)) + charge.amount
+    return found
+
+
+def _time_billed(books: Books) -> dict[str, Fraction]:
+    """Capacity times time by tenant: on invoices that stand, or undecided."""
+    found: dict[str, Fraction] = {}
+    for invoice in books.store.invoices():
+        for line in invoice.lines:
+            _add_time(found, line.charge)
+    for _, one in listing(books).undecided:
+        found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.gpu_hours
+    return {tenant: time for tenant, time in found.items() if time}
+
+
+def _time_known(books: Books, book: PriceBook) -> dict[str, Fraction]:
+    """The same as the ledger has it now."""
+    found: dict[str, Fraction] = {}
+    for period in (ONE, TWO):
+        rated = rate_period(books.ledger, book, period, Numbers(books.ledger))
+        for charge in rated.charges:
+            _add_time(found, charge)
+        for one in undecided(rated.reviews):
+            found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.gpu_hours
+    return {tenant: time for tenant, time in found.items() if time}
+
+
+def _add_time(found: dict[str, Fraction], charge: Charge) -> None:
+    if charge.kind in (Kind.USAGE, Kind.RESERVATION) and charge.unit:
+        time = charge.quantity / charge.unit.size
+        found[charge.tenant] = found.get(charge.tenant, Fraction(0)) + time
 
 
 def _exact(books: Books) -> dict[str, Fraction]:

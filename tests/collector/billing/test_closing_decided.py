@@ -89,9 +89,10 @@ def test_what_was_corrected_is_not_corrected_again(ledger):
 @pytest.mark.parametrize("change", ["UPDATE {0} SET {1} = {1}", "DELETE FROM {0}"])
 def test_the_database_refuses_to_change_what_is_billed(ledger, table, change):
     books = opened(ledger, world(gpu("GPU-0", RED), gpu("GPU-1", claim("pid", 1, 2, system=False))))
-    administration.record(books, credit("red", Fraction(1), ONE, "why"), after(ONE))
+    administration.record(books, credit("red", Fraction(1), ONE, "why"), after(ONE), force=True)
     closed = books.close(ONE, after(ONE))
     administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
+    administration.set_opening(books, ONE.start_ns, "start of the contract", after(ONE))
     column = table.primary_key.columns.keys()[0]
     review = "INSERT INTO billing_review VALUES (1, 0, 't', 'r', 's', 'c', 'x', 1, 0, 1, 'w')"
     with ledger.database.transaction(writes=True) as connection:
@@ -158,7 +159,7 @@ def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
 
 def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
     books = opened(ledger, ALL)
-    administration.record(books, credit("red", Fraction(5), ONE, "sorry"), after(ONE))
+    administration.record(books, credit("red", Fraction(5), ONE, "sorry"), after(ONE), force=True)
     closed = books.close(ONE, after(ONE))
     red = next(one for one in closed.invoices if one.tenant == "red")
     news = world(
@@ -183,7 +184,7 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
 def test_credits_and_adjustments_are_billed_once(ledger):
     books = opened(ledger, ALL)
     given = credit("red", Fraction("12.5"), ONE, "power cut")
-    assert administration.record(books, given, after(ONE)) == (True, "EUR")
+    assert administration.record(books, given, after(ONE), force=True) == (True, "EUR")
     assert administration.record(books, given, after(TWO)) == (False, "EUR")
     with pytest.raises(ClosingError, match="tenant 'nobody' is not known"):
         administration.record(books, adjustment("nobody", Fraction(1), ONE, "x"), after(ONE))
@@ -218,7 +219,9 @@ class Meddling(SimulatedEvidence):
 def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
     books = opened(ledger, ALL)
     given = credit("red", Fraction(7), ONE, "just in time")
-    meddling = Meddling(ALL.known, [lambda: administration.record(books, given, after(ONE))])
+    meddling = Meddling(
+        ALL.known, [lambda: administration.record(books, given, after(ONE), force=True)]
+    )
     closed = Books.of(ledger, meddling).close(ONE, after(ONE))
     red = next(one for one in closed.invoices if one.tenant == "red")
     assert [line.charge.amount for line in red.lines if line.charge.unit is None] == [-7]
@@ -232,7 +235,7 @@ def test_who_changes_things_all_the_time_keeps_a_period_open(ledger):
         """Somebody records a credit whenever it is looked at."""
 
         def gpus(self, start_ns: int, end_ns: int) -> list[str]:
-            administration.record(books, credits_.pop(), after(ONE))
+            administration.record(books, credits_.pop(), after(ONE), force=True)
             return super().gpus(start_ns, end_ns)
 
     with pytest.raises(ClosingError, match="somebody else changes prices, voids or closes all"):

@@ -1,0 +1,224 @@
+"""What was billed and what waits: periods, invoices, credits and pending corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from collector.billing.charges import Charge
+from collector.billing.closed import Closing
+from collector.billing.closing import Books, Pending
+from collector.billing.instants import Period, spelled
+from collector.billing.invoice import Invoice
+from collector.billing.periods import name_of
+from collector.billing.rounding import decimal, exponent_of
+from collector.billing.statement_text import table
+from collector.billing.stored import Adjusted, Opening
+from collector.billing.undecided import Undecided
+
+_EXACT_PLACES = 12
+_HOUR_PLACES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All of it, as the database has it now.
+
+    `billed_on` is the standing invoice of each credit or adjustment that is on one; the others wait
+    for the next closing. `undecided` is the use that no closing and no correction has decided.
+    """
+
+    opening: Opening | None
+    closings: Sequence[Closing]
+    invoices: Sequence[Invoice]
+    adjusted: Sequence[Adjusted]
+    billed_on: dict[str, str]
+    pending: Pending
+    undecided: Sequence[tuple[Period, Undecided]]
+
+
+def listing(books: Books) -> Listing:
+    """Read it. Raises LedgerError, ClosingError, MissingPriceError."""
+    closings = books.store.closings()
+    invoices = books.store.invoices()
+    billed_on = {
+        line.charge.charge_id: one.invoice_id
+        for one in books.store.standing(min((c.period.start_ns for c in closings), default=0))
+        for line in one.lines
+        if line.charge.unit is None
+    }
+    return Listing(
+        books.opening,
+        closings,
+        invoices,
+        books.store.adjusted(),
+        billed_on,
+        books.pending(),
+        tuple(_standing_undecided(books, closings)),
+    )
+
+
+def _standing_undecided(
+    books: Books, closings: Sequence[Closing]
+) -> Iterator[tuple[Period, Undecided]]:
+    """Undecided use of every closed period, as the last closing that computed it left it."""
+    latest: dict[tuple[Period, str], int] = {}
+    for closing in closings:
+        for period in (closing.period, *closing.corrected):
+            if not closing.tenant:
+                latest = {key: n for key, n in latest.items() if key[0] != period}
+            latest[period, closing.tenant] = closing.number
+    replaced = {key for key in latest if key[1]}
+    for (period, tenant), number in sorted(latest.items()):
+        for one in books.store.reviews(number):
+            within = period.start_ns <= one.start_ns < period.end_ns
+            newer = not tenant and (period, one.tenant) in replaced
+            if within and not newer and tenant in ("", one.tenant):
+                yield period, one
+
+
+# Forms -------------------------------------------------------------------------------------------
+
+
+def as_document(found: Listing) -> dict[str, Any]:
+    """The listing for JSON: amounts and quantities are decimal texts, instants RFC 3339."""
+    opened = found.opening
+    return {
+        "opening": opened and {
+            "date": spelled(opened.opening_ns),
+            "reason": opened.reason,
+            "recorded": spelled(opened.recorded_ns),
+            "recorded_by": opened.recorded_by,
+        },
+        "periods": [
+            {
+                "period": name_of(one.period),
+                "start": spelled(one.period.start_ns),
+                "end": spelled(one.period.end_ns),
+                "closing": one.number,
+                "tenant": one.tenant or None,
+                "closed": spelled(one.closed_ns),
+                "closed_by": one.closed_by,
+                "price_version": one.price_version,
+                "currency": one.currency,
+                "provisional": one.provisional,
+                "missing_gpu_days": len(one.missing),
+                "corrected": [name_of(period) for period in one.corrected],
+            }
+            for one in found.closings
+        ],
+        "invoices": [
+            {
+                "invoice": one.invoice_id,
+                "tenant": one.tenant,
+                "period": name_of(one.period),
+                "status": one.status.value,
+                "issued": spelled(one.issued_ns or 0),
+                "total": _plain(one.payable, exponent_of(one.currency)),
+                "currency": one.currency,
+                "replaces": one.replaces or None,
+            }
+            for one in found.invoices
+        ],
+        "credits": [
+            {
+                "kind": one.charge.kind.value,
+                "tenant": one.charge.tenant,
+                "period": _span(one.charge),
+                "amount": _plain(one.charge.amount, exponent_of(one.currency)),
+                "currency": one.currency,
+                "reason": one.charge.note,
+                "recorded": spelled(one.recorded_ns),
+                "recorded_by": one.recorded_by,
+                "invoice": found.billed_on.get(one.charge.charge_id),
+            }
+            for one in found.adjusted
+        ],
+        "pending_corrections": [
+            {
+                "period": name_of(period),
+                "tenant": tenant,
+                "amount": _plain(amount, _EXACT_PLACES),
+                "currency": found.pending.currency,
+            }
+            for period, tenant, amount in _corrections(found.pending)
+        ],
+        "pending_undecided": [_undecided(*each) for each in found.pending.undecided],
+        "undecided": [_undecided(*each) for each in found.undecided],
+    }  # fmt: skip
+
+
+def as_text(found: Listing) -> Iterator[str]:
+    """The listing as tables."""
+    if found.opening:
+        opened = found.opening
+        yield f"opening date: {spelled(opened.opening_ns)[:10]} ({opened.reason})"
+    document = as_document(found)
+    for title, name, columns, right in _TABLES:
+        rows = [tuple(_cell(row[column]) for column in columns) for row in document[name]]
+        yield f"{title}: {len(rows):,}"
+        if rows:
+            heads = tuple(column.replace("_", " ") for column in columns)
+            yield from (f"  {line}" for line in table([heads, *rows], right))
+
+
+_UNDECIDED = ("tenant", "period", "resource", "claim", "start", "end", "gpu_hours", "reason")
+_TABLES = (
+    (
+        "periods closed", "periods",
+        ("period", "closed", "closed_by", "tenant", "price_version", "missing_gpu_days", "corrected"),
+        {4, 5},
+    ),
+    (
+        "invoices", "invoices",
+        ("tenant", "period", "invoice", "status", "total", "currency", "replaces"), {4},
+    ),
+    (
+        "credits and adjustments", "credits",
+        ("tenant", "period", "kind", "amount", "currency", "reason", "invoice"), {3},
+    ),
+    (
+        "corrections that the next closing bills", "pending_corrections",
+        ("tenant", "period", "amount", "currency"), {2},
+    ),
+    ("undecided after the next closing", "pending_undecided", _UNDECIDED, {6}),
+    ("undecided", "undecided", _UNDECIDED, {6}),
+)  # fmt: skip
+
+
+def _corrections(pending: Pending) -> Iterator[tuple[Period, str, Fraction]]:
+    """Periods and tenants with corrections, and how much these add to what is billed."""
+    for period, charges in pending.corrections:
+        amounts: dict[str, Fraction] = {}
+        for charge in charges:
+            amounts[charge.tenant] = amounts.get(charge.tenant, Fraction(0)) + charge.amount
+        yield from ((period, tenant, amounts[tenant]) for tenant in sorted(amounts))
+
+
+def _undecided(period: Period, one: Undecided) -> dict[str, str]:
+    return {
+        "period": name_of(period),
+        "tenant": one.tenant,
+        "resource": one.resource,
+        "claim": one.claim,
+        "start": spelled(one.start_ns),
+        "end": spelled(one.end_ns),
+        "gpu_hours": _plain(one.gpu_hours, _HOUR_PLACES),
+        "reason": one.reason,
+    }
+
+
+def _span(charge: Charge) -> str:
+    return name_of(Period(charge.service_t0_ns, charge.service_t1_ns))
+
+
+def _plain(value: Fraction, places: int) -> str:
+    return decimal(value, places).replace(",", "")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)

@@ -1,0 +1,307 @@
+"""Time that a closing leaves out: earlier days, undecided use, credits above what was invoiced."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import text
+from support.books import (
+    ALL,
+    BOSS,
+    FIRST_DAY,
+    GREEN,
+    ONE,
+    PRICES,
+    RED,
+    START,
+    THREE,
+    TWO,
+    after,
+    claim,
+    exact,
+    gpu,
+    hours,
+    in_outbox,
+    opened,
+    released,
+    told,
+    without_counter,
+    world,
+)
+
+from collector.billing import administration
+from collector.billing.closed import ClosingError
+from collector.billing.closing import Books, By
+from collector.billing.corrections import adjustment, credit
+from collector.billing.demo_months import KnownGpu
+from collector.billing.focus import Account, Seller
+from collector.billing.instants import DAY_NS, Period
+from collector.billing.listing import as_document, listing
+from collector.billing.reconcile import reconcile
+from collector.billing.served import ServedBooks
+from collector.billing.statement_text import text as as_text
+from collector.billing.statements import FORMS, UnknownTenantError, periods, statement
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.store import Ledger
+from collector.metering.evidence import Stretch
+from railscope.cli import root as railscope
+
+SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})
+SEEN_FOR_AN_HOUR = {"stretches": (Stretch("boot", START - DAY_NS, hours(6)),)}
+RATE = Fraction("2.49") + Fraction("0.31") / 2
+
+
+# Earlier time ------------------------------------------------------------------------------------
+
+
+def test_a_later_period_is_refused_while_earlier_time_is_not_closed(ledger):
+    books = opened(ledger, ALL)
+    with pytest.raises(ClosingError) as caught:
+        books.close(TWO, after(TWO))
+    assert str(caught.value) == (
+        "cannot close 2024-10-07..2024-10-09: earlier days are not closed and have billable or "
+        "undecided time: 6 GPU-days (GPU-0 from 2024-10-04 to 2024-10-06, "
+        "GPU-1 from 2024-10-04 to 2024-10-06); fix: close the period from 2024-10-04 on first, or "
+        "exclude them with `railscope bill opening 2024-10-07 --reason TEXT`"
+    )
+    assert books.store.closings() == []
+    books.close(ONE, after(ONE))
+    assert books.close(TWO, after(TWO)).added
+
+
+def test_time_without_a_claim_does_not_keep_a_later_period_open(ledger):
+    books = opened(ledger, world(gpu("GPU-0", claim("red", 80))))
+    assert books.close(TWO, after(TWO)).added
+
+
+def test_undecided_time_keeps_a_later_period_open(ledger):
+    silent = gpu("GPU-0", claim("red", 5, 20), **SEEN_FOR_AN_HOUR)
+    books = opened(ledger, world(silent))
+    with pytest.raises(ClosingError, match=r"1 GPU-day \(GPU-0 on 2024-10-04\)"):
+        books.close(TWO, after(TWO))
+
+
+def test_an_opening_date_excludes_earlier_time_and_is_recorded(ledger):
+    books = opened(ledger, ALL)
+    administration.set_opening(books, TWO.start_ns, "the contract begins", after(TWO))
+    assert books.opening.reason == "the contract begins"
+    assert "billing.opening/1" in in_outbox(ledger.database)
+    with pytest.raises(ClosingError, match="it begins before the opening date"):
+        books.close(ONE, after(TWO))
+    closed = books.close(TWO, after(TWO))
+    assert exact(closed.invoices)["green"] == 72 * RATE
+    with pytest.raises(ClosingError, match="expected at most 2024-10-07T00:00:00Z, the start of"):
+        administration.set_opening(books, TWO.end_ns, "less", after(TWO))
+    with pytest.raises(ClosingError, match="expected the start of a UTC day"):
+        administration.set_opening(books, TWO.start_ns + 1, "less", after(TWO))
+
+
+def test_earlier_time_that_comes_late_is_not_lost_silently(ledger):
+    late = world(gpu("GPU-0", claim("red", 80)), gpu("GPU-1", claim("green", 80)))
+    books = opened(ledger, late)
+    books.close(TWO, after(TWO))
+    books = told(books, ALL)
+    with pytest.raises(ClosingError, match="earlier days are not closed") as caught:
+        books.close(THREE, after(THREE))
+    assert "fix: exclude them with `railscope bill opening 2024-10-07" in str(caught.value)
+    administration.set_opening(books, TWO.start_ns, "given away", after(THREE))
+    assert books.close(THREE, after(THREE)).added
+
+
+def test_a_ledger_of_an_earlier_release_gets_the_new_tables(tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    ledger = Ledger.open(url)
+    with ledger.database.transaction(writes=True) as connection:
+        connection.execute(text("DROP TABLE billing_opening"))
+    ledger.close()
+    again = Ledger.open(url)
+    books = opened(again, ALL)
+    administration.set_opening(books, TWO.start_ns, "the contract begins", after(TWO))
+    assert books.close(TWO, after(TWO)).added
+    again.close()
+
+
+# Undecided time ----------------------------------------------------------------------------------
+
+
+def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger):
+    books = opened(ledger, world(without_counter(gpu("GPU-0", RED))))
+    books.close(ONE, after(ONE))
+    unseen = gpu("GPU-0", RED, stretches=(Stretch("b", START - DAY_NS, hours(10)),))
+    books = told(books, world(without_counter(unseen)))
+    waiting = listing(books)
+    assert [(one[0], one[1][0].tenant) for one in waiting.pending.corrections] == [(ONE, "red")]
+    assert sum(one.gpu_hours for _, one in waiting.undecided) == 0
+    assert sum(one.gpu_hours for _, one in waiting.pending.undecided) == 50
+    closed = books.close(TWO, after(TWO))
+    assert exact(books.store.invoices())["red"] == 5 * Fraction("2.49")
+    found = statement(books, "red", TWO)
+    assert [(one.start_ns, one.end_ns) for one in found.undecided if one.units] == [
+        (hours(10), hours(60))
+    ]
+    assert sum(one.gpu_hours for one in found.undecided) == 50
+    assert "50.000000 GPU-hours: inferred over a silence" in as_text(found)
+    assert {one.tenant for one in books.store.reviews(closed.closing.number)} == {"red"}
+    after_it = listing(books)
+    assert sum(one.gpu_hours for _, one in after_it.undecided) == 50
+    assert after_it.pending.corrections == ()
+    for check in reconcile(books, TWO, SELLER):
+        assert check.passes, check
+
+
+def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
+    silent = without_counter(gpu("GPU-1", claim("blue", 5, 20), stretches=()))
+    books = opened(ledger, world(gpu("GPU-0", RED), silent))
+    books.close(ONE, after(ONE))
+    assert exact(books.store.invoices()).keys() == {"red"}
+    found = statement(books, "blue", ONE)
+    assert sum(one.gpu_hours for one in found.undecided) == 15
+    printed = as_text(found)
+    assert printed.startswith("STATEMENT  blue  2024-10-04..2024-10-06\n")
+    assert "To pay: 0.00 EUR" in printed
+    assert "15.000000 GPU-hours" in printed
+    document = json.loads(FORMS["json"](found))
+    assert (document["invoice"], document["status"], document["total"]) == ("", "none", "0.00")
+    assert document["undecided"][0]["gpu_hours"] == "15.000000000000"
+    assert b"Not billed" in FORMS["html"](found)
+    assert periods(books, "blue") == [ONE]
+    served = ServedBooks(books, lambda _tenants: SELLER)
+    assert [(one.tenant, one.invoice != "") for one in served.issued(None)] == [
+        ("blue", False), ("red", True)
+    ]  # fmt: skip
+    assert served.statement("blue", "2024-10-04..2024-10-06", "json") == FORMS["json"](
+        statement(books, "blue", ONE, "Hall")
+    )
+    with pytest.raises(UnknownTenantError, match="'nobody' has no invoice"):
+        statement(books, "nobody", ONE)
+
+
+def test_undecided_energy_is_not_counted_as_time(ledger):
+    books = opened(ledger, world(without_counter(gpu("GPU-0", RED))))
+    books.close(ONE, after(ONE))
+    assert exact(books.store.invoices())["red"] == 55 * Fraction("2.49")
+    found = statement(books, "red", ONE).undecided
+    assert {one.reason for one in found} == {"its energy is not known: unsupported"}
+    assert sum(one.gpu_hours for one in found) == 0
+
+
+# Minimums at the cut -----------------------------------------------------------------------------
+
+GRANULAR = PRICES.replace(
+    "nano_per_gpu_hour = 2_490_000_000",
+    "nano_per_gpu_hour = 2_490_000_000\nminimum_seconds = 86400\ngranularity_seconds = 7200",
+)
+
+
+def _metered(ledger: Ledger, days: range, *known: KnownGpu) -> None:
+    computed = Computed("1", (days.stop + 1) * DAY_NS)
+    gpus = [MeteredGpu.of(one.evidence, {}, one.sku) for one in known]
+    ledger.write_days([each.day(day, computed) for each in gpus for day in days])
+
+
+@pytest.mark.parametrize("days_known", [3, 4])
+def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, days_known):
+    running = gpu("GPU-0", claim("red", 71.5, 73))
+    _metered(ledger, range(FIRST_DAY, FIRST_DAY + days_known), running)
+    books = Books.of(ledger)
+    administration.publish(books, GRANULAR, "p", By(BOSS, START))
+    first = books.close(ONE, after(ONE))
+    assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
+    _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), running)
+    second = books.close(TWO, after(TWO))
+    kinds = [line.charge.kind.value for one in second.invoices for line in one.lines]
+    assert sorted(kinds) == ["minimum_topup", "usage"]
+    assert exact(books.store.invoices()) == {"red": 24 * Fraction("2.49")}
+
+
+# Credits -----------------------------------------------------------------------------------------
+
+
+def test_a_credit_is_at_most_what_was_invoiced(ledger):
+    books = opened(ledger, ALL)
+    closed = books.close(ONE, after(ONE))
+    (red,) = [one.payable for one in closed.invoices if one.tenant == "red"]
+    with pytest.raises(ClosingError, match=r"expected at most 145\.4\d+, what is invoiced"):
+        administration.record(books, credit("red", red + 1, ONE, "x"), after(ONE))
+    with pytest.raises(ClosingError, match="or use --force"):
+        administration.record(books, adjustment("red", -red - 1, ONE, "x"), after(ONE))
+    assert administration.record(books, credit("red", red - 1, ONE, "most of it"), after(ONE))[0]
+    with pytest.raises(ClosingError, match=r"expected at most 1\.0+, what"):
+        administration.record(books, credit("red", Fraction(2), ONE, "more"), after(ONE))
+    assert administration.record(books, credit("red", Fraction(1), ONE, "the rest"), after(ONE))[0]
+    forced = credit("red", Fraction(2), ONE, "a present")
+    assert administration.record(books, forced, after(ONE), force=True)[0]
+    assert administration.record(books, adjustment("red", Fraction(7), TWO, "on top"), after(ONE))[
+        0
+    ]
+
+
+def test_a_credit_is_not_dated_after_now(ledger):
+    books = opened(ledger, ALL)
+    books.close(ONE, after(ONE))
+    future = credit("red", Fraction(1), Period(ONE.start_ns, THREE.end_ns), "x")
+    with pytest.raises(ClosingError, match=r"its period ends 2024-10-13T.*expected a period up to"):
+        administration.record(books, future, after(ONE))
+    assert administration.record(books, future, after(ONE), force=True)[0]
+
+
+# Lists -------------------------------------------------------------------------------------------
+
+
+def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
+    books = opened(ledger, ALL)
+    closed = books.close(ONE, after(ONE))
+    administration.record(books, credit("red", Fraction("12.5"), ONE, "power cut"), after(ONE))
+    books = told(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
+    document = as_document(listing(books))
+    assert [one["period"] for one in document["periods"]] == ["2024-10-04..2024-10-06"]
+    assert {one["invoice"] for one in document["invoices"]} == {
+        one.invoice_id for one in closed.invoices
+    }
+    assert [(one["tenant"], one["amount"], one["invoice"]) for one in document["credits"]] == [
+        ("red", "-12.50", None)
+    ]
+    assert [
+        (one["tenant"], one["period"], Fraction(one["amount"]))
+        for one in document["pending_corrections"]
+    ] == [("red", "2024-10-04..2024-10-06", -10 * RATE)]
+    books.close(TWO, after(TWO))
+    document = as_document(listing(books))
+    assert document["pending_corrections"] == []
+    assert document["credits"][0]["invoice"] is not None
+    assert document["periods"][1]["corrected"] == ["2024-10-04..2024-10-06"]
+
+
+def test_the_commands_list_and_open(tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    ledger = Ledger.open(url)
+    books = opened(ledger, ALL)
+    books.close(ONE, after(ONE))
+    ledger.close()
+
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(railscope, ["bill", *words, "--ledger", url])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert run("opening", "2024-10-04", "--reason", "start") == (
+        "opening date: 2024-10-04; nothing before it is billed\n"
+    )
+    printed = run("list").splitlines()
+    assert printed[0] == "opening date: 2024-10-04 (start)"
+    assert "periods closed: 1" in printed
+    assert "invoices: 2" in printed
+    assert "corrections that the next closing bills: 0" in printed
+    assert json.loads(run("list", "--format", "json"))["opening"]["reason"] == "start"
+
+
+def test_minimums_of_seconds_are_not_lost_where_a_claim_ends_at_the_cut(ledger):
+    ended = gpu("GPU-0", claim("red", 71, 72))
+    _metered(ledger, range(FIRST_DAY, FIRST_DAY + 4), ended)
+    books = Books.of(ledger)
+    prices = GRANULAR.replace("minimum_seconds = 86400", "minimum_seconds = 7200")
+    administration.publish(books, prices, "p", By(BOSS, START))
+    assert exact(books.close(ONE, after(ONE)).invoices) == {"red": 2 * Fraction("2.49")}
