@@ -1,8 +1,7 @@
 """The spool: envelopes on disk until the collector has acknowledged them as durable.
 
-One file an envelope, written beside and renamed into place, so that a file is whole or not there.
-A crash of the agent loses nothing that is here; after a power cut the newest files may be missing,
-and the gap in the sequence shows it. The oldest envelope makes room when the bound is reached.
+One file an envelope, written beside, synchronised and renamed into place, so that a file is whole or
+not there: neither a crash of the agent nor a power cut loses an envelope that is here. The oldest envelope makes room when the bound is reached.
 """
 
 from __future__ import annotations
@@ -68,8 +67,12 @@ class Spool:
         spooled = Spooled(self._next, len(head) + len(body), frames)
         partial = self._path(spooled).with_suffix(_PARTIAL)
         try:
-            partial.write_bytes(head + body)
+            with partial.open("wb") as file:
+                file.write(head + body)
+                file.flush()
+                os.fsync(file.fileno())
             partial.rename(self._path(spooled))
+            self._synchronise()
         except OSError:
             self._untold += [loss] if loss else []
             partial.unlink(missing_ok=True)
@@ -115,6 +118,13 @@ class Spool:
             # It is forgotten all the same: after a restart it is sent again, and counts once.
             log.warning("envelope_not_removed", file=str(self._path(spooled)), problem=str(error))
         return True
+
+    def _synchronise(self) -> None:
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _make_room(self, wanted: int) -> Loss | None:
         envelopes = frames = 0

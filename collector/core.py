@@ -131,6 +131,8 @@ class Core:
         self.counts.bytes += len(record.body)
         for hear in self.on_envelope:
             hear(record, envelope)
+        if envelope.ended:
+            self.received.end(envelope.node, envelope.ended.run, envelope.ended.streams)
         for batch in envelope.batches:
             known = self.schemas.get(batch.schema)
             if known is None:

@@ -8,7 +8,7 @@ which order frames come.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -94,6 +94,24 @@ class Received(msgspec.Struct):
         fresh = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
         ranges.add(first, last)
         self.missing += ranges.width - before - fresh
+
+    def end(self, node: str, run: str, streams: Mapping[str, int]) -> None:
+        """Take the last sequences that a run made; what did not come of them is missing.
+
+        The sequence behind the last counts as received, so that the range of missing ones has an
+        end, and closes where they come after all. A run that was never heard of stays unknown: its
+        frames may have gone to another collector.
+        """
+        entry = self.nodes.get(node, {}).get(run)
+        if entry is None:
+            return
+        for stream, last in streams.items():
+            ranges = entry.streams.get(stream)
+            if ranges is None:
+                ranges = entry.streams[stream] = Ranges([0], [0])
+            before = ranges.holes
+            ranges.add(last + 1, last + 1)
+            self.missing += ranges.holes - before
 
     def put(self, node: str, runs: dict[str, Run]) -> None:
         """Know of a node what was known of it before."""

@@ -14,12 +14,14 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from railscope.reading import SIGNED_LIMIT
 from railscope.wire import (
     HASH_BYTES,
     MAGIC,
     VERSION,
     Batch,
     Envelope,
+    RunEnd,
     WireEntity,
     WireError,
     WireEvent,
@@ -59,6 +61,16 @@ class _Version(msgspec.Struct):
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
+_Sequence: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=SIGNED_LIMIT - 1)]
+
+
+class _SealedRunEnd(msgspec.Struct, array_like=True):
+    """How far an earlier run came, with its bounds."""
+
+    run: Name
+    streams: Annotated[dict[Name, _Sequence], msgspec.Meta(max_length=MAX_SCHEMAS)] = {}
+
+
 class _SealedEnvelope(msgspec.Struct):
     """An envelope whose parts are not decoded yet."""
 
@@ -68,6 +80,7 @@ class _SealedEnvelope(msgspec.Struct):
     schemas: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_SCHEMAS)] = ()
     batches: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_BATCHES)] = ()
     agent_version: Name = ""
+    ended: _SealedRunEnd | None = None
 
 
 class _SealedSchema(msgspec.Struct):
@@ -128,6 +141,7 @@ def unpack(body: bytes, max_bytes: int) -> Envelope:
             version, sealed.node, sealed.run, sealed.boot_id,
             tuple(_schemas(sealed.schemas)), tuple(_batches(sealed.batches)),
             sealed.agent_version,
+            RunEnd(sealed.ended.run, sealed.ended.streams) if sealed.ended else None,
         )  # fmt: skip
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"the body is no envelope: {error}"

@@ -117,6 +117,16 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
         return len(self.wall_ns)
 
 
+class RunEnd(msgspec.Struct, frozen=True, array_like=True):
+    """The last sequence of each stream that an earlier run of the agent put into its spool.
+
+    A run that is cut off loses frames at its end, which no later frame of the same run can show.
+    """
+
+    run: str
+    streams: dict[str, int] = {}
+
+
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one request carries."""
 
@@ -127,6 +137,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     schemas: tuple[WireSchema, ...] = ()
     batches: tuple[Batch, ...] = ()
     agent_version: str = ""
+    ended: RunEnd | None = None
 
 
 class SentAt(msgspec.Struct, frozen=True, array_like=True):
@@ -271,6 +282,7 @@ def envelope(
     schemas: Sequence[WireSchema],
     *,
     agent_version: str,
+    ended: RunEnd | None = None,
 ) -> Envelope:
     """An envelope of this program's version."""
     return Envelope(
@@ -281,6 +293,7 @@ def envelope(
         tuple(schemas),
         tuple(batches),
         agent_version,
+        ended,
     )
 
 

@@ -23,13 +23,22 @@ from agent.schema_store import SchemaStore
 from agent.sinks.collector_client import Answer, CollectorClient, Verdict
 from agent.spool import Loss, Spool, Spooled
 from agent.stats import ShippingStats
+from agent.tenancy import durable
 from railscope import __version__
 from railscope.batch import encode_batches
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.entity import Entity
 from railscope.frame import Event, Frame, Origin, Schema
-from railscope.wire import SentAt, WireSchema, envelope, pack, schema_identity, to_wire_schema
+from railscope.wire import (
+    RunEnd,
+    SentAt,
+    WireSchema,
+    envelope,
+    pack,
+    schema_identity,
+    to_wire_schema,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +47,8 @@ MOST_FRAMES_PENDING = 20_000
 MOST_BYTES_IN_MEMORY = 16 << 20
 FIRST_RETRY_SECONDS = 0.5
 LAST_WORDS_SECONDS = 3.0
+RUN_END = "run_end.json"
+"""In the state directory: the last sequence of each stream in the spool, written at each push."""
 
 
 @dataclass
@@ -55,9 +66,13 @@ class Shipper:
     _fresh: asyncio.Event = field(default_factory=asyncio.Event)
     _problem: str | None = None
     _unkept: set[bytes] = field(default_factory=set)
+    _ended: RunEnd | None = None
+    """How far the run before came, until an envelope that states it is in the spool."""
+    _last: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError where the state directory cannot be used."""
+        self._ended = self._earlier_run()
         self._spool = Spool(self.folder / "spool", self.link.spool_bytes)
         self._schemas = SchemaStore(self.folder / "schemas")
         self._client = CollectorClient(self.link)
@@ -118,7 +133,9 @@ class Shipper:
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for schema in dict.fromkeys(frame.schema for frame in frames):
             self._remember(schema)
-        body = self._sealed(frames, ())
+        body = self._sealed(frames, (), self._ended)
+        self._ended = None
+        self._last |= {frame.schema.stream: frame.sequence for frame in frames}
         try:
             loss = self._spool.put(body, len(frames))
         except OSError as error:
@@ -126,13 +143,31 @@ class Shipper:
         else:
             if loss:
                 self._lost(loss)
+            self._state_end()
         self._show()
 
-    def _sealed(self, frames: list[Frame], schemas: tuple[WireSchema, ...]) -> bytes:
+    def _state_end(self) -> None:
+        try:
+            durable.write(self.folder / RUN_END, RunEnd(self.origin.run, self._last))
+        except OSError as error:
+            # The envelope itself is safe; the file is written again at the next push.
+            log.warning("run_end_not_kept", folder=str(self.folder), problem=str(error))
+
+    def _earlier_run(self) -> RunEnd | None:
+        """How far the run before came. Raises OSError where the state directory cannot be used."""
+        try:
+            return durable.read(self.folder / RUN_END, RunEnd)
+        except durable.DamagedError as error:
+            log.warning("end_of_earlier_run_unknown", problem=str(error))
+            return None
+
+    def _sealed(
+        self, frames: list[Frame], schemas: tuple[WireSchema, ...], ended: RunEnd | None = None
+    ) -> bytes:
         return pack(
             envelope(
                 self.origin, encode_batches(frames), schemas,
-                agent_version=__version__,
+                agent_version=__version__, ended=ended,
             )
         )  # fmt: skip
 

@@ -84,7 +84,7 @@ MISSING = Metric(
     Kind.GAUGE,
     CLUSTER,
     unit=Unit.FRAMES,
-    help="Frames inside the sequence of a running agent that never arrived.",
+    help="Frames of an agent that never arrived: inside its sequence, or at the end of an earlier run.",
     origin="collector",
 )
 VALUES = Metric(

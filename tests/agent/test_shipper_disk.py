@@ -45,10 +45,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def publish_large(run: Shipping, size: int) -> None:
     """Publish a frame that takes so many bytes in an envelope, whatever the compression."""
     noise = random.Random(len(run.sent))  # noqa: S311 - nothing secret
-    text = "".join(chr(0x4E00 + noise.getrandbits(14)) for _ in range(size // 2))
     now = run.clock.now()
     entity = Entity(DROP, ("disk",))
-    run.publish(events=(Event(GAP_EVENT, entity, now.wall_ns, now.boot_ns, {"frames": text}),))
+    events = []
+    for _ in range(0, size, 8000):
+        text = "".join(chr(0x4E00 + noise.getrandbits(14)) for _ in range(4000))
+        events.append(Event(GAP_EVENT, entity, now.wall_ns, now.boot_ns, {"frames": text}))
+    run.publish(events=tuple(events))
 
 
 async def test_a_full_disk_costs_nothing_that_memory_can_hold(

@@ -6,14 +6,17 @@ import asyncio
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from makers import SECOND, Sender, gpu_schema
-from running_collector import logged, running, settings_in, some
+from running_collector import Running, logged, running, settings_in, some
 from support.checkpoints import facts_of
 
 from collector.config import FrameLogSettings, Limits, MeteringSettings
 from collector.segments import segment_path, segments
+from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
+from railscope.wire import RunEnd, pack
 
 PATIENCE_SECONDS = 30
 
@@ -154,3 +157,28 @@ async def test_two_collectors_do_not_share_a_state_directory(tmp_path: Path):
         with pytest.raises(SettingsError, match="in use by another collector"):
             async with running(settings):
                 pass
+
+
+async def test_the_end_of_an_earlier_run_shows_what_was_lost_of_it(tmp_path: Path):
+    """Also after a restart that reads the frame log again, and it closes where frames come late."""
+    sender, settings = Sender(), settings_in(tmp_path)
+    frames = some(sender, rows=6)
+    early, late = frames[:4], frames[4:]
+    after = Sender(run="after")
+    statement = RunEnd(sender.run, {frames[0].schema.stream: frames[-1].sequence})
+    stated = msgspec.structs.replace(after.envelope(some(after, 30), schemas=True), ended=statement)
+    missing = f"{catalog.MISSING.name} "
+
+    async def lost(one: Running) -> int:
+        _, text = await one.get("/metrics")
+        return int(next(line for line in text.splitlines() if line.startswith(missing)).split()[1])
+
+    async with running(settings) as one:
+        assert (await one.post(sender.body(early, schemas=True)))[0] == 200
+        assert await lost(one) == 0
+        assert (await one.post(pack(stated), at=40))[0] == 200
+        assert await lost(one) == len(late)
+    async with running(settings) as one:
+        assert await lost(one) == len(late)
+        assert (await one.post(sender.body(late), at=50))[0] == 200
+        assert await lost(one) == 0
