@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
 from bench.processes import HOST
+from railscope.answer_mark import ANSWER_HEADER, answer_mark
 from railscope.envelope_reader import unpack
 from railscope.wire import BYTES_PER_VALUE
 
@@ -41,7 +42,9 @@ class Sink:
                     received.values += batch.rows * len(batch.base) // BYTES_PER_VALUE
                 received.wire_bytes += len(body)
                 answer = b'{"accepted_frames":%d,"duplicate_frames":0}' % frames
+                token = self.headers.get("Authorization", "").partition(" ")[2]
                 self.send_response(200)
+                self.send_header(ANSWER_HEADER, answer_mark(token, 200, body, answer))
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)

@@ -30,6 +30,7 @@ from collector.envelope_bounds import Cost, cost_of, problems
 from collector.framelog import FrameLog
 from collector.layout import check_schema
 from collector.segments import Record
+from railscope.answer_mark import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
 from railscope.envelope_reader import unpack, unpacked_bytes
 from railscope.wire import (
     SENT_HEADER,
@@ -102,7 +103,7 @@ class Ingest:
     async def handle(self, request: web.Request, who: Credential) -> web.Response:
         """Answer one POST."""
         try:
-            acknowledged = await self._receive(request, who)
+            answer = json_answer(await self._receive(request, who))
         except Refusal as refusal:
             self.core.counts.reject(refusal.reason)
             if refusal.status == HTTPStatus.FORBIDDEN:
@@ -111,8 +112,11 @@ class Ingest:
             if refusal.reason not in _EXPECTED:
                 log.warning("envelope_refused", sender=request.remote, reason=refusal.reason,
                             problem=str(refusal))  # fmt: skip
-            return json_answer({"error": str(refusal), **refusal.more}, refusal.status, headers)
-        return json_answer(acknowledged)
+            content = {"error": str(refusal), **refusal.more}
+            answer = json_answer(content, refusal.status, headers)
+        if answer.status in DECISIONS:
+            answer.headers[ANSWER_HEADER] = await _mark(request, answer)
+        return answer
 
     def _deny(self, request: web.Request, who: Credential, refusal: Refusal) -> None:
         path = request.rel_url.raw_path
@@ -276,6 +280,15 @@ class Ingest:
                     f"stream {batch.stream!r}: the boot clock of its frames runs backwards or ahead"
                 )
                 raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "time", text)
+
+
+async def _mark(request: web.Request, answer: web.Response) -> str:
+    """The mark by which the agent knows this answer."""
+    token = request.headers.get("Authorization", "").partition(" ")[2]
+    content = answer.body if isinstance(answer.body, bytes) else b""
+    if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return unread_mark(token, answer.status, request.content_length or 0, content)
+    return answer_mark(token, answer.status, await request.read(), content)
 
 
 _LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}

@@ -1,7 +1,8 @@
 """One request to the collector, and what its answer means.
 
 An answer is one of: acknowledged as durable; schemas wanted first; refused for good (sending the
-same again will not help); or not now, with a clear problem and what to do about it.
+same again will not help); or not now, with a clear problem and what to do about it. The first three
+decide about frames, and are accepted from a collector only: they carry its mark.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Self
 import msgspec
 
 from agent.config import CollectorLink
+from agent.http_client import Answer as HttpAnswer
 from agent.http_client import HttpClient
+from railscope.answer_mark import ANSWER_HEADER, DECISIONS, is_marked
 from railscope.wire import CONTENT_TYPE, VERSION, SentAt
 
 INGEST_PATH = "/v1/frames"
@@ -58,8 +61,9 @@ class CollectorClient:
     def __init__(self, link: CollectorLink) -> None:
         self.url = link.url.rstrip("/") + INGEST_PATH
         self._headers = {"Content-Type": CONTENT_TYPE}
-        if token := token_of(link):
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._token = token_of(link)
+        if self._token:
+            self._headers["Authorization"] = f"Bearer {self._token}"
         if not link.url.startswith(("http://", "https://")):
             message = f"collector.url {link.url!r} must start with http:// or https://"
             raise LinkError(message)
@@ -94,16 +98,26 @@ class CollectorClient:
         except OSError as error:
             problem = f"{self.url}: {error.strerror or error}"
         else:
-            return _judge(self.url, answer.status, answer.headers, answer.body)
+            mark = answer.headers.get(ANSWER_HEADER.lower(), "")
+            marked = is_marked(mark, self._token, answer.status, body, answer.body)
+            return _judge(self.url, answer, marked=marked)
         return Answer(Verdict.LATER, problem)
 
 
-def _judge(url: str, status: int, headers: Mapping[str, str], content: bytes) -> Answer:
+def _judge(url: str, answer: HttpAnswer, *, marked: bool) -> Answer:
+    status = answer.status
     try:
-        reply = msgspec.json.decode(content, type=_Reply)
+        reply = msgspec.json.decode(answer.body, type=_Reply)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         reply = None
     said = reply.error if reply else ""
+    if status in DECISIONS and not marked:
+        problem = (
+            f"unexpected answer from {url}: status {status} without the mark of a collector:"
+            " expected a collector that knows this node's token; fix: check collector.url, and"
+            " update the collector before its agents"
+        )
+        return Answer(Verdict.LATER, problem)
     if status == HTTPStatus.OK and reply is not None and reply.accepted_frames is not None:
         return Answer(Verdict.ACKNOWLEDGED)
     if status == HTTPStatus.CONFLICT and reply is not None and (wanted := _wanted(reply)):
@@ -113,7 +127,7 @@ def _judge(url: str, status: int, headers: Mapping[str, str], content: bytes) ->
         return Answer(Verdict.REFUSED, f"{url}: refused with {status}: {said}")
     advice = _ADVICE.get(status, "is this really the collector?")
     problem = f"{url}: answered {status}{f' ({said})' if said else ''}: {advice}"
-    return Answer(Verdict.LATER, problem, retry_after_seconds=_retry_after(headers))
+    return Answer(Verdict.LATER, problem, retry_after_seconds=_retry_after(answer.headers))
 
 
 def _wanted(reply: _Reply) -> tuple[bytes, ...]:
@@ -130,7 +144,6 @@ _ADVICE = {
     403: "the token belongs to another node: check node and collector.token_file",
     404: "there is no ingest at this address: check collector.url, it is the base of the collector",
     405: "there is no ingest at this address: check collector.url, it is the base of the collector",
-    413: "something in between, a proxy maybe, refuses bodies of this size: raise its limit",
     426: f"the collector speaks another version than {VERSION}: update the older of the two",
     429: "the collector is busy",
     503: "the collector cannot store frames now",

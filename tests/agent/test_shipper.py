@@ -206,6 +206,40 @@ async def test_what_is_refused_for_good_is_dropped_counted_and_told(
     assert f"refused with {status}: because" in refused["problem"]
 
 
+DECISIONS_OF_A_STRANGER = {
+    "200": (200, {"accepted_frames": 2, "duplicate_frames": 0}),
+    "400": (400, {"error": "bad request"}),
+    "409": (409, {"unknown_schemas": ["00" * 16]}),
+    "413": (413, {"error": "too large"}),
+    "422": (422, {"error": "unprocessable"}),
+}
+
+
+@pytest.mark.parametrize("case", DECISIONS_OF_A_STRANGER)
+async def test_a_decision_without_the_mark_of_a_collector_changes_nothing(
+    tmp_path: Path, case: str
+) -> None:
+    status, content = DECISIONS_OF_A_STRANGER[case]
+    with capture_logs() as logs:
+        async with ScriptedCollector(marks=False).serving() as collector:
+            collector.script.extend(web.json_response(content, status=status) for _ in range(3))
+            async with shipping(tmp_path, link_to(collector)) as run:
+                await run.flush(2)
+                for failures in (1, 2, 3):
+                    await run.failed()
+                    assert (run.stats.failures, waiting(tmp_path)) == (failures, 1)
+                    run.retry()
+                collector.marks = True
+                await run.shipped(2)
+            assert (collector.taken, sum(run.stats.dropped_frames.values())) == (run.sent, 0)
+    problems = {entry["problem"] for entry in logs if entry["event"] == "collector_unreachable"}
+    url = f"http://127.0.0.1:{collector.port}/v1/frames"
+    assert {text.partition(":")[0] for text in problems} >= {"unexpected answer from http"}
+    assert any(
+        text.startswith(f"unexpected answer from {url}: status {status}") for text in problems
+    )
+
+
 # Connections --------------------------------------------------------------------------------------
 
 

@@ -94,18 +94,18 @@ async def test_a_checkpoint_carries_over_what_deleted_segments_said(tmp_path: Pa
             for n in range(60)
         ]
         for body in bodies:
-            assert (await one.post(body, at=200_000))[0] == 200
+            assert (await one.post(body, at=2_000_000))[0] == 200
         one.collector.log.most_bytes = 1
         async with asyncio.timeout(PATIENCE_SECONDS):
             while segments(tmp_path / "state" / "frames")[0] == 1:
                 frames = sender.frames(gpu_schema("n1"), rows, at=2000 * len(bodies))
                 bodies.append(sender.body(frames))
-                assert (await one.post(bodies[-1], at=200_000))[0] == 200
+                assert (await one.post(bodies[-1], at=2_000_000))[0] == 200
         before = one.collector.core
     async with running(settings) as one:
         assert one.collector.core.received == before.received
         assert facts_of(one.collector.core) == facts_of(before)
-        assert (await one.post(bodies[0], at=200_000))[1]["accepted_frames"] == 0
+        assert (await one.post(bodies[0], at=2_000_000))[1]["accepted_frames"] == 0
 
 
 async def test_a_silent_node_and_its_events_outlive_the_segments_that_told_of_them(tmp_path: Path):

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from railscope.answer_mark import ANSWER_HEADER, answer_mark
 from railscope.envelope_reader import unpack
 from railscope.wire import Envelope, schema_hash
 
@@ -33,6 +34,8 @@ class ScriptedCollector:
     schemas: set[bytes] = field(default_factory=set)
     requests: list[web.Request] = field(default_factory=list)
     port: int = 0
+    marks: bool = True
+    """Whether answers carry the mark of a collector."""
     _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -45,6 +48,11 @@ class ScriptedCollector:
         finally:
             async with self._progress:
                 self._progress.notify_all()
+        if self.marks:
+            token = request.headers.get("Authorization", "").partition(" ")[2]
+            content = answer.body if isinstance(answer.body, bytes) else b""
+            mark = answer_mark(token, answer.status, await request.read(), content)
+            answer.headers[ANSWER_HEADER] = mark
         return answer
 
     async def asked(self, count: int) -> None:
