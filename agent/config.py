@@ -232,6 +232,20 @@ class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
     kubelet_socket: Annotated[
         str, described("Socket of the kubelet's PodResources. Empty: it is not asked.")
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    kubelet_url: Annotated[
+        str,
+        described(
+            "The kubelet's list of pods, for shares of GPUs by annotations and limits (HAMi, Volcano,"
+            " Alibaba, Tencent): https://NODE:10250/pods. Empty: it is not asked."
+        ),
+    ] = ""
+    kubelet_token_file: Annotated[
+        str, described("File that holds the bearer token of kubelet_url (needs nodes/proxy, get).")
+    ] = ""
+    kubelet_ca_file: Annotated[
+        str,
+        described("Certificate that kubelet_url is checked against. Empty: those of the system."),
+    ] = ""
     slurm_gpu_files: Annotated[
         str, described("Folder where a prolog of Slurm keeps a file of job ids for each GPU.")
     ] = ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-MAX_DENOMINATOR = 1 << 20
-"""Covers 1/840, millionths, and one MiB of a device with 1 TiB of memory. Sums of many fractions
+MAX_DENOMINATOR = 1 << 30
+"""Covers 1/840, millionths, and sums of percents and of MiB of a device. Sums of many fractions
 stay small numbers."""
 MAX_COUNT = 1024
 """GPUs of one claim that names none of them."""

@@ -17,10 +17,11 @@ from agent.owners import FormatError, pod_resources
 from agent.owners.docker import container
 from agent.owners.environ import chosen
 from agent.owners.libvirt import command, domain
+from agent.owners.pod_list import pod_entries
 from railscope.capture import Json
 
 OWNER, KUBELET = "owner", "kubelet"
-LIST, ALLOCATABLE = "List", "GetAllocatableResources"
+LIST, ALLOCATABLE, PODS = "List", "GetAllocatableResources", "Pods"
 SEAMS = {OWNER, KUBELET}
 KUBELET_SECONDS = 4.0
 """Shorter than it is from one question to the next."""
@@ -50,8 +51,11 @@ class Owners:
         owner.machine(pid)          the machine that a process runs; None where it runs none
         owner.user(number)          the name of a user
         kubelet.List(socket)        pods that have devices; kubelet.GetAllocatableResources(socket)
+        kubelet.Pods(url, token_file, ca_file)  annotations and limits of pods that concern GPUs
         """
         try:
+            if seam == KUBELET and function == PODS:
+                return self._pods(*map(str, arguments))
             if seam == KUBELET:
                 return self._kubelet(function, str(arguments[0]))
             return self._functions[function](*arguments)
@@ -72,6 +76,14 @@ class Owners:
             return _plain(pod_resources.allocatable(answer))
         message = f"unknown function {function!r} of the kubelet"
         raise ValueError(message)
+
+    def _pods(self, url: str, token_file: str, ca_file: str) -> Json:
+        if not self._live:
+            raise FileNotFoundError(errno.ENOENT, "a copied tree has no kubelet")
+        from agent.host.kubelet_pods import pod_list  # noqa: PLC0415 - TLS takes 2 MiB
+
+        entries = pod_entries(pod_list(url, token_file, ca_file, KUBELET_SECONDS))
+        return _plain([pod for pod in entries if pod.concerns_gpus])
 
     def _environ(self, pid: int) -> Json:
         return chosen(self._files.read(f"/proc/{pid}/environ"))

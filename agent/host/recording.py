@@ -38,6 +38,7 @@ _OF_A_MACHINE = ("name", "instance", "project", "project_id", "user")
 # Names of people and of what is theirs, in the answers to a function: replaced as whole words.
 _NAMES: dict[str, Callable[[Json], list[Json]]] = {
     "kubelet.List": lambda answer: [pod[part] for pod in answer for part in ("name", "namespace")],
+    "kubelet.Pods": lambda answer: [pod[part] for pod in answer for part in ("name", "namespace")],
     "owner.environ": lambda answer: [
         answer.get(name, "") for name in ("SLURM_JOB_ACCOUNT", "SLURM_JOB_USER")
     ],

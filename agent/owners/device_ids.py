@@ -15,10 +15,14 @@ from agent.owners import FormatError
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its UUID; with a replica, one of several shares of it (time slices or MPS)."""
+    """A GPU by its UUID; with a replica, one of several shares of it (time slices or MPS).
+
+    A slot (HAMi, Volcano) names the GPU and not how much of it.
+    """
 
     uuid: str
     replica: int | None = None
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ DeviceId: TypeAlias = Gpu | GpuIndex | MigDevice | MigInstance | DeviceFile
 _UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 _NUMBER = "[0-9]{1,9}"
 _NVIDIA = re.compile(
-    rf"(?:(?P<gpu>GPU-{_UUID})|(?P<mig>MIG-{_UUID})"
+    rf"(?:(?P<gpu>GPU-{_UUID})(?:-(?P<slot>{_NUMBER}))?|(?P<mig>MIG-{_UUID})"
     rf"|MIG-(?P<parent>GPU-{_UUID})/(?P<gi>{_NUMBER})/(?P<ci>{_NUMBER})"
     rf"|(?P<index>{_NUMBER})(?::(?P<mig_index>{_NUMBER}))?)"
     rf"(?:::(?P<replica>{_NUMBER}))?"
@@ -96,7 +100,7 @@ def device_id(text: str) -> DeviceId:
         return DeviceFile(int(found["minor"]), _number(found["gi"]), _number(found["replica"]))
     replica = _number(found["replica"])
     if found["gpu"]:
-        return Gpu(found["gpu"], replica)
+        return Gpu(found["gpu"], replica, _number(found["slot"]))
     if found["mig"]:
         return MigDevice(found["mig"], replica)
     if found["parent"]:

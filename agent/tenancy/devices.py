@@ -14,6 +14,7 @@ from agent.sources.nvidia.inventory import GpuDevice
 from agent.sources.nvidia.slices import WHOLE, Slots
 
 UNKNOWN_NUMBER = -1
+_MIB = 1 << 20
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -37,6 +38,8 @@ class Known(msgspec.Struct, frozen=True):
     index: int
     minor: int
     parts: tuple[Part, ...] = ()
+    memory_mib: int = 0
+    """0 where it is not known."""
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -112,6 +115,15 @@ class Devices:
         found = (part for part in (owner.parts if owner else ()) if part.start == start)
         return next((_part(owner, part) for part in found), None)
 
+    def memory_mib(self, place: str | int | None) -> int | None:
+        """Memory of a GPU by UUID or index; without a name, that of all GPUs where they are alike."""
+        if place is None:
+            sizes = {gpu.memory_mib for gpu in self.present}
+            return sizes.pop() or None if len(sizes) == 1 else None
+        device = self.with_index(place) if isinstance(place, int) else None
+        gpu = self.all.get(device.gpu if device else str(place))
+        return gpu.memory_mib or None if gpu else None
+
     @property
     def names(self) -> str:
         """For messages: what there is."""
@@ -141,6 +153,7 @@ def known(gpu: GpuDevice) -> Known:
         gpu.index,
         int(minor) if minor.isdecimal() else UNKNOWN_NUMBER,
         parts,
+        gpu.memory_bytes // _MIB,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -20,7 +20,7 @@ from agent.facts import counted
 from agent.host import Host
 from agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from agent.owners import FormatError
-from agent.owners.device_ids import ClaimedDevice, DeviceId, device_id
+from agent.owners.device_ids import ClaimedDevice, DeviceId, Gpu, device_id
 from agent.owners.pod_resources import Devices as Given
 from agent.owners.pod_resources import Pod
 from agent.source import Finding, Verdict
@@ -28,6 +28,8 @@ from agent.tenancy import naming, passthrough
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
 from agent.tenancy.pod_folders import PodFolders, Pods
+from agent.tenancy.pod_requests import PodRequests
+from agent.tenancy.pod_shares import Part, Requests
 from agent.tenancy.trouble import unread
 from railscope.shares import share_text
 
@@ -52,6 +54,8 @@ class _Holding:
     device: Device
     replica: int | None = None
     share: str = ""
+    is_slot: bool = False
+    """One of several slots of the GPU (HAMi), which do not say how much of it."""
     claimed: bool = False
     """By a resource claim, which several pods may have. Devices of a plugin have one pod: where two
     are listed, one of them has ended."""
@@ -64,6 +68,7 @@ class Kubernetes:
     socket: str
     system: frozenset[str] = frozenset()
     """Namespaces of health checks and the administrator's own use."""
+    requests: PodRequests = field(default_factory=PodRequests)
     name: str = "kubernetes"
     pods: Pods = field(default_factory=Pods)
     """As of the last look."""
@@ -77,6 +82,7 @@ class Kubernetes:
         if not self.socket:
             return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no kubelet_socket is set"),))
         self.pods = self._folders.look(host)
+        requests = self.requests.look(host, devices)
         try:
             answer = host.call(KUBELET, LIST, self.socket)
             pods = msgspec.convert(answer, tuple[Pod, ...])
@@ -87,7 +93,7 @@ class Kubernetes:
             return Told(findings=(Finding(WHAT, Verdict.ABSENT, detail),))
         except (OSError, msgspec.ValidationError) as error:
             return unread(WHAT, error, "run the agent as root, or see what the kubelet logs")
-        here = [pod for pod in pods if not self.pods.has_ended(pod.namespace, pod.name)]
+        here = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
         unknown: list[str] = []
         holdings = [
             holding
@@ -102,23 +108,63 @@ class Kubernetes:
             if holding.replica is None
         )
         held += tuple(self._replicated(holdings))
-        return Told(held, tuple(self._findings(held, holdings, unknown)))
+        held = self._as_requested(held, requests, devices)
+        findings = (*self._findings(held, holdings, unknown), *self.requests.findings)
+        return Told(held, findings)
+
+    def _has_ended(self, namespace: str, name: str) -> bool:
+        return self.pods.has_ended(namespace, name) or (namespace, name) in self.requests.ended
+
+    def _as_requested(
+        self, held: tuple[Held, ...], requests: Mapping[tuple[str, str], Requests], devices: Devices
+    ) -> tuple[Held, ...]:
+        """The claims of pods that have shares, as they request them, and not as devices are listed.
+
+        A pod that was given a whole device holds it: an annotation, which a user may write, lowers nothing.
+        """
+        whole = {_pod_of(one) for one in held if one.exclusive}
+        requests = {
+            pod: request
+            for pod, request in requests.items()
+            if pod not in whole and not self._has_ended(*pod)
+        }
+        found = [one for one in held if _pod_of(one) not in requests]
+        for pod, request in requests.items():
+            of_pod = msgspec.structs.replace(self._of(*pod), exclusive=False)
+            listed = [one for one in held if _pod_of(one) == pod]
+            for part in request.parts:
+                device = _of_part(part, devices)
+                if device is not None:
+                    found.append(_part_of(of_pod, part, device))
+                    continue
+                count = part.count if part.place is None else 1
+                taken, listed = listed[:count], listed[count:]
+                found += [_share_of(one, part) for one in taken]
+                if left := count - len(taken):
+                    share = share_text(part.share) if part.share else ""
+                    found.append(msgspec.structs.replace(
+                        of_pod, count=left, share=share, exclusive=not share, reference=share
+                    ))  # fmt: skip
+        return tuple(found)
 
     def _held(self, holding: _Holding, *, alone: bool) -> Held:
         pod, device = holding.pod, holding.device
-        return Held(
-            source=self.name,
-            level=Level.NODE_PLUGIN,
-            workload=f"{pod.namespace}/{pod.name}",
-            owner=pod.namespace,
+        return msgspec.structs.replace(
+            self._of(pod.namespace, pod.name),
             gpu=device.gpu,
             device=device.id + (f"::{holding.share}" if holding.share else ""),
             compute=device.compute,
             memory=device.memory,
-            exclusive=alone and device.exact and not holding.share,
-            system=pod.namespace in self.system,
+            exclusive=alone and device.exact and not holding.share and not holding.is_slot,
             profile=device.profile,
         )
+
+    def _of(self, namespace: str, name: str) -> Held:
+        """A claim of a pod, without what it holds."""
+        return Held(
+            source=self.name, level=Level.NODE_PLUGIN, workload=f"{namespace}/{name}",
+            owner=namespace, gpu="", system=namespace in self.system,
+        )  # fmt: skip
 
     def _replicated(self, holdings: list[_Holding]) -> Iterator[Held]:
         """Replicas of time slicing or MPS: a pod holds as many of a device as it has, of all there are."""
@@ -188,6 +234,35 @@ class Kubernetes:
             )
 
 
+def _pod_of(held: Held) -> tuple[str, str]:
+    namespace, _, name = held.workload.partition("/")
+    return namespace, name
+
+
+def _of_part(part: Part, devices: Devices) -> Device | None:
+    """The device that a request names; None without a name, or where nothing here goes by it."""
+    if part.place is None:
+        return None
+    name = str(part.place)
+    return naming.find(name, devices)
+
+
+def _part_of(of_pod: Held, part: Part, device: Device) -> Held:
+    return _share_of(
+        msgspec.structs.replace(
+            of_pod, gpu=device.gpu, device=device.id, compute=device.compute,
+            memory=device.memory, profile=device.profile, exclusive=device.exact,
+        ), part,
+    )  # fmt: skip
+
+
+def _share_of(held: Held, part: Part) -> Held:
+    """A device that a pod has, as far as it requested it."""
+    if part.share is None:
+        return msgspec.structs.replace(held, share="", exclusive=True)
+    return msgspec.structs.replace(held, share=share_text(part.share), exclusive=False)
+
+
 def _is_told(holding: _Holding, replicas: dict[str, tuple[int, ...]]) -> bool:
     return holding.replica is None or holding.replica in replicas.get(_base(holding.text), ())
 
@@ -207,7 +282,8 @@ def _holdings(pod: Pod, devices: Devices, unknown: list[str]) -> Iterator[_Holdi
         if name is None or device is None:
             unknown.append(text)
         else:
-            yield _Holding(pod, text, device, name.replica)
+            is_slot = isinstance(name, Gpu) and name.slot is not None
+            yield _Holding(pod, text, device, name.replica, is_slot=is_slot)
     claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
     for claim in claims:
         ours = [each for each in claim.devices if each.driver == DRIVER]

@@ -25,6 +25,7 @@ from agent.tenancy.kubernetes import Kubernetes
 from agent.tenancy.libvirt import Libvirt
 from agent.tenancy.memory import Memory
 from agent.tenancy.placing import claimed, findings_of, placed
+from agent.tenancy.pod_requests import KubeletUrl, PodRequests
 from agent.tenancy.processes import Processes, Use, Uses, on
 from agent.tenancy.slurm import Places, Slurm
 from agent.tenancy.told import ToldClaims
@@ -81,7 +82,10 @@ class Tenancy(HoldsNothing):
         self._gpus = gpus or Gpus()
         self._system = frozenset(settings.system.split())
         self._trusted = _owners(settings.trust)
-        self._kubernetes = Kubernetes(settings.kubelet_socket, self._system)
+        kubelet = KubeletUrl(
+            settings.kubelet_url, settings.kubelet_token_file, settings.kubelet_ca_file
+        )
+        self._kubernetes = Kubernetes(settings.kubelet_socket, self._system, PodRequests(kubelet))
         self._processes = Processes(lists or ProcessLists(), settings.owner_label)
         places = Places(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)
         self.clock = ClockHistory()

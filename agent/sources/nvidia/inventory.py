@@ -58,6 +58,8 @@ class GpuDevice:
     pci_address: str
     mig_mode: str = ""
     mig_devices: tuple[MigDevice, ...] = ()
+    memory_bytes: int = 0
+    """0 where the driver does not say."""
 
 
 @dataclass
@@ -162,9 +164,11 @@ class Gpus:
             mode = _answer(host, "nvmlDeviceGetMigMode", index)
             enabled = bool(mode and mode[0])
             devices = mig_devices(host, index, entity) if enabled else ()
+            memory = _answer(host, "nvmlDeviceGetMemoryInfo", index)
         except NvmlError:
             return self.found.get(index)  # a GPU that is counted is there, however sick it is
-        return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices)
+        total = int(memory["total"]) if isinstance(memory, dict) else 0
+        return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,66 @@
+"""The kubelet's list of pods, over HTTPS with a token, or over HTTP from this machine only."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import ipaddress
+import ssl
+from pathlib import Path
+from urllib.parse import urlsplit
+
+MAX_BYTES = 64 << 20
+PATH = "/pods"
+_OK = 200
+_DENIED = {401, 403}
+
+
+def pod_list(
+    url: str, token_file: str, ca_file: str, timeout: float, max_bytes: int = MAX_BYTES
+) -> bytes:
+    """The answer to GET /pods. Raises OSError; PermissionError where the kubelet denies it."""
+    parts = urlsplit(url)
+    connection = _connection(url, ca_file, timeout)
+    headers = {"Accept": "application/json", "Connection": "close"}
+    if token_file:  # a token never travels unencrypted
+        if parts.scheme != "https":
+            raise OSError(errno.EINVAL, f"{url}: a token needs https")
+        token = Path(token_file).read_bytes().strip().decode(errors="replace")
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        connection.request("GET", parts.path.rstrip("/") or PATH, headers=headers)
+        answer = connection.getresponse()
+        if answer.status in _DENIED:
+            message = f"{url}: status {answer.status}: the token needs the right nodes/proxy get"
+            raise PermissionError(errno.EACCES, message)
+        content = answer.read(max_bytes + 1)
+    except OSError:
+        raise
+    except http.client.HTTPException as error:
+        raise OSError(errno.EBADMSG, f"{url}: {type(error).__name__}: {error}") from error
+    except ValueError as error:
+        raise OSError(errno.EBADMSG, f"{url}: {error}") from error
+    finally:
+        connection.close()
+    if answer.status != _OK:
+        raise OSError(errno.EPROTO, f"{url}: status {answer.status}")
+    if len(content) > max_bytes:
+        raise OSError(errno.EMSGSIZE, f"{url}: more than {max_bytes} bytes")
+    return content
+
+
+def _connection(url: str, ca_file: str, timeout: float) -> http.client.HTTPConnection:
+    """A connection whose other end is proven: by its certificate, or by being this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        context = ssl.create_default_context(cafile=ca_file or None)
+        return http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=context)
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = False
+    if parts.scheme != "http" or not is_here:
+        message = f"{url}: expected https://NODE:10250/pods, or http:// and an address of loopback"
+        raise OSError(errno.EINVAL, message)
+    return http.client.HTTPConnection(host, parts.port, timeout=timeout)

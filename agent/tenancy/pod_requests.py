@@ -1,0 +1,73 @@
+"""Shares of GPUs that the pods of this node request, by what the kubelet lists of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.facts import counted
+from agent.host import Host
+from agent.host.owners import KUBELET, PODS
+from agent.owners.pod_list import PodEntry
+from agent.source import Finding, Verdict
+from agent.tenancy.devices import Devices
+from agent.tenancy.pod_shares import Requests, requests_of
+from agent.tenancy.trouble import finding
+
+WHAT = "shares of GPUs in pods"
+_MAX_QUOTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletUrl:
+    """Where the kubelet lists its pods; an empty URL for nowhere."""
+
+    url: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+
+
+@dataclass(slots=True)
+class PodRequests:
+    """The requests of the pods, read again at each poll. A list that cannot be read stays as it was."""
+
+    kubelet: KubeletUrl = field(default_factory=KubeletUrl)
+    ended: frozenset[tuple[str, str]] = frozenset()
+    """Pods that hold nothing any more, by namespace and name."""
+    findings: tuple[Finding, ...] = ()
+    _entries: tuple[PodEntry, ...] = ()
+
+    def look(self, host: Host, devices: Devices) -> Mapping[tuple[str, str], Requests]:
+        """What pods request by shares, by namespace and name."""
+        where, self.findings = self.kubelet, ()
+        if not where.url:
+            return {}
+        try:
+            answer = host.call(KUBELET, PODS, where.url, where.token_file, where.ca_file)
+            self._entries = msgspec.convert(answer, tuple[PodEntry, ...])
+        except (OSError, msgspec.ValidationError) as error:
+            remedy = f"see tenancy.kubelet_url {where.url}, kubelet_token_file and kubelet_ca_file"
+            self.findings = (finding(WHAT, error, remedy),)
+        self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
+        found = {
+            (entry.namespace, entry.name): requests_of(entry, devices.memory_mib)
+            for entry in self._entries
+            if not entry.has_ended
+        }
+        found = {pod: requests for pod, requests in found.items() if requests}
+        if not self.findings:
+            self.findings = (_finding(found),)
+        return found
+
+
+def _finding(found: Mapping[tuple[str, str], Requests]) -> Finding:
+    problems = [text for requests in found.values() for text in requests.problems]
+    if problems:
+        detail = (
+            f"no claim for a share that cannot be computed: {'; '.join(problems[:_MAX_QUOTED])}"
+        )
+        remedy = "run `railscope claim start --share` for these pods, or correct the annotation"
+        return Finding(WHAT, Verdict.BROKEN, detail, remedy)
+    return Finding(WHAT, Verdict.SUPPORTED, f"{counted(len(found), 'pod')} with shares")

@@ -1,0 +1,299 @@
+"""Parts of GPUs that pods request, for each system that shares GPUs in Kubernetes.
+
+Each reader returns what the annotations and limits of one pod say: devices with an exact fraction each,
+or a number of devices without a name. A fraction of memory needs the memory of the device: where that is
+unknown there is a problem and no claim, never the whole device.
+
+Sources: Project-HAMi/HAMi:docs/develop/protocol.md; volcano-sh/volcano:pkg/scheduler/api/devices/nvidia;
+AliyunContainerService/gpushare-scheduler-extender:pkg/utils; hkust-adsl/kubernetes-scheduler-simulator;
+tkestack/gpu-manager:README.md; tencentcloud.com document 457/59103.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TypeAlias
+
+import msgspec
+
+from agent.owners.pod_list import PodEntry
+from railscope.shares import MAX_COUNT
+
+Place: TypeAlias = str | int | None
+"""A device by UUID or index, or none."""
+Memory: TypeAlias = Callable[[Place], int | None]
+"""MiB of a device; of the devices of the node where they are all alike and none is named."""
+_QUANTITY = re.compile(r"([0-9]{1,12})(k|M|G|Ki|Mi|Gi)?")
+_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+_HUNDRED, _MILLI, _VCUDA_MIB, _GIB = 100, 1000, 256, 1024
+_FIELDS = 4
+
+
+class RequestError(ValueError):
+    """An annotation or limit that cannot be read; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A fraction of a device, or of each of `count` devices without a name. None: all of it."""
+
+    place: Place
+    share: Fraction | None
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Requests:
+    """All that a pod requests of GPUs by shares, and what could not be read of it."""
+
+    parts: list[Part] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """True where a system of shares is in use at all."""
+        return bool(self.parts or self.problems)
+
+
+def requests_of(pod: PodEntry, memory: Memory) -> Requests:
+    """What a pod requests, by the first system that it shows signs of."""
+    for read in _READERS:
+        found = Requests()
+        try:
+            found.parts += _summed(read(pod, memory))
+        except RequestError as error:
+            found.problems.append(f"{pod.namespace}/{pod.name}: {error}")
+        if found:
+            return found
+    return Requests()
+
+
+def _summed(parts: Iterator[Part]) -> list[Part]:
+    """One part for each device: two containers of a pod may share one. Without names, by share."""
+    named: dict[Place, Fraction | None] = {}
+    counts: dict[Fraction | None, int] = {}
+    for part in parts:
+        if part.place is None:
+            counts[part.share] = counts.get(part.share, 0) + part.count
+            continue
+        before = named.get(part.place, Fraction(0))
+        total = (
+            None if part.share is None or before is None else min(before + part.share, Fraction(1))
+        )
+        named[part.place] = total
+    found = [Part(place, share) for place, share in named.items()]
+    return found + [Part(None, share, min(count, MAX_COUNT)) for share, count in counts.items()]
+
+
+def _fraction(part: int, of: int | None, what: str) -> Fraction:
+    """At most the whole device: memory may be promised more than once (scaling)."""
+    if not of:
+        message = f"{what}: the memory of the device is unknown"
+        raise RequestError(message)
+    if part <= 0:
+        message = f"{what}: {part} is no part of a device"
+        raise RequestError(message)
+    return min(Fraction(part, of), Fraction(1))
+
+
+def _share(cores: int, mib: int, percent: int, of: int | None, what: str) -> Fraction | None:
+    """Cores where they are reserved (100: exclusive), else memory."""
+    if cores >= _HUNDRED:
+        return None
+    if cores > 0:
+        return Fraction(cores, _HUNDRED)
+    return _fraction(percent, _HUNDRED, what) if percent > 0 else _fraction(mib, of, what)
+
+
+def _number(texts: Mapping[str, str], name: str) -> int:
+    """A quantity as Kubernetes writes whole numbers; 0 where there is none."""
+    text = texts.get(name, "0").strip()
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        message = f"{name}: invalid quantity {text[:50]!r}"
+        raise RequestError(message)
+    return int(found[1]) * _FACTORS[found[2] or ""]
+
+
+def _indices(text: str, what: str) -> list[int]:
+    words = [word.strip() for word in re.split("[,;]", text) if word.strip()]
+    if not all(word.isdecimal() and word.isascii() for word in words):
+        message = f"{what}: invalid index {text[:50]!r}"
+        raise RequestError(message)
+    return [int(word) for word in words]
+
+
+def _allocated(text: str, memory: Memory, what: str) -> Iterator[Part]:
+    """`UUID,NVIDIA,MiB,cores:` for each device, `;` after each container."""
+    for device in re.split("[;:]", text):
+        if not device.strip():
+            continue
+        fields = [word.strip() for word in device.split(",")]
+        if len(fields) < _FIELDS or not all(word.isdecimal() for word in fields[2:4]):
+            message = f"{what}: invalid device {device[:80]!r}: expected UUID,NVIDIA,MiB,cores"
+            raise RequestError(message)
+        if not fields[1].upper().startswith("NVIDIA"):
+            continue
+        uuid = fields[0].partition("[")[0]
+        share = _share(int(fields[3]), int(fields[2]), 0, memory(uuid), f"{what} {uuid}")
+        yield Part(uuid, share)
+
+
+def _virtual(
+    pod: PodEntry, memory: Memory, annotation: str, names: tuple[str, str, str, str]
+) -> Iterator[Part]:
+    """HAMi, and Volcano in its manner: devices by annotation, else numbers by limits."""
+    if text := pod.annotations.get(annotation, ""):
+        yield from _allocated(text, memory, annotation)
+        return
+    number, mib, percent, cores = names
+    for container in pod.containers:
+        limits = container.limits
+        if not {mib, percent, cores} & limits.keys():
+            continue  # whole GPUs of the usual device plugin
+        share = _share(
+            _number(limits, cores),
+            _number(limits, mib),
+            _number(limits, percent),
+            memory(None),
+            mib,
+        )
+        yield Part(None, share, max(_number(limits, number), 1))
+
+
+def _hami(pod: PodEntry, memory: Memory) -> Iterator[Part]:
+    names = (
+        "nvidia.com/gpu",
+        "nvidia.com/gpumem",
+        "nvidia.com/gpumem-percentage",
+        "nvidia.com/gpucores",
+    )
+    return _virtual(pod, memory, "hami.io/vgpu-devices-allocated", names)
+
+
+def _volcano_vgpu(pod: PodEntry, memory: Memory) -> Iterator[Part]:
+    of = "volcano.sh/vgpu-"
+    names = (f"{of}number", f"{of}memory", f"{of}memory-percentage", f"{of}cores")
+    if f"{of}ids-new" in pod.annotations or any(f"{of}number" in c.limits for c in pod.containers):
+        found = list(_virtual(pod, memory, f"{of}ids-new", names))
+        whole = sum(_number(c.limits, f"{of}number") for c in pod.containers)
+        yield from found or ([Part(None, None, whole)] if whole else [])
+
+
+def _volcano_gpushare(pod: PodEntry, memory: Memory) -> Iterator[Part]:
+    limits = [container.limits for container in pod.containers]
+    mib = sum(_number(one, "volcano.sh/gpu-memory") for one in limits)
+    whole = sum(_number(one, "volcano.sh/gpu-number") for one in limits)
+    name = "volcano.sh/gpu-index"
+    places = _indices(pod.annotations.get(name, ""), name)
+    if mib:
+        place = places[0] if places else None
+        yield Part(place, _fraction(mib, memory(place), "volcano.sh/gpu-memory"))
+    elif whole:
+        yield from (Part(place, None) for place in places)
+        if whole > len(places):
+            yield Part(None, None, whole - len(places))
+
+
+def _gpushare(pod: PodEntry, memory: Memory) -> Iterator[Part]:
+    notes, name = pod.annotations, "ALIYUN_COM_GPU_MEM"
+    limits = [container.limits for container in pod.containers]
+    cores = sum(_number(one, "aliyun.com/gpu-core.percentage") for one in limits)
+    amount = sum(_number(one, "aliyun.com/gpu-mem") for one in limits) or _number(
+        notes, f"{name}_POD"
+    )
+    of = _number(notes, f"{name}_DEV")
+    if text := notes.get("scheduler.framework.gpushare.allocation", ""):
+        for place, part in _by_index(text).items():
+            yield Part(place, _memory_part(part, of, memory(place)))
+        return
+    if not amount and not cores:
+        return
+    places = _indices(notes.get(f"{name}_IDX", ""), f"{name}_IDX")
+    at: Place = places[0] if places else None
+    if cores:
+        yield Part(at, _fraction(cores, _HUNDRED, "aliyun.com/gpu-core.percentage"))
+    else:
+        yield Part(at, _memory_part(amount, of, memory(at)))
+
+
+def _by_index(text: str) -> dict[int, int]:
+    """Amounts by GPU of `{"container":{"GPU index":amount}}`, over all containers."""
+    try:
+        told = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])
+    except msgspec.MsgspecError as error:
+        message = f"scheduler.framework.gpushare.allocation: {error}"
+        raise RequestError(message) from error
+    found: dict[int, int] = {}
+    for amounts in told.values():
+        for index, amount in amounts.items():
+            (place,) = _indices(index, "scheduler.framework.gpushare.allocation") or [0]
+            found[place] = found.get(place, 0) + amount
+    return found
+
+
+def _memory_part(amount: int, of: int, mib: int | None) -> Fraction:
+    """Of the total that the scheduler wrote; else of the device, in GiB, or in MiB where it is more."""
+    if of:
+        return _fraction(amount, of, "aliyun.com/gpu-mem")
+    gib = (mib or 0) // _GIB
+    return _fraction(amount, gib if amount <= gib else mib, "aliyun.com/gpu-mem")
+
+
+def _gpu_milli(pod: PodEntry, memory: Memory) -> Iterator[Part]:
+    del memory
+    of = "alibabacloud.com/gpu-"
+    texts = dict(pod.annotations)
+    for container in pod.containers:
+        texts |= container.limits
+    if f"{of}milli" not in texts:
+        return
+    milli, count = _number(texts, f"{of}milli"), max(_number(texts, f"{of}count"), 1)
+    share = None if milli >= _MILLI else _fraction(milli, _MILLI, f"{of}milli")
+    places = _indices(texts.get(f"{of}index", "").replace("-", ","), f"{of}index")
+    if len(places) == 2 and places[1] - places[0] + 1 == count:  # noqa: PLR2004 - a range has two ends
+        places = list(range(places[0], places[1] + 1))
+    yield from (Part(place, share) for place in places[:count])
+    if count > len(places):
+        yield Part(None, share, count - len(places))
+
+
+def _cores(cores: int, what: str) -> tuple[Fraction | None, int]:
+    """Below 100 a part of one GPU, else whole GPUs by hundreds: share and count."""
+    if cores < _HUNDRED:
+        return Fraction(cores, _HUNDRED), 1
+    if cores % _HUNDRED:
+        message = f"{what}: {cores}: expected less than 100, or hundreds"
+        raise RequestError(message)
+    return None, cores // _HUNDRED
+
+
+def _tencent(pod: PodEntry, memory: Memory) -> Iterator[Part]:
+    """QGPU names no device; gpu-manager names one for each container."""
+    for container in pod.containers:
+        limits = container.limits
+        for system, unit in (
+            ("tke.cloud.tencent.com/qgpu", _GIB),
+            ("tencent.com/vcuda", _VCUDA_MIB),
+        ):
+            cores, amount = _number(limits, f"{system}-core"), _number(limits, f"{system}-memory")
+            note = f"tencent.com/predicate-gpu-idx-{container.name}"
+            places = _indices(pod.annotations.get(note, ""), note) if unit == _VCUDA_MIB else []
+            if cores:
+                share, count = _cores(cores, f"{system}-core")
+            elif amount:
+                first = places[0] if places else None
+                share = _fraction(amount * unit, memory(first), f"{system}-memory")
+                count = 1
+            else:
+                continue
+            yield from (Part(place, share) for place in places[:count])
+            if count > len(places):
+                yield Part(None, share, count - len(places))
+
+
+_READERS: tuple[Callable[[PodEntry, Memory], Iterator[Part]], ...] = (
+    _hami, _volcano_vgpu, _volcano_gpushare, _gpushare, _gpu_milli, _tencent,
+)  # fmt: skip

@@ -1,0 +1,157 @@
+"""The kubelet's list of pods from a real HTTPS server: certificates, tokens, bounds, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.certificates import self_signed
+
+from agent.host.files import RootedFiles
+from agent.host.kubelet_pods import pod_list
+from agent.host.owners import KUBELET, PODS, Owners
+from agent.owners import FormatError
+from agent.owners.pod_list import MAX_TEXT, pod_entries
+
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+POD = {
+    "metadata": {
+        "name": "train", "namespace": "research", "uid": "u-1",
+        "annotations": {ALLOCATED: "GPU-1,NVIDIA,3000,30:;", "secret.io/token": "hunter2"},
+    },
+    "spec": {"nodeName": "gpu-1", "containers": [{
+        "name": "main", "env": [{"name": "PASSWORD", "value": "hunter2"}],
+        "resources": {"limits": {"cpu": "4", "nvidia.com/gpu": "1", "nvidia.com/gpucores": "30"}},
+    }]},
+    "status": {"phase": "Running"},
+}  # fmt: skip
+OTHER = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"containers": [{"name": "x"}]}}
+
+
+class Kubelet(ThreadingHTTPServer):
+    """Answers GET /pods for a token."""
+
+    daemon_threads = True
+
+    def __init__(self, certificates: tuple[Path, Path] | None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content, self.seen = json.dumps({"items": [POD, OTHER]}).encode(), list[str]()
+        if certificates:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificates)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that refuses the certificate is a case of these tests, not an error of theirs."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Kubelet
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.path)
+        allowed = self.headers.get("Authorization") in {"Bearer token", None}
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        self.wfile.write(self.server.content if allowed else b"Unauthorized")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def serve(kubelet: Kubelet) -> Iterator[Kubelet]:
+    thread = threading.Thread(target=kubelet.serve_forever)
+    thread.start()
+    yield kubelet
+    kubelet.shutdown()
+    thread.join()
+    kubelet.server_close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    return self_signed(tmp_path / "pki")
+
+
+@pytest.fixture
+def kubelet(certificate: tuple[Path, Path]) -> Iterator[Kubelet]:
+    yield from serve(Kubelet(certificate))
+
+
+@pytest.fixture
+def plain() -> Iterator[Kubelet]:
+    yield from serve(Kubelet(None))
+
+
+def ask(url: str, token_file: object = "", ca_file: object = "") -> Any:
+    owners = Owners(RootedFiles(Path("/")), live=True)
+    return owners.call(KUBELET, PODS, url, str(token_file), str(ca_file))
+
+
+def test_pods_over_https_with_a_token(kubelet, certificate, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("token\n")
+    url = f"https://127.0.0.1:{kubelet.server_port}"
+    (pod,) = ask(url, token, certificate[0])
+    assert pod == {
+        "namespace": "research", "name": "train", "phase": "Running",
+        "annotations": {ALLOCATED: "GPU-1,NVIDIA,3000,30:;"},
+        "containers": [{"name": "main", "limits": {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "30"}}],
+    }  # fmt: skip
+    assert "hunter2" not in json.dumps(pod), "secrets of a pod do not come out"
+    assert kubelet.seen == ["/pods"]
+
+
+def test_a_kubelet_that_is_another_or_denies_it(kubelet, certificate, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("wrong")
+    url = f"https://127.0.0.1:{kubelet.server_port}/pods"
+    with pytest.raises(PermissionError, match="nodes/proxy"):
+        ask(url, token, certificate[0])
+    other, _ = self_signed(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        ask(url, token, other)
+    assert kubelet.seen == ["/pods"], "no token went to a server that was not proven"
+
+
+def test_pods_from_the_read_only_port_of_this_machine(plain, tmp_path):
+    url = f"http://127.0.0.1:{plain.server_port}/pods"
+    assert [pod["name"] for pod in ask(url)] == ["train"]
+    token = tmp_path / "token"
+    token.write_text("token")
+    with pytest.raises(OSError, match="a token needs https"):
+        ask(url, token)
+    with pytest.raises(OSError, match="expected https://NODE:10250/pods"):
+        ask("http://192.0.2.1:10255/pods")
+    with pytest.raises(OSError, match="expected https"):
+        ask("ftp://127.0.0.1/pods")
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"items": [{"metadata": 5}]}', b'{"items": "x"}']
+)
+def test_an_answer_that_is_no_list_of_pods(plain, content):
+    plain.content = content
+    with pytest.raises(OSError, match="invalid list of pods"):
+        ask(f"http://127.0.0.1:{plain.server_port}")
+
+
+def test_an_answer_that_is_too_large(plain):
+    with pytest.raises(OSError, match="more than 100 bytes"):
+        pod_list(f"http://127.0.0.1:{plain.server_port}", "", "", 20.0, max_bytes=100)
+
+
+def test_what_is_missing_of_a_pod():
+    assert pod_entries(b'{"items": null}') == ()
+    (pod,) = pod_entries(b'{"items": [{"metadata": {"name": "a", "annotations": null}}]}')
+    assert (pod.name, pod.concerns_gpus) == ("a", False)
+    long = json.dumps({"items": [{"metadata": {"annotations": {ALLOCATED: "x" * (MAX_TEXT + 1)}}}]})
+    assert pod_entries(long.encode())[0].annotations == {}
+    with pytest.raises(FormatError):
+        pod_entries(b"\xff")
