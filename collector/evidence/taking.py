@@ -12,7 +12,7 @@ from collector import decode
 from collector.evidence.chunk import CHUNK_NS, GRID_NS, Cell, Chunk, Series, Span, add_spans
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
-from collector.evidence.told import MOST_CHARACTERS
+from collector.evidence.told import MOST_CHARACTERS, is_gpu
 from collector.metering.observation import GAP_NS
 from collector.schemas import Gpu, Known
 from collector.segments import Record
@@ -77,7 +77,7 @@ class Taking:
         everywhere = Presence(chunk.node, chunk.boot, heard_ns, self._spans(rows))
         skus = self.known.metered.skus
         for gpu in self.known.gpus:
-            if len(gpu.uuid) > MOST_CHARACTERS:
+            if len(gpu.uuid) > MOST_CHARACTERS or not is_gpu(gpu.uuid):
                 continue
             presence = everywhere
             if self.batch.reasons:

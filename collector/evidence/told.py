@@ -44,6 +44,8 @@ MOST_CHARACTERS = 400
 """Of a name: a database cannot index much longer ones."""
 
 
+_UNPLACED = "@"
+
 _READ = frozenset({
     "level", "source", "owner", "tenant", "workload", "start_ns", "start_boot_ns", "end_ns",
     "end_boot_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
@@ -51,12 +53,22 @@ _READ = frozenset({
 })  # fmt: skip
 
 
+def unplaced_in(node: str) -> str:
+    """The key under which claims of a node without a device are kept, among those of its GPUs."""
+    return _UNPLACED + node
+
+
+def is_gpu(key: str) -> bool:
+    """True for a GPU, false for what `unplaced_in` returns."""
+    return not key.startswith(_UNPLACED)
+
+
 class ToldError(ValueError):
     """An event that cannot be a claim; the message says why."""
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
-    """A claim that a node reported. `gpu` is empty where it names no device, and `count` is above 0."""
+    """A claim that a node reported; without a device, `gpu` is that of `unplaced_in` its node."""
 
     start_ns: int
     gpu: str
@@ -104,7 +116,8 @@ class Teller(NamedTuple):
 
 def told(teller: Teller, event: WireEvent) -> Told | Ended:
     """The fact in a claim event. Raises ToldError."""
-    gpu, claim, facts = _words(event)
+    device, claim, facts = _words(event)
+    gpu = device or unplaced_in(teller.node)
     if event.name in ENDS:
         end_ns = _placed(teller, facts, "end", event.wall_ns)
         return Ended(end_ns, gpu, teller.node, claim)
@@ -133,7 +146,7 @@ def told(teller: Teller, event: WireEvent) -> Told | Ended:
         boot=teller.boot,
         told_ns=teller.since_boot_ns + event.boot_ns,
         share=share,
-        count=_count(gpu, claim, facts),
+        count=_count(device, claim, facts),
         start_boot_ns=_instant(facts, "start_boot_ns", -1),
         end_ns=_instant(facts, "end_ns", 0),
     )
@@ -161,7 +174,7 @@ def repeats(one: Told, other: Told) -> bool:
 def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
     """The GPU (empty for none), the claim and the facts that are read of it. Raises ToldError."""
     key = event.entity.key
-    if len(key) != _KEY_WORDS or not key[1]:
+    if len(key) != _KEY_WORDS or not key[1] or not is_gpu(key[0]):
         message = f"invalid key of a claim {key}: expected a GPU, which may be empty, and an id"
         raise ToldError(message)
     gpu, claim = key

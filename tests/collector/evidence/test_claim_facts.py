@@ -77,7 +77,9 @@ def test_a_person_may_write_a_share_in_percent():
 
 
 def test_a_claim_without_a_device_has_a_count():
-    assert (claim("", count="8").gpu, claim("", count="8").count) == ("", 8)
+    assert (claim("", count="8").gpu, claim("", count="8").count) == ("@n1", 8)
+    with pytest.raises(ToldError, match="invalid key of a claim"):
+        claim("@n1", count="8")
     assert claim("", count="2", share="1/2", exclusive="false").share == "1/2"
     assert claim("GPU-0").count == 0
 
