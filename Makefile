@@ -31,7 +31,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: $(VENV)/.ready-to-run
-	$(PY) -m railscope.demo --seconds $(SECONDS) --watchers .demo
+	$(PY) -m railscope.demo --seconds $(SECONDS) --directory .demo --end-with-parent
 
 test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile

@@ -55,16 +55,22 @@ def agent() -> None:
 @_config
 @_root
 @_replay
+@click.option(
+    "--simulate", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read a simulated node that this file describes, instead of this machine.",
+)  # fmt: skip
 @click.option("--node", help="Name of this node.")
 @click.option("--listen", help="Address and port of the page.")
 @click.option("--collector", "collector_url", help="Base URL of the collector to ship to.")
 @click.option("--state-directory", help="Where the spool lies.")
-def run(config: Path | None, root: Path, replay: Path | None, **flags: str | None) -> None:
+def run(
+    config: Path | None, root: Path, replay: Path | None, simulate: Path | None, **flags: str | None
+) -> None:
     """Sample, serve /metrics and ship frames until stopped."""
     flags["collector.url"] = flags.pop("collector_url")
     read = _loader(config, flags)
     logs.configure(read().log_level)
-    host, node = _host(root, replay)
+    host, node = _simulated(simulate) if simulate else _host(root, replay)
 
     def load() -> Serve:
         current = read()
@@ -193,6 +199,17 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
         return (clock.now().boot_ns - started_ns) % (length_ns + NS)
 
     return RecordedHost(capture, clock, offset_ns), capture.about.node
+
+
+def _simulated(path: Path) -> tuple[Host, str]:
+    """The node that a file describes, and its name."""
+    from agent.host.simulated import simulated_host  # noqa: PLC0415 - no real agent needs it
+    from railscope.simulator.live import LiveError  # noqa: PLC0415 - as above
+
+    try:
+        return simulated_host(path, RealClock())
+    except LiveError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:

@@ -8,6 +8,7 @@ and boards.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -32,6 +33,7 @@ from railscope.cli import root as railscope
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "alerts" / "rules"
 BOARDS = ROOT / "dashboards" / "generated"
+_XIDS = re.compile(r'(xid[=!]~)"[^"]*"')
 MADE = "Made by `python docs/generate.py`; change what it is made from instead."
 PROGRAMS: Mapping[str, tuple[type[msgspec.Struct], str]] = {
     "agent": (agent.config.AgentSettings, agent.config.PREFIX),
@@ -289,7 +291,35 @@ def _page(lines: Iterable[str]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+def xid_rules() -> str:
+    """The rules on GPUs, with the numbers of Xids in the classes that the catalog gives them."""
+    known = xids.xids()
+    fatal = {
+        n for n, xid in known.items() if xid.severity == "fatal" and "ignore" not in xid.actions
+    } | {xids.CONTAINED}
+    classes = {name: {n for n, xid in known.items() if xid.error_class == name}
+               for name in xids.ERROR_CLASSES}  # fmt: skip
+    by_rule = {
+        ("RailscopeGpuXid", "critical"): fatal,
+        ("RailscopeGpuXid", "warning"): fatal | classes["application"] | classes["record"],
+        ("RailscopeGpuXid", "info"): classes["record"],
+        ("RailscopeGpuApplicationError", "info"): classes["application"],
+    }
+    text = (RULES / "gpu.yml").read_text()
+    for (name, severity), numbers in by_rule.items():
+        written = "|".join(map(str, sorted(numbers)))
+        rule = re.search(
+            rf"- alert: {name}\n(?:(?!- alert:).)*?severity: {severity}\n", text, re.DOTALL
+        )
+        if rule is None:
+            message = f"alerts/rules/gpu.yml: expected a rule {name} with severity {severity}"
+            raise ValueError(message)
+        text = text.replace(rule[0], _XIDS.sub(rf'\g<1>"{written}"', rule[0]))
+    return text
+
+
 FILES: Mapping[str, Callable[[], str]] = {
+    "alerts/rules/gpu.yml": xid_rules,
     "docs/metrics.md": _metrics,
     "docs/configuration.md": configuration,
     "docs/cli.md": command_line,
@@ -308,15 +338,22 @@ FILES: Mapping[str, Callable[[], str]] = {
 @click.option("--to", "folder", default=ROOT, type=click.Path(path_type=Path), help="Folder.")
 def main(*, check: bool, folder: Path) -> None:
     """Write the reference pages and the sample settings."""
-    texts = {name: make() for name, make in FILES.items()}
-    stale = {name: text for name, text in texts.items() if not _is(folder / name, text)}
+    stale = []
+    for (
+        name,
+        make,
+    ) in FILES.items():  # one after the other: a page may be made from a file before it
+        text = make()
+        if _is(folder / name, text):
+            continue
+        stale.append(name)
+        if not check:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+            click.echo(f"written {folder / name}")
     if check and stale:
         click.echo(f"out of date: {', '.join(stale)}; run python docs/generate.py", err=True)
         sys.exit(1)
-    for name, text in stale.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-        click.echo(f"written {folder / name}")
 
 
 def _is(path: Path, text: str) -> bool:

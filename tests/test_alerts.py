@@ -16,7 +16,7 @@ from dashboards.build import boards
 from dashboards.promql import labels_in, metric_named, metrics_in, problems
 from dashboards.recorded import expanded, recorded, recorded_in
 from railscope.catalog import rollups
-from railscope.catalog.xids import xids
+from railscope.catalog.xids import ERROR_CLASSES, xids
 from tests.support.alert_rules import (
     CASES,
     ROOT,
@@ -177,20 +177,33 @@ def test_what_boards_show_of_recorded_series_has_its_cases():
     assert recorded_in(asked) == {rule["record"] for rule in rules_of(path)}
 
 
-def test_the_xids_that_wake_someone_are_the_fatal_ones_that_ask_for_something():
+def xid_lists(name: str, severity: str) -> set[tuple[str, frozenset[int]]]:
+    """Matchers and numbers of the one rule of a name and severity."""
     (rule,) = (
-        rule
-        for rule in ALERTS
-        if rule["alert"] == "RailscopeGpuXid" and rule["labels"]["severity"] == "critical"
+        rule for rule in ALERTS if rule["alert"] == name and rule["labels"]["severity"] == severity
     )
-    wanted = {
+    return {
+        (matcher, frozenset(map(int, numbers.split("|"))))
+        for matcher, numbers in re.findall(r'xid([=!]~)"([^"]*)"', rule["expr"])
+    }
+
+
+def test_xids_alert_by_the_class_that_the_catalog_gives_them():
+    classes = {
+        name: frozenset(n for n, xid in xids().items() if xid.error_class == name)
+        for name in ERROR_CLASSES
+    }
+    fatal = frozenset(
         n for n, xid in xids().items() if xid.severity == "fatal" and "ignore" not in xid.actions
-    }
-    told = {
-        frozenset(map(int, numbers.split("|")))
-        for numbers in re.findall(r'xid=~"([^"]*)"', rule["expr"])
-    }
-    assert told == {frozenset(wanted | {94})}
+    ) | {94}
+    harmless = classes["application"] | classes["record"]
+    assert fatal <= classes["hardware"]
+    assert xid_lists("RailscopeGpuXid", "critical") == {("=~", fatal)}
+    assert xid_lists("RailscopeGpuXid", "warning") == {("!~", fatal | harmless)}
+    assert xid_lists("RailscopeGpuXid", "info") == {("=~", classes["record"])}
+    wanted = {("=~", classes["application"])}
+    assert xid_lists("RailscopeGpuApplicationError", "info") == wanted
+    assert {13, 31, 43, 45} <= classes["application"]
 
 
 @EACH_ALERT

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import Protocol
 
 from agent.host import Clock, Json
 from agent.host.files import PlainFiles
@@ -56,6 +57,18 @@ def batch(answer: Callable[[int | str], Json], entries: Sequence[int | str]) -> 
     return [[value for _, value in answers], [code for code, _ in answers]]
 
 
+class Present(Protocol):
+    """The state of a recorded or simulated machine at an offset. Safe to use from many threads."""
+
+    def look(self, section: str, key: str, offset_ns: int) -> Json:
+        """Return what is known last at or before an offset; raises KeyError where nothing is."""
+        ...
+
+    def log_between(self, after_ns: int, until_ns: int) -> list[str]:
+        """Return kernel log records in (after, until]."""
+        ...
+
+
 class RecordedHost:
     """Answers as the recorded machine did at the present offset into the capture.
 
@@ -65,11 +78,17 @@ class RecordedHost:
     recording has got to the answer or has started over.
     """
 
-    def __init__(self, capture: Capture, clock: Clock, offset_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        clock: Clock,
+        offset_ns: Callable[[], int],
+        timeline: Present | None = None,
+    ) -> None:
         self._capture = capture
         self._clock = clock
         self._offset_ns = offset_ns
-        self._timeline = Timeline(capture.moments)
+        self._timeline = timeline or Timeline(capture.moments)
 
     @property
     def clock(self) -> Clock:
@@ -151,7 +170,7 @@ class RecordedKernelLog:
     """
 
     def __init__(
-        self, timeline: Timeline, offset_ns: Callable[[], int], shift_ns: Callable[[], int]
+        self, timeline: Present, offset_ns: Callable[[], int], shift_ns: Callable[[], int]
     ) -> None:
         self._timeline = timeline
         self._offset_ns = offset_ns

@@ -19,6 +19,7 @@ from typing import Any
 ACTION_ORDER = ("ignore", "restart_app", "drain", "reset_gpu", "reboot", "rma")
 """Every action there is, from mildest to hardest; `ignore` means to record it and do no more."""
 SEVERITIES = ("fatal", "nonfatal", "unknown")
+ERROR_CLASSES = ("application", "record", "hardware")
 UNKNOWN = "unknown"
 
 
@@ -39,6 +40,19 @@ class Xid:
     actions: tuple[str, ...]
     source: str
     note: str = ""
+
+    @property
+    def error_class(self) -> str:
+        """Class of the error, one of ERROR_CLASSES, by what the table asks for.
+
+        "application": the application met it, or is all that suffers; "record": the driver's note of
+        something that asks for nothing; "hardware": GPU, links, firmware or driver need attention.
+        """
+        if self.number in (CONTAINED, _UNCONTAINED) or self.name == UNKNOWN:
+            return "hardware"
+        if self.actions == ("restart_app",) or self.number in _CLEAN_UP:
+            return "application"
+        return "record" if self.actions == ("ignore",) and self.severity != "fatal" else "hardware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,9 @@ RECOVERY_ACTIONS: Mapping[int, RecoveryAction] = MappingProxyType(
 _RECOVERY_WORDS = {
     action.nvidia.lower().removesuffix(" required"): action for action in RECOVERY_ACTIONS.values()
 }
-_CONTAINED, _UNCONTAINED, _RECOVERY_CHANGED = 94, 95, 154
+CONTAINED, _UNCONTAINED, _RECOVERY_CHANGED = 94, 95, 154
+_CLEAN_UP = (45, 174)
+"""The driver removes a process or its channels after another error, or because it was ended."""
 _NVLINK5 = range(144, 151)
 
 # The messages are those of NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu: gpu.c (154),
@@ -130,7 +146,7 @@ def judge(number: int, message: str) -> Judgement:
         return _recovery(general, message)
     if number in _NVLINK5:
         return _nvlink5(general, message)
-    if number in (_CONTAINED, _UNCONTAINED):
+    if number in (CONTAINED, _UNCONTAINED):
         return _contained(general, message)
     return general
 

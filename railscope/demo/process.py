@@ -1,16 +1,24 @@
-"""A program of ours as a process: started, listened to, stopped by its own id."""
+"""A program of ours as a process: started, listened to, stopped by its own id.
+
+It has a session of its own, so that only its parent passes signals on, and ends with its parent.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import sys
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
+MAX_LINES = 2000
+_RAILSCOPE = ("-P", "-m", "railscope.demo.child")
+"""-P: a directory of the site must not be taken for one of our packages."""
 
 
 class ProgramError(RuntimeError):
@@ -20,29 +28,33 @@ class ProgramError(RuntimeError):
 async def run_to_end(arguments: list[str], folder: Path) -> int:
     """Run `python -m railscope <arguments>`, which prints for itself; its exit status."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "railscope", *arguments, cwd=folder
+        sys.executable,
+        *_RAILSCOPE,
+        str(os.getpid()),
+        *arguments,
+        cwd=folder,
+        start_new_session=True,
     )
     return await process.wait()
 
 
 class Program:
-    """`python -m railscope <arguments>`; its log is kept in memory, line by line."""
+    """`python -m railscope <arguments>`; the newest lines of its log are kept in memory."""
 
     def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
         self.name = name
         self._arguments = arguments
         self._environment = dict(environment)
-        self._lines: list[str] = []
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._news = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, folder: Path) -> None:
         """Start the process."""
-        # -P: a folder of the site must not be taken for one of our packages.
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "railscope", *self._arguments,
-            cwd=folder, env=self._environment, stderr=asyncio.subprocess.PIPE,
+            sys.executable, *_RAILSCOPE, str(os.getpid()), *self._arguments, cwd=folder,
+            env=self._environment, stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self._reading = asyncio.create_task(self._read(self._process))
 
@@ -79,7 +91,7 @@ class Program:
 
     def last_words(self) -> str:
         """The end of the log."""
-        return "\n".join(self._lines[-5:]) or "it said nothing"
+        return "\n".join(list(self._lines)[-5:]) or "it said nothing"
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""

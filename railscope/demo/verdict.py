@@ -9,13 +9,13 @@ from railscope.demo.table import account_table, not_held
 
 
 def verdict(
-    nodes: Sequence[str], shipped: Mapping[str, Mapping[str, int]], views: Mapping[str, Any]
+    nodes: Sequence[str], shipped: Sequence[Mapping[str, int]], views: Mapping[str, Any]
 ) -> tuple[bool, str]:
     """Judge the end of a run, and say so line by line."""
     known = {row["node"] for row in views["nodes"]["rows"] if row["streams"]}
     silent = [node for node in nodes if node not in known]
-    sent = sum(counts["shipped"] for counts in shipped.values())
-    lost = sum(counts["dropped"] + counts["waiting"] for counts in shipped.values())
+    sent = sum(counts["shipped"] for counts in shipped)
+    lost = sum(counts["dropped"] + counts["waiting"] for counts in shipped)
     received = int(views["own"]["railscope_collector_received_frames_total"])
     missing = int(views["own"]["railscope_collector_missing_frames"])
     account = views["account"]

@@ -6,6 +6,7 @@ ports. Every fault sets in at half time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,6 +115,20 @@ class Scenario:
     def reload_ns(self) -> int | None:
         """Say when the drivers are loaded anew."""
         return None
+
+    def stray_gpu(self, span: Span) -> int | None:
+        """Index of the GPU whose process nobody gave it to, at the end of a span."""
+        del span
+        return 0 if self.spec.stray else None
+
+    def resets(self, span: Span) -> Sequence[int]:
+        """Indices of the GPUs that are reset during a span."""
+        del span
+        return ()
+
+    def onsets(self, span: Span) -> Sequence[tuple[int, Scenario]]:
+        """Offsets and faults that set in during a span."""
+        return ((self.onset_ns, self),) if span.passes(self.onset_ns) else ()
 
 
 class SlowedExchange(Scenario):

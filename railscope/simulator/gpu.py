@@ -77,6 +77,11 @@ class GpuState:
         if self.links:
             self.links.advance(span, self.demand.exchanged, conditions.link_errors)
 
+    def reset(self) -> None:
+        """Bring the GPU back from whatever it has met."""
+        self.lost = False
+        self.reload()
+
     def reload(self) -> None:
         """Begin to count anew, as after a driver load. Cycles count from a reset of the GPU."""
         self.silicon.reload()

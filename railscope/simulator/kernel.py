@@ -14,7 +14,7 @@ from railscope.simulator.conditions import Scenario
 from railscope.simulator.machine import KERNEL, Machine, Port
 from railscope.simulator.model import NodeModel
 from railscope.simulator.reports import reports
-from railscope.simulator.span import NS_PER_US
+from railscope.simulator.span import NS_PER_US, Span
 
 _BOOT_STEP_US = 350_000
 
@@ -29,32 +29,25 @@ class Message:
 
 
 class KernelLog:
-    """All records of a simulation, given out as time passes."""
+    """Records of a simulation, given out as time passes."""
 
     def __init__(self, model: NodeModel) -> None:
-        boot_us = model.spec.started_boot_ns // NS_PER_US
-        parts = model.machine
-        boot = [*_greeting(), *_driver_load(parts)]
-        self._records = [
-            (-1, f"{INFO},{number},{number * _BOOT_STEP_US},-;{text}")
-            for number, text in enumerate(boot)
+        boot = [*_greeting(), *_driver_load(model.machine)]
+        self._boot = [
+            f"{INFO},{number},{number * _BOOT_STEP_US},-;{text}" for number, text in enumerate(boot)
         ]
-        messages = sorted(_messages(model.scenario, parts), key=lambda message: message.offset_ns)
-        for number, message in enumerate(messages, len(boot)):
-            at_us = boot_us + message.offset_ns // NS_PER_US
-            self._records.append(
-                (message.offset_ns, f"{message.level},{number},{at_us},-;{message.text}")
-            )
-        self._next = 0
+        self._number = len(boot)
 
     def show(self, model: NodeModel, into: Moment) -> None:
         """Put the records that have come up since the last time into a moment."""
-        while self._next < len(self._records):
-            offset_ns, record = self._records[self._next]
-            if offset_ns > model.offset_ns:
-                break
-            into.log.append(record)
-            self._next += 1
+        into.log += self._boot
+        self._boot = []
+        boot_us = model.spec.started_boot_ns // NS_PER_US
+        messages = _messages(model.scenario, model.machine, model.span)
+        for message in sorted(messages, key=lambda message: message.offset_ns):
+            at_us = boot_us + message.offset_ns // NS_PER_US
+            into.log.append(f"{message.level},{self._number},{at_us},-;{message.text}")
+            self._number += 1
 
 
 def _greeting() -> list[str]:
@@ -77,18 +70,24 @@ def _link_line(port: Port, text: str) -> str:
     return f"{port.nic.driver} {port.pci_address} {port.interface}: {text}"
 
 
-def _messages(scenario: Scenario, parts: Machine) -> Iterator[Message]:
-    onset_ns = scenario.onset_ns
+def _outage(port: Port, outage: Span, span: Span) -> Iterator[Message]:
+    if span.passes(outage.start_ns):
+        yield Message(outage.start_ns, INFO, _link_line(port, port.nic.link_down))
+    if span.passes(outage.end_ns):
+        yield Message(outage.end_ns, INFO, _link_line(port, port.nic.link_up))
+
+
+def _messages(scenario: Scenario, parts: Machine, span: Span) -> Iterator[Message]:
     for port in parts.ports:
         for outage in scenario.link_outages(port.rail):
-            yield Message(outage.start_ns, INFO, _link_line(port, port.nic.link_down))
-            yield Message(outage.end_ns, INFO, _link_line(port, port.nic.link_up))
+            yield from _outage(port, outage, span)
     reload_ns = scenario.reload_ns()
-    if reload_ns is not None:
+    if reload_ns is not None and span.passes(reload_ns):
         for text in _driver_load(parts):
             yield Message(reload_ns, INFO, text)
-    for level, text in card_reports(scenario, parts):
-        yield Message(onset_ns, level, text)
-    for report in reports(scenario, parts):
-        if report.line:
-            yield Message(onset_ns, WARNING, report.line)
+    for onset_ns, fault in scenario.onsets(span):
+        for level, text in card_reports(fault, parts):
+            yield Message(onset_ns, level, text)
+        for report in reports(fault, parts):
+            if report.line:
+                yield Message(onset_ns, WARNING, report.line)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from railscope.simulator.conditions import Scenario
 from railscope.simulator.fabric import Cable, Wish
 from railscope.simulator.gpu import GpuState
 from railscope.simulator.job import CHECKPOINT_RATE, EXCHANGE_RATE, FETCH_RATE, Demand, Job
@@ -23,22 +24,35 @@ _SLOWEST_PACE = 0.4
 
 
 class NodeModel:
-    """A node that has run its job for a while when the simulation starts, at offset zero."""
+    """A node that has run its job for a while when the simulation starts, at offset zero.
 
-    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+    `span` is what it advanced by last. Where `since_ns` is given, the drivers were loaded at that
+    offset, just before the simulation starts there: all counters begin near zero.
+    """
+
+    def __init__(
+        self, spec: NodeSpec, scenario: Scenario | int, since_ns: int | None = None
+    ) -> None:
         self.spec = spec
-        self.scenario = scenario_of(spec, duration_ns)
+        if isinstance(scenario, int):
+            scenario = scenario_of(spec, scenario)
+        self.scenario = scenario
         self.machine = machine(spec)
-        self.offset_ns = -_WARM_UP_SECONDS * NS_PER_SECOND
-        uptime_ns = spec.started_boot_ns + self.offset_ns
+        start_ns, warm_up_ns = since_ns or 0, _WARM_UP_SECONDS * NS_PER_SECOND
+        self.offset_ns = start_ns - warm_up_ns
+        self.span = Span(self.offset_ns, self.offset_ns)
+        self.stray_gpu: int | None = None
+        uptime_ns = warm_up_ns if since_ns is not None else spec.started_boot_ns + self.offset_ns
         self.gpus = [
             GpuState(spec, self.machine.model, gpu, uptime_ns) for gpu in self.machine.gpus
         ]
         self.cables = [Cable(port, spec, uptime_ns) for port in self.machine.ports]
         self.server = Server(spec, uptime_ns)
         self._job = Job(spec)
-        while self.offset_ns < 0:
+        while self.offset_ns < start_ns:
             self.advance(self.offset_ns + NS_PER_SECOND)
+        if since_ns is not None:
+            self._reload()
 
     @property
     def present_cables(self) -> list[Cable]:
@@ -47,9 +61,10 @@ class NodeModel:
 
     def advance(self, until_ns: int) -> None:
         """Go on until an offset into the simulation."""
-        span = Span(self.offset_ns, until_ns)
+        span = self.span = Span(self.offset_ns, until_ns)
         self.offset_ns = until_ns
         scenario = self.scenario
+        self.stray_gpu = scenario.stray_gpu(span)
         clocks = [gpu.silicon.unthrottled_share for gpu in self.gpus if not gpu.lost]
         slowest = max(min(clocks, default=1.0), _SLOWEST_PACE)
         demand = self._job.advance(span, scenario.job(span), slowest)
@@ -62,6 +77,8 @@ class NodeModel:
             cable.advance(span, wish, scenario.port(rail, span), scenario.link_outages(rail))
             sent, received = cable.moved_bytes
             moved[rail] = sent - before[0], received - before[1]
+        for index in scenario.resets(span):
+            self.gpus[index].reset()
         for index, gpu in enumerate(self.gpus):
             gpu.advance(span, demand, scenario.gpu(index, span), moved[index])
         self.server.advance(span, demand)

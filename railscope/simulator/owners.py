@@ -159,9 +159,8 @@ class Owners:
 
 
 def _is_stray(model: NodeModel, gpu: GpuState, tenant: Tenant) -> bool:
-    """Whether this is the process that nobody gave a GPU to: the last one of the first GPU."""
-    last = gpu.sharing.present[-1]
-    return model.spec.stray and gpu is model.gpus[0] and tenant is last
+    """True for the process that nobody gave a GPU to: the last one of that GPU."""
+    return model.stray_gpu == gpu.identity.index and tenant is gpu.sharing.present[-1]
 
 
 def _show_process(model: NodeModel, into: Moment, tenant: Tenant, group: str) -> None:

@@ -14,6 +14,7 @@ from railscope.simulator.gpu_scenarios import DRAIN_AND_RESET, GPU_RESET, NODE_R
 from railscope.simulator.machine import Gpu, Machine
 from railscope.simulator.memory import BAD_ADDRESS, PAGE_BYTES
 from railscope.simulator.nvlink import STRUCK_LINK
+from railscope.simulator.spec import NodeSpec
 
 # nvml.h, nvmlEventType*.
 DOUBLE_BIT_ECC, XID, DRAM_RETIREMENT, RECOVERY_ACTION = 0x2, 0x8, 0x400, 0x8000
@@ -35,6 +36,11 @@ class Report:
 
     line: str = ""
     event: tuple[int, int] | None = None
+
+
+def strikes_gpu(spec: NodeSpec) -> bool:
+    """True for a fault of a GPU, which is reset when the fault is repaired."""
+    return spec.scenario in _FAULTS or spec.scenario == "thermal"
 
 
 def reports(scenario: Scenario, parts: Machine) -> list[Report]:

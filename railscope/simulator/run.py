@@ -65,20 +65,32 @@ def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator
     return _moments(NodeModel(spec, duration_ns), duration_ns, step_ns)
 
 
+class Views:
+    """Everything that the interfaces of a simulated machine show of its model."""
+
+    def __init__(self, model: NodeModel) -> None:
+        self._model = model
+        self._views = (
+            Nvml(model).show, driver_files.show, rdma.show, nic.show, links.show,
+            ethernet_settings.show, transceivers.show, neighbours.show, ofed_files.show, pcie.show,
+            folders.show, host.show, Owners(model).show, KernelLog(model).show, Removal().show,
+        )  # fmt: skip
+
+    def show(self) -> Moment:
+        """Return the model as it is now."""
+        now = Moment(self._model.offset_ns)
+        for show in self._views:
+            show(self._model, now)
+        return now
+
+
 def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[Moment]:
-    views = (
-        Nvml(model).show, driver_files.show, rdma.show, nic.show, links.show,
-        ethernet_settings.show, transceivers.show, neighbours.show, ofed_files.show, pcie.show,
-        folders.show, host.show, Owners(model).show, KernelLog(model).show, Removal().show,
-    )  # fmt: skip
+    views = Views(model)
     known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for offset_ns in range(0, duration_ns + 1, step_ns):
         if offset_ns:
             model.advance(offset_ns)
-        now = Moment(offset_ns)
-        for show in views:
-            show(model, now)
-        yield _changes(now, known)
+        yield _changes(views.show(), known)
 
 
 def _changes(now: Moment, known: dict[str, dict[str, Json]]) -> Moment:

@@ -25,6 +25,7 @@ from railscope.simulator.port_scenarios import (
     Flapping,
     NicLost,
     OpticsFading,
+    Outages,
     PcieDegraded,
     SettingsDrift,
     SpeedDown,
@@ -86,9 +87,11 @@ class PauseStorm(SlowedExchange):
 class SlowReceiver(SlowedExchange):
     """PCIe takes the data too slowly: the NIC's buffer fills and it pauses the switch."""
 
+    min_pausing, max_pausing = 0.1, 0.35
+
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.pausing = self.dice.uniform(0.1, 0.35)
+        self.pausing = self.dice.uniform(self.min_pausing, self.max_pausing)
         self.stall_percent = self.dice.uniform(40.0, 80.0)
 
     def struck_port(self, span: Span) -> PortConditions:
@@ -99,6 +102,12 @@ class SlowReceiver(SlowedExchange):
             marked=share * 0.01,
             pcie_write_stall_percent=share * self.stall_percent,
         )
+
+
+class StalledReceiver(SlowReceiver):
+    """The same, so bad that the NIC pauses the switch for half of the time in which it receives."""
+
+    min_pausing, max_pausing = 0.45, 0.65
 
 
 class PfcVictim(SlowedExchange):
@@ -132,6 +141,22 @@ class LinkFlap(Scenario):
         return (self.outage,) if rail == self.spec.struck else ()
 
 
+class LinkDown(Outages):
+    """A cable was pulled: the link of one rail stays down, and the job waits for it."""
+
+    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+        super().__init__(spec, duration_ns)
+        self.outages = (Span(self.onset_ns, duration_ns),)
+
+
+class Unclaimed(Scenario):
+    """Somebody starts a process on a GPU past the scheduler."""
+
+    def stray_gpu(self, span: Span) -> int | None:
+        """Return the struck GPU from the onset on."""
+        return self.spec.struck if self.onset_ns <= span.end_ns else super().stray_gpu(span)
+
+
 class CounterReset(Scenario):
     """The drivers are loaded anew; the job had to go for that and starts again soon after."""
 
@@ -152,10 +177,12 @@ _BY_NAME: dict[str, type[Scenario]] = {
     "incast": Incast,
     "pause_storm": PauseStorm,
     "slow_receiver": SlowReceiver,
+    "stalled_receiver": StalledReceiver,
     "pfc_victim": PfcVictim,
     "thermal": Thermal,
     "xid79": Xid79,
     "row_remap": RowRemap,
+    "link_down": LinkDown,
     "link_flap": LinkFlap,
     "flapping": Flapping,
     "speed_down": SpeedDown,
@@ -168,6 +195,7 @@ _BY_NAME: dict[str, type[Scenario]] = {
     "ecc_uncorrected": EccUncorrected,
     "gpu_hung": GpuHung,
     "driver_stuck": DriverStuck,
+    "unclaimed": Unclaimed,
     "nvml_denied": NvmlDenied,
 }
 

@@ -24,10 +24,12 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
         "incast": "From half time on, too many senders at one rail: ECN marks, CNPs sent, no pause.",
         "pause_storm": "From half time on, one rail's NIC sends pause without end; storm events.",
         "slow_receiver": "From half time on, one rail's NIC waits for PCIe and pauses the switch.",
+        "stalled_receiver": "The same, so bad that pause takes a large share of the port's time.",
         "pfc_victim": "From half time on, the switch pauses one rail's NIC for others' congestion.",
         "thermal": "From half time on, one GPU is badly cooled and throttles; the job waits for it.",
         "xid79": "At half time one GPU falls off the bus; the job hangs.",
         "row_remap": "At half time a GPU marks a memory row for remapping, pending until a reset.",
+        "link_down": "From half time on, one rail's link is down; the job waits for it.",
         "link_flap": "At half time one rail's link goes down and comes up again.",
         "flapping": "From half time on, one rail's link goes down and comes up again and again.",
         "speed_down": "At half time one rail's cable fails: errors, then a link of half the speed.",
@@ -40,6 +42,7 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
         "ecc_uncorrected": "At half time a GPU meets an uncorrectable memory error; the job ends.",
         "gpu_hung": "From half time on, one GPU's firmware does not answer; the job hangs.",
         "driver_stuck": "From half time on, no call about one GPU comes back; the job hangs.",
+        "unclaimed": "From half time on, a process uses one GPU that nobody gave to it.",
         "nvml_denied": "The agent may not see what GPUs do, nor errors of their on-chip memory.",
     }
 )
@@ -72,7 +75,7 @@ SCHEDULERS: Mapping[str, str] = MappingProxyType(
 class NodeSpec:
     """A node to simulate. Two equal specs give equal captures.
 
-    A fault strikes the GPU or rail with index 3, or the last one of a node with fewer.
+    A fault strikes the GPU or rail with the index `strikes`, or the last one of a node with fewer.
     """
 
     node: str
@@ -85,6 +88,7 @@ class NodeSpec:
     scheduler: str = "none"
     stray: bool = False
     """Whether one process uses a GPU that nobody gave to it."""
+    strikes: int = STRUCK
     started_wall_ns: int = 1_760_000_000_000_000_000
     started_boot_ns: int = 777_600_000_000_000
 
@@ -115,7 +119,7 @@ class NodeSpec:
     @property
     def struck(self) -> int:
         """The index of the GPU and of the rail that a fault strikes."""
-        return min(STRUCK, self.own_gpus - 1)
+        return min(self.strikes, self.own_gpus - 1)
 
     @property
     def boot_id(self) -> str:

@@ -38,7 +38,7 @@ SHARES = st.floats(0.0, 1.0)
 
 def at_onset(spec: NodeSpec) -> NodeModel:
     """A model that stands just before its fault sets in."""
-    model = NodeModel(spec, duration_ns=40 * NS_PER_SECOND)
+    model = NodeModel(spec, 40 * NS_PER_SECOND)
     model.advance(19 * NS_PER_SECOND)
     return model
 

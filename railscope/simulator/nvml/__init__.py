@@ -25,7 +25,7 @@ class Nvml:
     """NVML on the simulated node."""
 
     def __init__(self, model: NodeModel) -> None:
-        self._events = Events(model)
+        self._events = Events()
         self._links: list[dict[str, Json]] = [{} for _ in model.gpus]
         self._links_told_ns: int | None = None
 

@@ -1,0 +1,210 @@
+"""The demo as its user runs it: it raises the alerts of its faults, and leaves no process behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from chain_support import free_port, server
+
+from railscope.demo.watchers import Ports, Watchers
+from tests.support.demo_alerts import Firing, alerts_since, faults_in, problems
+
+PATIENCE_SECONDS = 120.0
+
+DEMO = [sys.executable, "-m", "railscope.demo"]
+STARTED = "this-machine is reporting"
+
+
+def processes_in(directory: Path) -> set[int]:
+    """Return the processes that run in the directory of a demo, which are its children."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cwd").readlink() == directory:
+                found.add(int(entry.name))
+        except OSError:
+            continue  # it has ended, or is not ours
+    return found
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await condition():  # noqa: ASYNC110 - another process tells no event
+            await asyncio.sleep(0.2)
+
+
+async def gone(directory: Path) -> None:
+    async def none_left() -> bool:
+        return not processes_in(directory)
+
+    await until(none_left)
+
+
+async def read_until(process: Process, text: str) -> str:
+    """Read the output of a demo until a line has some text."""
+    assert process.stdout is not None
+    seen = ""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while text not in seen:
+            line = await process.stdout.readline()
+            assert line, seen
+            seen += line.decode()
+    return seen
+
+
+@asynccontextmanager
+async def demo(directory: Path, *command: str) -> AsyncIterator[Process]:
+    """Run a demo, or a program that runs it; whatever is left at the end is killed by its id."""
+    process = await asyncio.create_subprocess_exec(
+        *(command or DEMO), "--directory", str(directory), stdout=PIPE, stderr=STDOUT,
+        env={**os.environ, "TMPDIR": str(directory.parent)}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+        for pid in processes_in(directory):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_stops_everything_in_order(tmp_path: Path, number: signal.Signals):
+    directory = tmp_path / "demo"
+    async with demo(directory) as process:
+        await read_until(process, STARTED)
+        assert len(processes_in(directory)) == 6
+        process.send_signal(number)
+        assert process.stdout is not None
+        rest = (await process.stdout.read()).decode()
+        assert await process.wait() == 0, rest
+    assert f"stopped by {number.name}; state stays in {directory}" in rest
+    assert "Traceback" not in rest
+    assert not processes_in(directory)
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+    assert (directory / "collector/audit/key.pub").is_file()
+
+
+async def test_a_signal_stops_a_demo_that_is_still_starting(tmp_path: Path):
+    directory = tmp_path / "demo"
+    async with demo(directory) as process:
+        await read_until(process, "Starting 4 simulated nodes")
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert not processes_in(directory)
+
+
+async def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path):
+    directory = tmp_path / "demo"
+    async with demo(directory) as process:
+        await read_until(process, STARTED)
+        process.kill()
+        await process.wait()
+        await gone(directory)
+
+
+async def test_a_demo_ends_with_the_program_that_started_it(tmp_path: Path):
+    """As `make` does when it is killed."""
+    directory = tmp_path / "demo"
+    start = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = [sys.executable, "-c", start, *DEMO, "--end-with-parent"]
+    async with demo(directory, *command) as parent:
+        await read_until(parent, STARTED)
+        parent.kill()
+        await parent.wait()
+        await gone(directory)
+
+
+async def test_a_demo_ends_with_its_terminal(tmp_path: Path):
+    directory = tmp_path / "demo"
+    controller, terminal = pty.openpty()
+    start = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", start, *DEMO, "--directory", str(directory),
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    os.set_blocking(controller, False)
+
+    async def drawn() -> bool:
+        try:
+            return b"RAIL" in os.read(controller, 1 << 16)
+        except BlockingIOError:
+            return False
+
+    try:
+        await until(drawn)
+        os.close(controller)
+        await process.wait()
+        await gone(directory)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        for pid in processes_in(directory):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_second_demo_in_one_directory_is_refused_and_a_later_one_begins_afresh(
+    tmp_path: Path,
+):
+    directory = tmp_path / "demo"
+    async with demo(directory) as process:
+        await read_until(process, STARTED)
+        booted = re.findall(r"booted_.*", (directory / "nodes/gpu-node-1.toml").read_text())
+        async with demo(directory) as second:
+            output, _ = await second.communicate()
+            assert second.returncode == 1
+            assert f"a demo runs in {directory}: stop it first".encode() in output
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+    (directory / "collector/of-the-demo-before").write_text("")
+    async with demo(directory) as process:
+        await read_until(process, STARTED)
+        assert not (directory / "collector/of-the-demo-before").exists()
+        now = re.findall(r"booted_.*", (directory / "nodes/gpu-node-1.toml").read_text())
+        assert now == booted, "a Prometheus that watched the demo before would see a reboot"
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+
+
+async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_path: Path):
+    """The first minutes of what `python -m tests.support.demo_alerts` checks by hand for longer."""
+    directory = tmp_path / "demo"
+    watchers = Watchers(directory, Ports(free_port(), free_port(), free_port()))
+    record = directory / "faults.jsonl"
+    url = f"http://127.0.0.1:{watchers.ports.prometheus}"
+    async with demo(directory) as process:
+        began = time.time()
+        await read_until(process, STARTED)
+        prometheus = next(iter(watchers.commands().values()))
+        async with server("prometheus", *prometheus, folder=tmp_path):
+            output = await read_until(process, "FAULT BEGINS")
+            assert "gpu-node-1" in output.splitlines()[-1]
+            (line,) = record.read_text().splitlines()
+            assert json.loads(line)["end"] is None
+
+            async def raised() -> bool:
+                firings: list[Firing] = await asyncio.to_thread(
+                    alerts_since, url, began, time.time()
+                )
+                names = {one.alert for one in firings}
+                return {"RailscopeGpuXid", "RailscopeGpuEccUncorrected"} < names
+
+            await until(raised)
+            now = time.time()
+            firings = await asyncio.to_thread(alerts_since, url, began, now)
+        assert problems(faults_in([line]), firings, now) == []

@@ -1,0 +1,172 @@
+"""A node that is simulated while it is observed: without end, with faults that end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from railscope.simulator.live import (
+    MAX_STEPS,
+    LiveError,
+    LiveNode,
+    LiveTimeline,
+    Occurrence,
+    PlannedFault,
+    read_live_node,
+)
+from railscope.simulator.machine import machine
+from railscope.simulator.span import NS_PER_SECOND
+
+DAY_NS = 86_400 * NS_PER_SECOND
+ROUND = 60
+FAULTS = (
+    PlannedFault("link_down", 10, 10),
+    PlannedFault("ecc_uncorrected", 25, 10),
+    PlannedFault("unclaimed", 40, 10),
+)
+NODE = LiveNode(
+    "n1",
+    3,
+    "slurm",
+    10**18,
+    10**18 + 9 * DAY_NS,
+    10**12,
+    gpus=2,
+    round_seconds=ROUND,
+    faults=FAULTS,
+)
+
+
+def struck(fault: PlannedFault, number: int = 0) -> int:
+    return Occurrence.of(NODE, fault, number).spec.struck
+
+
+def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:
+    """What a fault changes, at a second."""
+    ns = round(second * NS_PER_SECOND)
+    number = int(second // ROUND)
+    port = machine(NODE.spec).ports[struck(FAULTS[0], number)]
+    path = f"/sys/class/infiniband/{port.rdma_device}/ports/1/state"
+    gpu = struck(FAULTS[1], number)
+    groups = [
+        timeline.look("files", f"/proc/{process['pid']}/cgroup", ns)
+        for process in processes(timeline, struck(FAULTS[2], number), ns)
+    ]
+    rows = timeline.look("calls", f"nvml.nvmlDeviceGetRemappedRows({gpu})", ns)
+    return {
+        "link": timeline.look("files", path, ns).split()[1],
+        "pending": bool(rows[2]),
+        "stray": any("session" in group for group in groups),
+    }
+
+
+def processes(timeline: LiveTimeline, gpu: int, ns: int) -> list[dict[str, int]]:
+    found: list[dict[str, int]] = timeline.look(
+        "calls", f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})", ns
+    )
+    return found
+
+
+WELL = {"link": "ACTIVE", "pending": False, "stray": False}
+
+
+@pytest.mark.parametrize("round_start", [0, ROUND])
+def test_faults_begin_and_end_in_every_round(round_start: int):
+    timeline = LiveTimeline(NODE, 0)
+    seen = [at(timeline, round_start + second) for second in (5, 15, 22, 30, 37, 45, 55)]
+    assert seen == [
+        WELL, WELL | {"link": "DOWN"}, WELL, WELL | {"pending": True}, WELL,
+        WELL | {"stray": True}, WELL,
+    ]  # fmt: skip
+
+
+def test_a_node_that_is_observed_later_is_where_it_would_have_been():
+    assert at(LiveTimeline(NODE, 12 * NS_PER_SECOND), 15)["link"] == "DOWN"
+    assert at(LiveTimeline(NODE, 80 * NS_PER_SECOND), 90)["pending"] is True
+
+
+def test_counters_never_fall_while_nothing_is_reset():
+    node = replace(NODE, faults=(PlannedFault("stalled_receiver", 5, 20),))
+    timeline = LiveTimeline(node, 0)
+    port = machine(node.spec).ports[0]
+    before: dict[str, int] = {}
+    for second in range(0, 3 * ROUND, 5):
+        ns = second * NS_PER_SECOND
+        answer = timeline.look("calls", f"ethtool.statistics({port.interface})", ns)
+        now = dict(zip(answer["names"], answer["values"], strict=True))
+        now["energy"] = timeline.look("calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", ns)
+        fallen = {
+            name
+            for name, value in before.items()
+            if now[name] < value and not name.startswith("outbound_pci_stalled")  # percentages
+        }
+        assert not fallen
+        before = now
+
+
+def test_counters_begin_near_zero():
+    """Otherwise every start of an agent adds days to rates that were counted before it."""
+    timeline = LiveTimeline(NODE, 0)
+    assert timeline.look("calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", 0) == 0
+    pressure = timeline.look("files", "/proc/pressure/io", 0)
+    assert int(pressure.split("total=")[-1]) < 2 * ROUND * 1_000_000
+
+
+def test_what_has_gone_is_not_kept():
+    """The job ends with the memory error: its processes are there no more."""
+    timeline = LiveTimeline(NODE, 0)
+    (process,) = processes(timeline, 0, 0)
+    path = f"/proc/{process['pid']}/stat"
+    assert timeline.look("files", path, 20 * NS_PER_SECOND)
+    with pytest.raises(KeyError):
+        timeline.look("files", path, 30 * NS_PER_SECOND)
+
+
+def test_a_long_time_without_a_question_is_one_step():
+    timeline = LiveTimeline(NODE, 0)
+    at(timeline, MAX_STEPS)
+    assert timeline.steps == MAX_STEPS
+    at(timeline, 12 * MAX_STEPS + 5)
+    assert timeline.steps == MAX_STEPS + 1
+    assert at(timeline, 13 * MAX_STEPS + 5) == WELL
+
+
+def test_the_kernel_log_has_each_fault_once():
+    timeline = LiveTimeline(NODE, 0)
+    seen: list[str] = []
+    for second in range(0, 2 * ROUND, 3):
+        until_ns = second * NS_PER_SECOND
+        seen += timeline.log_between(until_ns - 3 * NS_PER_SECOND, until_ns)
+    assert sum(": 48, " in record for record in seen) == 2
+    assert sum("Link down" in record for record in seen) == 2
+    numbers = [int(record.split(",")[1]) for record in seen]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_node_survives_its_file(tmp_path: Path):
+    NODE.write(tmp_path / "n1.toml")
+    assert read_live_node(tmp_path / "n1.toml") == NODE
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("node = 1", "Expected `str`"),
+        ("node = ", "Invalid value"),
+        ('[[faults]]\nscenario = "none"', "missing required field"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str, problem: str):
+    path = tmp_path / "n1.toml"
+    path.write_text(text)
+    with pytest.raises(LiveError, match=f"{path}: invalid live node: .*{problem}"):
+        read_live_node(path)
+
+
+def test_a_fault_that_does_not_exist_is_named(tmp_path: Path):
+    path = tmp_path / "n1.toml"
+    replace(NODE, faults=(PlannedFault("no_such", 1, 1),)).write(path)
+    with pytest.raises(LiveError, match="no scenario 'no_such'"):
+        read_live_node(path)

@@ -1,0 +1,135 @@
+"""The faults of the demo: their schedule, their record, and what compares them with alerts."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from railscope.demo.faults import (
+    FAULTS,
+    ROUND_SECONDS,
+    DemoFault,
+    FaultRecord,
+    Struck,
+    changes,
+    planned,
+)
+from railscope.simulator.live import LiveNode
+from railscope.simulator.machine import machine
+from tests.support.alert_rules import RULES, rules_of
+from tests.support.demo_alerts import Fault, Firing, faults_in, firings_in, problems
+
+EACH_FAULT = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+NODE = LiveNode("gpu-node-1", 0, "slurm", 0, 10**18, 10**12, round_seconds=ROUND_SECONDS)
+QUIET_SECONDS = 60
+
+
+@EACH_FAULT
+def test_a_fault_lasts_until_its_alerts_fire_and_they_resolve_within_its_round(fault: DemoFault):
+    assert fault.within_seconds <= fault.length_seconds
+    end = fault.begin_seconds + fault.length_seconds
+    assert end + fault.resolved_within_seconds <= ROUND_SECONDS - QUIET_SECONDS
+
+
+@EACH_FAULT
+def test_a_fault_names_alerts_that_there_are(fault: DemoFault):
+    names = {rule["alert"] for path in RULES for rule in rules_of(path) if "alert" in rule}
+    assert set(fault.alerts) <= names
+
+
+def test_faults_begin_one_after_the_other_and_come_again():
+    seen = list(islice(changes(), 4 * len(FAULTS)))
+    assert [change.seconds for change in seen] == sorted(change.seconds for change in seen)
+    begins = [change for change in seen if change.begins]
+    assert len({change.seconds for change in begins}) == len(begins) == 2 * len(FAULTS)
+    assert {change.round for change in seen} == {0, 1}
+
+
+def test_faults_of_a_node_strike_it_by_turns():
+    """Two at once on one node could hide each other's alerts."""
+    for one in FAULTS:
+        for other in FAULTS:
+            if one.node == other.node and one.begin_seconds < other.begin_seconds:
+                assert one.begin_seconds + one.length_seconds <= other.begin_seconds
+
+
+def test_the_record_has_a_line_for_each_begin_and_each_end(tmp_path: Path):
+    path = tmp_path / "faults.jsonl"
+    path.write_text("of a demo before\n")
+    record = FaultRecord(path, 10**18)
+    seen = list(islice(changes(), 2 * len(FAULTS)))
+    nodes = {fault.node: NODE for fault in FAULTS}
+    for change in seen:
+        record.add(change, Struck.of(nodes[change.fault.node], change))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == len(seen)
+    assert [line["end"] is None for line in lines] == [change.begins for change in seen]
+    found = faults_in(path.read_text().splitlines())
+    assert {fault.name for fault in found} == {fault.name for fault in FAULTS}
+    assert all(fault.end is not None and fault.end > fault.begin for fault in found)
+
+
+def test_the_end_of_the_demo_ends_its_faults(tmp_path: Path):
+    record = FaultRecord(tmp_path / "faults.jsonl", 10**18)
+    change = next(changes())
+    record.add(change, Struck.of(NODE, change))
+    record.close(change.seconds + 5)
+    record.close(change.seconds + 9)
+    begun, ended = map(json.loads, (tmp_path / "faults.jsonl").read_text().splitlines())
+    assert (begun["end"], ended["end"]) == (None, "2001-09-09T01:47:30.000+00:00")
+
+
+@EACH_FAULT
+def test_a_fault_names_what_it_strikes(fault: DemoFault):
+    change = next(change for change in changes() if change.fault is fault)
+    struck = Struck.of(NODE, change)
+    parts = machine(NODE.spec)
+    known = {None, *(gpu.uuid for gpu in parts.gpus), *(port.interface for port in parts.ports)}
+    assert struck.device in known
+    assert "{" not in struck.text
+    assert all(str(name) in struck.text for name in struck.names.values())
+
+
+def test_each_round_has_fresh_faults():
+    devices = {
+        Struck.of(NODE, change).device
+        for change in islice(changes(), 20 * 2 * len(FAULTS))
+        if change.fault.name == "gpu_memory_error"
+    }
+    assert len(devices) > 3
+    assert planned("gpu-node-2")[0].scenario == "unclaimed"
+
+
+# The comparison ---------------------------------------------------------------------------------
+
+FAULT = Fault("f", "n1", 100.0, 200.0, frozenset({"A"}), 60.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("firings", "now", "wrong"),
+    [
+        ([Firing("A", "n1", 150, 220)], 300, []),
+        ([], 150, []),
+        ([], 300, ["f: A did not fire"]),
+        ([Firing("A", "n1", 170, 220)], 300, ["f: A fired after 70 s"]),
+        ([Firing("A", "n1", 150, 240)], 300, ["f: A did not fire", "A (n1) fired for no fault"]),
+        ([Firing("A", "n1", 90, 220)], 300, ["f: A did not fire", "A (n1) fired for no fault"]),
+        ([Firing("A", "n1", 150, 220), Firing("A", "n2", 150, 220)], 300, ["A (n2) fired for"]),
+        ([Firing("A", "n1", 150, 220), Firing("B", "", 150, 151)], 300, ["B (no node) fired for"]),
+        ([Firing("A", "", 150, 220), Firing("RailscopeDeadMansSwitch", "", 0, 300)], 300, []),
+    ],
+)
+def test_what_does_not_fit_is_found(firings: list[Firing], now: float, wrong: list[str]):
+    found = problems([FAULT], firings, now)
+    assert len(found) == len(wrong)
+    for problem, words in zip(found, wrong, strict=True):
+        assert problem.startswith(words)
+
+
+def test_a_series_with_a_gap_is_two_alerts():
+    values = [[0, "1"], [5, "1"], [30, "1"]]
+    series = [{"metric": {"alertname": "A", "node": "n"}, "values": values}]
+    assert list(firings_in(series)) == [Firing("A", "n", 0, 5), Firing("A", "n", 30, 30)]
