@@ -23,6 +23,8 @@ from railscope.wire import Batch, Envelope, WireEvent
 
 log = structlog.get_logger(__name__)
 
+_EVENTS_A_STEP = 256
+
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """The frame that carried an event, and where in it; and when it came."""
@@ -168,8 +170,10 @@ class Core:
         self, record: Record, envelope: Envelope, batch: Batch, known: Known
     ) -> Iterator[None]:
         yield from self.evidence.steps(record, envelope, batch, known)
-        self.evidence.hear(record, envelope, batch)
-        for seen in _events_of(record, envelope, batch):
+        yield from self.evidence.hear(record, envelope, batch)
+        for number, seen in enumerate(_events_of(record, envelope, batch)):
+            if number % _EVENTS_A_STEP == _EVENTS_A_STEP - 1:
+                yield
             for listener in self.listeners:
                 listener(seen)
             self.see(seen)

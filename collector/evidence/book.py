@@ -6,6 +6,7 @@ nothing is lost between the frame log and the database.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from collector.evidence.assemble import Facts
 from collector.evidence.chunk import Chunk, Cut, Span, add_span, add_spans
+from collector.evidence.claim_index import ClaimIndex
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
@@ -67,7 +69,11 @@ class EvidenceBook:
     """The newest samples of each GPU, as the account counts with them."""
     listeners: list[Callable[[Trouble], None]] = field(default_factory=list)
     refused: int = 0
+    claims: ClaimIndex = field(default_factory=ClaimIndex)
+    suppressed: int = 0
+    """Troubles of one kind and node beyond those that are reported one by one."""
     _said: set[tuple[str, ...]] = field(default_factory=set)
+    _troubles: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     # Frames ------------------------------------------------------------------------------------
 
@@ -146,21 +152,23 @@ class EvidenceBook:
 
     # Events ------------------------------------------------------------------------------------
 
-    def hear(self, record: Record, envelope: Envelope, batch: Batch) -> None:
-        """Take the claims of a batch."""
+    def hear(self, record: Record, envelope: Envelope, batch: Batch) -> Iterator[None]:
+        """Take the claims of a batch, some of them a step."""
         events = [e for e in batch.events if e.name in STARTS or e.name in ENDS]
         if not events:
             return
         since_boot_ns = _since_boot_ns(record, envelope, batch)
         teller = Teller(envelope.node, envelope.boot_id, since_boot_ns)
-        for event in events:
+        for number, event in enumerate(events):
+            if number % _CLAIMS_A_STEP == 0:
+                yield
             try:
                 fact = told(teller, event)
             except ToldError as error:
-                self.refused += 1
-                facts = {"problem": str(error)}
-                received_ns = record.received_wall_ns
-                self.trouble(Trouble("refused_claim", "", envelope.node, received_ns, facts))
+                self._refuse(record, str(error))
+                continue
+            if problem := self.claims.beyond(fact):
+                self._refuse(record, problem)
                 continue
             if isinstance(fact, Told):
                 fact = self._limited(record, fact)
@@ -168,6 +176,11 @@ class EvidenceBook:
                 self.unwritten[fact] = None
                 self.changed.add(fact.gpu)
                 self.late.add(fact.gpu)
+
+    def _refuse(self, record: Record, problem: str) -> None:
+        self.refused += 1
+        facts = {"problem": problem}
+        self.trouble(Trouble("refused_claim", "", record.node, record.received_wall_ns, facts))
 
     def _limited(self, record: Record, claim: Told) -> Told:
         """The claim with an authority that the token of its node may give it."""
@@ -191,13 +204,15 @@ class EvidenceBook:
         """Keep a claim or its end; whether it was not there."""
         memory = self.gpu(fact.gpu)
         if isinstance(fact, Told):
-            new = not any(repeats(one, fact) for one in memory.told)
+            new = not any(repeats(one, fact) for one in self.claims.starts(fact))
             if new:
                 memory.told.append(fact)
         else:
-            new = fact not in memory.ended
+            new = fact not in self.claims.ends(fact)
             if new:
                 memory.ended.append(fact)
+        if new:
+            self.claims.add(fact)
         return new
 
     def trouble(self, trouble: Trouble) -> None:
@@ -209,7 +224,12 @@ class EvidenceBook:
             return
         if len(self._said) >= _MOST_SAID:
             self._said.clear()
+            self._troubles.clear()
+        if self._troubles[key[0], key[2]] >= _MAX_TROUBLES:
+            self.suppressed += 1
+            return
         self._said.add(key)
+        self._troubles[key[0], key[2]] += 1
         log.warning(
             "evidence_trouble",
             kind=trouble.kind,
@@ -244,6 +264,7 @@ class EvidenceBook:
         memory.cuts[:] = [cut for cut in memory.cuts if cut.spans]
         unwritten = {(fact.node, fact.id) for fact in self.unwritten}
         gone -= unwritten
+        self.claims.remove((uuid, node, claim) for node, claim in gone)
         memory.told[:] = [one for one in memory.told if (one.node, one.id) not in gone]
         memory.ended[:] = [one for one in memory.ended if (one.node, one.id) not in gone]
 
@@ -258,6 +279,10 @@ class EvidenceBook:
             kept.stored = False  # it may have been on its way
             self.chunks[kept.chunk.node, kept.chunk.boot, kept.chunk.number] = kept
         self.unwritten = dict.fromkeys(unwritten)
+        facts: list[Told | Ended] = []
+        for memory in self.gpus.values():
+            facts += [*memory.told, *memory.ended]
+        self.claims.restart(facts)
         self.changed = set(self.gpus)
         self.late = set(self.gpus)
 
@@ -273,4 +298,6 @@ def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:
     return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
 
 
-_MOST_SAID = 10_000
+_MOST_SAID, _MAX_TROUBLES = 10_000, 200
+"""Troubles that are remembered, and those of one kind and node that are reported one by one."""
+_CLAIMS_A_STEP = 256

@@ -173,6 +173,22 @@ def events_of_many_facts() -> Bodies:
 
 
 @attack
+def claims_without_end() -> Bodies:
+    """As many claims on one GPU as fit, no two alike."""
+    schema = gpu_schema(1)
+    for number in range(3):
+        events = tuple(
+            WireEvent(
+                "claim_start", 0, WireEntity("claim", ("GPU-0", f"c{number}-{n}")),
+                START_WALL_NS + n, START_BOOT_NS, {"level": "scheduler", "owner": str(n)},
+                10_000 * number + n + 1,
+            )
+            for n in range(10_000)
+        )  # fmt: skip
+        yield sealed((schema,), batch(schema, 1, first=number + 1, events=events))
+
+
+@attack
 def large_schemas() -> Bodies:
     """Twenty-five schemas of 20,000 columns, each of a stream of its own."""
     for number in range(25):

@@ -1,0 +1,107 @@
+"""Claims in memory by node and id, and how many of them one node may have.
+
+The index finds what a node reported of a claim before without a look at all claims, and holds the
+bounds of a node: beyond one, its claims are rejected and counted, and those of others are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from collector.evidence.told import Ended, Told
+
+MAX_IN_FORCE = 1024
+"""Claims of one node that have not ended, the ends of claims that are not known among them."""
+MAX_REMEMBERED = 65_536
+"""Claims of one node, those that ended and are not in the ledger yet among them."""
+MAX_REPORTS = 16
+"""Different reports of one claim, and as many of its end."""
+Claim: TypeAlias = tuple[str, str, str]
+"""GPU, node and id."""
+
+
+def claim_of(fact: Told | Ended) -> Claim:
+    """The claim that a fact is about."""
+    return fact.gpu, fact.node, fact.id
+
+
+@dataclass(slots=True)
+class _Reports:
+    starts: list[Told] = field(default_factory=list)
+    ends: list[Ended] = field(default_factory=list)
+
+    @property
+    def in_force(self) -> bool:
+        return not (self.starts and self.ends)
+
+
+@dataclass(slots=True)
+class _Node:
+    claims: int = 0
+    in_force: int = 0
+
+
+@dataclass(slots=True)
+class ClaimIndex:
+    """All claims in memory."""
+
+    _claims: dict[Claim, _Reports] = field(default_factory=dict)
+    _nodes: dict[str, _Node] = field(default_factory=dict)
+
+    def starts(self, fact: Told) -> list[Told]:
+        """What was reported of the claim before."""
+        found = self._claims.get(claim_of(fact))
+        return found.starts if found else []
+
+    def ends(self, fact: Ended) -> list[Ended]:
+        """What was reported of its end before."""
+        found = self._claims.get(claim_of(fact))
+        return found.ends if found else []
+
+    def beyond(self, fact: Told | Ended) -> str:
+        """Why a node's fact is not accepted; empty where it is."""
+        found, node = self._claims.get(claim_of(fact)), self._nodes.get(fact.node, _Node())
+        if found is None:
+            if node.in_force >= MAX_IN_FORCE:
+                return f"the node has {MAX_IN_FORCE} claims in force"
+            if node.claims >= MAX_REMEMBERED:
+                return f"the node has {MAX_REMEMBERED} claims that are not in the ledger yet"
+        elif len(found.starts if isinstance(fact, Told) else found.ends) >= MAX_REPORTS:
+            return f"the claim has {MAX_REPORTS} different reports"
+        return ""
+
+    def add(self, fact: Told | Ended) -> None:
+        """Add a fact that was not there."""
+        node = self._nodes.setdefault(fact.node, _Node())
+        found = self._claims.get(claim_of(fact))
+        if found is None:
+            found = self._claims[claim_of(fact)] = _Reports()
+            node.claims += 1
+        else:
+            node.in_force -= found.in_force
+        if isinstance(fact, Told):
+            found.starts.append(fact)
+        else:
+            found.ends.append(fact)
+        node.in_force += found.in_force
+
+    def remove(self, claims: Iterable[Claim]) -> None:
+        """Forget claims."""
+        for claim in claims:
+            found = self._claims.pop(claim, None)
+            if found is None:
+                continue
+            node = self._nodes[claim[1]]
+            node.claims -= 1
+            node.in_force -= found.in_force
+            if not node.claims:
+                del self._nodes[claim[1]]
+
+    def restart(self, facts: Iterable[Told | Ended]) -> None:
+        """Start over with these facts."""
+        self._claims.clear()
+        self._nodes.clear()
+        for fact in facts:
+            self.add(fact)

@@ -1,0 +1,55 @@
+"""One node's claims are bounded; those of others are not affected."""
+
+from __future__ import annotations
+
+from looks import troubles
+from support.story import Reporter, accept, ended, gpus_of, started
+
+from collector.core import Core
+from collector.evidence.claim_index import MAX_IN_FORCE, MAX_REPORTS
+
+GPU = "GPU-0"
+
+
+def tell(core: Core, events: list, node: str = "n1", second: int = 10) -> None:
+    """One envelope of a node with these events."""
+    reporter = Reporter(node, run=f"run-{second}")
+    accept(core, reporter.told(gpus_of(GPU), [second], events={second: events}))
+
+
+def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(core: Core):
+    heard = troubles(core)
+    tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE + 5)])
+    tell(core, [started(GPU, "mine", 10)], node="n2")
+    told = core.evidence.gpus[GPU].told
+    assert (len(told), core.evidence.refused) == (MAX_IN_FORCE + 1, 5)
+    assert {one.node for one in told} == {"n1", "n2"}
+    (trouble,) = [one for one in heard if one.kind == "refused_claim"]
+    assert trouble.facts == {"problem": f"the node has {MAX_IN_FORCE} claims in force"}
+
+
+def test_a_claim_that_ended_makes_room(core: Core):
+    tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE)])
+    tell(core, [ended(GPU, "c7", 11), started(GPU, "another", 11)], second=11)
+    assert core.evidence.refused == 0
+    assert "another" in {one.id for one in core.evidence.gpus[GPU].told}
+
+
+def test_one_claim_told_in_ever_new_words_is_bounded_too(core: Core):
+    tell(core, [started(GPU, "c", 10, owner=str(n)) for n in range(MAX_REPORTS + 3)])
+    assert (len(core.evidence.gpus[GPU].told), core.evidence.refused) == (MAX_REPORTS, 3)
+
+
+def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(core: Core):
+    heard = troubles(core)
+    tell(core, [started(GPU, f"c{number}", 10, level=str(number)) for number in range(300)])
+    assert core.evidence.refused == 300
+    assert len([one for one in heard if one.kind == "refused_claim"]) == 200
+    assert core.evidence.suppressed == 100
+
+
+def test_a_restart_counts_on(core: Core):
+    tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE)])
+    core.evidence.resume(core.evidence.gpus, [], [])
+    tell(core, [started(GPU, "one more", 11)], second=11)
+    assert core.evidence.refused == 1
