@@ -41,6 +41,7 @@ from railscope.frame import Event, Frame, Origin
 from railscope.reading import Absent
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
+from railscope.text import printable
 
 log = structlog.get_logger(__name__)
 
@@ -62,11 +63,12 @@ def travels(frame: Frame) -> bool:
 def node_name(settings: AgentSettings, host: Host) -> str:
     """The configured name, else the host name of the machine."""
     if settings.node:
-        return settings.node
+        return printable(settings.node)
     try:
-        return host.read("/proc/sys/kernel/hostname").decode().strip()
+        name = host.read("/proc/sys/kernel/hostname").decode(errors="surrogateescape").strip()
     except OSError:
-        return os.uname().nodename
+        name = os.uname().nodename
+    return printable(name)
 
 
 @dataclass

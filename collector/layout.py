@@ -59,9 +59,6 @@ def check_schema(schema: WireSchema, most: int) -> None:
     if sum(entity.kind == GPU_KIND for entity in schema.entities) > MOST_GPUS:
         message = f"schema of stream {schema.stream!r} has more than {MOST_GPUS} GPUs"
         raise WireError(message)
-    if any(not word.isprintable() for entity in schema.entities for word in entity.key):
-        message = f"schema of stream {schema.stream!r}: an entity's key has control characters"
-        raise WireError(message)
     count = len(schema.entities)
     for group in schema.groups:
         if not all(0 <= member < count for member in group.entities):

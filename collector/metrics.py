@@ -14,6 +14,7 @@ from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.views.refresh import Views
 from collector.views.table import Cell, label_names
+from railscope import logs
 from railscope.catalog import audit as audit_catalog
 from railscope.catalog import collector as c
 from railscope.exposition import Format, page, sample_prefix
@@ -80,6 +81,7 @@ class Own:
             (audit_catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (audit_catalog.AUDIT_LOST, self.trail.lost),
             (audit_catalog.DENIALS, self.trail.denied),
+            (c.LOG_LINES_LOST, logs.lines.lost),
             (c.SINK_WRITTEN, self.sink.written),
             (c.SINK_DROPPED, self.sink.dropped),
         ]

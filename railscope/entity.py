@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from railscope.catalog.declare import EntityKind
+from railscope.text import printable
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """One thing of a kind: a stable identity, and facts that describe it.
+    """One thing of a kind: a stable identity, and facts that describe it, as printable text.
 
     `key` gives one value for each label of the kind and is its identity. Two entities compare equal
     only with equal facts, so that a new firmware makes a new schema.
@@ -29,6 +30,11 @@ class Entity:
         if unknown:
             message = f"{self.kind.name} declares no facts named {sorted(unknown)}"
             raise ValueError(message)
+        if not "".join(self.key).isprintable():
+            object.__setattr__(self, "key", tuple(map(printable, self.key)))
+        if not "".join(self.facts.values()).isprintable():
+            facts = {name: printable(text) for name, text in self.facts.items()}
+            object.__setattr__(self, "facts", facts)
 
     def part(self, kind: EntityKind, *key: str) -> Entity:
         """A part of this entity: the clock of a GPU, the priority of a NIC."""

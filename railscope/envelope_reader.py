@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from railscope.reading import SIGNED_LIMIT
+from railscope.text import printable
 from railscope.wire import (
     HASH_BYTES,
     MAGIC,
@@ -137,6 +138,8 @@ def unpack(body: bytes, max_bytes: int) -> Envelope:
             message = f"the envelope is of version {version}, this program speaks {VERSION}"
             raise WireVersionError(message)
         sealed = _envelope_decoder.decode(raw)
+        names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
+        _check_words("a name of an envelope", names, MAX_NAME)
         return Envelope(
             version, sealed.node, sealed.run, sealed.boot_id,
             tuple(_schemas(sealed.schemas)), tuple(_batches(sealed.batches)),
@@ -185,7 +188,7 @@ def _schema(sealed: _SealedSchema) -> WireSchema:
     columns = sum(len(group.entities) for group in sealed.groups)
     _check_size("a schema", columns, MAX_COLUMNS, "columns")
     for group in sealed.groups:
-        _check_words("the metric of a schema", (group.metric,), MAX_NAME)
+        _check_words("the metric of a schema", (group.metric, sealed.stream), MAX_NAME)
     for entity in sealed.entities:
         _check_entity(entity)
     return WireSchema(sealed.stream, sealed.groups, sealed.entities)
@@ -195,6 +198,7 @@ def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[Batch]:
     frames = events = 0
     for raw in parts:
         sealed = _batch_decoder.decode(raw)
+        _check_words("the stream of a batch", (sealed.stream,), MAX_NAME)
         frames += len(sealed.wall_ns)
         events += len(sealed.events)
         _check_size("an envelope", frames, MAX_FRAMES, "frames")
@@ -236,6 +240,9 @@ def _check_words(what: str, words: Iterable[str], max_characters: int) -> None:
     for word in words:
         if len(word) > max_characters:
             _check_size(what, len(word), max_characters, "characters")
+        if not word.isprintable():
+            message = f"{what} has characters that do not print: {printable(word)[:MAX_NAME]}"
+            raise WireError(message)
 
 
 def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> None:

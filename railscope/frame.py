@@ -15,6 +15,7 @@ from railscope.catalog import ORDER
 from railscope.catalog.declare import EventClass, Kind, Metric
 from railscope.entity import Entity
 from railscope.reading import PRESENT, REASONS, Reading, from_stored
+from railscope.text import printable
 
 NO_LANE = -1
 
@@ -64,7 +65,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to an entity, at an instant of the node's clocks.
+    """Something that happened to an entity, at an instant of the node's clocks; facts print.
 
     Audited events of a run are numbered from 1, without a gap; others have number 0.
     """
@@ -75,6 +76,12 @@ class Event:
     boot_ns: int
     facts: dict[str, str] = field(default_factory=dict)
     number: int = 0
+
+    def __post_init__(self) -> None:
+        """Escape what does not print."""
+        if not "".join((*self.facts, *self.facts.values())).isprintable():
+            facts = {printable(name): printable(text) for name, text in self.facts.items()}
+            object.__setattr__(self, "facts", facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
+
+from railscope.text import printable
 
 _JOURNAL_LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
@@ -25,8 +27,32 @@ def _level_first(_: Any, method: str, event: dict[str, Any]) -> str:
 
 
 def _quoted(value: Any) -> str:
-    text = str(value)
+    text = printable(str(value))
     return f'"{text}"' if not text or any(c in text for c in ' "=') else text
+
+
+class Lines:
+    """Standard error, of which no failure ends a program: a full disk, a closed pipe, odd text."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """Lines that could not be written since the start."""
+
+    def write(self, line: str) -> int:
+        """Write a line, or count it as lost."""
+        try:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+        return len(line)
+
+    def flush(self) -> None:
+        """Do nothing: each line was flushed."""
+
+
+lines = Lines()
+"""Where the logs of this process go."""
 
 
 def configure(level: str) -> None:
@@ -41,6 +67,6 @@ def configure(level: str) -> None:
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", lines)),
         cache_logger_on_first_use=False,
     )

@@ -13,6 +13,7 @@ from agent.host import Host
 from agent.meter import ProcessMeter
 from agent.source import Columns, HoldsNothing, Inventory, Table
 from agent.stats import ShippingStats
+from railscope import logs
 from railscope.catalog import agent as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import ABSENCE, BUDGET, DROP, NODE, SOURCE
@@ -79,7 +80,7 @@ class SelfMetrics(HoldsNothing):
         node = Entity(NODE)
         for metric in (
             c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.FRAMES_SHIPPED,
-            c.SHIP_FAILURES,
+            c.SHIP_FAILURES, c.LOG_LINES_LOST,
         ):  # fmt: skip
             columns.add(metric, node)
         for why in self._shipping.dropped_frames:
@@ -117,6 +118,7 @@ class SelfMetrics(HoldsNothing):
             shipping.spool_envelopes,
             shipping.shipped_frames,
             shipping.failures,
+            logs.lines.lost,
             *shipping.dropped_frames.values(),
             *(reading for _, _, reading in _budget_readings(keeper)),
             *(reading for _, reading in _custody_readings(shipping)),

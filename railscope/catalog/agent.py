@@ -173,6 +173,14 @@ FRAMES_SHIPPED = Metric(
     help="Frames the collector has acknowledged as durable.",
     origin="agent",
 )
+LOG_LINES_LOST = Metric(
+    "railscope_agent_log_lines_lost_total",
+    Kind.COUNTER,
+    NODE,
+    resets=START,
+    help="Log lines that could not be written: a full disk, a closed pipe.",
+    origin="agent",
+)
 FRAMES_DROPPED = Metric(
     "railscope_agent_dropped_frames_total",
     Kind.COUNTER,

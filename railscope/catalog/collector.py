@@ -208,6 +208,14 @@ REVISED_DAYS = Metric(
     help="Days of GPUs in the ledger whose GPU time late evidence has changed.",
     origin="collector",
 )
+LOG_LINES_LOST = Metric(
+    "railscope_collector_log_lines_lost_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Log lines that could not be written: a full disk, a closed pipe.",
+    origin="collector",
+)
 SINK_DROPPED = Metric(
     "railscope_collector_influx_dropped_lines_total",
     Kind.COUNTER,

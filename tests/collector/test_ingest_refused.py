@@ -60,7 +60,7 @@ REFUSALS = {
     ),
     "a line break in a name": (
         pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (), (WireEntity("gpu", ("G\nx",)),)),))),
-        422, "control characters",
+        400, "do not print",
     ),
     "a scale of nothing": (
         pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (

@@ -12,11 +12,13 @@ from railscope.catalog.declare import SUM, EntityKind, EventClass
 from railscope.entity import Entity
 from railscope.frame import Column, Event, Frame, Instant, Origin, Schema
 from railscope.reading import SIGNED_LIMIT, Absent
+from railscope.text import printable
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 STORED = st.integers(-SIGNED_LIMIT, SIGNED_LIMIT - 1) | st.integers(0, 100)
 CLOCK = st.integers(0, SIGNED_LIMIT - 1)
-ORIGINS = st.builds(Origin, TEXT, TEXT, TEXT)
+NAMES = TEXT.map(printable)
+ORIGINS = st.builds(Origin, NAMES, NAMES, NAMES)
 _DECLARED = [metric for metric in METRICS.values() if metric.kind is not Kind.INFO]
 
 
@@ -42,7 +44,7 @@ def schemas(draw: st.DrawFn) -> Schema:
     ordered = tuple(found[position] for position in Schema.ordered(found))
     held = {entity for _, entity in ordered}
     bystanders = draw(st.lists(entities(KINDS["disk"]), max_size=2, unique_by=lambda e: e.key))
-    return Schema(draw(TEXT), ordered, tuple(e for e in bystanders if e not in held))
+    return Schema(draw(NAMES), ordered, tuple(e for e in bystanders if e not in held))
 
 
 @st.composite

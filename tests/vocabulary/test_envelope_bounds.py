@@ -15,6 +15,7 @@ from railscope.catalog.entities import DROP
 from railscope.entity import Entity
 from railscope.envelope_reader import MAX_EVENT_TEXT, MAX_TEXT, unpack
 from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.text import printable
 from railscope.wire import Batch, Envelope, WireEntity, WireError, WireEvent, WireSchema, pack
 
 MAX_BYTES = 1 << 24
@@ -67,6 +68,7 @@ def test_events_of_an_agent_are_within_the_bounds(facts: dict[str, str]):
     event = Event(GAP_EVENT, Entity(DROP, ("disk",)), 1, 1, facts, 7)
     frame = Frame(Origin("n", "r", "b"), schema, 1, Instant(1, 1), array("q"), events=(event,))
     batch = encode_batch([frame])
+    facts = {printable(name): printable(text) for name, text in facts.items()}
     (found,) = unpack(sealed(batch), MAX_BYTES).batches[0].events
     assert found.number == 7
     whole = len(facts) <= 64 and all(len(text) <= MAX_TEXT for text in facts.values())

@@ -34,7 +34,7 @@ from railscope.reading import Absent, Reading, from_stored, to_stored
 
 PAGES = Path(__file__).parent / "pages"
 ORIGIN = Origin("node-1", "run-1", "boot-1")
-ODD = 'slot "A"\\1\nmezzanine é'
+ODD = 'slot "A"\\1 mezzanine é'
 SENT = rdma.COUNTER_FILES["port_xmit_data"]
 EVERY_METRIC = st.sampled_from(
     [m for m in METRICS.values() if m.kind not in {Kind.INFO, Kind.HISTOGRAM}]

@@ -1,0 +1,134 @@
+"""Text that machines and people make up: it is escaped, and it never ends a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from array import array
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railscope.batch import encode_batches
+from railscope.catalog import gpu
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP, GPU
+from railscope.entity import Entity
+from railscope.envelope_reader import unpack
+from railscope.exposition import labelled
+from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.text import printable
+from railscope.wire import WireError, envelope, pack, to_wire_schema
+
+ANY = st.text(st.characters(), max_size=30)  # surrogates among them
+HOSTILE = (
+    "caf\udce9",
+    "a\nlevel=error forged",
+    "\x1b]0;owned\x07",
+    "abc\u202egpj.exe",
+    "\u2066x",
+    "",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain Überbank 数", "plain Überbank 数"),
+        ("caf\udce9", "caf\\xe9"),
+        ("a\nb", "a\\nb"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("abc\u202egpj", "abc\\u202egpj"),
+    ],
+)
+def test_what_does_not_print_is_escaped(text: str, shown: str):
+    assert printable(text) == shown
+
+
+@given(ANY)
+def test_the_result_prints_and_stays(text: str):
+    shown = printable(text)
+    assert shown.isprintable()
+    assert printable(shown) == shown
+    assert shown.encode().decode() == shown
+    if text.isprintable():
+        assert shown is text
+
+
+@given(ANY, ANY)
+def test_any_name_travels_and_is_exposed(name: str, fact: str):
+    entity = Entity(GPU, (name or "g",), {"model": fact})
+    schema = Schema("gpu", ((gpu.GPU_POWER, entity),))
+    event = Event(GAP_EVENT, Entity(DROP, ("disk",)), 1, 1, {"frames": fact})
+    origin = Origin("n", "r", "b")
+    frame = Frame(origin, schema, 1, Instant(1, 1), array("q", [1]), b"", (event,))
+    sealed = envelope(origin, encode_batches([frame]), [to_wire_schema(schema)], agent_version="t")
+    assert unpack(pack(sealed), 1 << 20) == sealed
+    line = labelled("m", zip(GPU.labels, entity.key, strict=True))
+    assert line.encode().count(b"\n") == 0
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if text and "\udce9" not in text])
+def test_an_envelope_with_text_that_does_not_print_is_rejected(text: str):
+    entity = Entity(GPU, ("g",))
+    wire = to_wire_schema(Schema("gpu", ((gpu.GPU_POWER, entity),)))
+    forged = msgspec.structs.replace(
+        wire, entities=(msgspec.structs.replace(wire.entities[0], key=(text,)),)
+    )
+    for sealed in (
+        envelope(Origin("n", "r", "b"), (), [forged], agent_version="t"),
+        envelope(Origin("n", text, "b"), (), (), agent_version="t"),
+        envelope(Origin("n", "r", "b"), (), (), agent_version=text),
+    ):
+        with pytest.raises(WireError, match="do not print") as raised:
+            unpack(pack(sealed), 1 << 20)
+        assert str(raised.value).isprintable()
+
+
+def test_a_label_is_one_line_of_the_exposition():
+    assert labelled("m", [("a", 'x"\\\n')]) == 'm{a="x\\"\\\\\\n"} '
+
+
+LOGGING = """
+import structlog
+from railscope import logs
+logs.configure("info")
+log = structlog.get_logger()
+for text in {texts!r}:
+    log.info("read", node=text)
+print(logs.lines.lost)
+"""
+
+
+def logged(texts: tuple[str, ...], stderr: int) -> subprocess.CompletedProcess[str]:
+    program = LOGGING.format(texts=texts)
+    environment = {name: text for name, text in os.environ.items() if name != "JOURNAL_STREAM"}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, stderr=stderr, stdout=subprocess.PIPE,
+        text=True, check=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_a_text_is_one_line_of_the_log_without_escape_sequences():
+    outcome = logged(HOSTILE, subprocess.PIPE)
+    lines = outcome.stderr.split("\n")
+    assert len(lines) == len(HOSTILE) + 1
+    assert all(line.isprintable() for line in lines)
+    assert outcome.stdout == "0\n"
+
+
+def test_a_full_disk_ends_nothing_and_is_counted():
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        assert logged(("a", "b"), full.fileno()).stdout == "2\n"
+
+
+def test_a_closed_pipe_ends_nothing_and_is_counted():
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert logged(("a", "b"), writing).stdout == "2\n"
+    finally:
+        os.close(writing)
