@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from agent.hang_guard import CallAbandonedError
+
 Result = TypeVar("Result")
 
 
@@ -33,6 +35,8 @@ class DeviceThread:
         def job() -> None:
             try:
                 result = function()
+            except CallAbandonedError:
+                return  # nobody waits any more: the family has another thread
             except Exception as error:  # noqa: BLE001 - handed to whoever waits
                 _hand_over(loop, _fail, future, error)
             else:

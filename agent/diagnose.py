@@ -9,6 +9,7 @@ from agent.facts import counted
 from agent.governor import Governor
 from agent.meter import Cost
 from agent.running import running
+from agent.sampler import NS
 from agent.service import Agent
 from agent.sinks.collector_client import CollectorClient, LinkError
 from agent.sinks.collector_client import Verdict as Answered
@@ -52,6 +53,7 @@ async def check(
     await read(agent)
     statuses = agent.sampler.statuses.values()
     found = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
+    found += _hangs(agent)
     found += _costs(agent)
     if live:
         found += await running(agent.settings)
@@ -92,6 +94,20 @@ def _readings(status: Status) -> list[Finding]:
             verdict, remedy = Verdict.DENIED, _DENIED.get(status.source.name, _AS_ROOT)
         found.append(Finding(status.source.name, verdict, detail, remedy))
     return found
+
+
+def _hangs(agent: Agent) -> list[Finding]:
+    """One line for each device about which a call has not returned."""
+    now_ns = agent.host.clock.now().boot_ns
+    return [
+        Finding(
+            f"device {device}",
+            Verdict.BROKEN,
+            f"{hung.call} has not returned for {(now_ns - hung.since_ns) / NS:.0f} s",
+            "read the kernel log; reset or replace the device",
+        )
+        for device, hung in agent.sampler.hung.by_device.items()
+    ]
 
 
 def _costs(agent: Agent) -> list[Finding]:

@@ -109,6 +109,10 @@ class Reader:
             self._sequence -= 1
             self._kept_events += outcome.frame.events
 
+    def forget_plan(self) -> None:
+        """Have the next run probe: a probe or a read was left in the middle."""
+        self._inventory = None
+
     def close(self) -> None:
         """Give back what the source holds; the next run would probe again."""
         self._inventory = None

@@ -1,7 +1,10 @@
 """The sampler: reads every source at its period, on its family's thread, with a deadline.
 
-A read never overlaps itself: while one has not come back, ticks of its family are missed and
-counted, its sources age, and their readings have no value for the reason `timeout`. A read that
+A call that does not return is left to its thread, and the family goes on with a new one: only the
+device of that call has no values, for the reason `timeout` (agent/hang_guard.py).
+
+A read never overlaps itself: while one that is merely slow has not come back, ticks of its family are
+missed and counted, its sources age, and their readings have no value for the same reason. A read that
 comes back after its deadline is thrown away, because no one knows what instant it speaks of.
 """
 
@@ -16,6 +19,7 @@ from typing import Any
 
 from agent.budget import Keeper
 from agent.device_thread import DeviceThread
+from agent.hang_guard import GuardedHost, HungCalls
 from agent.host import Clock, Host
 from agent.reader import REPROBE_NS, Outcome, Reader
 from agent.source import Source
@@ -27,6 +31,8 @@ TURN_SECONDS = 0.05
 PROMPT_SECONDS = 0.5
 """What is read more often than this waits for no one: windows would end late, or unseen."""
 END_SECONDS = 1.0
+MAX_CALL_SECONDS = 2.0
+"""A call that takes longer hangs, also in a read that may take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +104,34 @@ class _Reads:
 class _Family:
     """The sources of one driver, their thread, and the reads that have not come back."""
 
-    thread: DeviceThread
-    members: list[_Member]
+    name: str
+    guard: GuardedHost
+    members: list[_Member] = field(default_factory=list)
     pending: tuple[asyncio.Future[None], _Reads] | None = None
+    thread: DeviceThread = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start the thread."""
+        self.thread = DeviceThread(self.name)
 
     @property
     def is_prompt(self) -> bool:
         """Whether its reads wait for no turn."""
         return any(m.status.source.period_seconds < PROMPT_SECONDS for m in self.members)
+
+    def leave_hung_call(self, limit_seconds: float) -> bool:
+        """Go on with a new thread if the present one is stuck in a call; true if it was."""
+        if self.guard.running_seconds < limit_seconds or self.guard.abandon() is None:
+            return False
+        self.thread.stop()
+        self.thread = DeviceThread(self.name)
+        self.forget_plans()
+        return True
+
+    def forget_plans(self) -> None:
+        """Have every source probe at its next read."""
+        for member in self.members:
+            member.reader.forget_plan()
 
     def close(self) -> None:
         """Give back what the sources hold; on their thread, where a read may still be under way."""
@@ -140,6 +166,7 @@ class Sampler:
     limits: Limits = field(default_factory=Limits)
     keeper: Keeper | None = None
     statuses: dict[str, Status] = field(default_factory=dict)
+    hung: HungCalls = field(default_factory=HungCalls)
     _grader: Grader = field(default_factory=Grader)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -180,10 +207,12 @@ class Sampler:
         found: dict[str, _Family] = {}
         for source in self.sources:
             if source.family not in found:
-                found[source.family] = _Family(DeviceThread(source.family), [])
+                guard = GuardedHost(self.host, self.hung)
+                found[source.family] = _Family(source.family, guard)
+            family = found[source.family]
             meter = self.keeper.meter if self.keeper else None
-            reader = Reader(source, self.host, self.origin, meter)
-            found[source.family].members.append(_Member(self.statuses[source.name], reader, now_ns))
+            reader = Reader(source, family.guard, self.origin, meter)
+            family.members.append(_Member(self.statuses[source.name], reader, now_ns))
         return list(found.values())
 
     async def _follow(self, family: _Family) -> None:
@@ -219,20 +248,31 @@ class Sampler:
             self.keeper.took(status.source.name, outcome.spent, now.boot_ns)
 
     async def _tick(self, family: _Family, due: Sequence[_Member]) -> None:
-        """Read what is due; what does not come back in time stays pending with its family."""
+        """Read what is due; what is slow stays pending with its family, what hangs is left behind."""
+        if family.guard.take_returned():
+            family.forget_plans()
         if family.pending:
             future, reads = family.pending
-            if not future.done():
+            if not future.done() and not family.leave_hung_call(self._limit(reads.running)):
                 for member in due:
                     member.status.missed_ticks += 1
                     self._grader.held_up(member.status, self.clock.now())
                 return
-            future.result()
+            if future.done():
+                future.result()
             for member, outcome in reads.take_back_the_late():
                 self._paid(member.status, outcome, self.clock.now())
             family.pending = None
+        while due:
+            due = await self._read_due(family, due)
+        for call, hangs in self.hung.changes():
+            self._grader.hung(call, self.clock.now(), hangs=hangs)
+
+    async def _read_due(self, family: _Family, due: Sequence[_Member]) -> Sequence[_Member]:
+        """Read members, up to one that hangs; those that remain to be read by a new thread."""
         reads = _Reads(due)
         future = await self._read(family, reads)
+        is_left = not future.done() and family.leave_hung_call(self._limit(reads.running))
         now = self.clock.now()
         for member, outcome in zip(due, tuple(reads.outcomes), strict=False):
             reads.taken += 1
@@ -240,6 +280,8 @@ class Sampler:
             self._paid(member.status, outcome, now)
             if outcome.frame:
                 self.publish(outcome.frame)
+        if is_left:
+            return due[reads.taken :]
         if future.done():
             future.result()
         else:
@@ -249,6 +291,11 @@ class Sampler:
                 self._grader.overdue(late.status, self._deadline_seconds(late), now)
             for member in due[reads.taken + 1 :]:
                 self._grader.held_up(member.status, now)
+        return ()
+
+    def _limit(self, member: _Member) -> float:
+        """The time that one call of a read may take."""
+        return min(self._deadline_seconds(member), MAX_CALL_SECONDS)
 
     def _deadline_seconds(self, member: _Member) -> float:
         return self.limits.deadline_seconds(member.status)
@@ -266,7 +313,11 @@ class Sampler:
         while not future.done():
             spent = time.monotonic() - reads.running_since
             left = self._deadline_seconds(reads.running) - spent
-            if left <= 0:
+            limit, of_call = self._limit(reads.running), family.guard.running_seconds
+            if of_call >= limit or (left <= 0 and of_call < limit / 2):
                 break
-            await asyncio.wait({future}, timeout=left)
+            # A read whose time is over in the middle of a long call: whether that hangs shows soon.
+            await asyncio.wait(
+                {future}, timeout=min(left, limit - of_call) if left > 0 else limit - of_call
+            )
         return future

@@ -123,7 +123,7 @@ class Agent:
             self._verdicts,
             SelfMetrics(
                 lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent,
-                lambda: self.keeper,
+                lambda: self.keeper, lambda: self.sampler.hung.by_device,
             ),
         ]  # fmt: skip
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from agent.hang_guard import HungCall
 from agent.meter import Spent
 from agent.reader import Outcome
 from agent.source import Finding, Source, Verdict
 from railscope.catalog import agent as catalog
 from railscope.catalog.declare import EventClass
-from railscope.catalog.entities import SOURCE
+from railscope.catalog.entities import NODE, SOURCE
 from railscope.entity import Entity
 from railscope.frame import Event, Frame, Instant
-from railscope.reading import Absent
+from railscope.reading import PRESENT, Absent
 
 log = structlog.get_logger(__name__)
 
@@ -23,6 +24,8 @@ STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
 MOST_EVENTS_KEPT = 1000
 PERIODS_UNTIL_STALE = 3
 SHORTEST_STALE_NS = 5_000_000_000
+STARTING_NS = 60_000_000_000
+"""How long a source may wait for what it needs before that counts as a failure."""
 _NS = 1_000_000_000
 
 
@@ -47,6 +50,8 @@ class Status:
     finished_boot_ns: int | None = None
     changed_boot_ns: int = 0
     overdue: bool = False
+    waits_since_ns: int | None = None
+    """The first read that had to wait for what the source needs, since it last had it."""
 
     @property
     def state_name(self) -> str:
@@ -92,11 +97,21 @@ class Grader:
         problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
         if not columns:
             state, problem = _without_columns(outcome)
-        elif outcome.broken == columns and not _all_denied(outcome):
+            if state == STARTING and now.boot_ns - self._waits_since(status, now) >= STARTING_NS:
+                state = FAILED
+        elif outcome.broken and not _has_value(outcome) and not _all_denied(outcome):
             state = FAILED
         else:
             state = PARTIAL if outcome.broken else OK
+        if columns or state == UNSUPPORTED:
+            status.waits_since_ns = None
         self._grade(status, state, problem, now)
+
+    @staticmethod
+    def _waits_since(status: Status, now: Instant) -> int:
+        if status.waits_since_ns is None:
+            status.waits_since_ns = now.boot_ns
+        return status.waits_since_ns
 
     def overdue(self, status: Status, deadline_seconds: float, now: Instant) -> None:
         """A read has not come back in time."""
@@ -127,7 +142,18 @@ class Grader:
             "after": status.state_name,
             "problem": problem,
         }
-        self._tell(catalog.SOURCE_EVENT, name, facts, now)
+        self._tell(catalog.SOURCE_EVENT, Entity(SOURCE, (name,)), facts, now)
+
+    def hung(self, call: HungCall, now: Instant, *, hangs: bool) -> None:
+        """A call hangs and was left to its thread, or has returned."""
+        seconds = _seconds(max(now.boot_ns - call.since_ns, 0))
+        facts = {"device": call.device, "call": call.call, "for": seconds}
+        if hangs:
+            log.warning("call_hung", **facts)
+        else:
+            log.info("hung_call_returned", **facts)
+        facts["state"] = "hung" if hangs else "returned"
+        self._tell(catalog.HANG_EVENT, Entity(NODE), facts, now)
 
     def stretched(self, status: Status, stretch: int, why: str, now: Instant) -> None:
         """The governor has given a source another period."""
@@ -136,13 +162,13 @@ class Grader:
         facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": why}
         tell = log.warning if status.period_ns > before_ns else log.info
         tell("period_changed", source=name, **facts)
-        self._tell(catalog.GOVERNOR_EVENT, name, facts, now)
+        self._tell(catalog.GOVERNOR_EVENT, Entity(SOURCE, (name,)), facts, now)
 
     def _tell(
-        self, event_class: EventClass, name: str, facts: Mapping[str, str], now: Instant
+        self, event_class: EventClass, about: Entity, facts: Mapping[str, str], now: Instant
     ) -> None:
         known = {key: value for key, value in facts.items() if value}
-        event = Event(event_class, Entity(SOURCE, (name,)), now.wall_ns, now.boot_ns, known)
+        event = Event(event_class, about, now.wall_ns, now.boot_ns, known)
         if len(self.events) < MOST_EVENTS_KEPT:
             self.events.append(event)
 
@@ -151,10 +177,16 @@ def _seconds(period_ns: int) -> str:
     return f"{period_ns / _NS:g} s"
 
 
+def _has_value(outcome: Outcome) -> bool:
+    """Whether there is a reading at all, besides the reasons for which there are none."""
+    frame = outcome.frame
+    return frame is not None and (not frame.reasons or PRESENT in frame.reasons)
+
+
 def _all_denied(outcome: Outcome) -> bool:
     """Whether what cannot be read is there and well, and only not for us: nothing has failed."""
     reasons = outcome.frame.reasons if outcome.frame else b""
-    return reasons.count(Absent.DENIED.value) == len(reasons) > 0
+    return reasons.count(Absent.DENIED.value) == outcome.broken > 0
 
 
 def _without_columns(outcome: Outcome) -> tuple[int, str]:
@@ -163,5 +195,5 @@ def _without_columns(outcome: Outcome) -> tuple[int, str]:
         if finding.verdict in {Verdict.DENIED, Verdict.BROKEN}:
             return FAILED, finding.detail
         if finding.verdict is Verdict.AWAITED:
-            return STARTING, ""
+            return STARTING, finding.detail
     return UNSUPPORTED, ""

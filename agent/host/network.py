@@ -23,7 +23,8 @@ class Network:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ethtool = Ethtool()
+        self._free = [Ethtool()]
+        """A thread takes one for a call: one that is stuck in a driver keeps its own."""
         self._lock = threading.Lock()
         self._netlink: Netlink | None = None
         self._lldp: Lldp | None = None
@@ -31,7 +32,7 @@ class Network:
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Answer a question to a seam by its name."""
         if seam == "ethtool":
-            return self._ethtool.call(function, str(arguments[0]))
+            return self._ask_ethtool(function, str(arguments[0]))
         netlink, lldp = self._loaded()
         if seam == "netlink":
             return netlink.call(function, *arguments)
@@ -39,10 +40,21 @@ class Network:
 
     def close(self) -> None:
         """Close every socket."""
-        self._ethtool.close()
+        for ethtool in self._free:
+            ethtool.close()
         if self._netlink and self._lldp:
             self._netlink.close()
             self._lldp.close()
+
+    def _ask_ethtool(self, function: str, interface: str) -> Json:
+        try:
+            ethtool = self._free.pop()
+        except IndexError:
+            ethtool = Ethtool()
+        try:
+            return ethtool.call(function, interface)
+        finally:
+            self._free.append(ethtool)
 
     def _loaded(self) -> tuple[Netlink, Lldp]:
         with self._lock:

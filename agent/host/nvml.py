@@ -1,6 +1,8 @@
 """NVML through nvidia-ml-py; its answers are plain numbers, strings, lists and dictionaries here.
 
-A GPU is named by its NVML index, a MIG device by its UUID. All calls must come from one thread.
+A GPU is named by its NVML index, a MIG device by its UUID. Calls about one device wait for each other;
+those about different devices do not, so that a GPU whose driver hangs holds up no other
+(nvml.h states that the library is thread-safe). In the usual case all come from one thread.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ _ARGUMENT_VERSION, _UNKNOWN = 25, 999
 _START_ANEW = {1, 9, 18}  # UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH
 _DEVICE_GONE = {15, 16}  # GPU_IS_LOST, RESET_REQUIRED
 _DEVICE = "nvmlDevice"
+_OF_DEVICE, _SYSTEM = (_DEVICE, "nvmlGpm"), ""
 _SAMPLE_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 """Where a sample's value is, by nvmlValueType_t."""
 _NO_STAMP = 0
@@ -55,8 +58,9 @@ class Nvml:
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
-        self._turn = threading.Lock()
-        """After a reload of the settings an older thread may still be stuck in a call."""
+        self._turns: dict[Device, threading.Lock] = {}
+        """By device: a thread that was left behind may still be stuck in a call about it."""
+        self._start_turn = threading.Lock()
         self._module: ModuleType | None = None
         self._events = EventQueue()
         self._own: dict[str, Callable[..., Json]] = {
@@ -81,13 +85,17 @@ class Nvml:
         `nvmlEventSetWait()` gives the latest events, numbered.
         Raises NvmlError with NVML's return code.
         """
-        with self._turn:
+        device = arguments[0] if arguments and function.startswith(_OF_DEVICE) else _SYSTEM
+        with self._turns.setdefault(device, threading.Lock()):
             return self._call(function, arguments)
 
+    def _started(self) -> ModuleType:
+        with self._start_turn:
+            self._module = self._module or start()
+            return self._module
+
     def _call(self, function: str, arguments: tuple[Device, ...]) -> Json:
-        module = self._module
-        if module is None:
-            module = self._module = start()
+        module = self._module or self._started()
         try:
             ask = self._ways.get((function, arguments)) or self._way(module, function, arguments)
             return ask()

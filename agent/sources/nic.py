@@ -68,7 +68,7 @@ class Nic(HoldsNothing):
         columns = Columns()
         findings: list[Finding] = []
         bystanders: list[Entity] = []
-        before, self._cards = self._before | self._carried, []
+        before, cards = self._before | self._carried, list[_Card]()
         network = self._wiring.look(host)
         for interface in _interfaces(host):
             try:
@@ -89,7 +89,8 @@ class Nic(HoldsNothing):
             positions = [position for _, _, position in found]
             told = [statistics["names"][position] for position in positions]
             unwrap = _unwrap(driver["driver"], told, start, before.get(interface))
-            self._cards.append(_Card(interface, statistics["names"], positions, start, unwrap))
+            cards.append(_Card(interface, statistics["names"], positions, start, unwrap))
+        self._cards = cards
         self._before = hidden(host, before, self._carried)
         return Inventory(tuple(columns.columns), tuple(bystanders), tuple(findings))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from agent.budget import Keeper
+from agent.hang_guard import HungCall
 from agent.host import Host
 from agent.meter import ProcessMeter
 from agent.source import Columns, HoldsNothing, Inventory, Table
@@ -16,7 +17,7 @@ from agent.stats import ShippingStats
 from railscope import logs
 from railscope.catalog import agent as c
 from railscope.catalog.declare import Metric
-from railscope.catalog.entities import ABSENCE, BUDGET, DROP, NODE, SOURCE
+from railscope.catalog.entities import ABSENCE, BUDGET, DROP, HUNG_DEVICE, NODE, SOURCE
 from railscope.entity import Entity
 from railscope.frame import Event, Frame
 from railscope.reading import REASONS, Absent, Reading
@@ -51,15 +52,18 @@ class SelfMetrics(HoldsNothing):
     longest_period_seconds = 5.0
     """A page that says what is wrong must not be the first to fall silent."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one getter for each part of the agent that it reads
         self,
         statuses: Callable[[], Mapping[str, SourceStatus]],
         shipping: ShippingStats,
         take_events: Callable[[], list[Event]],
         period_seconds: float = 1.0,
         keeper: Callable[[], Keeper | None] = lambda: None,
+        hung: Callable[[], Mapping[str, HungCall]] = dict,
     ) -> None:
         self.period_seconds = period_seconds
+        self._hung = hung
+        self._devices: tuple[str, ...] = ()
         self._keeper = keeper
         self._statuses = statuses
         self._shipping = shipping
@@ -89,6 +93,9 @@ class SelfMetrics(HoldsNothing):
             columns.add(metric, about)
         for metric, _ in _custody_readings(self._shipping):
             columns.add(metric, node)
+        self._devices = tuple(self._hung())
+        for device in self._devices:
+            columns.add(c.HUNG_TIME, Entity(HUNG_DEVICE, (device,)))
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
@@ -122,10 +129,20 @@ class SelfMetrics(HoldsNothing):
             *shipping.dropped_frames.values(),
             *(reading for _, _, reading in _budget_readings(keeper)),
             *(reading for _, reading in _custody_readings(shipping)),
+            *self._hung_times(now_ns, into),
         ]
         for position, reading in enumerate(readings):
             into.put(position, reading)
         into.events = self._take_events()
+
+    def _hung_times(self, now_ns: int, into: Table) -> list[Reading]:
+        """How long each device hangs that did at the last probe."""
+        hung = dict(self._hung())
+        into.grown = tuple(hung) != self._devices
+        return [
+            max(now_ns - hung[device].since_ns, 0) if device in hung else Absent.GONE
+            for device in self._devices
+        ]
 
 
 def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:

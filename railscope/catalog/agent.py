@@ -1,7 +1,7 @@
 """What the agent tells about itself."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import ABSENCE, BUDGET, DROP, NODE, SOURCE
+from railscope.catalog.entities import ABSENCE, BUDGET, DROP, HUNG_DEVICE, NODE, SOURCE
 
 START = "Counts from the start of the agent."
 NANOSECOND = per(10**9)
@@ -89,6 +89,16 @@ SOURCE_ABSENT = Metric(
     ABSENCE,
     rollups=(Rollup.SUM,),
     help="Readings of the source that have no value now, by reason.",
+    origin="agent",
+)
+HUNG_TIME = Metric(
+    "railscope_agent_hung_device_seconds",
+    Kind.GAUGE,
+    HUNG_DEVICE,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    rollups=(Rollup.MAX,),
+    help="Time for which a call about a device has not returned; the device has no values meanwhile.",
     origin="agent",
 )
 AGENT_CPU = Metric(
@@ -234,6 +244,14 @@ SOURCE_EVENT = EventClass(
     help="A source changed its state.",
     origin="agent",
     facts=("before", "after", "problem"),
+)
+HANG_EVENT = EventClass(
+    "device_hang",
+    NODE,
+    "error",
+    help="A call about a device has not returned and was left to its thread (hung), or has returned.",
+    origin="agent",
+    facts=("device", "call", "for", "state"),
 )
 GOVERNOR_EVENT = EventClass(
     "governor",

@@ -233,6 +233,7 @@ AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 SOURCE = EntityKind("source", ("source",))
 ABSENCE = EntityKind("absence", ("source", "reason"), part_of=SOURCE)
 BUDGET = EntityKind("budget", ("resource",), part_of=NODE)
+HUNG_DEVICE = EntityKind("hung_device", ("device",), part_of=NODE)
 DROP = EntityKind("drop", ("reason",), part_of=NODE)
 
 CLUSTER = EntityKind("cluster", ())

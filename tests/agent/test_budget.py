@@ -20,6 +20,7 @@ from support.sampling import sampling
 
 from agent.budget import Keeper
 from agent.config import PREFIX, AgentSettings, Budget
+from agent.hang_guard import MAX_HUNG_CALLS, HungCall
 from agent.http_server import Request
 from agent.reader import Reader
 from agent.sampler import Limits, Sampler
@@ -161,7 +162,10 @@ class Slow:
 
 
 async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_time() -> None:
-    """A deadline is at least a period: a source that is slow, but answers, is heard again."""
+    """A deadline is at least a period: a source that is slow, but answers, is heard again.
+
+    So it is where no further thread may be left to a hung call.
+    """
     machine = Machine()
     host, slow = machine.host, Slow(500_000)
     quick = host.calls[POWER]
@@ -176,6 +180,10 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
         await run.step()
         await run.step()
         host.calls[POWER] = slow
+        run.sampler.hung.by_device |= {
+            f"net/eth{place}": HungCall(f"net/eth{place}", "ethtool.statistics", 0)
+            for place in range(MAX_HUNG_CALLS)
+        }
 
         async def one_that_takes_two_seconds() -> None:
             entered = slow.entered
@@ -233,7 +241,7 @@ def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
     assert agent.keeper.memory.budget_bytes == 50_000_000
     assert set(agent.keeper.governor.loads) == set(agent.sampler.statuses)
     assert AgentSettings().budget == Budget(cpu_ratio=0.01, memory_bytes=64 * MIB)
-    with pytest.raises(SettingsError, match=r"budget\.cpu_ratio"):
+    with pytest.raises(SettingsError, match=r"\[budget\]: invalid cpu_ratio"):
         load(
             AgentSettings, file=None, environment={}, prefix=PREFIX, flags={"budget.cpu_ratio": -1}
         )

@@ -18,6 +18,7 @@ from support.reading import ORIGIN, readings
 from support.sampling import Sampling, sampling
 
 from agent.device_thread import DeviceThread
+from agent.hang_guard import MAX_HUNG_CALLS, GuardedHost, HungCall, HungCalls
 from agent.reader import Reader
 from agent.sampler import Limits, Sampler, _Family, _Member
 from agent.sinks.prometheus import Page
@@ -25,10 +26,11 @@ from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
 from agent.stats import ShippingStats
-from agent.status import FAILED, OK
-from railscope.catalog.agent import SOURCE_EVENT
+from agent.status import FAILED, OK, PARTIAL
+from railscope.catalog.agent import HANG_EVENT, SOURCE_EVENT
 from railscope.exposition import Format
 from railscope.frame import Frame
+from railscope.reading import Absent, Reading
 
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 SHORT = 0.3
@@ -70,67 +72,109 @@ def page_of(run: Sampling) -> dict[Sample, float]:
     return samples(page.text(Format.PROMETHEUS))
 
 
-async def test_a_hung_call_ages_its_own_source_and_nothing_else(
+def power_of(run: Sampling, gpu: str) -> Reading | None:
+    """The latest reading of a GPU's power."""
+    return readings(run.of("gpu")[-1]).get(("railscope_gpu_power_watts", (gpu,)))
+
+
+async def test_a_hung_call_ages_its_own_device_and_nothing_else(
     host: FakeHost, stuck: Stuck
 ) -> None:
     healthy = host.calls[POWER]
     with capture_logs() as logs:
-        async with sampling(host, [Gpu.load(), Rdma()], SHORT) as run:
+        async with sampling(host, [Gpu.load(), Gpu.health(), Rdma()], SHORT) as run:
             gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
             await run.step()
+            columns = {label for label in readings(run.of("gpu")[-1]) if label[1][0] == "GPU-0"}
             host.calls[POWER] = stuck
-            hung_at = run.clock.now().boot_ns + NS
             for _ in range(30):
                 await run.step()
-            assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT} s")
-            assert (gpu.overdue, gpu.missed_ticks, stuck.callers) == (True, 29, 1)
+                latest = readings(run.of("gpu")[-1])
+                assert {latest[label] for label in columns} <= {
+                    Absent.TIMEOUT, Absent.UNSUPPORTED,
+                }  # fmt: skip
+                assert power_of(run, "GPU-0") is Absent.TIMEOUT
+                assert power_of(run, "GPU-1") == 500_001
+            assert (gpu.state, gpu.overdue, gpu.missed_ticks) == (PARTIAL, False, 0)
+            assert (gpu.reads, len(run.of("gpu")), stuck.callers) == (32, 32, 1)
             assert (rdma.state, rdma.reads, rdma.missed_ticks) == (OK, 32, 0)
-            assert len(run.of("gpu")) == 2
-            assert len(run.of("rdma")) == 32
-            names = {name for name, _ in page_of(run)}
-            assert not any(name.startswith("railscope_gpu_") for name in names)
-            assert "railscope_rdma_transmit_packets_total" in names
+            page = page_of(run)
+            assert sample("railscope_gpu_power_watts", gpu="GPU-1") in page
+            assert sample("railscope_gpu_power_watts", gpu="GPU-0") not in page
 
             host.calls[POWER] = healthy
             stuck.released.set()
             await run.until(lambda: gpu.state == OK)
-            assert gpu.overdue is False
-            powers = [readings(f)["railscope_gpu_power_watts", ("GPU-0",)] for f in run.of("gpu")]
-            assert set(powers) == {500_000}, "the late answer is thrown away"
-            assert hung_at not in {frame.instant.boot_ns for frame in run.of("gpu")}
+            powers = {power_of(run, "GPU-0"), power_of(run, "GPU-1")}
+            assert powers == {500_000, 500_001}, "the late answer is thrown away"
             sequences = [frame.sequence for frame in run.of("gpu")]
             assert sequences == list(range(1, len(sequences) + 1))
-            assert sample("railscope_gpu_power_watts", gpu="GPU-0") in page_of(run)
-    told = [(entry["event"], entry["source"]) for entry in logs]
-    assert told == [("source_failed", "gpu"), ("source_recovered", "gpu")]
-    assert logs[1]["after_seconds"] >= 29
+    told = [(entry["event"], entry.get("source", entry.get("device"))) for entry in logs]
+    assert {event for event, _ in told} == {
+        "call_hung", "hung_call_returned", "source_partial", "source_recovered",
+    }  # fmt: skip
+    assert ("call_hung", "nvml/0") in told
 
 
-async def test_all_sources_of_the_driver_wait_and_recover_together(
+async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
     host: FakeHost, stuck: Stuck
 ) -> None:
-    """They share a thread: NVML must not be entered twice."""
-    async with sampling(host, [Gpu.load(), Gpu.health(), Rdma()], SHORT) as run:
+    """A lock of the library: whatever is asked next hangs as well."""
+    powers = {key: answer for key, answer in host.calls.items() if "PowerUsage(" in key}
+    async with sampling(host, [Gpu.load(), Gpu.health(1.0), Rdma()], SHORT) as run:
         states = run.sampler.statuses
-        healthy, host.calls[POWER] = host.calls[POWER], stuck
-        for _ in range(12):
+        host.calls |= dict.fromkeys(powers, stuck)
+        for _ in range(3):
             await run.step()
+        assert set(run.sampler.hung.by_device) == {"nvml/0", "nvml/1"}
         assert (states["gpu"].state, states["gpu_health"].state) == (FAILED, FAILED)
         assert states["rdma"].state == OK
-        host.calls[POWER] = healthy
+        host.calls |= powers
         stuck.released.set()
         await run.until(lambda: states["gpu"].state == states["gpu_health"].state == OK)
+        assert not run.sampler.hung.by_device
 
 
-async def test_each_read_has_its_own_deadline(host: FakeHost, stuck: Stuck) -> None:
-    """A source that may take long, due at the same tick, lends the hung one no time."""
-    host.calls[POWER] = stuck
-    patient = Gpu.health(period_seconds=100_000 * SHORT)
-    async with sampling(host, [Gpu.load(), patient], SHORT, deadline_periods=SHORT) as run:
-        gpu, health = run.sampler.statuses["gpu"], run.sampler.statuses["gpu_health"]
+async def test_no_more_threads_are_left_behind_than_the_bound(host: FakeHost, stuck: Stuck) -> None:
+    """Beyond it a family waits for its thread, as one that is slow."""
+    async with sampling(host, [Gpu.load(), Rdma()], SHORT) as run:
+        gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
+        run.sampler.hung.by_device |= {
+            f"net/eth{place}": HungCall(f"net/eth{place}", "ethtool.statistics", 0)
+            for place in range(MAX_HUNG_CALLS)
+        }
+        healthy, host.calls[POWER] = host.calls[POWER], stuck
+        for _ in range(5):
+            await run.step()
+        assert len(run.sampler.hung.by_device) == MAX_HUNG_CALLS
         assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT} s")
-        held_up = "the driver has not come back from an earlier call"
-        assert (health.state, health.problem) == (FAILED, held_up)
+        assert (gpu.overdue, gpu.missed_ticks, stuck.callers) == (True, 4, 1)
+        assert not any(name.startswith("railscope_gpu_") for name, _ in page_of(run))
+        assert rdma.state == OK
+        host.calls[POWER] = healthy
+        stuck.released.set()
+        await run.until(lambda: gpu.state == OK)
+        sequences = [frame.sequence for frame in run.of("gpu")]
+        assert sequences == list(range(1, len(sequences) + 1))
+
+
+async def test_a_hung_file_of_one_card_holds_up_no_other_card(host: FakeHost, stuck: Stuck) -> None:
+    add_card(host, "mlx5_1")
+    path = next(p for p in host.files if "/mlx5_0/" in p and p.endswith("port_xmit_packets"))
+    content, host.files[path] = host.files[path], lambda: str(stuck())
+    async with sampling(host, [Rdma()], SHORT) as run:
+        for _ in range(3):
+            await run.step()
+            latest = readings(run.of("rdma")[-1])
+            by_card: dict[str, set[bool]] = {}
+            for (_, key), reading in latest.items():
+                by_card.setdefault(key[0], set()).add(isinstance(reading, Absent))
+            assert by_card.get("mlx5_1") == {False}
+            assert by_card.get("mlx5_0", {True}) == {True}
+        host.files[path] = content
+        stuck.released.set()
+        status = run.sampler.statuses["rdma"]
+        await run.until(lambda: status.state == OK and not run.sampler.hung.by_device)
 
 
 async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: Stuck) -> None:
@@ -145,27 +189,29 @@ async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: Stuck) -
         await run.until(lambda: run.sampler.statuses["gpu"].state == OK)
 
 
-async def test_the_agent_tells_of_the_hung_source(host: FakeHost, stuck: Stuck) -> None:
+async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: Stuck) -> None:
     async with sampling(host, [Gpu.load(), Rdma()], SHORT) as run:
-        columns = len(run.of("gpu")[0].values)
         host.calls[POWER] = stuck
         for _ in range(3):
             await run.step()
-        own = SelfMetrics(lambda: run.sampler.statuses, ShippingStats(), run.sampler.take_events)
+        own = SelfMetrics(
+            lambda: run.sampler.statuses, ShippingStats(), run.sampler.take_events,
+            hung=lambda: run.sampler.hung.by_device,
+        )  # fmt: skip
         frame = Reader(own, host, ORIGIN).run().frame
         assert frame is not None
         found = readings(frame)
-        assert found["railscope_source_absent_readings", ("gpu", "timeout")] == columns
+        assert found["railscope_source_absent_readings", ("gpu", "timeout")] > 0
         assert found["railscope_source_absent_readings", ("rdma", "timeout")] == 0
-        assert found["railscope_source_age_seconds", ("gpu",)] == 3 * NS
-        assert found["railscope_source_age_seconds", ("rdma",)] == 0
-        assert found["railscope_source_missed_ticks_total", ("gpu",)] == 2
-        assert found["railscope_source_state", ("gpu",)] == FAILED
-        (event,) = frame.events
-        assert (event.event_class, event.entity.key) == (SOURCE_EVENT, ("gpu",))
-        assert event.facts == {
-            "before": "ok", "after": "failed", "problem": f"no answer within {SHORT} s",
-        }  # fmt: skip
+        assert found["railscope_source_state", ("gpu",)] == PARTIAL
+        hung_ns = found["railscope_agent_hung_device_seconds", ("nvml/0",)]
+        assert isinstance(hung_ns, int)
+        assert 2 * NS <= hung_ns < 10 * NS
+        events = {event.event_class: event.facts for event in frame.events}
+        assert set(events) == {SOURCE_EVENT, HANG_EVENT}
+        facts = events[HANG_EVENT]
+        assert (facts["device"], facts["state"]) == ("nvml/0", "hung")
+        assert facts["call"] == "nvml.nvmlDeviceGetPowerUsage"
 
 
 async def test_a_stuck_thread_does_not_keep_the_agent_from_stopping(
@@ -224,7 +270,9 @@ async def test_a_read_that_ends_at_its_deadline_is_late_for_no_one(host: FakeHos
     sampler = Sampler(host, ORIGIN, [Rdma()], frames.append, Limits(0, 0.01))
     status = sampler.statuses["rdma"]
     member = _Member(status, Reader(status.source, host, ORIGIN), 0)
-    family = _Family(cast("DeviceThread", Lagging()), [member])
+    family = _Family("network", GuardedHost(host, HungCalls()), [member])
+    family.thread.stop()
+    family.thread = cast("DeviceThread", Lagging())
     await sampler._tick(family, [member])  # noqa: SLF001 - a moment that no test can hit from outside
     assert (len(frames), status.state, status.overdue) == (1, OK, False)
     assert family.pending

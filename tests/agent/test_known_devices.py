@@ -33,6 +33,7 @@ ERRNOS = {
 }
 NVML_CODES = {999: Absent.ERROR, 4: Absent.DENIED, 10: Absent.TIMEOUT, 15: Absent.GONE}
 PERIODS = Periods(**dict.fromkeys(Periods.__struct_fields__, 1.0))
+SHORT = 0.3
 MODES = [("whole", "cx7"), ("mig", "bnxt")]
 NAMES = [source.name for source in machine_sources(AgentSettings())]
 _COME_AND_GO = {GPU_PROCESS, CLAIM}
@@ -148,6 +149,46 @@ async def fails_and_comes_back(
         }
         assert not missing
         assert status.state == state_before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_hangs_is_absent_and_has_values_again_when_it_returns(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.getbasetemp()
+    asked = [question for question in questions(name, root, *MODES[0]) if question.names]
+    if not asked:
+        pytest.skip("the simulated server has nothing of this kind")
+
+    @settings(deadline=None, max_examples=3, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(asked))
+    def holds(question: Asked) -> None:
+        asyncio.run(hangs_and_comes_back(name, failing_host(root), scopes(question)[0]))
+
+    holds()
+
+
+async def hangs_and_comes_back(
+    name: str, host: FailingHost, matches: Callable[[Asked], bool]
+) -> None:
+    async with sampling(host, [source_of(name)], SHORT) as run:  # type: ignore[arg-type] # a host all the same
+        status = run.sampler.statuses[name]
+        for _ in range(3):
+            await run.step()
+        before, state_before = latest(run), status.state
+        valued = {label for label, reading in before.items() if not isinstance(reading, Absent)}
+        host.hangs = matches
+        for _ in range(3):
+            await run.step()
+            now = latest(run)
+            assert before.keys() <= now.keys(), sorted(before.keys() - now.keys())[:3]
+        host.release()
+        await run.until(lambda: not run.sampler.hung.by_device)
+        await run.until(lambda: status.state == state_before)
+        for _ in range(2):
+            await run.step()
+        now = latest(run)
+        assert not [label for label in valued if isinstance(now[label], Absent)]
 
 
 async def test_a_network_card_whose_statistics_fail_stays_known(tmp_path: Path) -> None:

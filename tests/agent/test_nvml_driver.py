@@ -248,7 +248,7 @@ async def test_a_hung_call_ages_what_asks_nvml_and_nothing_else(standin: Standin
         for _ in range(12):
             await run.step()
         standin.await_hung()
-        assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT:g} s")
+        assert run.sampler.hung.by_device
         assert set(states().values()) == {FAILED}
         assert (rdma.state, rdma.reads - reads, rdma.missed_ticks) == (OK, 12, 0)
         standin.release()

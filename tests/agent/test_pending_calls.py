@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.clock import NS, ManualClock
 from support.machine import FakeHost
-from support.reading import ORIGIN
+from support.reading import ORIGIN, readings
 from support.sampling import families
 
 from agent.config import AgentSettings, Budget
 from agent.host import NvmlError
-from agent.host.recorded import RecordedHost
+from agent.host.recorded import LOOK_AGAIN_SECONDS, RecordedHost
 from agent.host.recording import SLOW_NS, RecordingHost
 from agent.sampler import Limits, Sampler
 from agent.service import Agent
 from agent.sources.nvidia.gpu import Gpu
-from agent.status import FAILED, OK
+from agent.status import OK, PARTIAL
 from railscope.capture import PENDING, About, Capture, Moment
 from railscope.exposition import Format
 from railscope.simulator import NodeSpec, simulate
@@ -199,7 +201,7 @@ def stuck() -> Iterator[tuple[RecordedHost, ManualClock]]:
     clock.advance(21 - (clock.now().boot_ns - began) / NS % 21)
 
 
-async def test_a_stuck_driver_ages_its_own_sources_alone(
+async def test_a_stuck_gpu_ages_itself_alone(
     stuck: tuple[RecordedHost, ManualClock],
 ) -> None:
     host, clock = stuck
@@ -211,12 +213,13 @@ async def test_a_stuck_driver_ages_its_own_sources_alone(
     clock.advance(11)
     for _ in range(2):  # what the agent tells of itself is read beside the others
         await agent.sampler.once()
-    of_driver = {s.name for s in agent.sampler.sources if s.family == Gpu.load(1.0).family}
-    failed = {n for n, status in agent.sampler.statuses.items() if status.state == FAILED}
-    assert failed == of_driver
+    states = {name: status.state for name, status in agent.sampler.statuses.items()}
+    assert (states["gpu"], states["nvlink"], states["rdma"]) == (PARTIAL, PARTIAL, OK)
+    assert list(agent.sampler.hung.by_device) == ["nvml/1"]
     page = agent.page.text(Format.PROMETHEUS)
-    assert 'railscope_source_state{source="gpu",state="failed"} 1' in page
-    assert "railscope_gpu_power_watts{" not in page
+    assert 'railscope_source_state{source="gpu",state="partial"} 1' in page
+    assert page.count("railscope_gpu_power_watts{") == 1
+    assert 'railscope_agent_hung_device_seconds{device="nvml/1"} ' in page
     assert "railscope_rdma_transmit_bytes_total{" in page
 
 
@@ -228,8 +231,11 @@ async def test_it_recovers_once_the_driver_answers(
     sampler = Sampler(host, ORIGIN, [Gpu.load(1.0)], lambda _frame: None, Limits(0, 0.2))
     (status,) = sampler.statuses.values()
     await sampler.once()
-    assert (status.state, status.overdue) == (FAILED, True)
+    assert list(sampler.hung.by_device) == ["nvml/1"]
     clock.advance(10)
+    while sampler.hung.by_device:
+        await asyncio.to_thread(time.sleep, LOOK_AGAIN_SECONDS)  # the stuck thread looks as often
     await sampler.once()
-    assert (status.state, status.overdue) == (OK, False)
+    assert status.state == OK
+    assert len({gpu for _, (gpu, *_) in readings(status.frame)}) == len({"known", "stuck"})
     assert families([status.source]) == 1

@@ -238,7 +238,7 @@ class Plans:
         A device that does not answer now keeps what was known of it.
         """
         before, changed = self._kept, generation != self.generation
-        self.generation, self._kept = generation, {}
+        kept: dict[tuple[Device, tuple[str, ...], bool], Plan] = {}
         for device, about, questions in wanted:
             key = (device, about.key, questions.recent)
             old = before.get(key)
@@ -249,8 +249,9 @@ class Plans:
                 if old and not plan.learnt:
                     plan = old
             plan.place(columns)
-            self._kept[key] = plan
-        self._current = list(self._kept.values())
+            kept[key] = plan
+        self.generation, self._kept = generation, kept
+        self._current = list(kept.values())
 
     def read(self, host: Host, into: Table) -> None:
         """Fill the columns of all devices; parts found missing make the next read plan anew."""
