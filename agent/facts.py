@@ -21,6 +21,21 @@ def names(host: Host, path: str) -> list[str]:
         return []
 
 
+def network_file(host: Host, path: str) -> str:
+    """The path of a file of the network stack: /proc/net is a link to /proc/self/net.
+
+    A copied tree, a container or a capture may have only one of the two.
+    """
+    name = path.partition("/net/")[2]
+    for folder in ("/proc/self/net", "/proc/net"):
+        try:
+            host.read(f"{folder}/{name}")
+        except OSError:
+            continue
+        return f"{folder}/{name}"
+    return path
+
+
 def linked(host: Host, path: str) -> str:
     """The last part of what a link leads to; empty where it leads nowhere."""
     try:

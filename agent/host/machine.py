@@ -32,10 +32,15 @@ class Machine:
 
     def call(self, function: str) -> Json:
         """The answer of a psutil function. Raises OSError."""
-        needed = os.path.join(self._proc, _NEEDS[function])  # noqa: PTH118 - plain text paths
-        if not os.path.exists(needed):  # noqa: PTH110 - as above
-            raise OSError(errno.ENOENT, f"{needed} does not exist")
-        psutil.PROCFS_PATH = self._proc  # of the whole process: set it for each question
+        needed = _NEEDS[function]
+        proc = self._proc
+        if needed.startswith("net/") and not os.path.exists(f"{proc}/{needed}"):  # noqa: PTH110 - plain text paths
+            proc = (
+                f"{proc}/self"  # /proc/net is a link to it: a copied tree may have one of the two
+            )
+        if not os.path.exists(f"{proc}/{needed}"):  # noqa: PTH110 - as above
+            raise OSError(errno.ENOENT, f"{self._proc}/{needed} does not exist")
+        psutil.PROCFS_PATH = proc  # of the whole process: set it for each question
         return _FUNCTIONS[function]()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from agent.facts import counted, known, text
+from agent.facts import counted, known, names, text
 from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from railscope import __version__
@@ -37,7 +37,14 @@ _NETWORK = (
     ("errin", c.NETWORK_RECEIVE_ERRORS), ("errout", c.NETWORK_SEND_ERRORS),
     ("dropin", c.NETWORK_RECEIVE_DROPS), ("dropout", c.NETWORK_SEND_DROPS),
 )  # fmt: skip
-_NO_DISK = re.compile(r"(loop|ram|zram|sr|fd)\d+")
+_BLOCK = "/sys/block"
+_NO_DRIVE = re.compile(
+    r"(loop|ram|zram|sr|scd|fd|dm-|md|md_d|bcache|drbd|zd|dasd_eer)\d+(p\d+)?"
+    r"|nvme\d+c\d+n\d+(p\d+)?"
+)
+"""No drives of their own: memory, images, removable media, volumes on drives (LVM, RAID, caches, mirrors),
+and paths to an NVMe drive that is listed itself."""
+_PARTITION = re.compile(r"(?P<disk>.*\d)p\d+|(?P<lettered>.*\D)\d+")
 
 
 class HostSource(HoldsNothing):
@@ -100,12 +107,12 @@ class HostSource(HoldsNothing):
         self._answers.append((function, pick))
 
     def _probe_tables(self, columns: Columns, host: Host) -> None:
-        for disk, counters in sorted((_answer(host, "disk_io_counters") or {}).items()):
-            if not _NO_DISK.fullmatch(disk):
-                for key, metric in _DISK:
-                    if key in counters:
-                        entity = Entity(DISK, (disk,))
-                        self._take(columns, metric, entity, "disk_io_counters", _nested(disk, key))
+        disks = _answer(host, "disk_io_counters") or {}
+        for disk in whole_drives(host, disks):
+            for key, metric in _DISK:
+                if key in disks[disk]:
+                    entity = Entity(DISK, (disk,))
+                    self._take(columns, metric, entity, "disk_io_counters", _nested(disk, key))
         for interface in sorted(_answer(host, "net_io_counters") or {}):
             for key, metric in _NETWORK:
                 entity = Entity(INTERFACE, (interface,))
@@ -122,6 +129,30 @@ class HostSource(HoldsNothing):
                 severity = line.split(" ", 1)[0]
                 columns.add(c.PRESSURE_STALLED, Entity(PRESSURE, (resource, severity)))
                 self._files.append((path, _pressure(severity)))
+
+
+def whole_drives(host: Host, disks: Collection[str]) -> list[str]:
+    """Drives among block devices, so that a sum over them counts every byte once.
+
+    A partition, a volume of LVM or RAID and a path of NVMe carry what their drive carries. Sysfs shows
+    partitions (they have no entry of their own) and stacked devices (they have `slaves`); where it is
+    not there, as in a capture of counters, names decide.
+    """
+    listed = {name.replace("!", "/") for name in names(host, _BLOCK)}
+    return [
+        disk
+        for disk in sorted(disks)
+        if not _NO_DRIVE.fullmatch(disk)
+        and not _is_partition(disk, disks, listed)
+        and not names(host, f"{_BLOCK}/{disk.replace('/', '!')}/slaves")
+    ]
+
+
+def _is_partition(disk: str, disks: Collection[str], listed: Collection[str]) -> bool:
+    if disk in listed:
+        return False
+    match = _PARTITION.fullmatch(disk)
+    return bool(match and (match["disk"] or match["lettered"]) in {*disks, *listed})
 
 
 def _answer(host: Host, function: str) -> Json:

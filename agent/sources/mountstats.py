@@ -140,14 +140,15 @@ def _sum(one: Reading, other: Reading) -> Reading:
     return other if isinstance(other, Absent) else one + other
 
 
-def superblocks(mountinfo: bytes) -> dict[str, str]:
-    """The NFS file system (major:minor) by mount point, escaped as in mountstats.
+def superblocks(mountinfo: bytes) -> dict[str, list[str]]:
+    """The NFS file systems (major:minor) by mount point, escaped as in mountstats.
 
+    Several may be mounted one over the other; their order is that of mounting, as in mountstats.
     Format: proc(5), mountinfo: major:minor is the third word, the mount point the fifth, the type
     the one after the word "-".
     """
-    return {
-        match["place"]: match["file_system"]
-        for line in whole_lines(mountinfo)
-        if (match := _MOUNTINFO.match(line))
-    }
+    found: dict[str, list[str]] = {}
+    for line in whole_lines(mountinfo):
+        if match := _MOUNTINFO.match(line):
+            found.setdefault(match["place"], []).append(match["file_system"])
+    return found

@@ -10,6 +10,7 @@ what it has and the agent does not is counted otherwise.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from agent.facts import counted, known
@@ -37,6 +38,8 @@ EVENTS = (
     "short_read", "short_write", "jukebox_delay", "pnfs_read", "pnfs_write",
 )  # fmt: skip
 _NODE_COLUMNS = 2
+_Place = tuple[MountKey, int]
+"""A mount among those of its key that lie one over the other, counted from the lowest."""
 
 
 class Nfs(HoldsNothing):
@@ -48,9 +51,9 @@ class Nfs(HoldsNothing):
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds
         self._stats = f"{OWN}/mountstats"
-        self._columns: list[tuple[MountKey, Key]] = []
-        self._told: set[MountKey] = set()
-        self._twice: set[MountKey] = set()
+        self._columns: list[tuple[_Place, Key]] = []
+        self._told: set[_Place] = set()
+        self._twice: set[_Place] = set()
         self._hidden = 0
 
     def probe(self, host: Host) -> Inventory:
@@ -59,19 +62,19 @@ class Nfs(HoldsNothing):
         folder, mounts = _mounts(host)
         self._stats = f"{folder}/mountstats"
         own = _superblocks(host, folder)
-        self._hidden = len({*_superblocks(host, FIRST).values()} - {*own.values()})
+        self._hidden = len(_file_systems(_superblocks(host, FIRST)) - _file_systems(own))
         if not mounts and not self._hidden:
             return Inventory(findings=(Finding("NFS", Verdict.ABSENT, "nothing is mounted"),))
         columns = Columns()
         columns.add(c.MOUNTS, Entity(NODE))
         columns.add(c.UNREAD, Entity(NODE))
         single = self._once_each(mounts, own)
-        for mount in single[:MOST_MOUNTS]:
-            self._told.add(mount.key)
+        for place, mount in list(_visible(single).items())[:MOST_MOUNTS]:
+            self._told.add(place)
             entity = Entity(NFS_MOUNT, mount.key, _facts(mount))
             for key, metric, about in _wanted(mount, entity):
                 columns.add(metric, about)
-                self._columns.append((mount.key, key))
+                self._columns.append((place, key))
         findings = [_finding(len(single), len(self._twice))]
         if self._hidden:
             detail = f"{counted(self._hidden, 'file system')} the agent may not see"
@@ -81,7 +84,7 @@ class Nfs(HoldsNothing):
     def read(self, host: Host, into: Table) -> None:
         """Read the file once, for all mounts."""
         try:
-            mounts = {mount.key: mount for mount in parse_mountstats(host.read(self._stats))}
+            mounts = _numbered(parse_mountstats(host.read(self._stats)))
         except OSError as error:
             into.put_none(0, len(into.values), reason_of(error))
             return
@@ -91,18 +94,45 @@ class Nfs(HoldsNothing):
         single = mounts.keys() - self._twice
         into.put(0, len(single) + self._hidden)
         into.put(1, len(single - self._told) + self._hidden)
-        for column, (mount_key, key) in enumerate(self._columns, _NODE_COLUMNS):
-            mount = mounts.get(mount_key)
+        for column, (place, key) in enumerate(self._columns, _NODE_COLUMNS):
+            mount = mounts.get(place)
             into.put(column, mount.values.get(key, Absent.GONE) if mount else Absent.GONE)
 
-    def _once_each(self, mounts: list[Mount], of_mount: Mapping[str, str]) -> list[Mount]:
+    def _once_each(
+        self, mounts: list[Mount], of_place: Mapping[str, list[str]]
+    ) -> dict[_Place, Mount]:
         """Mounts without those of a file system that came before."""
-        single: dict[str, Mount] = {}
-        for mount in mounts:
-            file_system = of_mount.get(mount.mount_point, f"at {mount.mount_point}")
-            if single.setdefault(file_system, mount).key != mount.key:
-                self._twice.add(mount.key)
-        return list(single.values())
+        single: dict[str, tuple[_Place, Mount]] = {}
+        passed: Counter[str] = Counter()
+        for place, mount in _numbered(mounts).items():
+            here = of_place.get(mount.mount_point, [])
+            number = passed[mount.mount_point]
+            passed[mount.mount_point] += 1
+            unknown = f"at {mount.mount_point} {number}"
+            file_system = here[number] if number < len(here) else unknown
+            if single.setdefault(file_system, (place, mount))[0] != place:
+                self._twice.add(place)
+        return dict(single.values())
+
+
+def _numbered(mounts: list[Mount]) -> dict[_Place, Mount]:
+    """Mounts by their key and how many of the same key lie under them."""
+    under: Counter[MountKey] = Counter()
+    found = {}
+    for mount in mounts:
+        found[mount.key, under[mount.key]] = mount
+        under[mount.key] += 1
+    return found
+
+
+def _visible(single: Mapping[_Place, Mount]) -> dict[_Place, Mount]:
+    """Mounts without those that lie under another of the same key: names cannot tell them apart."""
+    top = {key: number for key, number in single}  # noqa: C416 - the last of each key
+    return {place: mount for place, mount in single.items() if top[place[0]] == place[1]}
+
+
+def _file_systems(of_place: Mapping[str, list[str]]) -> set[str]:
+    return {file_system for here in of_place.values() for file_system in here}
 
 
 def _mounts(host: Host) -> tuple[str, list[Mount]]:
@@ -115,7 +145,7 @@ def _mounts(host: Host) -> tuple[str, list[Mount]]:
     return OWN, []
 
 
-def _superblocks(host: Host, folder: str) -> dict[str, str]:
+def _superblocks(host: Host, folder: str) -> dict[str, list[str]]:
     """What is mounted where, which all may read."""
     try:
         return superblocks(host.read(f"{folder}/mountinfo"))

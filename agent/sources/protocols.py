@@ -7,11 +7,12 @@ Counts are those of the network namespace the agent is in. RDMA traffic passes a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agent.facts import counted
+from agent.facts import counted, network_file
 from agent.host import Host
 from agent.picked import Picked, whole_lines
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
@@ -41,6 +42,8 @@ _ECN = {
     ("IpExt", "InCEPkts"): "ce",
 }
 _NUMBER = "number"
+_CUT_WORD = re.compile(rb"(?:^|\s)[^\s]{1,7}$")
+"""Words have eight digits each (net/core/net-procfs.c): a last one that has fewer was cut short."""
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -66,7 +69,9 @@ def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
 def parse_softnet(content: bytes) -> dict[int, dict[Hashable, int]]:
     """Counts by processor and column, from a table of hexadecimal words without names."""
     found: dict[int, dict[Hashable, int]] = {}
-    for number, line in enumerate(whole_lines(content)):
+    lines = content.decode(errors="replace").splitlines()
+    is_cut = not content.endswith(b"\n") and bool(_CUT_WORD.search(content))
+    for number, line in enumerate(lines[:-1] if is_cut else lines):
         words = _hexadecimal(line)
         if words:
             processor = words[_CPU_COLUMN] if len(words) > _CPU_COLUMN else number
@@ -152,10 +157,10 @@ class Protocols(HoldsNothing):
         netstat = _of(c.NETSTAT, node)
         netstat |= {key: (c.ECN, Entity(ECN_CODE, (code,))) for key, code in _ECN.items()}
         wanted: list[tuple[Picked, Mapping[Hashable, tuple[Metric, Entity]]]] = [
-            (Picked(SNMP, parse_pairs), snmp),
-            (Picked(NETSTAT, parse_pairs), netstat),
-            (Picked(SOFTNET, self._softnet.read), _of(_SOFTNET, node)),
-            (Picked(CONNTRACK, self._conntrack.read), _of(_CONNTRACK, node)),
+            (Picked(network_file(host, SNMP), parse_pairs), snmp),
+            (Picked(network_file(host, NETSTAT), parse_pairs), netstat),
+            (Picked(network_file(host, SOFTNET), self._softnet.read), _of(_SOFTNET, node)),
+            (Picked(network_file(host, CONNTRACK), self._conntrack.read), _of(_CONNTRACK, node)),
             (Picked(f"{_LIMITS}_count", _one), {_NUMBER: (c.CONNTRACK_ENTRIES, node)}),
             (Picked(f"{_LIMITS}_max", _one), {_NUMBER: (c.CONNTRACK_LIMIT, node)}),
         ]

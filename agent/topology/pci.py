@@ -23,7 +23,7 @@ _NVIDIA, _AMD = "0x10de", "0x1002"
 _DISPLAY_CLASS = "0x03"
 _ROLES = {
     "0x0302": GPU, "0x0108": NVME, "0x0604": BRIDGE,
-    "0x0200": NIC, "0x0207": NIC, "0x0208": NIC, "0x0c06": NIC,
+    "0x0200": NIC, "0x0207": NIC, "0x0208": NIC, "0x0280": NIC, "0x0c06": NIC,
 }  # fmt: skip
 _ROLES_BY_VENDOR = {
     "0x0300": {_NVIDIA: GPU, _AMD: GPU}, "0x0380": {_AMD: GPU}, "0x1200": {_AMD: GPU},

@@ -6,7 +6,7 @@ rt6_info_route.
 
 from __future__ import annotations
 
-from agent.facts import names, text
+from agent.facts import names, network_file, text
 from agent.host import Host
 
 _NET = "/sys/class/net"
@@ -31,7 +31,7 @@ def default_interfaces(host: Host) -> set[str]:
 
 def _default(host: Host) -> str:
     best = []
-    for line in text(host, "/proc/net/route").splitlines()[1:]:
+    for line in text(host, network_file(host, "/proc/net/route")).splitlines()[1:]:
         fields = line.split()
         if len(fields) < _FIELDS:
             continue
@@ -43,7 +43,7 @@ def _default(host: Host) -> str:
 
 def _default_6(host: Host) -> str:
     best = []
-    for line in text(host, "/proc/net/ipv6_route").splitlines():
+    for line in text(host, network_file(host, "/proc/net/ipv6_route")).splitlines():
         fields = line.split()
         if len(fields) < _FIELDS_6:
             continue

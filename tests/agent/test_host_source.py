@@ -14,7 +14,7 @@ from support.shared import unpacked
 
 from agent.host.real import RealHost
 from agent.reader import Reader
-from agent.sources.host import HostSource
+from agent.sources.host import HostSource, whole_drives
 from railscope.reading import Absent
 
 KIB, SECTOR = 1024, 512
@@ -88,7 +88,9 @@ def test_a_copied_proc_is_read_to_the_last_digit(copied: Path) -> None:
             expected["railscope_pressure_stalled_seconds_total", key] = micros / 1e6
     for line in (proc / "diskstats").read_text().splitlines():
         _, _, disk, *counts = line.split()
-        if not re.match(r"(loop|ram|zram|sr|fd)\d", disk) and len(counts) >= 11:
+        if disk not in {"sda", "mmcblk0", "vda", "nvme0n1", "sdb", "sdc"}:
+            assert ("railscope_disk_read_bytes_total", (disk,)) not in found
+        elif len(counts) >= 11:
             expected["railscope_disk_read_bytes_total", (disk,)] = int(counts[2]) * SECTOR
             expected["railscope_disk_written_bytes_total", (disk,)] = int(counts[6]) * SECTOR
             expected["railscope_disk_busy_seconds_total", (disk,)] = int(counts[9]) / 1000
@@ -143,3 +145,28 @@ def test_a_function_that_fails_costs_its_own_columns_only() -> None:
         ("railscope_boot_time_seconds", ()): 1_418_183_276,
         ("railscope_swap_used_bytes", ()): Absent.DENIED,
     }
+
+
+DISKS = [
+    "sda", "sda1", "sda15", "nvme0n1", "nvme0n1p1", "nvme0n1p2", "nvme0c0n1", "nvme10n2", "mmcblk0",
+    "mmcblk0p1", "xvda1", "vdb", "dm-0", "dm-12", "md0", "md127", "md127p1", "loop7", "loop7p1", "zram0",
+    "sr0", "fd0", "bcache0", "drbd3", "zd16", "nbd0", "nbd0p1", "rbd1", "cciss/c0d0", "cciss/c0d0p1",
+]  # fmt: skip
+DRIVES = [
+    "cciss/c0d0", "mmcblk0", "nbd0", "nvme0n1", "nvme10n2", "rbd1", "sda", "vdb", "xvda1",
+]  # fmt: skip
+
+
+def test_every_byte_of_a_drive_is_counted_once() -> None:
+    """By name: partitions, volumes and paths of drives are no drives; xvda1 stands alone."""
+    assert whole_drives(FakeHost(), DISKS) == DRIVES
+
+
+def test_sysfs_tells_partitions_and_stacked_devices_from_drives() -> None:
+    host = FakeHost()
+    for disk in ("sda", "nvme0n1", "oddly1", "pool"):
+        host.files[f"/sys/block/{disk}/size"] = "1"
+    host.files["/sys/block/pool/slaves/sda/size"] = "1"
+    assert whole_drives(host, ["nvme0n1", "nvme0n1p3", "oddly1", "pool", "sda", "sda2"]) == [
+        "nvme0n1", "oddly1", "sda",
+    ]  # fmt: skip

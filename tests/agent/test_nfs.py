@@ -144,6 +144,37 @@ def test_a_file_system_at_several_places_is_told_of_once() -> None:
     assert outcome.findings[0].detail == "2 file systems, 2 further mounts of them"
 
 
+def test_mounts_stacked_on_one_mount_point_are_told_apart() -> None:
+    """Two exports, one over the other: mountinfo lists both at the same place, in the same order."""
+    info = mounted("/data", "0:51") + mounted("/data", "0:52") + mounted("/again", "0:51")
+    read = "\t        READ: {} 12 1 2080 40960 5 60 70 2\n"
+    host = host_with(
+        mount("filer:/old", operations=read.format(1)),
+        mount("filer:/new", operations=read.format(2)),
+        mount("filer:/old", "/again", operations=read.format(1)),
+        info=info,
+    )
+    outcome = read_once(Nfs(), host)
+    found = numbers(outcome.frame)
+    operations = "railscope_nfs_operations_total"
+    assert {label[1]: n for label, n in found.items() if label[0] == operations} == {
+        ("filer:/old", "/data", "tcp", "READ"): 1, ("filer:/new", "/data", "tcp", "READ"): 2,
+    }  # fmt: skip
+    assert (found["railscope_nfs_mounts", ()], found["railscope_nfs_unread_mounts", ()]) == (2, 0)
+
+
+def test_of_mounts_that_names_cannot_tell_apart_the_uppermost_counts() -> None:
+    info = mounted("/data", "0:51") + mounted("/data", "0:52")
+    read = "\t        READ: {} 12 1 2080 40960 5 60 70 2\n"
+    host = host_with(mount(operations=read.format(1)), mount(operations=read.format(2)), info=info)
+    reader = Reader(Nfs(), host, ORIGIN)
+    for _ in range(2):
+        found = numbers(reader.run().frame)
+        assert found["railscope_nfs_operations_total", (*KEY, "READ")] == 2
+        assert found["railscope_nfs_mounts", ()] == 2
+        assert found["railscope_nfs_unread_mounts", ()] == 1
+
+
 def test_mounts_beyond_the_bound_are_counted() -> None:
     host = host_with(*(mount(place=f"/data/{i}") for i in range(MOST_MOUNTS + 3)))
     outcome = read_once(Nfs(), host)

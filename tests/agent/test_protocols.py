@@ -114,6 +114,24 @@ def test_a_file_that_goes_costs_its_own_readings() -> None:
     assert found["railscope_softnet_dropped_packets_total", ()] == 2
 
 
+def test_either_folder_of_network_files_stands_in_for_the_other() -> None:
+    """/proc/net is a link to /proc/self/net: a copy of a server may have only one of them."""
+    expected = numbers(read_once(Protocols(), server()).frame)
+    for ours, other in (("/proc/net/", "/proc/self/net/"), ("/proc/self/net/", "/proc/net/")):
+        host = server()
+        host.files = {path.replace(ours, other): text for path, text in host.files.items()}
+        assert numbers(read_once(Protocols(), host).frame) == expected
+
+
+@pytest.mark.parametrize("cut", range(27))
+def test_a_last_line_of_softnet_without_its_end_counts_if_it_is_whole(cut: int) -> None:
+    row = "00000001 00000002 00000003"
+    found = parse_softnet(f"{row}\n{row}"[: -cut or None].encode())
+    assert found[0] == {1: 2, 2: 3}
+    whole = {0: {1: 2, 2: 3}, 8: {1: 2}, 9: {1: 2}, 17: {}, 18: {}}
+    assert found.get(1) == whole.get(cut)
+
+
 def test_nothing_to_read() -> None:
     outcome = read_once(Protocols(), FakeHost())
     assert outcome.frame is None

@@ -26,8 +26,9 @@ from railscope.catalog.xids import (
 
 ROOT = Path(__file__).parents[2]
 XIDS = [
-    8, 13, 31, 32, *range(38, 42), *range(43, 47), 48, 54, *range(61, 65), *range(66, 70), 74, 78,
-    79, *range(92, 96), 109, 110, *range(119, 124), *range(126, 138), 140, 141, *range(143, 177),
+    8, 11, 13, 25, 31, 32, *range(37, 42), *range(43, 47), 48, 54, *range(60, 65), *range(66, 73),
+    *range(74, 81), *range(82, 87), 88, 89, *range(92, 108), 109, 110, *range(119, 124),
+    *range(126, 138), *range(139, 177),
 ]  # fmt: skip
 FATAL = [
     46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, *range(144, 152), 155, 156, 158,
