@@ -1,7 +1,7 @@
 """Which ethtool statistic of which driver tells which metric: one table per driver.
 
 A name may hold {priority}, {class} or {lane}. Where several statistics of a driver tell one metric, the
-first that the card has counts. Sources: torvalds/linux drivers/net/ethernet, en_stats.c (mlx5),
+first that the card has counts. A driver without a table has the names that many share. Sources: torvalds/linux drivers/net/ethernet, en_stats.c (mlx5),
 bnxt_ethtool.c, ice_ethtool.c, i40e_ethtool.c. Left out: what a driver counts for each queue, sizes
 of frames, and offloads. Those of virtio are by queue alone; their sum is what the kernel counts for
 the interface.
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from agent.sources.ethtool_clouds import ENA, GVE, MANA, NETVSC, Row
+from agent.sources.ethtool_standard import STANDARD
 from railscope.catalog import nic as c
 from railscope.catalog import nic_detail as d
 from railscope.catalog import nic_link as link
@@ -270,7 +271,7 @@ _MOST_PARTS = 8
 def _statistics(driver: str) -> tuple[tuple[str, Metric, str], ...]:
     """Every statistic of a driver that tells a metric, and of which priority, class or lane."""
     found = []
-    for text, metric in DRIVERS.get(driver, ()):
+    for text, metric in DRIVERS.get(driver, STANDARD):
         place = _PARTS.get(metric.about)
         parts = map(str, range(_MOST_PARTS)) if place else ("",)
         found += [(text.replace(place or "", part), metric, part) for part in parts]

@@ -1,7 +1,7 @@
-"""Errors mended on the link and pause frames, of cards whose driver's own statistics lack them.
+"""Counters of standard groups, FEC and pause frames, of cards whose driver's own statistics lack them.
 
 mlx5 counts blocks of forward error correction, and many drivers pause frames, for ethtool over netlink
-alone (Documentation/networking/ethtool-netlink.rst, FEC_GET and PAUSE_GET). A metric that the driver's
+alone (Documentation/networking/ethtool-netlink.rst, FEC_GET, PAUSE_GET and STATS_GET). A metric that the driver's
 statistics tell for a card is told by `nic`, and not here: one card, one meaning, one source. Pause
 frames are those of IEEE 802.3 clause 31B, which PFC's are not; mlx5 counts these with them.
 """
@@ -15,6 +15,7 @@ from agent.facts import counted, linked
 from agent.host import Host, Json
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import typed
+from agent.sources.ethtool_standard import GROUPS
 from agent.sources.settings.card import NET, physical_interfaces
 from agent.topology.cards import Cards
 from railscope.catalog import nic as c
@@ -32,6 +33,7 @@ _COUNTERS: Mapping[str, Mapping[str, Metric]] = {
         "corrected_bits": link.CORRECTED,
     },
     "pause": {"receive_frames": d.GLOBAL_PAUSE_RECEIVED, "transmit_frames": d.GLOBAL_PAUSE_SENT},
+    "standard_statistics": GROUPS,
 }
 _OF_ANY_KIND: Mapping[str, Mapping[str, Metric]] = {
     **_COUNTERS,

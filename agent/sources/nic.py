@@ -15,6 +15,7 @@ from agent.host import Host, Json
 from agent.known_devices import hidden
 from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import DRIVERS, narrow, set_back_with_narrow, typed
+from agent.sources.ethtool_standard import listed
 from agent.topology.cards import card as card_of
 from agent.topology.network import Wiring
 from agent.topology.rules import BRIDGE
@@ -39,7 +40,7 @@ class _Card:
 
 
 class Nic(HoldsNothing):
-    """PFC, ECN, discards, PCIe stall, PHY and FEC of every card whose driver we know."""
+    """PFC, ECN, discards, PCIe stall, PHY and FEC of every card, as far as its driver counts them."""
 
     name = "nic"
     family = "network"
@@ -79,7 +80,7 @@ class Nic(HoldsNothing):
                 continue
             card = card_of(interface, driver, network.at(driver["bus"]))
             found = typed(driver["driver"], statistics["names"])
-            findings.append(_finding(interface, driver["driver"], len(found)))
+            findings.append(_finding(interface, driver["driver"], statistics["names"], found))
             if not found or card.facts.get("role") == BRIDGE:
                 bystanders.append(card)
                 continue
@@ -140,13 +141,20 @@ def _interfaces(host: Host) -> list[str]:
         return []
 
 
-def _finding(interface: str, driver: str, metrics: int) -> Finding:
-    if metrics:
-        detail = f"driver {driver}, {metrics} typed statistics"
-        return Finding(f"statistics of {interface}", Verdict.SUPPORTED, detail)
-    known = ", ".join(sorted(DRIVERS))
-    detail = f"driver {driver} has none of the statistics we know (drivers known: {known})"
-    return Finding(f"statistics of {interface}", Verdict.ABSENT, detail)
+def _finding(
+    interface: str, driver: str, names: list[str], found: list[tuple[Metric, str, int]]
+) -> Finding:
+    """How many statistics are published; of a driver without a table also which are not."""
+    what = f"statistics of {interface}"
+    if driver in DRIVERS:
+        detail = f"driver {driver}, {len(found)} typed statistics"
+        return Finding(what, Verdict.SUPPORTED if found else Verdict.ABSENT, detail)
+    used = {position for _, _, position in found}
+    rest = [name for position, name in enumerate(names) if position not in used]
+    detail = f"driver {driver}, {len(found)} of {len(names)} statistics have standard names"
+    if rest:
+        detail += f"; the rest: {listed(rest)}"
+    return Finding(what, Verdict.SUPPORTED if found else Verdict.ABSENT, detail)
 
 
 def _trouble(interface: str, error: OSError) -> Finding:

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from railscope.catalog import kernel as c
 from railscope.catalog.declare import EventClass
-from railscope.catalog.entities import AER_MESSAGE, GPU_ADDRESS, LINK_CHANGE, NODE, SXID, XID
+from railscope.catalog.entities import (
+    AER_MESSAGE,
+    GPU_ADDRESS,
+    LINK_CHANGE,
+    NODE,
+    PCIE,
+    PORT_MODULE,
+    SXID,
+    XID,
+)
 from railscope.entity import Entity
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
@@ -55,6 +64,22 @@ _AER = re.compile(
 _OOM = re.compile(
     r"(?:Out of memory|Memory cgroup out of memory)(?: \(oom_kill_allocating_task\))?"
     r": Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
+)
+# drivers/net/ethernet/mellanox/mlx5/core/events.c: port_module and pcie_core.
+_MLX5 = rf"mlx5_core (?P<pci>{_PCI}\.[0-7])\b.*?"
+_SLOT_POWER = re.compile(
+    _MLX5 + r"(?:(?P<insufficient>[Dd]etected insufficient power on the PCIe slot)"
+    r"|(?P<sufficient>PCIe slot advertised sufficient power)"
+    r"|(?P<unstated>PCIe slot power capability was not advertised))"
+    r"(?: \((?P<watts>[0-9]{1,6})W\))?"
+)
+_PORT_MODULE = re.compile(
+    _MLX5 + r"Port module event(?:\[error\])?: module (?P<module>[0-9]{1,9}), "
+    r"Cable (?P<state>plugged|unplugged|error|disabled)\b(?:, (?P<problem>[^.]*))?"
+)
+_PEER_MEMORY = re.compile(r"(?:^|[ :])(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
+_PEER_TROUBLE = re.compile(
+    r"\b(?:ERROR|error|fail(?:ed|ure|s)?|invalid|Unknown symbol|disagrees about version)\b"
 )
 _UNKNOWN = "unknown"
 _NAMELESS = ("<unknown>", "'<unknown>'")
@@ -160,7 +185,46 @@ def _oom(text: str) -> Message | None:
     return _message(c.OOM_EVENT, Entity(NODE), facts)
 
 
+def _slot_power(text: str) -> Message | None:
+    match = _SLOT_POWER.search(text)
+    if not match:
+        return None
+    states = ("insufficient", "sufficient", "unstated")
+    facts = {
+        "state": next(state for state in states if match[state]),
+        "watts": _number(match["watts"]),
+        "message": text,
+    }
+    return _message(c.SLOT_POWER_EVENT, Entity(PCIE, (_function_address(match["pci"]),)), facts)
+
+
+def _port_module(text: str) -> Message | None:
+    match = _PORT_MODULE.search(text)
+    if not match:
+        return None
+    entity = Entity(PORT_MODULE, (_function_address(match["pci"]), _number(match["module"])))
+    problem = (match["problem"] or "").strip()
+    facts = {"state": match["state"], "problem": problem, "message": text}
+    return _message(c.PORT_MODULE_EVENT, entity, facts)
+
+
+def _peer_memory(text: str) -> Message | None:
+    """Errors only: that the module was loaded, or taints the kernel, means nothing to anybody."""
+    match = _PEER_MEMORY.search(text)
+    if not match or not _PEER_TROUBLE.search(match[0]):
+        return None
+    return _message(c.PEER_MEMORY_EVENT, Entity(NODE), {"message": match[0].strip(" :")})
+
+
+def _function_address(text: str) -> str:
+    address, _, function = text.rpartition(".")
+    return _address(address, function)
+
+
 _PARSERS = (
+    ("PCIe slot", _slot_power),
+    ("Port module event", _port_module),
+    ("peer", _peer_memory),
     ("NVRM: Xid", _xid),
     ("NVRM: GPU", _gpu),
     ("SXid", _sxid),

@@ -228,6 +228,7 @@ SXID = EntityKind("sxid", ("nvswitch", "sxid", "severity"))
 GPU_ADDRESS = EntityKind("gpu_address", ("pci_address",))
 GPU_EVENT = EntityKind("gpu_event", ("pci_address", "event"))
 LINK_CHANGE = EntityKind("link_change", ("interface", "state"))
+PORT_MODULE = EntityKind("port_module", ("pci_address", "module"))
 AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 
 SOURCE = EntityKind("source", ("source",))

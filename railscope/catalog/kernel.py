@@ -1,7 +1,16 @@
 """What the kernel log tells: counters of messages, and the events themselves."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit
-from railscope.catalog.entities import AER_MESSAGE, GPU_ADDRESS, LINK_CHANGE, NODE, SXID, XID
+from railscope.catalog.entities import (
+    AER_MESSAGE,
+    GPU_ADDRESS,
+    LINK_CHANGE,
+    NODE,
+    PCIE,
+    PORT_MODULE,
+    SXID,
+    XID,
+)
 
 LOG = "Counts from the start of the kernel log the agent could read."
 
@@ -151,6 +160,30 @@ AER_EVENT = EventClass(
     "warning",
     help="A PCIe device or port reported an error.",
     origin="kernel log, AER:",
+    facts=("message",),
+)
+SLOT_POWER_EVENT = EventClass(
+    "slot_power",
+    PCIE,
+    "error",
+    help="The PCIe slot of a network card states too little power for it, or none at all.",
+    origin="kernel log, mlx5_core: ... power on the PCIe slot",
+    facts=("state", "watts", "message"),
+)
+PORT_MODULE_EVENT = EventClass(
+    "port_module",
+    PORT_MODULE,
+    "warning",
+    help="A cable or transceiver was plugged, unplugged, or is faulty.",
+    origin="kernel log, mlx5_core: Port module event",
+    facts=("state", "problem", "message"),
+)
+PEER_MEMORY_EVENT = EventClass(
+    "peer_memory",
+    NODE,
+    "warning",
+    help="The kernel module for GPUDirect RDMA (nvidia-peermem) reported an error.",
+    origin="kernel log, nvidia-peermem",
     facts=("message",),
 )
 OOM_EVENT = EventClass(

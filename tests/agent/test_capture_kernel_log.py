@@ -16,6 +16,7 @@ from agent.streams.kernel_messages import understand
 from railscope.frame import Event, Frame
 
 # Plain patterns, made from the lines and not from our parser.
+PEER = re.compile(r"nvidia-peermem .* ERROR ")
 XID = re.compile(r"Xid \(PCI:[^)]*\): (\d+)")
 # What IPv6 says of a link once its driver has said that it is up: no message of its own.
 READY = re.compile(r"ADDRCONF\(NETDEV_CHANGE\): \S+: link becomes ready")
@@ -108,7 +109,9 @@ def test_a_log_gives_what_a_plain_search_finds(name: str) -> None:
             counted[key[1]] += int(value)
         assert metric != "railscope_kernel_link_changes_total"
     assert counted == xids
-    assert len(events) == xids.total()
+    peers = sum(bool(PEER.search(line)) for line in lines)
+    told = Counter(event.event_class.name for event in events)
+    assert told == Counter({"xid": xids.total(), "peer_memory": peers}) - Counter()
 
 
 def test_the_logs_have_what_these_tests_are_about() -> None:

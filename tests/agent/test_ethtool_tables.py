@@ -9,6 +9,7 @@ from support.machine import FakeHost
 from support.reading import read_once, readings
 
 from agent.sources.ethtool_drivers import DRIVERS, narrow, typed
+from agent.sources.ethtool_standard import GROUPS, STANDARD
 from agent.sources.nic import Nic
 from railscope.catalog import METRICS, nic, nic_detail, nic_link
 from railscope.catalog.declare import Kind, Metric
@@ -81,11 +82,66 @@ def test_what_wraps_is_declared_with_its_width() -> None:
     assert {driver for driver, _ in wrapping} == {"mlx5_core"}
 
 
-def test_a_driver_we_do_not_know_tells_nothing() -> None:
-    assert typed("virtio_net", ["rx_bytes", "rx_queue_0_drops"]) == []
+def test_what_a_driver_counts_by_queue_has_no_standard_name() -> None:
+    assert typed("virtio_net", ["rx_queue_0_bytes", "rx_queue_0_drops", "rx0_bytes"]) == []
 
 
 def test_numbers_of_64_bits_fit() -> None:
     found = readings(read_once(Nic(), card("ena", {"ena_srd_rx_pkts": 2**64 - 1})).frame)
     assert found == {("railscope_nic_receive_srd_packets_total", ("eth0",)): 2**64 - 1}
     assert to_stored(2**64 - 1) == -1
+
+
+TG3 = [
+    "rx_octets", "rx_fragments", "rx_ucast_packets", "rx_fcs_errors", "rx_xon_pause_rcvd",
+    "rx_xoff_pause_rcvd", "tx_octets", "tx_collisions", "dma_writeq_full", "rx_discards",
+]  # fmt: skip
+E1000E = [
+    "rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_crc_errors", "rx_missed_errors",
+    "rx_long_length_errors", "tx_flow_control_xoff", "rx_smbus", "tx_timeout_count",
+]  # fmt: skip
+BE2NET = [
+    "rx_crc_errors", "rx_priority_pause_frames", "tx_pauseframes", "rx_drops_no_pbuf",
+    "pmem_fifo_overflow_drop", "jabber_events",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("driver", "names", "rest"),
+    [
+        ("tg3", TG3, ["tx_collisions", "dma_writeq_full"]),
+        ("e1000e", E1000E, ["rx_smbus"]),
+        ("be2net", BE2NET, ["pmem_fifo_overflow_drop", "jabber_events"]),
+        (
+            "of_tomorrow",
+            ["rx_bytes", *(f"rxq{n}" for n in range(60))],
+            [f"rxq{n}" for n in range(40)],
+        ),
+    ],
+)
+def test_drivers_without_a_table_tell_what_has_a_standard_name(
+    driver: str, names: list[str], rest: list[str]
+) -> None:
+    outcome = read_once(Nic(), card(driver, {name: n for n, name in enumerate(names)}))
+    found = readings(outcome.frame)
+    assert len(found) == len(names) - len(rest) - (20 if driver == "of_tomorrow" else 0)
+    assert set(found.values()) == {
+        names.index(name) for name in names[:61] if name not in rest and not name.startswith("rxq")
+    }
+    (finding,) = outcome.findings
+    assert finding.detail.startswith(f"driver {driver}, {len(found)} of {len(names)} statistics")
+    assert f"the rest: {', '.join(rest)}" in finding.detail
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_driver_with_a_table_tells_nothing_else(driver: str) -> None:
+    """Of the same name two drivers may count different things."""
+    of_driver = {text for text, _ in DRIVERS[driver]}
+    others = [name for name, _ in STANDARD if name not in of_driver]
+    assert typed(driver, others) == []
+
+
+def test_no_standard_name_tells_two_metrics() -> None:
+    names = [name for name, _ in STANDARD]
+    assert len(set(names)) == len(names)
+    assert len({*GROUPS.values()}) == len(GROUPS)

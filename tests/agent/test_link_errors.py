@@ -93,6 +93,17 @@ def test_where_the_statistics_cannot_be_read_netlink_stands_in(
     }  # fmt: skip
 
 
+def test_counters_of_standard_groups_that_the_driver_does_not_name() -> None:
+    """Of a counter under two names, the driver's own counts, and it is published once."""
+    host = card("tg3", "rx_fcs_errors", "rx_octets", "dma_writeq_full")
+    groups = {"FrameCheckSequenceErrors": 3, "OctetsReceivedOK": 9, "FramesReceivedOK": 7}
+    add_netlink(host, standard_statistics={"statistics": groups})
+    here, there = (readings(read_once(source, host).frame) for source in (LinkErrors(), Nic()))
+    assert here["railscope_nic_receive_packets_total", ("eth0",)] == 7
+    assert not here.keys() & there.keys()
+    assert there["railscope_nic_receive_bytes_total", ("eth0",)] == 1
+
+
 def test_one_question_that_fails_costs_its_own_counters() -> None:
     host = card("ixgbe")
     reader = Reader(LinkErrors(), host, ORIGIN)

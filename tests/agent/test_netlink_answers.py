@@ -186,6 +186,30 @@ def test_a_list_of_counters_that_is_cut_off_is_an_error():
         netlink.call("fec", "eth0")
 
 
+def test_statistics_of_standard_groups():
+    """Groups repeat: each with its number, and a nest for every statistic."""
+    mac = nest(
+        4,
+        u32(2, 1),
+        u32(3, 17),
+        nest(4, u64s(0, 9)),
+        nest(4, u64s(4, 3)),
+        nest(4, u64s(12, 1 << 40)),
+    )
+    rmon = nest(4, u32(2, 3), nest(4, u64s(3, 5)), nest(5, u32(7, 0), u32(8, 64), u64s(9, 1)))
+    newer = nest(4, u32(2, 77), nest(4, u64s(0, 1)))
+    beyond = nest(4, u32(2, 2), nest(4, u64s(40, 1)))
+    with asking(ethtool(32, mac, rmon, newer, beyond)) as (netlink, kernel):
+        assert netlink.call("standard_statistics", "eth0") == {
+            "statistics": {
+                "FramesTransmittedOK": 9, "FrameCheckSequenceErrors": 3,
+                "OctetsReceivedOK": 1 << 40, "etherStatsJabbers": 5,
+            },
+        }  # fmt: skip
+    asked = attributes(kernel.requests[-1].body[4:])
+    assert attributes(asked[3]) == {1: b"", 2: struct.pack("=I", 4), 4: struct.pack("=I", 15)}
+
+
 def test_rings():
     with asking(ethtool(15, u32(2, 8192), u32(5, 8192), u32(6, 1024), u32(9, 512))) as (netlink, _):
         assert netlink.call("rings", "eth0") == {

@@ -2,7 +2,7 @@
 
 links()                        all interfaces, their state and statistics
 dcb(interface)                 priority flow control, bandwidth shares, trust, buffers
-pause, fec, rings, link_modes, link_state (interface)
+pause, fec, standard_statistics, rings, link_modes, link_state (interface)
 module(interface)              the plugged transceiver or cable
 rdma_statistics(device, port)  counters of an RDMA port
 """
@@ -45,6 +45,7 @@ class Netlink:
             "dcb": lambda interface: dcb.configuration(self._connections.of(ROUTE), interface),
             "pause": ethtool.pause,
             "fec": ethtool.fec,
+            "standard_statistics": ethtool.standard_statistics,
             "rings": ethtool.rings,
             "link_modes": ethtool.link_modes,
             "link_state": ethtool.link_state,

@@ -36,7 +36,7 @@ _GENERIC = struct.Struct("=BBxx")  # struct genlmsghdr: command, version
 _HEADER, _HEADER_NAME, _HEADER_FLAGS = 1, 2, 3
 _FLAG_STATISTICS = 4
 _LINK_MODES_GET, _LINK_STATE_GET, _RINGS_GET, _PAUSE_GET, _FEC_GET = 4, 6, 15, 21, 29
-_MODULE_EEPROM_GET = 31
+_MODULE_EEPROM_GET, _STATS_GET = 31, 32
 _BITSET_NO_MASK, _BITSET_BITS, _BIT_NAME, _BIT_VALUE = 1, 3, 2, 3
 
 # ETHTOOL_A_PAUSE_*, ETHTOOL_A_PAUSE_STAT_*
@@ -57,6 +57,33 @@ _STATE_FLAGS, _STATE_COUNTERS = {2: "up"}, {7: "down_events"}
 _EXTENDED_STATE, _EXTENDED_SUBSTATE = 5, 6
 # ETHTOOL_A_MODULE_EEPROM_*
 _OFFSET, _LENGTH, _PAGE, _BANK, _I2C_ADDRESS, _DATA = 2, 3, 4, 5, 6, 7
+
+# ETHTOOL_A_STATS_*, ETHTOOL_A_STATS_GRP_*, enum ethtool_stats, ethtool_stats_eth_phy and the like;
+# names as in net/ethtool/stats.c, stats_std_names and others.
+_GROUPS, _GROUP, _GROUP_ID, _GROUP_STATISTIC = 3, 4, 2, 4
+_ALL_GROUPS = nest(
+    _GROUPS,
+    attribute(1, b""),  # ETHTOOL_A_BITSET_NOMASK
+    attribute(2, struct.pack("=I", 4)),  # ETHTOOL_A_BITSET_SIZE
+    attribute(4, struct.pack("=I", 0b1111)),  # ETHTOOL_A_BITSET_VALUE
+)
+_STATISTICS: dict[int, tuple[str, ...]] = {
+    0: ("SymbolErrorDuringCarrier",),
+    1: (
+        "FramesTransmittedOK", "SingleCollisionFrames", "MultipleCollisionFrames",
+        "FramesReceivedOK", "FrameCheckSequenceErrors", "AlignmentErrors", "OctetsTransmittedOK",
+        "FramesWithDeferredXmissions", "LateCollisions", "FramesAbortedDueToXSColls",
+        "FramesLostDueToIntMACXmitError", "CarrierSenseErrors", "OctetsReceivedOK",
+        "FramesLostDueToIntMACRcvError", "MulticastFramesXmittedOK", "BroadcastFramesXmittedOK",
+        "FramesWithExcessiveDeferral", "MulticastFramesReceivedOK", "BroadcastFramesReceivedOK",
+        "InRangeLengthErrors", "OutOfRangeLengthField", "FrameTooLongErrors",
+    ),
+    2: ("MACControlFramesTransmitted", "MACControlFramesReceived", "UnsupportedOpcodesReceived"),
+    3: (
+        "etherStatsUndersizePkts", "etherStatsOversizePkts", "etherStatsFragments",
+        "etherStatsJabbers",
+    ),
+}  # fmt: skip
 
 
 class EthtoolFamily:
@@ -85,6 +112,24 @@ class EthtoolFamily:
                 if counted.get(kind)
             },
         }
+
+    def standard_statistics(self, interface: str) -> Json:
+        """Counters of the standard groups (eth-phy, eth-mac, eth-ctrl, rmon), as far as there are any."""
+        body = self._exchanged(_STATS_GET, interface, (_ALL_GROUPS,), 0)
+        counted: dict[str, int] = {}
+        for kind, group in attributes(body):
+            if kind != _GROUP:
+                continue
+            members = list(attributes(group))
+            names = _STATISTICS.get(integer(dict(members).get(_GROUP_ID, b"\xff")), ())
+            for member, raw in members:
+                if member == _GROUP_STATISTIC:
+                    counted |= {
+                        names[number]: integer(value)
+                        for number, value in attributes(raw)
+                        if number < len(names)
+                    }
+        return {"statistics": counted}
 
     def rings(self, interface: str) -> Json:
         """How many descriptors the rings hold, and how many they could hold."""
@@ -149,6 +194,11 @@ class EthtoolFamily:
             return self._asked(command, interface, more, 0)
 
     def _asked(self, command: int, interface: str, more: tuple[bytes, ...], flags: int) -> Said:
+        return dict(attributes(self._exchanged(command, interface, more, flags)))
+
+    def _exchanged(
+        self, command: int, interface: str, more: tuple[bytes, ...], flags: int
+    ) -> bytes:
         header = nest(
             _HEADER,
             interface_attribute(_HEADER_NAME, interface),
@@ -163,17 +213,17 @@ class EthtoolFamily:
 def _family(connection: Connection) -> int:
     name = text_attribute(_FAMILY_NAME, "ethtool")
     try:
-        said = _generic(connection, _CONTROLLER, _GET_FAMILY, name)
+        said = dict(attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
     except FileNotFoundError:
         missing = "this kernel has no ethtool over netlink: it is older than 5.6"
         raise OSError(errno.EOPNOTSUPP, missing) from None
     return integer(said.get(_FAMILY_ID, b""))
 
 
-def _generic(connection: Connection, family: int, command: int, *said: bytes) -> Said:
+def _generic(connection: Connection, family: int, command: int, *said: bytes) -> bytes:
     body = connection.ask(family, _GENERIC.pack(command, 1) + b"".join(said))
     unpack(_GENERIC, body)
-    return dict(attributes(body[_GENERIC.size :]))
+    return body[_GENERIC.size :]
 
 
 def _inside(said: Said, kind: int) -> Said:

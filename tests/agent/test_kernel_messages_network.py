@@ -1,0 +1,86 @@
+"""Messages of the network drivers: power of the slot, cables, and GPUDirect RDMA."""
+
+from __future__ import annotations
+
+import pytest
+from support.shared import captured
+
+from agent.streams.kernel_messages import understand
+from railscope.catalog.entities import NODE, PCIE, PORT_MODULE
+
+CARD = "mlx5_core 0000:3b:00.0"
+POWER = "power on the PCIe slot"
+
+
+@pytest.mark.parametrize(
+    ("line", "state", "watts"),
+    [
+        (f"{CARD}: mlx5_pcie_event:301:(pid 6): Detected insufficient {POWER} (25W).", "insufficient", "25"),
+        (f"{CARD} enp59s0: Detected insufficient {POWER} (0W).", "insufficient", "0"),
+        (f"{CARD}: mlx5_pcie_event:305:(pid 6): PCIe slot advertised sufficient power (75W).", "sufficient", "75"),
+        (f"{CARD}: PCIe slot power capability was not advertised.", "unstated", None),
+    ],
+)  # fmt: skip
+def test_the_power_of_a_slot(line: str, state: str, watts: str | None) -> None:
+    message = understand(line)
+    assert message is not None
+    assert message.event_class.name == "slot_power"
+    assert (message.entity.kind, message.entity.key) == (PCIE, ("0000:3b:00.0",))
+    assert (message.facts["state"], message.facts.get("watts")) == (state, watts)
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "state", "problem"),
+    [
+        ("Port module event: module 0, Cable plugged", "0", "plugged", None),
+        ("Port module event: module 1, Cable unplugged", "1", "unplugged", None),
+        ("Port module event[error]: module 0, Cable error, High Temperature", "0", "error", "High Temperature"),
+        ("Port module event[error]: module 12, Cable error, Bus stuck (I2C or data shorted)", "12", "error",
+         "Bus stuck (I2C or data shorted)"),
+    ],
+)  # fmt: skip
+def test_cables(text: str, module: str, state: str, problem: str | None) -> None:
+    message = understand(f"mlx5_core 0008:3b:00.1: port_module:255:(pid 0): {text}")
+    assert message is not None
+    assert message.event_class.name == "port_module"
+    assert (message.entity.kind, message.entity.key) == (PORT_MODULE, ("0008:3b:00.1", module))
+    assert (message.facts["state"], message.facts.get("problem")) == (state, problem)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing",
+        "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)",
+        "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client",
+        "nv_peer_mem: nv_mem_acquire: failed to pin pages",
+    ],
+)
+def test_errors_of_gpudirect_rdma(line: str) -> None:
+    message = understand(line)
+    assert message is not None
+    assert (message.event_class.name, message.entity.kind) == ("peer_memory", NODE)
+    assert message.facts == {"message": line}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nvidia_peermem: module license 'unspecified' taints kernel.",
+        "nvidia-peermem: loaded",
+        "peer reset the connection: error 104",
+        "pcieport 0000:3a:01.0: PCIe slot 3 hotplug",
+        "other_core 0000:3b:00.0: Port module event: module 0, Cable unplugged",
+        f"somebody writes: {POWER}",
+    ],
+)
+def test_what_says_nothing(line: str) -> None:
+    assert understand(line) is None
+
+
+def test_every_error_of_a_captured_log_is_an_event() -> None:
+    lines = captured("kernel-log/kmsg_kmsg.2.peermem.log").read_text().splitlines()
+    errors = [line for line in lines if "nvidia-peermem" in line]
+    assert errors
+    found = [understand(line.partition(";")[2]) for line in errors]
+    assert {message and message.event_class.name for message in found} == {"peer_memory"}
