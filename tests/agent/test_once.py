@@ -62,4 +62,4 @@ def test_settings_of_the_environment_hold_here_too(root: Path) -> None:
     environment = {"RAILSCOPE_AGENT_PERIODS__RDMA": "0"}
     outcome = CliRunner(env=environment).invoke(agent, ["once", "--root", str(root)])
     assert outcome.exit_code != 0
-    assert "periods.rdma" in str(outcome.exception)
+    assert "[periods]: invalid rdma" in str(outcome.exception)
