@@ -75,7 +75,7 @@ def restrict(unit: Path) -> None:
         if number >= 0:
             _check(seccomp.seccomp_rule_add_array(context, _ALLOW, number, 0, None))
     number = seccomp.seccomp_syscall_resolve_name(b"socket")
-    for family in directives(unit, "RestrictAddressFamilies")[-1].split():
+    for family in " ".join(directives(unit, "RestrictAddressFamilies")).split():
         equal = ctypes.byref(_Compare(0, _EQUAL, getattr(socket, family), 0))
         _check(seccomp.seccomp_rule_add_array(context, _ALLOW, number, 1, equal))
     if directives(unit, "MemoryDenyWriteExecute") == ["yes"]:

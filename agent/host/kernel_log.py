@@ -10,6 +10,10 @@ from __future__ import annotations
 import os
 import stat
 
+DEVICE = "/dev/kmsg"
+STANDARD_INPUT = 0
+_KMSG = (1, 11)
+"""Major and minor number of /dev/kmsg, Documentation/admin-guide/devices.txt."""
 _RECORD_BYTES = 8192
 _MOST_RECORDS_PER_POLL = 20_000
 
@@ -17,8 +21,10 @@ _MOST_RECORDS_PER_POLL = 20_000
 class RealKernelLog:
     """Follows /dev/kmsg without blocking. Raises OSError where it may not be opened."""
 
-    def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def __init__(self, path: str, handed_over: int = STANDARD_INPUT) -> None:
+        self._descriptor = _handed_over(path, handed_over)
+        if self._descriptor < 0:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_device = stat.S_ISCHR(os.fstat(self._descriptor).st_mode)
         self._left_over = b""
 
@@ -48,3 +54,21 @@ class RealKernelLog:
     def close(self) -> None:
         """Close the log."""
         os.close(self._descriptor)
+
+
+def _handed_over(path: str, descriptor: int) -> int:
+    """The log as systemd opened it (StandardInput=file:), from its oldest record; -1 without it.
+
+    Opening the kernel log may need CAP_SYSLOG (dmesg_restrict), and reading from it does not.
+    """
+    if path != DEVICE:
+        return -1
+    try:
+        if os.fstat(descriptor).st_rdev != os.makedev(*_KMSG):
+            return -1
+        own = os.dup(descriptor)
+        os.set_blocking(own, False)
+        os.lseek(own, 0, os.SEEK_SET)
+    except OSError:
+        return -1
+    return own

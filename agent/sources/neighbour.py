@@ -33,7 +33,7 @@ _FACTS: Mapping[str, str] = {
 HEARD_WITHIN_NS = 60_000_000_000
 """Twice the time between two frames, by default (IEEE 802.1AB, msgTxInterval)."""
 _WHAT = "LLDP neighbours"
-_REMEDY = "give the agent CAP_NET_RAW (AmbientCapabilities= of its unit), or do without these"
+_REMEDY = "install the drop-in network.conf (CAP_NET_RAW), or do without these"
 
 
 class Neighbour(Looking):

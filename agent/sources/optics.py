@@ -38,7 +38,7 @@ _THRESHOLDS: Mapping[tuple[str, str], Metric] = {
 }
 """Beginning and end of a threshold's key; what is between them is its name: low_alarm."""
 _OTHER_FORM = (AttributeError, KeyError, TypeError, ValueError)
-_REMEDY = "give the agent CAP_NET_ADMIN (AmbientCapabilities= of its unit), or do without these"
+_REMEDY = "install the drop-in network.conf (CAP_NET_ADMIN), or do without these"
 
 
 class Optics(Looking):

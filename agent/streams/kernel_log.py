@@ -222,5 +222,5 @@ def _trouble(error: OSError) -> Finding:
         "kernel log",
         Verdict.DENIED,
         f"/dev/kmsg: {error.strerror}",
-        "give the agent CAP_SYSLOG and the device /dev/kmsg",
+        "run the agent under its unit, which hands over the kernel log, or with CAP_SYSLOG",
     )

@@ -250,6 +250,31 @@ def test_the_device_gives_records_in_order() -> None:
     assert sequences == sorted(set(sequences))
 
 
+def test_a_log_that_was_handed_over_is_read_from_its_oldest_record_each_time() -> None:
+    """As systemd does it: the agent itself may not open the device."""
+    if not os.access("/dev/kmsg", os.R_OK):
+        pytest.skip("/dev/kmsg cannot be read here: needs CAP_SYSLOG and the device")
+    descriptor = os.open("/dev/kmsg", os.O_RDONLY)
+    found = []
+    try:
+        for _ in range(2):
+            log = RealKernelLog("/dev/kmsg", descriptor)
+            found.append(log.poll())
+            log.close()
+    finally:
+        os.close(descriptor)
+    assert found[0][:3] == found[1][:3] != []
+
+
+def test_another_standard_input_is_not_the_log(tmp_path: Path) -> None:
+    file = tmp_path / "kmsg"
+    file.write_text("6,1,1,-;one\n")
+    with file.open() as other:
+        log = RealKernelLog(str(file), other.fileno())
+        assert log.poll() == ["6,1,1,-;one"]
+        log.close()
+
+
 def test_a_flood_is_told_in_portions_and_what_is_too_much_is_counted() -> None:
     """A collector refuses an envelope with more events than it takes."""
     host = FakeHost()
