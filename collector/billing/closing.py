@@ -30,6 +30,7 @@ from collector.billing.store import BillingStore, add
 from collector.billing.stored import Mark, Opening
 from collector.billing.unclosed import check_earlier, opening
 from collector.billing.undecided import Undecided, undecided
+from collector.jobs import lists
 from collector.ledger.queries import by_day
 from collector.ledger.rows import GpuDay
 from collector.ledger.schema import revisions
@@ -138,7 +139,9 @@ class Books:
             corrected=tuple(earlier.rated.period for earlier in again),
             reviews=tuple(reviews),
             sources=sources,
-            lacking=lacking(period, rated.sources, self.evidence),
+            lacking=lacking(
+                period, rated.sources, self.evidence, lists.newest(self.ledger.database)
+            ),
             mark=mark,
         )
 

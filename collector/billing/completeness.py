@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from collector.billing.instants import DAY_NS, Period, spelled
 from collector.billing.rated import Source, days_of
+from collector.jobs.lists import Listed, is_listed, uncovered
 from collector.ledger.rows import GpuDay
 from collector.metering.evidence import Evidence
 from collector.metering.holders import stays
@@ -72,18 +73,22 @@ class Lacking(NamedTuple):
 
 
 def lacking(
-    period: Period, sources: Mapping[GpuDay, Source], evidence: EvidenceStore | None = None
+    period: Period,
+    sources: Mapping[GpuDay, Source],
+    evidence: EvidenceStore | None = None,
+    imported: Sequence[Listed] = (),
 ) -> Lacking:
     """What lacks for a period.
 
     A GPU that is in the ledger is expected on every day from its first one on, unless the evidence
     says that it was in no node then. With evidence, GPUs that the ledger does not have at all are
-    found, too.
+    found, too. GPUs of job lists are there on the days of lists that name them; of each source of
+    lists, a list is expected for every day from its first one on.
     """
     days = days_of(period)
     first: dict[str, int] = {}
     for key in sources:
-        if key.day < days.stop:
+        if key.day < days.stop and not is_listed(key.gpu):
             first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
     if evidence is not None:
         # In the order that evidence is best read in.
@@ -97,6 +102,7 @@ def lacking(
     ]
     if evidence is not None and missing:
         missing = _present(missing, period, evidence)
+    missing += [GpuDay(f"job list {source}", day) for source, day in uncovered(imported, days)]
     early = [
         key
         for key, source in sources.items()

@@ -28,7 +28,11 @@ from collector.billing.statement_text import table
 from collector.billing.statements import FORMS, of_invoice, periods, preview, statement
 from collector.billing.unclosed import unclosed
 from collector.billing.undecided import Undecided
+from collector.jobs import lists
 from collector.jobs.books_options import GivenBooks, books_options
+from collector.jobs.report import counted
+
+_MAX_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ def preview_command(place: Place, words: tuple[str, ...], output: _Output) -> No
     tenant, period = next(iter(tenants), None), parse(last)
     with place.books() as books:
         bill = books.bill(period)
+        incomplete = _incomplete(books, period)
         earlier = unclosed(books.ledger.database, period, books.store.closings(), books.opening)
     if tenant is not None:
         output.write(preview(bill, tenant, place.seller_name))
@@ -84,6 +89,8 @@ def preview_command(place: Place, words: tuple[str, ...], output: _Output) -> No
     click.echo(f"PREVIEW of {name_of(period)}, nothing is binding")
     if bill.lacking.all:
         click.echo(f"not complete: {bill.lacking}")
+    for line in incomplete:
+        click.echo(line)
     if earlier:
         click.echo(f"earlier days are not closed: {spelled_days(earlier)}")
     for line in _invoices(bill.drafts):
@@ -100,7 +107,8 @@ def close_command(place: Place, period: Period, *, provisional: bool) -> None:
     with place.books() as books:
         closed = books.close(period, place.by, provisional=provisional)
         reviews = books.store.reviews(closed.closing.number)
-    for line in closed_lines(closed):
+        incomplete = _incomplete(books, period)
+    for line in (*closed_lines(closed), *incomplete):
         click.echo(line)
     _nobodys(reviews)
 
@@ -226,6 +234,19 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
         for one in invoices
     ]  # fmt: skip
     return table(rows, {3, 4})
+
+
+def _incomplete(books: Books, period: Period) -> list[str]:
+    """Job lists of a period with lines that could not be imported."""
+    found = []
+    for one in lists.newest(books.ledger.database):
+        if one.rejected_count and one.period.overlaps(period):
+            count = counted(one.rejected_count, "line")
+            found.append(f"incomplete job list {one}: {count} not imported")
+            found += [f"  {line}" for line in one.rejected[:_MAX_SHOWN]]
+            if one.rejected_count > _MAX_SHOWN:
+                found.append(f"  and {one.rejected_count - _MAX_SHOWN:,} more")
+    return found
 
 
 def _nobodys(reviews: Iterable[Undecided]) -> None:

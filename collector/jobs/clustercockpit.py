@@ -1,20 +1,25 @@
-"""Job lists of ClusterCockpit: one JSON object a line, of which GPUs are named by PCI address.
+"""Job lists of ClusterCockpit, which name GPUs by PCI address.
 
-Fields: the job schema of ClusterCockpit (ClusterCockpit/cc-backend: pkg/schema). Instants and
-durations are in whole seconds.
+Jobs are JSON objects: one per line, one after the other as the meta.json files of an archive, in an
+array, or as `jobs` of the answer of its API. The names of fields are those of its job schema (`jobId`,
+`startTime`; ClusterCockpit/cc-lib: schema/job.go) or of its database (`job_id`, `start_time`).
+Instants and durations are in whole seconds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
 
+from collector.jobs.documents import documents
 from collector.jobs.job import (
     LATEST_SECONDS,
     NS_PER_SECOND,
+    RAISED,
+    BadLines,
     Gpu,
     Job,
     JobList,
@@ -29,27 +34,35 @@ from collector.metering.units import FOREVER_NS
 _WAITING = frozenset({"pending"})
 _RUNNING = frozenset({"running", "suspended"})
 _SHOWN = 40
+_DATABASE = {
+    "jobId": "job_id",
+    "startTime": "start_time",
+    "jobState": "job_state",
+    "user": "hpc_user",
+    "numAcc": "num_acc",
+}
+"""Names of fields in the database, by their names in JSON."""
 
 
 class _Line:
     """One object, with the number of its line for what is wrong in it."""
 
-    def __init__(self, number: int, text: str) -> None:
-        self.number = number
-        try:
-            values = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise JobListError(number, "", f"no JSON: {error}") from error
+    def __init__(self, number: int, values: object, what: str) -> None:
+        self.number, self._what = number, what
         if not isinstance(values, dict):
-            raise JobListError(number, "", "no JSON object")
+            raise JobListError(number, "", f"no JSON object: {_shown(values)}", what)
         self._values: dict[str, Any] = values
+        self._is_database = "jobId" not in values
 
     def __contains__(self, field: str) -> bool:
-        return self._values.get(field) is not None
+        return self._values.get(self._named(field)) is not None
 
     def refuse(self, field: str, reason: str) -> NoReturn:
         """Raises JobListError about a field."""
-        raise JobListError(self.number, field, reason)
+        raise JobListError(self.number, self._named(field), reason, self._what)
+
+    def _named(self, field: str) -> str:
+        return _DATABASE.get(field, field) if self._is_database else field
 
     def text(self, field: str) -> str:
         """A field that is text and not empty."""
@@ -76,44 +89,71 @@ class _Line:
         return value
 
     def _present(self, field: str) -> object:
-        if field not in self._values:
+        if self._named(field) not in self._values:
             self.refuse(field, "is missing")
-        return self._values[field]
+        return self._values[self._named(field)]
 
 
-def read_clustercockpit(lines: Iterable[str]) -> JobList:
+def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISED) -> JobList:
     """The jobs of a list; empty lines mean nothing. Raises JobListError."""
     told: list[tuple[int, Job]] = []
+    clusters: set[str] = set()
     without_gpus = never_started = 0
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
+    what = "line"
+    for number, what, value in _objects("\n".join(lines), bad):
+        try:
+            line = _Line(number, value, what)
+            state = line.text("jobState") if "jobState" in line else ""
+            job = _job(line, state)
+            clusters.add(line.text("cluster") if "cluster" in line else "")
+        except JobListError as error:
+            bad.add(error)
             continue
-        line = _Line(number, text)
-        job = _job(line)
-        state = line.text("job_state") if "job_state" in line else ""
         if not job.gpus and not job.unplaced:
             without_gpus += 1
         elif state in _WAITING:
             never_started += 1
-        elif state in _RUNNING:
-            told.append((number, msgspec.structs.replace(job, end_ns=FOREVER_NS)))
         else:
             told.append((number, job))
-    return job_list(without_repetitions(told), without_gpus, never_started)
+    found = job_list(without_repetitions(told, what, bad), without_gpus, never_started)
+    cluster = clusters.pop() if len(clusters) == 1 else ""
+    return msgspec.structs.replace(found, rejected=tuple(bad.found), cluster=cluster)
 
 
-def _job(line: _Line) -> Job:
-    start_ns = line.integer("start_time", 0) * NS_PER_SECOND
+def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
+    """The objects of a text, each with its number and what that counts."""
+    start = text.lstrip()
+    whole: object = None
+    if start.startswith(("[", "{")):
+        try:
+            whole = msgspec.json.decode(start)
+        except (msgspec.DecodeError, RecursionError):
+            whole = None  # one object per line, or several one after the other
+    if isinstance(whole, dict) and isinstance(whole.get("jobs"), list):
+        whole = whole["jobs"]
+    if isinstance(whole, list):
+        yield from ((number, "job", value) for number, value in enumerate(whole, 1))
+    elif start.partition("\n")[0].strip() in ("{", "["):
+        yield from ((number, "document", value) for number, value in documents(text, bad))
+    else:
+        for number, line in enumerate(text.split("\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                yield number, "line", msgspec.json.decode(line)
+            except (msgspec.DecodeError, RecursionError) as error:
+                bad.add(JobListError(number, "", f"no JSON: {error}: {_shown(line)}"))
+
+
+def _job(line: _Line, state: str) -> Job:
+    start_ns = line.integer("startTime", 0) * NS_PER_SECOND
     gpus, unplaced = _accelerators(line)
-    return Job(
-        start_ns,
-        str(line.integer("job_id", 1)),
-        line.text("project"),
-        line.text("hpc_user"),
-        start_ns + line.integer("duration", 0) * NS_PER_SECOND,
-        gpus,
-        unplaced,
-    )
+    end_ns = FOREVER_NS
+    if state not in _RUNNING and (state not in _WAITING or "duration" in line):
+        end_ns = start_ns + line.integer("duration", 0) * NS_PER_SECOND
+    number = str(line.integer("jobId", 1))
+    project, user = line.text("project"), line.text("user")
+    return Job(start_ns, number, project, user, end_ns, gpus, unplaced)
 
 
 def _accelerators(line: _Line) -> tuple[tuple[Gpu, ...], tuple[Unplaced, ...]]:
@@ -144,11 +184,11 @@ def _accelerators(line: _Line) -> tuple[tuple[Gpu, ...], tuple[Unplaced, ...]]:
 
 def _not_named(line: _Line, named: int) -> list[Unplaced]:
     """What `num_acc` counts, where the list has it, beyond the accelerators it names."""
-    if "num_acc" not in line:
+    if "numAcc" not in line:
         return []
-    counted = line.integer("num_acc", 0)
+    counted = line.integer("numAcc", 0)
     if counted < named:
-        line.refuse("num_acc", f"is {counted}, but {named} accelerators are named")
+        line.refuse("numAcc", f"is {counted}, but {named} accelerators are named")
     return [Unplaced("", counted - named, "is not named")] if counted > named else []
 
 

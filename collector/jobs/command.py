@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import tzinfo
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import click
+import msgspec
 
-from collector.billing.instants import DAY_NS, Period
+from collector.billing.instants import DAY_NS, Period, from_datetime
 from collector.billing.periods import PeriodError, parse
+from collector.billing.records import operator
+from collector.evidence.watched import FileError
 from collector.jobs.books_options import tenants_in, tenants_option, timezone_option, zone_of
-from collector.jobs.job import JobList, JobListError
+from collector.jobs.job import JobList, JobListError, clipped, settled, within
 from collector.jobs.ledger import (
     Imported,
-    JobLedgerError,
-    Terms,
-    days,
-    days_of_period,
-    listed_gpus,
-    listed_with_stand_ins,
-    write,
+    StandIns,
+    import_list,
+    placed,
+    refuse_other,
+    stand_ins,
 )
+from collector.jobs.lists import By, JobLedgerError, NewList
 from collector.jobs.meter import meter
+from collector.jobs.models import Models
+from collector.jobs.models import parse as parse_models
 from collector.jobs.reading import FORMATS, format_of, read_jobs
 from collector.jobs.report import as_document, as_text, counted
 from collector.jobs.tenants import SOURCES, listed_with_tenants
@@ -39,11 +44,37 @@ def period_of(_context: click.Context, _option: click.Parameter, text: str | Non
         raise click.BadParameter(str(error)) from error
 
 
+def instant_of(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """An instant as RFC 3339; UTC without an offset. Raises BadParameter."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        message = f"{text!r}: expected a time as 2026-10-31T12:00:00Z"
+        raise click.BadParameter(message) from error
+    return from_datetime(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What a list is imported as."""
+
+    url: str | None
+    source: str | None
+    period: Period | None
+    as_of_ns: int | None
+    models: Models
+    stand_ins: bool
+    as_observed: bool
+    replace: bool
+
+
 @click.command("import-jobs")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--format", "form", type=click.Choice(sorted(FORMATS)),
-    help="Whose list it is: JSON lines of ClusterCockpit, `sacct -P` or `sacct --json`, or "
+    help="Whose list it is: JSON of ClusterCockpit, `sacct -P` or `sacct --json`, or "
     "`kubectl get pods -o json`. Seen from the file if not given.",
 )  # fmt: skip
 @timezone_option
@@ -52,10 +83,23 @@ def period_of(_context: click.Context, _option: click.Parameter, text: str | Non
 @click.option("--ledger", "url", help="Write the GPUs' days to the ledger in this database.")
 @click.option(
     "--period", callback=period_of, metavar="PERIOD",
-    help="Write the days of this period, as 2026-10: the list has all jobs of it, and GPUs and jobs "
-    "that have not ended are there until its end.",
+    help="The list has all jobs of this period, as 2026-10. With --ledger it replaces the list of its "
+    "source and period; without this option the period is that of its jobs, in whole days.",
 )  # fmt: skip
-@click.option("--sku", default="", help="Model of the GPUs as prices name it; with --ledger.")
+@click.option(
+    "--source", help="Name of the scheduler and cluster; else the scheduler, with the cluster that "
+    "the list names.",
+)  # fmt: skip
+@click.option(
+    "--as-of", "as_of_ns", callback=instant_of, metavar="TIME",
+    help="When the list was made: jobs that have not ended last until then, at most until the end of "
+    "the period; else until now.",
+)  # fmt: skip
+@click.option("--sku", default="", help="Model of GPUs as prices name it, where nothing else does.")
+@click.option(
+    "--inventory", "inventory_path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Models by node and GPU (CSV: node,gpu,model).",
+)  # fmt: skip
 @click.option(
     "--stand-ins", is_flag=True,
     help="Give GPUs that the list only counts a number in the place of a name.",
@@ -64,74 +108,121 @@ def period_of(_context: click.Context, _option: click.Parameter, text: str | Non
     "--as-observed", is_flag=True,
     help="Take the scheduler's word as if an agent had seen it; else rating asks for a decision.",
 )  # fmt: skip
+@click.option("--strict", is_flag=True, help="Import nothing if a line of the list is bad.")
 @click.option(
-    "--replace", is_flag=True, help="Write days anew of which the ledger knows something else.",
+    "--replace", is_flag=True,
+    help="Without --period: replace another list of the same source and days.",
 )  # fmt: skip
+@click.option("--as", "name", help="Name of who does it; else the user of the system.")
 def import_jobs(  # noqa: PLR0913 - each is an option
     *, file: Path, form: str | None, timezone: str | None, tenants_path: Path | None,
-    url: str | None, period: Period | None, sku: str, as_json: bool, stand_ins: bool, as_observed: bool, replace: bool,
+    url: str | None, period: Period | None, source: str | None, as_of_ns: int | None, sku: str,
+    inventory_path: Path | None, as_json: bool, stand_ins: bool, as_observed: bool, strict: bool,
+    replace: bool, name: str | None,
 ) -> None:  # fmt: skip
     """Print the GPU time of every tenant in a scheduler's job list, exactly.
 
     Of two jobs on one GPU the earlier ends where the later begins; both are named. GPUs that the
-    list does not name are listed with the reason and are in no total. Exit status 1: the file is no
-    such list, or the ledger cannot take it.
+    list does not name are listed with the reason and are in no total. A bad line is named and left
+    out. Exit status 1: the file is no such list, or the ledger cannot take it.
     """
-    if period is not None and url is None:
-        message = "--period says what of a ledger is written: give --ledger, too"
-        raise click.UsageError(message)
-    form, jobs = _read(file, form, zone_of(timezone))
+    models = _models(inventory_path, sku)
+    order = _Order(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
+    form, jobs = _read(file, form, zone_of(timezone), strict=strict)
     if tenants_path is not None:
         jobs = listed_with_tenants(jobs, SOURCES[form], tenants_in(tenants_path))
-    if stand_ins:
-        jobs = listed_with_stand_ins(jobs)
-    metered = meter(jobs.jobs)
+    by = By(operator(name or ""), time.time_ns())
+    try:
+        shown, imported = _import(jobs, form, order, by)
+    except (JobLedgerError, LedgerError) as error:
+        raise click.ClickException(str(error)) from error
+    metered = meter(shown.jobs, period)
     if not metered.balances:
         message = (
             f"{metered.held_ns} ns held and {metered.free_ns} ns free are not "
             f"{metered.capacity_ns} ns: do not bill this, it is an error of Railscope"
         )
         raise click.ClickException(message)
-    written = None
-    if url is not None:
-        terms = Terms(sku, time.time_ns(), as_observed)
-        written = _write(url, jobs, period, terms, replace=replace)
     if as_json:
-        document = as_document(jobs, metered)
-        if written:
-            document["ledger"] = written._asdict()
+        document = as_document(shown, metered)
+        if imported:
+            document["ledger"] = imported._asdict()
         click.echo(json.dumps(document, indent=2))
         return
-    for line in as_text(jobs, metered):
+    for line in as_text(shown, metered):
         click.echo(line)
-    if written:
-        days_written = counted(written.added, "GPU-day")
-        click.echo(f"ledger: {days_written} written, {written.unchanged} were there")
+    if imported:
+        days_written = counted(imported.added, "GPU-day")
+        click.echo(f"ledger: {days_written} written, {imported.unchanged} were there")
 
 
-def _write(
-    url: str, jobs: JobList, period: Period | None, terms: Terms, *, replace: bool
-) -> Imported:
-    try:
-        ledger = Ledger.open(url)
+def _import(jobs: JobList, form: str, order: _Order, by: By) -> tuple[JobList, Imported | None]:
+    """The jobs as they are shown, and what was written of them. Raises JobLedgerError, LedgerError."""
+    period, source = order.period, order.source or _source(form, jobs)
+    if period is None and order.url is not None:
+        period = _days_of(jobs, order.as_of_ns)
+    as_of_ns = order.as_of_ns or by.now_ns
+    if period is not None:
+        as_of_ns = min(period.end_ns, order.as_of_ns or by.now_ns)
+        jobs = within(settled(jobs, as_of_ns), period.start_ns, period.end_ns)
+    elif order.as_of_ns is not None:
+        jobs = settled(jobs, order.as_of_ns)
+    found = stand_ins(jobs.jobs, source, order.models) if order.stand_ins else StandIns([], {})
+    if order.stand_ins:
+        jobs = msgspec.structs.replace(jobs, jobs=tuple(found.jobs))
+    imported = None
+    if order.url is not None and period is not None:
+        rejected = [str(one) for one in jobs.rejected]
+        listed = NewList(
+            source, period, as_of_ns, order.as_observed,
+            placed(jobs, order.models, found.models), rejected,
+        )  # fmt: skip
+        ledger = Ledger.open(order.url)
         try:
-            if period is None:
-                return write(ledger, days(jobs.jobs, terms), replace=replace)
-            others = listed_gpus(ledger, period.start_ns // DAY_NS)
-            tilings = days_of_period(jobs, period, terms, others)
-            return write(ledger, tilings, replace=replace)
+            if order.period is None and not order.replace:
+                refuse_other(ledger, listed)
+            imported = import_list(ledger, listed, by)
         finally:
             ledger.close()
-    except (JobLedgerError, LedgerError) as error:
-        raise click.ClickException(str(error)) from error
+    if order.period is not None:
+        jobs = clipped(jobs, order.period.start_ns, order.period.end_ns)
+    return jobs, imported
 
 
-def _read(file: Path, form: str | None, zone: tzinfo | None) -> tuple[str, JobList]:
+def _days_of(jobs: JobList, as_of_ns: int | None) -> Period | None:
+    """The whole days from the first job of a list to its last; None without jobs."""
+    every = (*jobs.jobs, *jobs.unended)
+    if not every:
+        return None
+    ends = [job.end_ns for job in jobs.jobs] + [job.start_ns + 1 for job in jobs.unended]
+    last_ns = max([*ends, as_of_ns or 0])
+    start_day = min(job.start_ns for job in every) // DAY_NS
+    return Period(start_day * DAY_NS, max(-(-last_ns // DAY_NS), start_day + 1) * DAY_NS)
+
+
+def _source(form: str, jobs: JobList) -> str:
+    return f"{SOURCES[form]}:{jobs.cluster}" if jobs.cluster else SOURCES[form]
+
+
+def _models(path: Path | None, sku: str) -> Models:
+    """Models of GPUs from a file. Raises ClickException."""
+    if path is None:
+        return Models(default=sku)
+    try:
+        return parse_models(path.read_text(encoding="utf-8"), sku)
+    except (FileError, OSError, UnicodeDecodeError) as error:
+        message = f"{path}: {error}"
+        raise click.ClickException(message) from error
+
+
+def _read(
+    file: Path, form: str | None, zone: tzinfo | None, *, strict: bool
+) -> tuple[str, JobList]:
     """The format that the list is in, and its jobs."""
     try:
         text = file.read_text(encoding="utf-8")
         form = form or format_of(text)
-        return form, read_jobs(text, form, zone)
+        return form, read_jobs(text, form, zone, strict=strict)
     except (JobListError, OSError, UnicodeDecodeError) as error:
         message = f"{file}: {error}"
         raise click.ClickException(message) from error

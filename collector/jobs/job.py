@@ -26,8 +26,27 @@ class JobListError(ValueError):
 
     def __init__(self, place: int, field: str, reason: str, what: str = "line") -> None:
         """`field` is empty where the line as a whole is wrong."""
+        self.place, self.field, self.reason, self.what = place, field, reason, what
         where = f"{what} {place}"
         super().__init__(f"{where}: {field}: {reason}" if field else f"{where}: {reason}")
+
+
+class BadLines:
+    """Lines of a list that are no jobs: raised at once, or collected while the rest is read."""
+
+    def __init__(self, *, collect: bool = False) -> None:
+        self.found: list[JobListError] = []
+        self._collect = collect
+
+    def add(self, error: JobListError) -> None:
+        """Collect an error, or raise it where none may be."""
+        if not self._collect:
+            raise error
+        self.found.append(error)
+
+
+RAISED = BadLines()
+"""Every bad line is raised."""
 
 
 class Gpu(NamedTuple):
@@ -50,6 +69,7 @@ class Unplaced(msgspec.Struct, frozen=True, order=True):
     where: str
     gpus: int
     reason: str
+    model: str = ""
 
 
 class Job(msgspec.Struct, frozen=True, order=True):
@@ -65,6 +85,8 @@ class Job(msgspec.Struct, frozen=True, order=True):
     end_ns: int
     gpus: tuple[Gpu, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
+    model: str = ""
+    """Model of its GPUs where the list names one."""
 
     @property
     def claim(self) -> str:
@@ -85,6 +107,10 @@ class JobList(msgspec.Struct, frozen=True):
     never_started: int = 0
     unended: tuple[Job, ...] = ()
     """The jobs that had not ended when the list was made: their end is the end of time."""
+    rejected: tuple[JobListError, ...] = ()
+    """Lines that are no jobs."""
+    cluster: str = ""
+    """Cluster that all jobs are of, where the list names exactly one."""
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -101,10 +127,38 @@ def job_list(every: Iterable[Job], without_gpus: int, never_started: int) -> Job
     return JobList(tuple(ended), without_gpus, never_started, tuple(unended))
 
 
-def without_repetitions(told: Iterable[tuple[int, Job]], what: str = "line") -> tuple[Job, ...]:
+def settled(jobs: JobList, until_ns: int) -> JobList:
+    """The list with the jobs that have not ended, and began before an instant, until then."""
+    unended = tuple(job for job in jobs.unended if job.start_ns < until_ns)
+    lasting = (msgspec.structs.replace(job, end_ns=until_ns) for job in unended)
+    return msgspec.structs.replace(
+        jobs, jobs=tuple(sorted((*jobs.jobs, *lasting))), unended=unended
+    )
+
+
+def within(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
+    """The list with only the jobs that have time in [start, end)."""
+    found = tuple(job for job in jobs.jobs if job.start_ns < end_ns and job.end_ns > start_ns)
+    return msgspec.structs.replace(jobs, jobs=found)
+
+
+def clipped(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
+    """The same with only the time of jobs in [start, end)."""
+    found = (
+        msgspec.structs.replace(
+            job, start_ns=max(job.start_ns, start_ns), end_ns=min(job.end_ns, end_ns)
+        )
+        for job in jobs.jobs
+    )
+    return msgspec.structs.replace(jobs, jobs=tuple(sorted(found)))
+
+
+def without_repetitions(
+    told: Iterable[tuple[int, Job]], what: str = "line", bad: BadLines = RAISED
+) -> tuple[Job, ...]:
     """The jobs in order, each once; one that has ended counts before the same while it ran.
 
-    Raises JobListError where two lines contradict each other.
+    A line that contradicts an earlier one is bad.
     """
     found: dict[str, tuple[int, Job]] = {}
     for line, job in told:
@@ -112,7 +166,8 @@ def without_repetitions(told: Iterable[tuple[int, Job]], what: str = "line") -> 
         ended, ran = sorted((job, other), key=lambda one: one.end_ns)
         if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):
             reason = f"job {job.id} is told differently on {what} {first}"
-            raise JobListError(line, "", reason, what)
+            bad.add(JobListError(line, "", reason, what))
+            continue
         found[job.claim] = (line if ended is job else first), ended
     return tuple(sorted(job for _, job in found.values()))
 

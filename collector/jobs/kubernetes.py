@@ -14,15 +14,19 @@ resource allocation (resourceClaims) are not counted: a pod does not tell how ma
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
+from collector.jobs.documents import documents
 from collector.jobs.job import (
     LATEST_SECONDS,
     NS_PER_SECOND,
+    RAISED,
+    BadLines,
     Job,
     JobList,
     JobListError,
@@ -39,14 +43,14 @@ _MOST_GPUS = 1 << 16
 _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
 
 
-def read_kubernetes(text: str) -> JobList:
+def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
     """The pods of lists and changes, each as it was told last. Raises JobListError."""
     pods: dict[str, tuple[int, Any, bool]] = {}
-    for place, (pod, is_gone) in enumerate(_pods(text), start=1):
+    for place, (pod, is_gone) in enumerate(_pods(text, bad), start=1):
         try:
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
-        except _OTHER_FORM as error:
-            raise JobListError(place, "metadata.uid", "is missing", "pod") from error
+        except _OTHER_FORM:
+            bad.add(JobListError(place, "metadata.uid", "is missing", "pod"))
     told: list[tuple[int, Job]] = []
     without_gpus = never_started = 0
     for place, pod, is_gone in pods.values():
@@ -55,7 +59,8 @@ def read_kubernetes(text: str) -> JobList:
             tenant = _name(pod, "namespace")
             name = f"{tenant}/{_name(pod, 'name')}"
         except _OTHER_FORM as error:
-            raise JobListError(place, "", f"not as Kubernetes writes it: {error}", "pod") from error
+            bad.add(JobListError(place, "", f"not as Kubernetes writes it: {error}", "pod"))
+            continue
         if not unplaced:
             without_gpus += 1
         elif span is None:
@@ -63,38 +68,24 @@ def read_kubernetes(text: str) -> JobList:
         else:
             start_ns, end_ns = span
             told.append((place, Job(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
-    return job_list(without_repetitions(told, "pod"), without_gpus, never_started)
+    found = job_list(without_repetitions(told, "pod", bad), without_gpus, never_started)
+    return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
-def _pods(text: str) -> Iterator[tuple[Any, bool]]:
+def _pods(text: str, bad: BadLines) -> Iterator[tuple[Any, bool]]:
     """Every pod that is told, and whether it was told as deleted."""
-    for number, document in enumerate(_documents(text), start=1):
+    for number, document in documents(text, bad):
         if not isinstance(document, dict):
-            raise JobListError(number, "", "no JSON object", "document")
-        if "items" in document:
-            if not isinstance(document["items"], list):
-                raise JobListError(number, "items", "is no list", "document")
-            yield from ((pod, False) for pod in document["items"])
+            bad.add(JobListError(number, "", "no JSON object", "document"))
+        elif "items" in document:
+            if isinstance(document["items"], list):
+                yield from ((pod, False) for pod in document["items"])
+            else:
+                bad.add(JobListError(number, "items", "is no list", "document"))
         elif "object" in document:
             yield document["object"], document.get("type") == "DELETED"
         else:
             yield document, False
-
-
-def _documents(text: str) -> Iterator[Any]:
-    """JSON values one after the other, on lines of their own or over several."""
-    decoder = json.JSONDecoder()
-    at, number = 0, 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
-        number += 1
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise JobListError(number, "", f"no JSON: {error}", "document") from error
-        yield value
 
 
 def _name(pod: Any, field: str) -> str:
@@ -130,7 +121,11 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
     if is_gone and len(ends) < len(statuses) and pod["metadata"].get("deletionTimestamp"):
         # Taken away by force: until then its containers may have run.
         ends.append(_instant_ns(pod["metadata"]["deletionTimestamp"]))
-    return start_ns, (max(start_ns, *ends) if ends else FOREVER_NS)
+    if not ends:
+        state = "deleted" if is_gone else status["phase"]
+        message = f"status: {state} without a time at which its containers ended"
+        raise ValueError(message)
+    return start_ns, max(start_ns, *ends)
 
 
 def _instant_ns(text: str) -> int:

@@ -4,39 +4,53 @@ All time is on the scheduler's word (`inferred`), which rating leaves for a deci
 the GPU for more than an hour. An operator who has no agent may take that word for observation: then it
 is told as such, under an engine version of its own.
 
-For a period of which the list has all jobs, also those that run on at its end, every GPU that it names by
-then is there all through it: then the period's days are complete, and those of the next one go on.
+The ledger is a function of the newest list of each source and period. A list states all jobs of its
+source and period, so a GPU that it names is there all through the period. A GPU that no list of a day
+names has nothing on that day.
 
-GPUs that a list counts and does not name can be written as stand-ins: numbered, as many as were held at
-once. Whose time it is does not depend on which of them a job is given.
+GPUs that a list counts and does not name can be written as stand-ins, by source, node and model:
+numbered, as many as were held at once. Whose time it is does not depend on which of them a job is
+given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import msgspec
+from sqlalchemy import Connection
 
 from collector.billing.instants import Period
-from collector.jobs.job import Gpu, Job, JobList, job_list
+from collector.jobs import lists
+from collector.jobs.job import Gpu, Job, JobList
+from collector.jobs.lists import By, JobLedgerError, Listed, NewList, PlacedJob
 from collector.jobs.meter import evidence
+from collector.jobs.models import Models
 from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.queries import newest_numbers
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger
-from collector.ledger.tiling import DAY_NS, DayTiling, content_root
-from collector.metering.evidence import Evidence, Stay, Stretch
+from collector.ledger.tiling import DAY_NS, DayTiling, evidence_root
+from collector.metering.evidence import (
+    Claim,
+    Evidence,
+    Level,
+    Sighting,
+    Stay,
+    Stretch,
+    Witness,
+)
 from railscope import __version__
 
 STAND_IN = "unnamed"
 """The node of GPUs that a list does not name."""
 _AT_ONCE = 1000
-
-
-class JobLedgerError(Exception):
-    """The list cannot be written; says why."""
+_GPUS_AT_ONCE = 64
 
 
 class Imported(NamedTuple):
@@ -60,33 +74,63 @@ class Terms(NamedTuple):
         return Computed(f"{__version__} job list, {word}", self.instant_ns)
 
 
-def with_stand_ins(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs in order, and a numbered GPU in the place of each that is only counted."""
-    free: list[int] = []
-    held: list[tuple[int, int]] = []
-    made = 0
-    found: list[Job] = []
+class StandIns(NamedTuple):
+    """Jobs in order, with a numbered GPU in the place of each that is only counted."""
+
+    jobs: list[Job]
+    models: dict[Gpu, str]
+    """Model of each numbered GPU, empty if unknown."""
+
+
+def stand_ins(jobs: Iterable[Job], source: str, models: Models) -> StandIns:
+    """Number the GPUs that jobs of a source only count, by node and model."""
+    pools: dict[tuple[str, str], _Pool] = defaultdict(_Pool)
+    found = StandIns([], {})
     for job in sorted(jobs):
-        while held and held[0][0] <= job.start_ns:
-            heappush(free, heappop(held)[1])
         gpus: list[Gpu] = []
-        for _ in range(sum(part.gpus for part in job.unplaced)):
-            if not free:
-                made += 1
-                heappush(free, made)
-            number = heappop(free)
-            heappush(held, (job.end_ns, number))
-            gpus.append(Gpu(STAND_IN, f"{number:06}"))
+        for part in job.unplaced:
+            node = _node(part.where)
+            model = models.on(node, part.model or job.model)
+            name = "".join(f"{word}:" for word in (source, model) if word)
+            numbers = pools[node, model].take(part.gpus, job.start_ns, job.end_ns)
+            gpus += [Gpu(node, f"{name}{number:06}") for number in numbers]
+            found.models.update(dict.fromkeys(gpus[len(gpus) - part.gpus :], model))
         rest = tuple(part for part in job.unplaced if not part.gpus)
         every = (*job.gpus, *sorted(gpus))
-        found.append(msgspec.structs.replace(job, gpus=every, unplaced=rest))
+        found.jobs.append(msgspec.structs.replace(job, gpus=every, unplaced=rest))
     return found
 
 
-def listed_with_stand_ins(jobs: JobList) -> JobList:
-    """The same of a list, also of its jobs that have not ended."""
-    every = with_stand_ins([*jobs.jobs, *jobs.unended])
-    return job_list(every, jobs.without_gpus, jobs.never_started)
+def with_stand_ins(jobs: Iterable[Job]) -> list[Job]:
+    """The same of a list alone."""
+    return stand_ins(jobs, "", Models()).jobs
+
+
+class _Pool:
+    """Stand-ins of one node and model."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._held: list[tuple[int, int]] = []
+        self._made = 0
+
+    def take(self, count: int, start_ns: int, end_ns: int) -> list[int]:
+        """The lowest numbers that are free from a start on."""
+        while self._held and self._held[0][0] <= start_ns:
+            heappush(self._free, heappop(self._held)[1])
+        found = []
+        for _ in range(count):
+            if not self._free:
+                self._made += 1
+                heappush(self._free, self._made)
+            found.append(heappop(self._free))
+            heappush(self._held, (end_ns, found[-1]))
+        return found
+
+
+def _node(where: str) -> str:
+    """The node that a list names, if it is one."""
+    return where if where and not set(where) & set("[,") else STAND_IN
 
 
 def days(jobs: Iterable[Job], terms: Terms) -> Iterator[DayTiling]:
@@ -94,44 +138,181 @@ def days(jobs: Iterable[Job], terms: Terms) -> Iterator[DayTiling]:
     for known in evidence(jobs).values():
         (stay,) = known.stays
         within = range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS))
-        yield from _days(known, within, terms)
+        one = _observed(known) if terms.as_observed else known
+        metered = MeteredGpu.of(one, {}, terms.sku)
+        for day in within:
+            yield metered.day(day, terms.computed)
 
 
-def days_of_period(
-    jobs: JobList, period: Period, terms: Terms, others: Iterable[str] = ()
-) -> Iterator[DayTiling]:
-    """All days of a period, of all GPUs that the jobs name by its end and of others by their names.
+def write(ledger: Ledger, tilings: Iterable[DayTiling]) -> Imported:
+    """Write days, in transactions of many; what is there as it is stays. Raises LedgerError."""
+    added = unchanged = 0
+    rest = iter(tilings)
+    while chunk := list(islice(rest, _AT_ONCE)):
+        for written in ledger.write_days(chunk):
+            added += written.added
+            unchanged += not written.added
+    return Imported(added, unchanged)
 
-    The period is of whole days. Jobs that have not ended last until its end.
+
+# Lists by source and period ----------------------------------------------------------------------
+
+
+def placed(
+    jobs: JobList, models: Models, numbered: Mapping[Gpu, str] | None = None
+) -> list[PlacedJob]:
+    """The jobs of a list by GPU, each with its model. Raises JobLedgerError for two of one GPU.
+
+    `numbered` has the models of stand-ins.
     """
-    until = [
-        msgspec.structs.replace(job, end_ns=period.end_ns)
-        for job in jobs.unended
-        if job.start_ns < period.end_ns
-    ]
-    within = range(period.start_ns // DAY_NS, period.end_ns // DAY_NS)
-    begun = [job for job in (*jobs.jobs, *until) if job.start_ns < period.end_ns]
-    found = {str(gpu): known for gpu, known in evidence(begun).items()}
-    for name in sorted(found.keys() | set(others)):
-        known = found.get(name, Evidence(name, stays=()))
-        starts = [stay.start_ns for stay in known.stays]
-        ends = [stay.end_ns for stay in known.stays]
-        stay = Stay(
-            min([period.start_ns, *starts]), name.rpartition("/")[0], max([period.end_ns, *ends])
+    unfinished = {job.claim for job in jobs.unended}
+    found = dict(numbered or {})
+    for job in jobs.jobs:
+        for gpu in job.gpus:
+            if gpu in (numbered or {}):
+                continue
+            model = models.of(gpu, job.model)
+            before = found.setdefault(gpu, model)
+            if models.default in (model, before):
+                found[gpu] = before if model == models.default else model
+            elif before != model:
+                raise JobLedgerError(_two_models(str(gpu), {before, model}, [job.id]))
+    return [
+        PlacedJob(
+            str(gpu), job.start_ns, job.id, job.tenant, job.end_ns, gpu.node, found[gpu],
+            unfinished=job.claim in unfinished,
         )
-        yield from _days(msgspec.structs.replace(known, stays=(stay,)), within, terms)
+        for job in jobs.jobs
+        for gpu in job.gpus
+    ]  # fmt: skip
 
 
-def listed_gpus(ledger: Ledger, before_day: int) -> set[str]:
-    """The GPUs of earlier lists in a ledger, which were named `node/address`. Raises LedgerError."""
-    return {key.gpu for key in ledger.newest(0, before_day) if "/" in key.gpu}
+def refuse_other(ledger: Ledger, one: NewList) -> None:
+    """Raise JobLedgerError if another list of the same source and period counts."""
+    for other in lists.newest(ledger.database):
+        if (other.source, other.period) == (one.source, one.period) and (
+            other.content_hash != one.content_hash
+        ):
+            message = (
+                f"the ledger has another list of {other}: expected the same one; fix: import all jobs "
+                "of the period at once with --period, or say --replace"
+            )
+            raise JobLedgerError(message)
 
 
-def _days(known: Evidence, within: range, terms: Terms) -> Iterator[DayTiling]:
-    one = _observed(known) if terms.as_observed else known
-    metered = MeteredGpu.of(one, {}, terms.sku)
-    for day in within:
-        yield metered.day(day, terms.computed)
+def import_list(ledger: Ledger, one: NewList, by: By) -> Imported:
+    """Record a list and write the days that it changes, all or nothing.
+
+    Every GPU that a list of this source and period has ever named is computed again, from the newest
+    lists of all sources. Raises JobLedgerError, LedgerError.
+    """
+    added = unchanged = 0
+    with ledger.database.transaction(writes=True) as connection:
+        lists.lock(connection)
+        lists.add(connection, one, by.actor, by.now_ns)
+        gpus = lists.gpus_of(connection, one.source, one.period)
+        rest = _Lists.of(connection, one.period, by.now_ns).days(connection, sorted(gpus))
+        while chunk := list(islice(rest, _AT_ONCE)):
+            for written in ledger.write_days_in(connection, chunk):
+                added += written.added
+                unchanged += not written.added
+    return Imported(added, unchanged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """The newest lists that have days of a period, by number."""
+
+    heads: Mapping[int, Listed]
+    period: Period
+    now_ns: int
+
+    @classmethod
+    def of(cls, connection: Connection, period: Period, now_ns: int) -> _Lists:
+        """Those of a database."""
+        found = [one for one in lists.newest_in(connection) if one.period.overlaps(period)]
+        return cls({one.number: one for one in found}, period, now_ns)
+
+    def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[DayTiling]:
+        """The days of some GPUs in the period, as the lists state them."""
+        span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
+        for at in range(0, len(gpus), _GPUS_AT_ONCE):
+            some = gpus[at : at + _GPUS_AT_ONCE]
+            present = newest_numbers(connection, span, some)
+            for gpu, own in lists.jobs_on(connection, some, self.heads).items():
+                for part in self._segments(own):
+                    covering = {number: own[number] for number in own if self._has(number, part)}
+                    if covering:
+                        yield from self._stated(gpu, part, covering)
+                    else:
+                        yield from self._nothing(gpu, part, present)
+
+    def _segments(self, numbers: Iterable[int]) -> Iterator[range]:
+        """The days of the period, cut where the lists that cover them change."""
+        edges = {self.period.start_ns, self.period.end_ns}
+        for number in numbers:
+            edges |= {self.heads[number].period.start_ns, self.heads[number].period.end_ns}
+        inside = (edge for edge in edges if self.period.start_ns <= edge <= self.period.end_ns)
+        for start_ns, end_ns in pairwise(sorted(inside)):
+            yield range(start_ns // DAY_NS, end_ns // DAY_NS)
+
+    def _has(self, number: int, part: range) -> bool:
+        return self.heads[number].period.overlaps(Period(part.start * DAY_NS, part.stop * DAY_NS))
+
+    def _nothing(self, gpu: str, part: range, present: Mapping[GpuDay, int]) -> Iterator[DayTiling]:
+        """Days on which no list names a GPU any more."""
+        root = evidence_root(Evidence(gpu, stays=()))
+        for day in part:
+            if GpuDay(gpu, day) in present:
+                yield DayTiling(gpu, day, (), root, *Terms("", self.now_ns).computed)
+
+    def _stated(
+        self, gpu: str, part: range, own: Mapping[int, Sequence[PlacedJob]]
+    ) -> Iterator[DayTiling]:
+        """Days of a GPU that the same lists cover. Raises JobLedgerError."""
+        known = {job.model for jobs in own.values() for job in jobs if job.model}
+        if len(known) > 1:
+            named = [str(self.heads[number]) for number in own]
+            raise JobLedgerError(_two_models(gpu, known, named))
+        as_observed = all(self.heads[number].as_observed for number in own)
+        terms = Terms(known.pop() if known else "", self.now_ns, as_observed)
+        by_source = {self.heads[number].source: jobs for number, jobs in own.items()}
+        found = _evidence(gpu, part, by_source)
+        metered = MeteredGpu.of(_observed(found) if as_observed else found, {}, terms.sku)
+        for day in part:
+            yield metered.day(day, terms.computed)
+
+
+def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> Evidence:
+    """What the lists of some sources say of a GPU on some days."""
+    start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
+    nodes = {job.node for jobs in own.values() for job in jobs}
+    found = [
+        (f"{source}/{job.claim}", job)
+        for source, jobs in sorted(own.items())
+        for job in jobs
+        if job.start_ns < end_ns and start_ns < job.end_ns
+    ]
+    return Evidence(
+        gpu,
+        stays=(Stay(start_ns, min(nodes), end_ns),),
+        claims=tuple(
+            Claim(
+                Level.SCHEDULER, job.start_ns, claim, job.tenant, job.end_ns, job.job_id, job.node
+            )
+            for claim, job in found
+        ),
+        sightings=tuple(
+            sorted({Sighting(Witness.SCHEDULER, job.start_ns, job.end_ns) for _, job in found})
+        ),
+    )
+
+
+def _two_models(gpu: str, known: Iterable[str], where: Iterable[str]) -> str:
+    return (
+        f"model of {gpu}: {' and '.join(sorted(known))} ({', '.join(sorted(set(where)))}): expected "
+        "one model; fix: name it in the file of --inventory"
+    )
 
 
 def _observed(known: Evidence) -> Evidence:
@@ -144,35 +325,3 @@ def _observed(known: Evidence) -> Evidence:
             merged.append((one.start_ns, one.end_ns))
     stretches = tuple(Stretch(f"jobs from {start}", start, end) for start, end in merged)
     return msgspec.structs.replace(known, stretches=stretches)
-
-
-def write(ledger: Ledger, tilings: Iterable[DayTiling], *, replace: bool = False) -> Imported:
-    """Write days, in transactions of many; what is there as it is stays.
-
-    A day that is there with other contents is only written where `replace` says so: the list may not
-    know all of it. Raises JobLedgerError and LedgerError.
-    """
-    added = unchanged = 0
-    rest = iter(tilings)
-    while chunk := list(islice(rest, _AT_ONCE)):
-        if not replace:
-            _refuse_other(ledger, chunk)
-        for written in ledger.write_days(chunk):
-            added += written.added
-            unchanged += not written.added
-    return Imported(added, unchanged)
-
-
-def _refuse_other(ledger: Ledger, chunk: Sequence[DayTiling]) -> None:
-    first, last = min(t.day for t in chunk), max(t.day for t in chunk)
-    present = ledger.newest(first, last + 1)
-    known = {GpuDay(tiling.gpu, tiling.day): tiling for tiling in chunk}
-    wanted = {key: present[key] for key in known.keys() & present.keys()}
-    for revision in ledger.revisions(wanted):
-        there = revision.tiling
-        if revision.content_root != content_root(known[GpuDay(there.gpu, there.day)]):
-            message = (
-                f"the ledger has other contents for {there.gpu} on day {there.day} since 1970: "
-                "import all jobs of a day at once, or say --replace"
-            )
-            raise JobLedgerError(message)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from collector.billing.instants import Period
 from collector.jobs.job import Gpu, Job
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
 from collector.metering.holders import Conflict, conflicts
@@ -52,17 +53,22 @@ class MeteredJobs(msgspec.Struct, frozen=True):
         return self.held_ns + self.free_ns == self.capacity_ns
 
 
-def evidence(jobs: Iterable[Job]) -> dict[Gpu, Evidence]:
-    """What jobs say of each GPU they name, in order of GPU."""
+def evidence(jobs: Iterable[Job], period: Period | None = None) -> dict[Gpu, Evidence]:
+    """What jobs say of each GPU they name, in order of GPU.
+
+    A GPU is there through a period, or without one from its first job to its last.
+    """
     by_gpu: dict[Gpu, list[Job]] = defaultdict(list)
     for job in jobs:
         for gpu in job.gpus:
             by_gpu[gpu].append(job)
-    return {gpu: _evidence(gpu, by_gpu[gpu]) for gpu in sorted(by_gpu)}
+    return {gpu: _evidence(gpu, by_gpu[gpu], period) for gpu in sorted(by_gpu)}
 
 
-def _evidence(gpu: Gpu, jobs: Sequence[Job]) -> Evidence:
+def _evidence(gpu: Gpu, jobs: Sequence[Job], period: Period | None) -> Evidence:
     first_ns, last_ns = min(job.start_ns for job in jobs), max(job.end_ns for job in jobs)
+    if period is not None:
+        first_ns, last_ns = period.start_ns, period.end_ns
     return Evidence(
         str(gpu),
         stays=(Stay(first_ns, gpu.node, last_ns),),
@@ -85,9 +91,9 @@ def entries(known: Evidence) -> list[Entry]:
     return GpuTimeline.of(known).entries(stay.start_ns, stay.end_ns)
 
 
-def meter(jobs: Sequence[Job]) -> MeteredJobs:
-    """The GPU time of every tenant."""
-    known = evidence(jobs)
+def meter(jobs: Sequence[Job], period: Period | None = None) -> MeteredJobs:
+    """The GPU time of every tenant, of jobs that lie in a period where there is one."""
+    known = evidence(jobs, period)
     tenants = Counter({job.tenant: 0 for job in jobs if job.gpus})
     unplaced: Counter[str] = Counter()
     capacity = free = 0

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
+from typing import Any
 
 from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job import JobList, JobListError
+from collector.jobs.job import BadLines, JobList, JobListError
 from collector.jobs.kubernetes import read_kubernetes
 from collector.jobs.sacct import read_sacct
 
-FORMATS: Mapping[str, Callable[[str, tzinfo | None], JobList]] = {
-    "clustercockpit": lambda text, _: read_clustercockpit(text.split("\n")),
+FORMATS: Mapping[str, Callable[[str, tzinfo | None, BadLines], JobList]] = {
+    "clustercockpit": lambda text, _, bad: read_clustercockpit(text.split("\n"), bad),
     "sacct": read_sacct,
-    "kubernetes": lambda text, _: read_kubernetes(text),
+    "kubernetes": lambda text, _, bad: read_kubernetes(text, bad),
 }
 _KUBERNETES = frozenset({"items", "object", "apiVersion", "metadata"})
+_CLUSTERCOCKPIT = frozenset({"job_id", "jobId"})
 
 
 def format_of(text: str) -> str:
@@ -27,22 +29,46 @@ def format_of(text: str) -> str:
     start = text.lstrip()
     if not start.startswith(("{", "[")):
         return "sacct"
-    try:
-        first, _ = json.JSONDecoder().raw_decode(start)
-    except (ValueError, RecursionError) as error:
-        raise JobListError(1, "", f"no JSON: {error}") from error
+    first = _first(start)
     members = frozenset(first) if isinstance(first, dict) else frozenset()
+    jobs = first.get("jobs") if isinstance(first, dict) else first
+    listed = jobs[0] if isinstance(jobs, list) and jobs and isinstance(jobs[0], dict) else {}
+    if (members | frozenset(listed)) & _CLUSTERCOCKPIT and "job_id" not in listed:
+        return "clustercockpit"
     if "jobs" in members:
         return "sacct"
     if members & _KUBERNETES:
         return "kubernetes"
-    if "job_id" in members:
+    if "job_id" in listed:
         return "clustercockpit"
     raise JobListError(1, "", f"is of none of {', '.join(FORMATS)}: say which with --format")
 
 
-def read_jobs(text: str, form: str | None = None, zone: tzinfo | None = None) -> JobList:
-    """The jobs of a list; without a format it is seen from the text. Raises JobListError."""
+def _first(text: str) -> Any:
+    """The first JSON value of a text; a bad line before it is skipped. Raises JobListError."""
+    try:
+        return json.JSONDecoder().raw_decode(text)[0]
+    except (ValueError, RecursionError) as error:
+        following = text.find("\n{")
+        if following < 0:
+            raise JobListError(1, "", f"no JSON: {error}") from error
+        try:
+            return json.JSONDecoder().raw_decode(text, following + 1)[0]
+        except (ValueError, RecursionError):
+            raise JobListError(1, "", f"no JSON: {error}") from error
+
+
+def read_jobs(
+    text: str, form: str | None = None, zone: tzinfo | None = None, *, strict: bool = True
+) -> JobList:
+    """The jobs of a list; without a format it is seen from the text. Raises JobListError.
+
+    Unless it is strict, bad lines are left out and named in the list; one of them at least is a job.
+    """
     if not text.strip():
         raise JobListError(1, "", "the file is empty")
-    return FORMATS[form or format_of(text)](text, zone)
+    found = FORMATS[form or format_of(text)](text, zone, BadLines(collect=not strict))
+    read = len(found.jobs) + len(found.unended) + found.without_gpus + found.never_started
+    if found.rejected and not read:
+        raise found.rejected[0]
+    return found

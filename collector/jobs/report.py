@@ -58,6 +58,10 @@ def as_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
         "without_gpus": jobs.without_gpus,
         "never_started": jobs.never_started,
         "running": list(jobs.running),
+        "rejected": [
+            {"what": one.what, "number": one.place, "field": one.field, "reason": one.reason}
+            for one in jobs.rejected
+        ],
     }
 
 
@@ -93,6 +97,9 @@ def as_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
         yield from _table(rows)
     yield f"jobs without GPUs: {jobs.without_gpus}; that never started: {jobs.never_started}"
     yield f"jobs that had not ended: {len(jobs.running)} {' '.join(jobs.running)}".rstrip()
+    if jobs.rejected:
+        yield f"NOT COMPLETE, not imported: {counted(len(jobs.rejected), 'line')}"
+        yield from (f"  {one}" for one in jobs.rejected)
 
 
 def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:

@@ -7,12 +7,15 @@ SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which leave no doubt, as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from datetime import tzinfo
+
+import msgspec
 
 from collector.jobs.job import (
     LATEST_SECONDS,
     NS_PER_SECOND,
+    RAISED,
+    BadLines,
     Job,
     JobList,
     JobListError,
@@ -27,40 +30,57 @@ NOT_NAMED = "sacct does not tell which GPUs"
 
 _GPU = "gpu"
 _MIG = re.compile(r"gpu:.*[0-9]g\.[0-9]+gb")
+_UNFINISHED = frozenset({
+    "", "PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "STOPPED", "SIGNALING",
+    "STAGE_OUT", "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+})  # fmt: skip
+"""States of a job that is not over (Slurm: job state codes); a job in any other state has an end."""
 _SHARES = ("shard", "mps")
 
 
-def read_sacct(text: str, zone: tzinfo | None = None) -> JobList:
+def read_sacct(text: str, zone: tzinfo | None = None, bad: BadLines = RAISED) -> JobList:
     """The jobs of a list; steps are left out, for what they have is their job's.
 
     `zone` is that of the machine on which sacct ran, for times that name none. Raises JobListError.
     """
     is_json = text.lstrip().startswith("{")
+    what = "job" if is_json else "line"
+
+    def rejected(error: AccountingError) -> None:
+        bad.add(JobListError(error.place, error.field, error.reason, what))
+
     try:
-        return _read(parse_sacct_json(text) if is_json else parse_sacct(text, zone))
+        if is_json:
+            records = parse_sacct_json(text, rejected)
+        else:
+            records = parse_sacct(text, zone, rejected=rejected)
     except AccountingError as error:
-        what = "job" if is_json else "line"
         raise JobListError(error.place, error.field, error.reason, what) from error
-
-
-def _read(records: Iterable[Record]) -> JobList:
     told: list[tuple[int, Job]] = []
     without_gpus = never_started = 0
     for record in records:
-        unplaced = _unplaced(record)
-        if record.job.start_seconds is None:
-            never_started += 1
-        elif not unplaced:
-            without_gpus += 1
-        else:
-            told.append((record.place, _job(record, unplaced)))
-    return job_list(without_repetitions(told), without_gpus, never_started)
+        try:
+            unplaced = _unplaced(record)
+            if record.job.start_seconds is None:
+                never_started += 1
+            elif not unplaced:
+                without_gpus += 1
+            else:
+                told.append((record.place, _job(record, unplaced)))
+        except AccountingError as error:
+            rejected(error)
+        except JobListError as error:
+            bad.add(error)
+    found = job_list(without_repetitions(told, what, bad), without_gpus, never_started)
+    return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
 def _job(record: Record, unplaced: tuple[Unplaced, ...]) -> Job:
     place, job = record.place, record.job
     start_ns = _instant_ns(place, "Start", job.start_seconds)
     end_ns = FOREVER_NS
+    if job.end_seconds is None and job.state not in _UNFINISHED:
+        raise AccountingError(place, "End", f"is unknown, but State is {job.state}")
     if job.end_seconds is not None:
         end_ns = _instant_ns(place, "End", job.end_seconds)
     if end_ns < start_ns:
@@ -91,7 +111,13 @@ def _unplaced(record: Record) -> tuple[Unplaced, ...]:
         reason = f"has more MIG instances than gres/{_GPU}={tres[_GPU]}"
         raise AccountingError(record.place, "AllocTRES", reason)
     shares = {name: count for name, count in tres.items() if name.partition(":")[0] in _SHARES}
-    found = [Unplaced(record.node_list, gpus, NOT_NAMED)] if gpus else []
+    models = {
+        name.removeprefix("gpu:"): count for name, count in typed.items() if name not in instances
+    }
+    found: list[Unplaced] = []
+    for model, count in sorted(models.items() if sum(models.values()) == gpus else [("", gpus)]):
+        if count:
+            found.append(Unplaced(record.node_list, count, NOT_NAMED, model))
     found += [
         Unplaced(record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted((instances | shares).items())

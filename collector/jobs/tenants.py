@@ -34,7 +34,8 @@ def with_tenants(jobs: Iterable[Job], source: str, tenants: Tenants) -> list[Job
 def listed_with_tenants(jobs: JobList, source: str, tenants: Tenants) -> JobList:
     """The same of a list."""
     every = with_tenants([*jobs.jobs, *jobs.unended], source, tenants)
-    return job_list(every, jobs.without_gpus, jobs.never_started)
+    found = job_list(every, jobs.without_gpus, jobs.never_started)
+    return msgspec.structs.replace(jobs, jobs=found.jobs, unended=found.unended)
 
 
 def as_listed(tenant: str) -> str:

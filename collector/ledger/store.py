@@ -92,18 +92,22 @@ class Ledger:
         All of them or none. Several may write at once: each revision has one number and supersedes
         the one before. Raises TilingError for what is not a complete tiling.
         """
+        with self.database.transaction(writes=True) as connection:
+            return self.write_days_in(connection, tilings)
+
+    def write_days_in(self, connection: Connection, tilings: Sequence[DayTiling]) -> list[Written]:
+        """The same, within a transaction that writes more."""
         for tiling in tilings:
             check(tiling)
         rooted = [(tiling, content_root(tiling)) for tiling in tilings]
         found: dict[int, Written] = {}
-        with self.database.transaction(writes=True) as connection:
-            while len(found) < len(rooted):
-                # Several of one GPU-day follow one another.
-                turn: dict[GpuDay, int] = {}
-                for at, (tiling, _) in enumerate(rooted):
-                    if at not in found:
-                        turn.setdefault(GpuDay(tiling.gpu, tiling.day), at)
-                found |= _write(connection, {at: rooted[at] for at in turn.values()})
+        while len(found) < len(rooted):
+            # Several of one GPU-day follow one another.
+            turn: dict[GpuDay, int] = {}
+            for at, (tiling, _) in enumerate(rooted):
+                if at not in found:
+                    turn.setdefault(GpuDay(tiling.gpu, tiling.day), at)
+            found |= _write(connection, {at: rooted[at] for at in turn.values()})
         return [found[at] for at in range(len(rooted))]
 
     def revision(self, gpu: str, day: int, number: int | None = None) -> Revision | None:

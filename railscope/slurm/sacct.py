@@ -12,7 +12,7 @@ each time that it ran, in the state REQUEUED and with an end.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Any, NamedTuple
@@ -43,12 +43,32 @@ class Record(NamedTuple):
     node_list: str
 
 
-def parse_sacct(text: str, zone: tzinfo | None, separator: str = "|") -> tuple[Record, ...]:
+def _raised(error: AccountingError) -> None:
+    raise error
+
+
+def parse_sacct(
+    text: str,
+    zone: tzinfo | None,
+    separator: str = "|",
+    rejected: Callable[[AccountingError], None] = _raised,
+) -> tuple[Record, ...]:
     """The jobs of a text, without their steps; `zone` is the time zone that sacct ran in.
 
-    Without a zone, times must name theirs or be Unix seconds. Raises AccountingError.
+    Without a zone, times must name theirs or be Unix seconds. `rejected` is called with the error of
+    each line that is no job. Raises AccountingError for a wrong header.
     """
-    return tuple(_record(row, zone) for row in _rows(text, separator))
+    found: list[Record] = []
+    header, *lines = text.split("\n")
+    names = _named(header.rstrip("\r").split(separator))
+    for place, line in enumerate(lines, start=2):
+        try:
+            row = _row(place, line.rstrip("\r"), names, separator)
+            if row is not None:
+                found.append(_record(row, zone))
+        except AccountingError as error:
+            rejected(error)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +89,16 @@ class _Row:
         return self["JobIDRaw"] if "JobIDRaw" in self.values else self["JobID"]
 
 
-def _rows(text: str, separator: str) -> Iterator[_Row]:
-    """The lines that are jobs and no steps of jobs."""
-    header, *lines = text.split("\n")
-    names = _named(header.rstrip("\r").split(separator))
-    for place, line in enumerate(lines, start=2):
-        if not line.rstrip("\r"):
-            continue
-        values = line.rstrip("\r").split(separator)
-        if len(values) != len(names):
-            reason = f"has {len(values)} columns and not {len(names)}"
-            raise AccountingError(place, "", reason)
-        row = _Row(place, dict(zip(names, values, strict=True)))
-        if "." not in row.id:
-            yield row
+def _row(place: int, line: str, names: list[str], separator: str) -> _Row | None:
+    """The job of a line; None for an empty line and for a step of a job."""
+    if not line:
+        return None
+    values = line.split(separator)
+    if len(values) != len(names):
+        reason = f"has {len(values)} columns and not {len(names)}"
+        raise AccountingError(place, "", reason)
+    row = _Row(place, dict(zip(names, values, strict=True)))
+    return None if "." in row.id else row
 
 
 def _named(names: list[str]) -> list[str]:
@@ -136,15 +152,23 @@ def _record(row: _Row, zone: tzinfo | None) -> Record:
 # JSON ----------------------------------------------------------------------------------------------
 
 
-def parse_sacct_json(text: str | bytes) -> tuple[Record, ...]:
-    """The jobs of `sacct --json`. Raises AccountingError."""
+def parse_sacct_json(
+    text: str | bytes, rejected: Callable[[AccountingError], None] = _raised
+) -> tuple[Record, ...]:
+    """The jobs of `sacct --json`; `rejected` as above. Raises AccountingError for no such text."""
     try:
         jobs = json.loads(text)["jobs"]
         listed = list(enumerate(jobs, start=1))
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         reason = f"not what sacct writes as JSON: {type(error).__name__} {error}"
         raise AccountingError(1, "", reason) from error
-    return tuple(_record_of(place, job) for place, job in listed)
+    found: list[Record] = []
+    for place, job in listed:
+        try:
+            found.append(_record_of(place, job))
+        except AccountingError as error:
+            rejected(error)
+    return tuple(found)
 
 
 def _record_of(place: int, job: Any) -> Record:

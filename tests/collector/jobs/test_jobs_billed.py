@@ -8,15 +8,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from collector.billing.periods import parse
-from collector.jobs.job import Job, JobList, Unplaced
-from collector.jobs.ledger import Terms, days_of_period, listed_with_stand_ins
-from collector.ledger.tiling import DAY_NS, check
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 from railscope.cli import root as railscope
 
 S = 1_000_000_000
-DECEMBER, JANUARY = parse("2025-12"), parse("2026-01")
-START = DECEMBER.start_ns // S
+START = parse("2025-12").start_ns // S
 HOUR = 3600
 HEADER = "JobIDRaw|User|Account|Start|End|NodeList|AllocTRES"
 PRICES = """
@@ -126,12 +121,13 @@ def test_a_difference_from_the_books_is_named_and_fails(cluster):
     assert "in the books and not in the ledger" in differing[2]
 
 
-def test_months_follow_one_another_and_a_gpu_that_no_one_uses_stays(cluster):
+def test_months_follow_one_another_and_a_gpu_that_no_list_names_is_not_idled(cluster):
     cluster.imported(cluster.books(*ROWS), "2025-12")
     later = cluster.books(*ROWS[:4], row(5, "biology", 31 * 24 - 3, 31 * 24 + 1, 2))
     january = cluster.imported(later, "2026-01")
     assert january.exit_code == 0, january.output
-    assert january.stdout.splitlines()[-1] == f"ledger: {12 * 31} GPU-days written, 0 were there"
+    # Only the jobs that run on have GPUs in January: nothing is said of the others.
+    assert january.stdout.splitlines()[-1] == f"ledger: {3 * 31} GPU-days written, 0 were there"
     cluster.publish()
     for period in ("2025-12", "2026-01"):
         closed = cluster.bill("close", period)
@@ -151,26 +147,21 @@ def test_books_that_cannot_be_read_are_one_clear_line(cluster):
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_period_is_complete_and_whole():
-    part = (Unplaced("", 2, "counted"),)
-    running = Job(DECEMBER.start_ns + 40 * DAY_NS, "2", "a", "u", FOREVER_NS, unplaced=part)
-    listed = listed_with_stand_ins(
-        JobList(
-            (Job(DECEMBER.start_ns - S, "1", "a", "u", DECEMBER.start_ns + S, unplaced=part),),
-            unended=(running,),
-        )
-    )
-    found = list(days_of_period(listed, DECEMBER, Terms("", 0), ["n9/00000000:01:00.0"]))
-    assert len(found) == 3 * 31
-    quantity = 0
-    for day in found:
-        check(day)
-        whole = sum(e.quantity for e in day.entries if e.tiling is Tiling.COMPUTE)
-        assert whole == GPU_CAPACITY * DAY_NS
-        quantity += sum(e.quantity for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE)
-        # A claim's own start decides on its price, also where that was in another period.
-        assert {claim.start_ns for claim in day.claims} <= {DECEMBER.start_ns - S}
-    assert quantity == 2 * GPU_CAPACITY * S
-    january = list(days_of_period(listed, JANUARY, Terms("", 0)))
-    held = sum(e.quantity for day in january for e in day.entries if e.tenant)
-    assert held == 2 * 2 * GPU_CAPACITY * (JANUARY.end_ns - running.start_ns)
+def test_a_month_without_the_list_of_a_source_is_not_closed(cluster):
+    cluster.imported(cluster.books(*ROWS), "2025-12")
+    cluster.publish()
+    assert cluster.bill("close", "2025-12").exit_code == 0
+    refused = cluster.bill("close", "2026-01")
+    assert refused.exit_code == 1
+    assert "job list slurm from 2026-01-01 to 2026-01-31" in refused.stderr
+
+
+def test_a_closing_names_the_lines_that_are_not_imported(cluster):
+    bad = ROWS[0].replace("gres/gpu=4", "gres/gpu=four")
+    found = cluster.imported(cluster.books(*ROWS[1:4], bad), "2025-12")
+    assert found.exit_code == 0, found.output
+    cluster.publish()
+    for command in ("preview", "close"):
+        lines = cluster.bill(command, "2025-12").stdout.splitlines()
+        at = lines.index("incomplete job list slurm 2025-12: 1 line not imported")
+        assert lines[at + 1].startswith("  line 5: AllocTRES: ")

@@ -14,7 +14,6 @@ from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job import Job, Unplaced
 from collector.jobs.ledger import (
     Imported,
-    JobLedgerError,
     Terms,
     days,
     with_stand_ins,
@@ -127,17 +126,6 @@ def test_an_operator_without_an_agent_may_take_the_word_for_observation(ledger):
     job = Job(0, "7", "a", "u", 100 * S, unplaced=(Unplaced("n1", 2, "counted"),))
     write(ledger, days(with_stand_ins([job]), Terms("", 0, as_observed=True)))
     assert held(ledger, State.OBSERVED) == {"a": 200 * S}
-    revision = ledger.revision("unnamed/000002", 0)
+    revision = ledger.revision("n1/000002", 0)
     assert revision
     assert revision.tiling.engine_version.endswith("job list, taken as observed")
-
-
-def test_a_day_that_another_list_knows_otherwise_is_not_written_over(ledger):
-    job = Job(0, "7", "a", "u", 100 * S, unplaced=(Unplaced("n1", 1, "counted"),))
-    other = Job(0, "8", "b", "u", 50 * S, unplaced=(Unplaced("n1", 1, "counted"),))
-    write(ledger, days(with_stand_ins([job]), TERMS))
-    with pytest.raises(JobLedgerError, match="import all jobs of a day at once"):
-        write(ledger, days(with_stand_ins([other]), TERMS))
-    assert held(ledger, State.INFERRED) == {"a": 100 * S}
-    both = days(with_stand_ins([other, job]), TERMS)
-    assert write(ledger, both, replace=True) == Imported(1, 1)

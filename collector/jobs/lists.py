@@ -1,0 +1,261 @@
+"""Imported job lists: which list counts of each source and period, and the jobs on its GPUs.
+
+A list states all jobs of one source in one period. The newest list of a source and period counts;
+periods of one source are equal or do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, Row, func, select
+
+from collector.audit.draft import Draft
+from collector.audit.outbox import put
+from collector.billing.instants import DAY_NS, Period, spelled
+from collector.billing.periods import name_of
+from collector.jobs import tables
+from collector.jobs.job import NS_PER_SECOND
+from collector.ledger.database import Database
+from collector.ledger.queries import chunks
+from railscope.audit.record import Actor, Data
+
+MAX_REJECTED = 1000
+"""Bad lines of a list that are kept by their text; all are counted."""
+_LOCK = 0x7261_696C_6A6F_6273
+
+
+class JobLedgerError(Exception):
+    """A list cannot be imported; the message says why."""
+
+
+class By(NamedTuple):
+    """Who imports a list, and when."""
+
+    actor: Actor
+    now_ns: int
+
+
+class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A job on one of its GPUs. The end of an unfinished job is that of what the list states."""
+
+    gpu: str
+    start_ns: int
+    job_id: str
+    tenant: str
+    end_ns: int
+    node: str
+    model: str = ""
+    share: str = "1"
+    unfinished: bool = False
+
+    @property
+    def claim(self) -> str:
+        """Id within its source: a job that is requeued runs twice, and those are two claims."""
+        return f"{self.job_id}@{self.start_ns // NS_PER_SECOND}"
+
+    @property
+    def fraction(self) -> Fraction:
+        """Share of the GPU."""
+        return Fraction(self.share)
+
+
+class Listed(NamedTuple):
+    """A list without its jobs."""
+
+    number: int
+    source: str
+    period: Period
+    as_of_ns: int
+    as_observed: bool
+    content_hash: str
+    rejected: tuple[str, ...]
+    rejected_count: int
+
+    def __str__(self) -> str:
+        return f"{self.source} {name_of(self.period)}"
+
+
+class NewList(NamedTuple):
+    """A list to import."""
+
+    source: str
+    period: Period
+    as_of_ns: int
+    as_observed: bool
+    jobs: Sequence[PlacedJob]
+    rejected: Sequence[str] = ()
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 over what the ledger is made of."""
+        content = (
+            self.source, self.period.start_ns, self.period.end_ns, self.as_observed,
+            sorted(self.jobs), list(self.rejected),
+        )  # fmt: skip
+        return sha256(msgspec.json.encode(content)).hexdigest()
+
+
+def lock(connection: Connection) -> None:
+    """Wait until no other list is imported. SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+
+
+def newest(database: Database) -> list[Listed]:
+    """The list that counts of each source and period, by source and time."""
+    with database.transaction() as connection:
+        return newest_in(connection)
+
+
+def newest_in(connection: Connection) -> list[Listed]:
+    """The same, within a transaction."""
+    table = tables.lists
+    rows = connection.execute(select(table).order_by(table.c.list))
+    found = {(one.source, one.period): one for one in map(_listed, rows)}
+    return [found[key] for key in sorted(found)]
+
+
+def add(connection: Connection, one: NewList, actor: Actor, now_ns: int) -> bool:
+    """Record a list as the newest of its source and period; False if it is that already.
+
+    Raises JobLedgerError for a period that overlaps another one of the source.
+    """
+    for other in newest_in(connection):
+        if other.source != one.source:
+            continue
+        if other.period == one.period:
+            if other.content_hash == one.content_hash:
+                return False
+        elif other.period.overlaps(one.period):
+            message = (
+                f"period {name_of(one.period)} of source {one.source}: overlaps "
+                f"{name_of(other.period)}, which is imported: expected the same period or one that "
+                "does not overlap; fix: import the list by that period, or name another --source"
+            )
+            raise JobLedgerError(message)
+    table = tables.lists
+    number = 1 + (connection.execute(select(func.max(table.c.list))).scalar_one() or 0)
+    kept = {"count": len(one.rejected), "lines": list(one.rejected[:MAX_REJECTED])}
+    row = {
+        "list": number,
+        "source": one.source,
+        "period_start_ns": one.period.start_ns,
+        "period_end_ns": one.period.end_ns,
+        "as_of_ns": one.as_of_ns,
+        "as_observed": int(one.as_observed),
+        "imported_ns": now_ns,
+        "imported_by": actor.id,
+        "content_hash": one.content_hash,
+        "rejected": msgspec.json.encode(kept).decode(),
+    }
+    connection.execute(table.insert(), [row])
+    rows = [_row(number, at, job) for at, job in enumerate(sorted(one.jobs))]
+    for some in chunks(rows):
+        connection.execute(tables.jobs.insert(), some)
+    _record(connection, number, one, actor, now_ns)
+    return True
+
+
+def gpus_of(connection: Connection, source: str, period: Period) -> set[str]:
+    """The GPUs that any list of a source and period names, also one that no longer counts."""
+    table = tables.lists
+    which = select(table.c.list).where(
+        table.c.source == source, table.c.period_start_ns == period.start_ns
+    )
+    query = select(tables.jobs.c.gpu_uuid).distinct().where(tables.jobs.c.list.in_(which))
+    return set(connection.execute(query).scalars())
+
+
+def jobs_on(
+    connection: Connection, gpus: Collection[str], numbers: Iterable[int]
+) -> Mapping[str, Mapping[int, Sequence[PlacedJob]]]:
+    """Jobs of some lists on some GPUs, by GPU and list."""
+    found: dict[str, dict[int, list[PlacedJob]]] = {gpu: {} for gpu in gpus}
+    table, wanted = tables.jobs, set(numbers)
+    for some in chunks(sorted(gpus)):
+        for row in connection.execute(select(table).where(table.c.gpu_uuid.in_(some))):
+            if row.list in wanted:
+                found[row.gpu_uuid].setdefault(row.list, []).append(_placed(row))
+    return found
+
+
+def is_listed(gpu: str) -> bool:
+    """True for a GPU of job lists, which is named `node/address`; agents report UUIDs."""
+    return "/" in gpu
+
+
+def uncovered(found: Sequence[Listed], days: range) -> list[tuple[str, int]]:
+    """Source and day of each day that a source has no list for, from its first list on."""
+    by_source: dict[str, list[range]] = {}
+    for one in found:
+        span = range(one.period.start_ns // DAY_NS, one.period.end_ns // DAY_NS)
+        by_source.setdefault(one.source, []).append(span)
+    return [
+        (source, day)
+        for source, spans in sorted(by_source.items())
+        for day in range(max(days.start, min(span.start for span in spans)), days.stop)
+        if not any(day in span for span in spans)
+    ]
+
+
+def _listed(row: Row[Any]) -> Listed:
+    rejected = msgspec.json.decode(row.rejected)
+    return Listed(
+        row.list,
+        row.source,
+        Period(row.period_start_ns, row.period_end_ns),
+        row.as_of_ns,
+        bool(row.as_observed),
+        row.content_hash,
+        tuple(rejected["lines"]),
+        rejected["count"],
+    )
+
+
+def _row(number: int, position: int, job: PlacedJob) -> dict[str, object]:
+    return {
+        "list": number,
+        "position": position,
+        "gpu_uuid": job.gpu,
+        "node": job.node,
+        "model": job.model,
+        "start_ns": job.start_ns,
+        "end_ns": job.end_ns,
+        "job_id": job.job_id,
+        "tenant_id": job.tenant,
+        "share": job.share,
+        "unfinished": int(job.unfinished),
+    }
+
+
+def _placed(row: Row[Any]) -> PlacedJob:
+    return PlacedJob(
+        row.gpu_uuid, row.start_ns, row.job_id, row.tenant_id, row.end_ns, row.node, row.model,
+        row.share, bool(row.unfinished),
+    )  # fmt: skip
+
+
+def _record(connection: Connection, number: int, one: NewList, actor: Actor, now_ns: int) -> None:
+    """Have the audit log record an import."""
+    data: Data = {
+        "event": "jobs.import.v1",
+        "list": number,
+        "source": one.source,
+        "start": spelled(one.period.start_ns),
+        "end": spelled(one.period.end_ns),
+        "as_of": spelled(one.as_of_ns),
+        "jobs": len({job.claim for job in one.jobs}),
+        "gpus": len({job.gpu for job in one.jobs}),
+        "rejected_lines": len(one.rejected),
+        "content_hash": one.content_hash,
+    }
+    put(
+        connection,
+        f"billing.import/{number}",
+        Draft("billing.import", actor, now_ns, "done", data=data),
+    )
