@@ -6,7 +6,8 @@
 # make boards docs      write generated files again
 # make pictures         run a cluster with faults for ten minutes and draw all boards into docs/pictures
 # make cases            simulate the case folders of the tests again
-# make install          as services under PREFIX (as root); see README.md
+# make install          as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL and Parquet
+# make lock             pin what make install installs, with hashes (deploy/requirements*.lock)
 # make clean            remove what was built here
 #
 # Every target sets up what it needs in .venv, and again only when pyproject.toml has changed.
@@ -25,7 +26,7 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check bench boards docs pictures cases install clean servers validator
+.PHONY: help lock demo test thorough check bench boards docs pictures cases install clean servers validator
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -79,6 +80,15 @@ validator:
 
 install:
 	deploy/install.sh "$(PYTHON)" "$(PREFIX)" "$(CONFIGURATION)" "$(UNITS)"
+
+# For all Python versions and platforms at once; with hashes of every file that may be installed.
+LOCK := $(VENV)/bin/uv pip compile --universal --generate-hashes --python-version 3.11 --no-header \
+	--no-annotate --quiet pyproject.toml deploy/build-requirements.txt
+
+lock: $(VENV)/.ready-to-test
+	$(PIP) uv
+	$(LOCK) --output-file deploy/requirements.lock
+	$(LOCK) --extra postgresql --extra parquet --output-file deploy/requirements-extras.lock
 
 clean:
 	rm -rf $(VENV) $(VALIDATOR) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -23,7 +23,14 @@ trap 'rm -rf "$copy"' EXIT INT TERM
 cd "$source"
 cp -R pyproject.toml README.md LICENSE railscope agent collector dashboards "$copy"
 deploy/venv.sh "$python" "$prefix"
-"$prefix/bin/python" -m pip --disable-pip-version-check install --quiet "$copy"
+# Exactly the files that were locked, by hash; EXTRAS=yes adds PostgreSQL and Parquet.
+lock=deploy/requirements.lock
+if [ "${EXTRAS:-}" = yes ]; then
+    lock=deploy/requirements-extras.lock
+fi
+pip="$prefix/bin/python -m pip --disable-pip-version-check install --quiet"
+$pip --require-hashes --requirement "$lock"
+$pip --no-deps --no-build-isolation "$copy"
 
 for unit in deploy/systemd/*.service; do
     sed "s|/opt/railscope/bin/|$prefix/bin/|; s|/etc/railscope/|$configuration/|g" "$unit" \

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import agent.config
 import collector.config
@@ -376,3 +378,37 @@ def test_the_run_of_all_checks_accepts_no_skipped_test(
     assert (outcome.returncode == 0) is accepted
     assert output in outcome.stdout
     assert ("SKIPPED" in outcome.stderr) is ("SKIPPED" in output)
+
+
+# The lock --------------------------------------------------------------------------------------
+
+
+def locked(name: str) -> dict[str, list[Requirement]]:
+    """Pinned requirements of a lock file by name; each has hashes."""
+    found: dict[str, list[Requirement]] = {}
+    entries = re.split(r"\n(?=\S)", (DEPLOY / name).read_text().strip())
+    for entry in entries:
+        pin, *hashes = entry.replace("\\\n", "").split("--hash=")
+        assert hashes, f"{pin} has no hash"
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one.strip()) for one in hashes)
+        requirement = Requirement(pin.strip())
+        found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [("requirements.lock", ()), ("requirements-extras.lock", ("postgresql", "parquet"))],
+)
+def test_the_lock_pins_every_dependency_as_it_is_declared(name: str, extras: tuple[str, ...]):
+    pins = locked(name)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], "setuptools>=69", "wheel"]
+    for extra in extras:
+        wanted += project["optional-dependencies"][extra]
+    for text in wanted:
+        declared = Requirement(text)
+        found = pins[canonicalize_name(declared.name)]
+        for pin in found:
+            (version,) = (one.version for one in pin.specifier)
+            assert declared.specifier.contains(version), f"run make lock: {text}, locked {pin}"
