@@ -7,6 +7,7 @@ one counts. That is why the fields stand in the order they do.
 from __future__ import annotations
 
 from enum import IntEnum
+from fractions import Fraction
 
 import msgspec
 
@@ -14,12 +15,14 @@ from collector.metering.units import FOREVER_NS, WHOLE, Slots, Tiling, checked
 
 
 class Level(IntEnum):
-    """Whose word a claim is; the higher one counts."""
+    """Authority of a claim; the higher rank prevails."""
 
+    REVIEW = 0
     PROCESS = 1
     NODE_PLUGIN = 2
     SCHEDULER = 3
-    ADMINISTRATOR = 4
+    SCHEDULER_LIST = 4
+    ADMINISTRATOR = 5
 
 
 class Witness(IntEnum):
@@ -50,15 +53,32 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
     exclusive: bool = True
     system: bool = False
     source: str = ""
-    """Who names the workload; metering does not ask."""
+    """Provider of the claim."""
+    share: Fraction | None = None
+    """Requested part of the device (a GPU or MIG instance) that `compute` and `memory` name.
+
+    Only for a claim that is not exclusive. None: an equal part of what claims with a share leave.
+    """
+    review: str = ""
+    """Reason why the claim waits for a person; its level is then REVIEW."""
+    assumed: bool = False
+    """True if the provider reported a number of GPUs and the GPU was chosen by metering."""
 
     def __post_init__(self) -> None:
-        """Refuse slots that a GPU does not have."""
+        """Reject slots and shares that a GPU does not have."""
         checked(self.compute)
         checked(self.memory)
+        if self.share is not None and (self.exclusive or not 0 < self.share <= 1):
+            message = f"claim {self.id}: share {self.share}: expected 0 < share <= 1, not exclusive"
+            raise ValueError(message)
+        if (self.level is Level.REVIEW) != bool(self.review):
+            message = (
+                f"claim {self.id}: level {self.level.name}: expected REVIEW with a reason only"
+            )
+            raise ValueError(message)
 
     def slots(self, tiling: Tiling) -> Slots:
-        """What it holds in one of the tilings."""
+        """Slots of the device that it names, in one of the tilings."""
         return self.compute if tiling is Tiling.COMPUTE else self.memory
 
 

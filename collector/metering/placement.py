@@ -1,0 +1,262 @@
+"""Claims for a number of GPUs of a node that do not name the devices: an assumed device for each instant.
+
+After the placed claims of an instant, whole GPUs take GPUs without a placed claim of the same or a higher
+rank: first those that another provider names for the same workload, then free ones. Fractions take what is
+left, split where needed. Precedence decides which fit; the order of the GPUs gives positions. What does not
+fit is excess. The time of each tenant is that of any placement that fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from collector.metering.evidence import Claim, Level
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+
+
+class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A claim for `count` GPUs of a node, or for a share of each, without their devices."""
+
+    level: Level
+    start_ns: int
+    id: str
+    tenant: str
+    end_ns: int = FOREVER_NS
+    workload: str = ""
+    node: str = ""
+    count: int = 1
+    share: Fraction = Fraction(1)
+    system: bool = False
+    source: str = ""
+
+
+class NodeGpu(NamedTuple):
+    """A GPU of a node: when it is there, and its placed claims with the ends they have."""
+
+    gpu: str
+    stays: Sequence[tuple[int, int]]
+    claims: Sequence[Claim]
+
+
+class Excess(NamedTuple):
+    """What of a claim does not fit into its node, in GPUs."""
+
+    claim: str
+    tenant: str
+    start_ns: int
+    end_ns: int
+    amount: Fraction
+
+
+class Placement(NamedTuple):
+    """The claims of each GPU that were placed, and what found no place."""
+
+    claims: dict[str, list[Claim]]
+    excess: list[Excess]
+
+
+Counted = TypeVar("Counted", Claim, UnplacedClaim)
+
+
+class _Part(NamedTuple):
+    """What a claim gets of one GPU; without a fraction all of it."""
+
+    claim: UnplacedClaim
+    share: Fraction
+    assumed: bool
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """A GPU at an instant: what holds it, and what is left of it for a rank."""
+
+    gpu: str
+    claims: list[Claim]
+    parts: list[_Part] = field(default_factory=list)
+
+    def is_open(self, rank: Level) -> bool:
+        """True if a whole GPU of this rank may take it."""
+        return not self.parts and all(claim.level < rank for claim in self.claims)
+
+    def left(self, rank: Level) -> Fraction:
+        """What claims of the same or a higher rank, and of counts before, leave."""
+        placed = sum((_size(claim) for claim in self.claims if claim.level >= rank), Fraction(0))
+        return max(Fraction(1) - placed - sum(part.share for part in self.parts), Fraction(0))
+
+
+def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
+    """Place the counts of a node on its GPUs, which are in the order in which positions are given."""
+    counts = sorted(unplaced, key=_precedence, reverse=True)
+    runs: dict[tuple[str, _Part], list[tuple[int, int]]] = {}
+    over: dict[tuple[UnplacedClaim, Fraction], list[tuple[int, int]]] = {}
+    for start_ns, end_ns, there, in_force in _instants(gpus, counts):
+        excess = _fill(there, in_force)
+        for one in there:
+            for part in one.parts:
+                _extend(runs.setdefault((one.gpu, part), []), start_ns, end_ns)
+        for claim, amount in excess:
+            _extend(over.setdefault((claim, amount), []), start_ns, end_ns)
+    claims: dict[str, list[Claim]] = {}
+    for (gpu, part), spans in runs.items():
+        claims.setdefault(gpu, []).extend(_claims(gpu, part, spans))
+    found = [
+        Excess(claim.id, claim.tenant, start, end, amount)
+        for (claim, amount), spans in over.items()
+        for start, end in spans
+    ]
+    return Placement({gpu: sorted(some) for gpu, some in claims.items()}, sorted(found))
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """What is in force at an instant, counted in and out."""
+
+    there: list[int]
+    held: list[dict[Claim, int]]
+    counts: dict[UnplacedClaim, int] = field(default_factory=dict)
+
+    def step(self, place: int, what: Claim | UnplacedClaim | None, step: int) -> None:
+        """Something begins (1) or ends (-1)."""
+        if what is None:
+            self.there[place] += step
+        elif isinstance(what, UnplacedClaim):
+            _step(self.counts, what, step)
+        else:
+            _step(self.held[place], what, step)
+
+
+def _instants(
+    gpus: Sequence[NodeGpu], counts: Sequence[UnplacedClaim]
+) -> Iterator[tuple[int, int, list[_Gpu], list[UnplacedClaim]]]:
+    """Spans in which nothing begins or ends and a count is in force: GPUs there, and counts."""
+    edges: dict[int, list[tuple[int, Claim | UnplacedClaim | None, int]]] = {}
+    for place, what, start_ns, end_ns in _spans(gpus, counts):
+        if start_ns < end_ns:
+            edges.setdefault(start_ns, []).append((place, what, 1))
+            edges.setdefault(end_ns, []).append((place, what, -1))
+    now = _Sweep([0] * len(gpus), [{} for _ in gpus])
+    times = sorted(edges)
+    for at, time_ns in enumerate(times):
+        for change in edges[time_ns]:
+            now.step(*change)
+        if now.counts and at + 1 < len(times):
+            present = [
+                _Gpu(gpu.gpu, list(now.held[place]))
+                for place, gpu in enumerate(gpus)
+                if now.there[place]
+            ]
+            in_force = [count for count in counts if count in now.counts]
+            yield time_ns, times[at + 1], present, in_force
+
+
+def _spans(
+    gpus: Sequence[NodeGpu], counts: Sequence[UnplacedClaim]
+) -> Iterator[tuple[int, Claim | UnplacedClaim | None, int, int]]:
+    """All that begins and ends: stays (None) and claims of each GPU by its place, and counts."""
+    for place, gpu in enumerate(gpus):
+        yield from ((place, None, start_ns, end_ns) for start_ns, end_ns in gpu.stays)
+        yield from ((place, claim, claim.start_ns, claim.end_ns) for claim in gpu.claims)
+    yield from ((-1, count, count.start_ns, count.end_ns) for count in counts)
+
+
+def _fill(
+    gpus: list[_Gpu], counts: Sequence[UnplacedClaim]
+) -> list[tuple[UnplacedClaim, Fraction]]:
+    """Give counts their parts, in descending precedence; what does not fit."""
+    excess: list[tuple[UnplacedClaim, Fraction]] = []
+    for count in counts:
+        if count.share == 1:
+            missing = _take_whole(gpus, count)
+            if missing:
+                excess.append((count, Fraction(missing)))
+    for count in counts:
+        if count.share != 1:
+            left = _take_parts(gpus, count)
+            if left:
+                excess.append((count, left))
+    return excess
+
+
+def _take_whole(gpus: list[_Gpu], count: UnplacedClaim) -> int:
+    """Whole GPUs; all GPUs of the node are certain. Returns how many are missing."""
+    if count.count == len(gpus) and all(gpu.is_open(count.level) for gpu in gpus):
+        for gpu in gpus:
+            gpu.parts.append(_Part(count, Fraction(1), assumed=False))
+        return 0
+    found = [gpu for gpu in gpus if gpu.is_open(count.level)]
+    found.sort(key=lambda gpu: (not _is_named(gpu, count), bool(gpu.claims)))
+    for gpu in found[: count.count]:
+        gpu.parts.append(_Part(count, Fraction(1), assumed=not _is_named(gpu, count)))
+    return max(count.count - len(found), 0)
+
+
+def _take_parts(gpus: list[_Gpu], count: UnplacedClaim) -> Fraction:
+    """Fractions: one share of each GPU, then what is left anywhere. Returns what is missing."""
+    need = count.count * count.share
+    taken: dict[str, Fraction] = {}
+    for most in (count.share, Fraction(1)):
+        for gpu in gpus:
+            before = taken.get(gpu.gpu, Fraction(0))
+            part = min(need, gpu.left(count.level) - before, most)
+            if part > 0:
+                taken[gpu.gpu] = before + part
+                need -= part
+    for gpu in gpus:
+        if gpu.gpu in taken:
+            gpu.parts.append(_Part(count, taken[gpu.gpu], assumed=True))
+    return need
+
+
+def _is_named(gpu: _Gpu, count: UnplacedClaim) -> bool:
+    """True if another provider says that the workload has this GPU."""
+    return bool(count.workload) and any(
+        (claim.source, claim.workload) == (count.source, count.workload) for claim in gpu.claims
+    )
+
+
+def _size(claim: Claim) -> Fraction:
+    """How much of a GPU a placed claim requests; a shared one without a fraction takes what is left."""
+    size = Fraction(claim.compute.high - claim.compute.low, GPU_CAPACITY)
+    return size if claim.share is None else size * claim.share
+
+
+def _claims(gpu: str, part: _Part, spans: Sequence[tuple[int, int]]) -> Iterator[Claim]:
+    count = part.claim
+    for start_ns, end_ns in spans:
+        is_first = start_ns == count.start_ns
+        yield Claim(
+            level=count.level, start_ns=start_ns,
+            id=f"{count.id}/{gpu}" + ("" if is_first else f"#{start_ns}"),
+            tenant=count.tenant, end_ns=end_ns, workload=count.workload, node=count.node,
+            exclusive=count.share == 1, system=count.system, source=count.source,
+            share=None if count.share == 1 else part.share, assumed=part.assumed,
+        )  # fmt: skip
+
+
+def _step(numbers: dict[Counted, int], what: Counted, step: int) -> None:
+    """Count something in or out: equal claims may be there twice."""
+    numbers[what] = numbers.get(what, 0) + step
+    if not numbers[what]:
+        del numbers[what]
+
+
+def _extend(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:
+    if spans and spans[-1][1] == start_ns:
+        spans[-1] = (spans[-1][0], end_ns)
+    else:
+        spans.append((start_ns, end_ns))
+
+
+_RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
+
+
+def _precedence(claim: UnplacedClaim) -> tuple[Level, int, list[tuple[bool, int, str]], str, str]:
+    """Higher rank, later start, larger id (digit runs as numbers), larger source."""
+    runs = [(not digits, int(digits or 0), text) for digits, text in _RUN.findall(claim.id)]
+    return claim.level, claim.start_ns, runs, claim.id, claim.source
