@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from railscope.settings import described
+from railscope.settings import SettingsError, described
 
 PREFIX = "RAILSCOPE_AGENT_"
 MAX_SECONDS = 86_400.0
@@ -298,8 +299,13 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         "0.0.0.0:9469"
     )
     page_token: Annotated[
-        str, described("Bearer token that a scrape of the page must show. Empty: none.")
+        str,
+        described(
+            "Bearer token that a scrape of the page must show. Better kept in page_token_file. Empty:"
+            " anyone who reaches the page sees tenants, serial numbers and all readings."
+        ),
     ] = ""
+    page_token_file: Annotated[str, described("File that holds that token.")] = ""
     state_directory: Annotated[
         str, described("Where the spool lies. systemd's STATE_DIRECTORY goes before the default.")
     ] = "/var/lib/railscope-agent"
@@ -318,3 +324,17 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     tls: Tls = Tls()
     topology: TopologySettings = TopologySettings()
     tenancy: TenancySettings = TenancySettings()
+
+    def read_page_token(self) -> str:
+        """The token of the page; empty where there is none. Raises SettingsError."""
+        if not self.page_token_file:
+            return self.page_token.strip()
+        try:
+            token = Path(self.page_token_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"page_token_file {self.page_token_file}: cannot be read: {error}"
+            raise SettingsError(message) from error
+        if not token:
+            message = f"page_token_file {self.page_token_file}: expected a token, found nothing"
+            raise SettingsError(message)
+        return token

@@ -12,19 +12,20 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 
 import h11
 import structlog
 
+from railscope.connections import Acceptor, Connection, Connections, listening_sockets
 from railscope.listen import split_address
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
-MOST_CONNECTIONS = 64
+MOST_CONNECTIONS, MOST_OF_AN_ADDRESS = 64, 32
 MOST_HEADER_BYTES = 16 << 10
-IDLE_SECONDS = 75.0
 WRITE_SECONDS = 30.0
 GZIP_LEVEL = 1
 READ_BYTES = 4 << 10
@@ -68,47 +69,60 @@ class HttpServer:
     def __init__(self, respond: Respond, most_body_bytes: int | None = None) -> None:
         self._respond = respond
         self._most_body_bytes = most_body_bytes
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._acceptor: Acceptor | None = None
+        self.port = 0
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Start listening and say where. Raises SettingsError where the address cannot be had."""
         host, port = split_address(listen)
         try:
-            self._server = await asyncio.start_server(self._connected, host, port, ssl=tls)
+            sockets = await listening_sockets(host, port)
         except OSError as error:
             message = f"cannot listen on {listen}: {error.strerror or error}"
             raise SettingsError(message) from error
-        bound = self._server.sockets[0].getsockname()
-        return str(bound[0]), int(bound[1])
+        bound = sockets[0].getsockname()
+        self._accept(sockets, MOST_OF_AN_ADDRESS, tls)
+        self.port = int(bound[1])
+        return str(bound[0]), self.port
 
     async def start_unix(self, listening: socket.socket) -> None:
         """Start serving a Unix socket that is bound already."""
-        self._server = await asyncio.start_unix_server(self._connected, sock=listening)
+        listening.listen()
+        self._accept([listening], MOST_CONNECTIONS, None)
+
+    def _accept(self, sockets: list[socket.socket], most: int, tls: ssl.SSLContext | None) -> None:
+        connections = Connections.within_descriptors(MOST_CONNECTIONS, most)
+        self._acceptor = Acceptor(connections, self._protocol, tls)
+        self._acceptor.start(sockets)
+
+    def _protocol(self, connection: Connection) -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(
+            asyncio.StreamReader(), partial(self._connected, connection)
+        )
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
-        if self._server:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._acceptor:
+            await self._acceptor.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None or len(self._connections) >= MOST_CONNECTIONS:
-            log.warning("connection_refused", most=MOST_CONNECTIONS)
-            writer.close()
-            return
-        self._connections.add(task)
+    async def _connected(
+        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
-            talk = _Conversation(self._respond, reader, writer, self._most_body_bytes)
+            talk = _Conversation(self._respond, reader, writer, self._most_body_bytes, connection)
             await talk.run()
         except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
             log.debug("connection_ended", problem=str(error) or type(error).__name__)
         finally:
-            self._connections.discard(task)
             writer.close()
+
+
+def _check_framing(request: h11.Request) -> None:
+    """Raise where a request says in two ways how long it is: proxies may believe the other one."""
+    names = {name for name, _ in request.headers}
+    if names >= {b"content-length", b"transfer-encoding"}:
+        message = "a request has Content-Length and Transfer-Encoding: expected one of them"
+        raise h11.RemoteProtocolError(message, error_status_hint=400)
 
 
 class _Conversation:
@@ -120,7 +134,9 @@ class _Conversation:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         most_body_bytes: int | None,
+        connection: Connection,
     ) -> None:
+        self._connection = connection
         self._respond = respond
         self._reader = reader
         self._writer = writer
@@ -136,7 +152,9 @@ class _Conversation:
                 return
             if request is None:
                 return
+            self._connection.answers()
             await self._answer(*request)
+            self._connection.waits()
             if self._state.our_state is h11.MUST_CLOSE:
                 return
             self._state.start_next_cycle()
@@ -145,22 +163,22 @@ class _Conversation:
         """The next request and its body, empty where none is taken; None at the connection's end."""
         request: h11.Request | None = None
         body = b""
-        async with asyncio.timeout(IDLE_SECONDS):
-            while True:
-                event = self._state.next_event()
-                if event is h11.NEED_DATA:
-                    self._state.receive_data(await self._reader.read(READ_BYTES))
-                elif isinstance(event, h11.Request):
-                    request = event
-                elif isinstance(event, h11.Data) and self._most_body_bytes is not None:
-                    body += bytes(event.data)
-                    if len(body) > self._most_body_bytes:
-                        message = f"a request has at most {self._most_body_bytes} bytes"
-                        raise h11.RemoteProtocolError(message, error_status_hint=413)
-                elif isinstance(event, h11.EndOfMessage) and request is not None:
-                    return request, body
-                elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
-                    return None
+        while True:
+            event = self._state.next_event()
+            if event is h11.NEED_DATA:
+                self._state.receive_data(await self._reader.read(READ_BYTES))
+            elif isinstance(event, h11.Request):
+                request = event
+                _check_framing(request)
+            elif isinstance(event, h11.Data) and self._most_body_bytes is not None:
+                body += bytes(event.data)
+                if len(body) > self._most_body_bytes:
+                    message = f"a request has at most {self._most_body_bytes} bytes"
+                    raise h11.RemoteProtocolError(message, error_status_hint=413)
+            elif isinstance(event, h11.EndOfMessage) and request is not None:
+                return request, body
+            elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
+                return None
 
     async def _answer(self, request: h11.Request, content: bytes) -> None:
         headers = {

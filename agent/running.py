@@ -11,6 +11,7 @@ from agent.config import AgentSettings
 from agent.http_client import HttpClient
 from agent.source import Finding, Verdict
 from railscope.catalog import agent as catalog
+from railscope.settings import SettingsError
 
 TIMEOUT_SECONDS = 5.0
 MOST_PAGE_BYTES = 16 << 20
@@ -27,7 +28,11 @@ async def running(settings: AgentSettings) -> list[Finding]:
     if not url:
         return [Finding(_WHAT, Verdict.ABSENT, "it takes any free port, and cannot be asked")]
     client = HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MOST_PAGE_BYTES)
-    shown = {"Authorization": f"Bearer {settings.page_token}"} if settings.page_token else {}
+    try:
+        token = settings.read_page_token()
+    except SettingsError as error:
+        return [Finding(_WHAT, Verdict.BROKEN, str(error), "read it as the agent's user")]
+    shown = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         answer = await client.get(shown)
     except OSError as error:

@@ -55,6 +55,11 @@ LOOK_AT_OTHERS = (Tenancy.name, GpuVerdicts.name, SelfMetrics.name)
 """Sources that read what the others have read, in the order in which they may do so."""
 
 
+def _is_loopback(host: str) -> bool:
+    """True if an address is reached from this machine only."""
+    return host == "::1" or host.startswith("127.")
+
+
 def travels(frame: Frame) -> bool:
     """Whether a frame is for the collector, and not for the page alone."""
     return frame.schema.stream not in PAGE_ONLY
@@ -103,7 +108,7 @@ class Agent:
             self.node,
             self.sampler.statuses.values,
             lambda: self.host.clock.now().boot_ns,
-            self.settings.page_token,
+            self.settings.read_page_token(),
             self.keeper.in_words,
         )
         self._tls = listen.server_tls(
@@ -159,6 +164,9 @@ class Agent:
             self.on_listening(host, port)
             log.info("agent_started", node=self.node, version=__version__, page=f"{host}:{port}",
                      collector=self.settings.collector.url or "none")  # fmt: skip
+            if not self.page.token and not _is_loopback(host):
+                log.warning("page_not_protected", listen=f"{host}:{port}",
+                            advice="set page_token_file, or listen on 127.0.0.1")  # fmt: skip
             notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.sampler.run())

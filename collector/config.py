@@ -45,6 +45,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     audited_events_per_node: Annotated[
         int, described("Most events for the audit log that a node may send in an hour.", ge=1)
     ] = 36_000
+    connections: Annotated[
+        int,
+        described(
+            "Most connections at a time, less where the process may not open so many files.", ge=8
+        ),
+    ] = 4096
+    connections_per_address: Annotated[
+        int,
+        described(
+            "Most connections of one address; beyond it the one that waits longest is closed.", ge=1
+        ),
+    ] = 1024
+    body_seconds: Annotated[
+        float, described("Longest time for the body of a request to arrive.", gt=0)
+    ] = 60.0
     requests_per_second: Annotated[
         float, described("Most requests a second of one node, averaged over ten seconds.", gt=0)
     ] = 50.0

@@ -135,7 +135,11 @@ class Ingest:
             text = f"the body is larger than {most} bytes"
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text)
         try:
-            return await request.read()
+            async with asyncio.timeout(self.limits.body_seconds):
+                return await request.read()
+        except TimeoutError:
+            text = f"the body did not arrive within {self.limits.body_seconds:g} s"
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, "timeout", text) from None
         except web.HTTPRequestEntityTooLarge:
             text = f"the body is larger than {most} bytes"
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text) from None

@@ -17,6 +17,7 @@ from collector.views.table import Cell, label_names
 from railscope import logs
 from railscope.catalog import audit as audit_catalog
 from railscope.catalog import collector as c
+from railscope.connections import Connections
 from railscope.exposition import Format, page, sample_prefix
 
 NS = 1_000_000_000
@@ -46,6 +47,7 @@ class Own:
     sink: SinkCounts
     trail: Trail
     tokens: Validity
+    connections: Connections
     audit: Callable[[], list[Cell]] = list
     """What the parts of the audit log count."""
 
@@ -69,6 +71,7 @@ class Own:
             (c.COMMITS, self.log.stats.commits),
             (c.COMMIT_TIME, self.log.stats.commit_ns / NS),
             (c.LOG_SIZE, self.log.size),
+            (c.CONNECTIONS, len(self.connections)),
             (c.VIEWS_TIME, views.duration_ns / NS),
             (c.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
             (c.CLAIMS_REFUSED, self.core.evidence.refused),
@@ -91,6 +94,7 @@ class Own:
             *(cluster_cells(views.account) if views.account else ()),
             *(Cell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
             Cell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
+            *(Cell(c.CONNECTIONS_CLOSED, (why,), n) for why, n in self.connections.closed.items()),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]
 

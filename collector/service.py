@@ -53,6 +53,7 @@ from collector.workloads.api import JobsApi
 from collector.workloads.averages import Averages
 from collector.workloads.holding import pattern_of
 from railscope import __version__, listen
+from railscope.connections import Connections
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
 
@@ -115,6 +116,10 @@ class Collector:
             most_jobs=self.settings.most_jobs, averages=Averages(self.settings.straggler_seconds),
         )  # fmt: skip
         self.reading = Reading()
+        limits = self.settings.limits
+        self.connections = Connections.within_descriptors(
+            limits.connections, limits.connections_per_address
+        )
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
         self._tls = listen.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
@@ -158,7 +163,7 @@ class Collector:
         audit = self.audit.numbers()
         own = Own(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
-            audit.cells,
+            self.connections, audit.cells,
         )  # fmt: skip
         api = Api(
             self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,
@@ -186,11 +191,10 @@ class Collector:
             self.core.counts.reject(reason)
 
     async def _serve(self) -> None:
-        runner = web.runner(self.application())
+        server = web.WebServer(self.application(), self.connections)
         self.access.enrolled(self.tokens.credentials)
-        await runner.setup()
         try:
-            host, port = await web.start(runner, self.settings.listen, self._tls)
+            host, port = await server.start(self.settings.listen, self._tls)
             self.on_listening(host, port)
             log.info("collector_started", version=__version__, listen=f"{host}:{port}",
                      nodes=len(self.core.fleet.nodes))  # fmt: skip
@@ -208,7 +212,7 @@ class Collector:
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
         finally:
-            await runner.cleanup()
+            await server.close()
 
     def _lock(self) -> int:
         try:

@@ -1,14 +1,18 @@
-"""The collector's web server: aiohttp on an address."""
+"""The collector's web server: aiohttp on connections that are accepted within bounds."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
+from http import HTTPStatus
 
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
+from railscope.connections import Acceptor, Connection, Connections, listening_sockets
 from railscope.listen import split_address
 from railscope.settings import SettingsError
 
@@ -36,6 +40,13 @@ class _Unquoted(logging.Filter):
         return False
 
 
+def _no_log() -> logging.Logger:
+    """Requests are recorded in the audit log where that matters, and not one by one in a log."""
+    made = logging.getLogger("railscope.collector.requests")
+    made.disabled = True
+    return made
+
+
 def _logger() -> logging.Logger:
     made = logging.getLogger("railscope.collector.web")
     if not made.filters:
@@ -43,14 +54,79 @@ def _logger() -> logging.Logger:
     return made
 
 
-async def start(running: web.AppRunner, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
-    """Start listening and say where. Raises SettingsError where the address cannot be had."""
-    host, port = split_address(listen)
-    site = web.TCPSite(running, host, port, ssl_context=tls)
-    try:
-        await site.start()
-    except OSError as error:
-        message = f"cannot listen on {listen}: {error.strerror or error}"
-        raise SettingsError(message) from error
-    bound = running.addresses[0]
-    return str(bound[0]), int(bound[1])
+class WebServer:
+    """An application on an address, with bounded connections and a time for each request to come."""
+
+    def __init__(self, application: web.Application, connections: Connections) -> None:
+        self.connections = connections
+        application.middlewares.insert(0, self._watched)
+        application.on_response_prepare.append(_name_no_software)
+        self._runner = runner(application)
+        self._acceptor = Acceptor(connections, self._protocol)
+
+    async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
+        """Start listening and return the address. Raises SettingsError where it cannot be had."""
+        host, port = split_address(listen)
+        await self._runner.setup()
+        try:
+            sockets = await listening_sockets(host, port)
+        except OSError as error:
+            message = f"cannot listen on {listen}: {error.strerror or error}"
+            raise SettingsError(message) from error
+        bound = sockets[0].getsockname()
+        self._acceptor.tls = tls
+        self._acceptor.start(sockets)
+        return str(bound[0]), int(bound[1])
+
+    async def close(self) -> None:
+        """Stop listening, answer what is under way, and end all connections."""
+        await self._acceptor.stop()
+        await self._runner.cleanup()
+        await self._acceptor.close()
+
+    def _protocol(self, _: Connection) -> asyncio.Protocol:
+        made = self._runner.server
+        if made is None:
+            message = "the server is stopping"
+            raise ConnectionAbortedError(message)
+        return _Handler(
+            made, loop=asyncio.get_running_loop(), access_log=_no_log(), logger=_logger()
+        )  # fmt: skip
+
+    @web.middleware
+    async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Take note of a connection that is answered; a body must come within its time."""
+        transport = request.transport
+        connection = self._acceptor.by_transport.get(transport) if transport else None
+        if connection is None:
+            return await handler(request)
+        connection.answers()
+        try:
+            return await handler(request)
+        finally:
+            connection.waits()
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's protocol, whose answers to what is no request quote nothing and name no software."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer a request that failed."""
+        super().handle_error(request, status, exc, message)
+        answer = web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n")
+        answer.headers["Server"] = "railscope"
+        answer.force_close()
+        return answer
+
+
+async def _name_no_software(_: web.Request, response: web.StreamResponse) -> None:
+    """Leave out which versions of which programs answer."""
+    response.headers.popall("Server", None)

@@ -32,13 +32,13 @@ class Page:
         self._cost = cost
         self._statuses = statuses
         self._now_ns = now_ns
-        self._token = token
+        self.token = token
         self._exposition = Exposition()
         self._dcgm: Callable[[Iterable[Frame], Format], str] | None = None
 
     def respond(self, request: Request) -> Response:
         """Answer a request."""
-        if self._token and request.path not in _OPEN_PATHS and not self._may_read(request):
+        if self.token and request.path not in _OPEN_PATHS and not self._may_read(request):
             text = "401: show the page token of the agent as bearer token"
             refused = Response.text(text, HTTPStatus.UNAUTHORIZED)
             return replace(refused, headers={"WWW-Authenticate": "Bearer"})
@@ -57,7 +57,7 @@ class Page:
 
     def _may_read(self, request: Request) -> bool:
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(shown.encode(), self._token.encode())
+        return hmac.compare_digest(shown.encode(), self.token.encode())
 
     def fresh_frames(self) -> list[Frame]:
         """Frames that are young enough to be shown, in the order of the sources."""

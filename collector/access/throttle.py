@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address
+
+from railscope.connections import source_of
 
 MOST_AT_ONCE = 30
 SECONDS_PER_FAILURE = 2.0
 """One more failure is answered as such after so long."""
 MOST_ADDRESSES = 4096
-_NETWORK_BITS = 64
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Throttle:
 
     def fails(self, address: str, now_seconds: float) -> bool:
         """Take note of a failure; whether there have been too many. The clock never goes back."""
-        source = _source(address)
+        source = source_of(address)
         level, since = self._levels.pop(source, (0.0, now_seconds))
         level = max(0.0, level - (now_seconds - since) / SECONDS_PER_FAILURE)
         full = level + 1 > MOST_AT_ONCE
@@ -33,14 +33,3 @@ class Throttle:
         if len(self._levels) > MOST_ADDRESSES:
             self._levels.popitem(last=False)
         return full
-
-
-def _source(address: str) -> str:
-    """Whom an address belongs to: in IPv6 a whole network is one host's."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(found, IPv6Address) and not found.ipv4_mapped:
-        return str(int(found) >> (128 - _NETWORK_BITS))
-    return str(getattr(found, "ipv4_mapped", None) or found)

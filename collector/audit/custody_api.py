@@ -34,6 +34,7 @@ from railscope.audit.record import Actor, RecordError, Subject
 
 SHOW_HEADER = "Railscope-Show"
 MOST_BYTES = 64 << 10
+BODY_SECONDS = 30.0
 SAVE_EVERY_SECONDS = 60.0
 NEW_KEY_EVERY_NS = 3_600_000_000_000
 """A node has no more than one new key in so much time: each is a record for good."""
@@ -124,7 +125,7 @@ class CustodyApi:
         if (request.content_length or MOST_BYTES + 1) > MOST_BYTES:
             return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_BYTES} bytes")
         try:
-            vouched = msgspec.json.decode(await request.read(), type=Vouched)
+            vouched = msgspec.json.decode(await _body(request), type=Vouched)
             if vouched.note:
                 vouched.seconds()
                 _check_name(who.name, vouched)
@@ -181,3 +182,11 @@ def _check_name(node: str, vouched: Vouched) -> None:
 def _problem(status: HTTPStatus, text: str) -> web.Response:
     content = msgspec.json.encode({"error": text})
     return web.Response(status=status, body=content, content_type="application/json")
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None

@@ -112,6 +112,22 @@ REJECTED = Metric(
     help="Envelopes refused, by reason.",
     origin="collector",
 )
+CONNECTIONS = Metric(
+    "railscope_collector_connections",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Open connections of clients.",
+    origin="collector",
+)
+CONNECTIONS_CLOSED = Metric(
+    "railscope_collector_closed_connections_total",
+    Kind.COUNTER,
+    REJECTION,
+    resets=START,
+    help="Connections that the collector ended or did not accept: no request came in time (timeout), "
+    "others needed the room (evicted), all were busy (busy), no file descriptor was left (descriptors).",
+    origin="collector",
+)
 COMMITS = Metric(
     "railscope_collector_frame_log_commits_total",
     Kind.COUNTER,

@@ -232,7 +232,7 @@ def api_of(one: Running, views: Callable[[], Views], **more: Any) -> Api:
     collector = one.collector
     own = Own(
         collector.core, collector.log, collector.files, collector.settler, collector.sink,
-        collector.trail, collector.tokens,
+        collector.trail, collector.tokens, collector.connections,
     )  # fmt: skip
     return Api(collector.core, own, views, **more)
 

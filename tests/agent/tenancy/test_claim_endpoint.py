@@ -252,7 +252,7 @@ def test_over_loopback_with_a_token(folder):
     made.looked.look()
     with serving(made):
         (_, tcp) = made.endpoint._servers  # noqa: SLF001 - where it listens
-        port = tcp._server.sockets[0].getsockname()[1]  # noqa: SLF001
+        port = tcp.port
         plain = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         assert ask(plain, "GET", "/v1/claims")[0] == 401
         url = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(folder / "token")]

@@ -60,13 +60,12 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         collector = collector_in(folder)
         collector.live.ready = True
         await record(collector, DRAFTS)
-        runner = web.runner(collector.application())
-        await runner.setup()
-        listening.append((await web.start(runner, "127.0.0.1:0", None))[1])
+        server = web.WebServer(collector.application(), collector.connections)
+        listening.append((await server.start("127.0.0.1:0", None))[1])
         stop.append(asyncio.Event())
         ready.set()
         await stop[0].wait()
-        await runner.cleanup()
+        await server.close()
         collector.trail.log.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:

@@ -1,0 +1,303 @@
+"""Connections of a server: accepted within bounds, and closed where no request comes.
+
+A client may open connections and send nothing, or a header byte by byte. Each waiting connection has
+a deadline; beyond a bound in total or per address the one that waits longest makes room, so that
+requests are answered however many connections are held. Running out of file descriptors is logged
+once a minute and costs no more than a wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from ipaddress import IPv6Address, ip_address
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+HEADER_SECONDS = 20.0
+"""From the first byte of a request, or the opening of a connection, to the end of its headers."""
+IDLE_SECONDS = 75.0
+"""Between two requests."""
+HANDSHAKE_SECONDS = 10.0
+RESERVED_DESCRIPTORS = 128
+"""File descriptors that are not for connections: files, databases, outgoing connections."""
+_REAP_SECONDS, _RETRY_SECONDS, _REPORT_SECONDS = 5.0, 0.2, 60.0
+_NETWORK_BITS = 64
+_BACKLOG = 512
+REASONS = ("busy", "evicted", "timeout", "descriptors")
+
+
+def source_of(address: str) -> str:
+    """The host that an address belongs to: in IPv6 a whole network is one host's."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address) and not found.ipv4_mapped:
+        return str(int(found) >> (128 - _NETWORK_BITS))
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """One connection: from where, since when it waits for a request, and how it is ended."""
+
+    source: str
+    end: Callable[[], None]
+    waiting_since: float | None
+    """None while a request is answered."""
+    deadline: float
+    header_seconds: float = HEADER_SECONDS
+    idle_seconds: float = IDLE_SECONDS
+
+    def receives(self) -> None:
+        """A byte came: what has begun must be complete soon."""
+        if self.waiting_since is not None:
+            self.deadline = min(self.deadline, time.monotonic() + self.header_seconds)
+
+    def answers(self) -> None:
+        """The headers of a request are complete."""
+        self.waiting_since = None
+
+    def waits(self) -> None:
+        """A request was answered."""
+        self.waiting_since = time.monotonic()
+        self.deadline = self.waiting_since + self.idle_seconds
+
+
+@dataclass(slots=True)
+class Connections:
+    """All connections of a server."""
+
+    max_connections: int
+    max_per_address: int
+    header_seconds: float = HEADER_SECONDS
+    idle_seconds: float = IDLE_SECONDS
+    accepted: int = 0
+    closed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    """Connections that the server ended or did not take, by reason."""
+    _open: dict[str, dict[Connection, None]] = field(default_factory=dict)
+    _count: int = 0
+    _opened: asyncio.Event = field(default_factory=asyncio.Event)
+    _reported: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    @classmethod
+    def within_descriptors(cls, max_connections: int, max_per_address: int) -> Connections:
+        """With no more connections than the process has file descriptors to spare."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            max_connections = min(max_connections, max(8, soft - RESERVED_DESCRIPTORS))
+        return cls(max_connections, min(max_per_address, max_connections))
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return self._count
+
+    def open(self, address: str, end: Callable[[], None]) -> Connection | None:
+        """Take a connection; None where there is no room and none that waits could make some."""
+        source = source_of(address)
+        mine = self._open.get(source, {})
+        if len(mine) >= self.max_per_address and not self._evict(source):
+            self.count("busy")
+            return None
+        if self._count >= self.max_connections:
+            busiest = max(self._open, key=lambda one: len(self._open[one]))
+            if not (self._evict(busiest) or any(map(self._evict, list(self._open)))):
+                self.count("busy")
+                return None
+        now = time.monotonic()
+        times = self.header_seconds, self.idle_seconds
+        made = Connection(source, end, now, now + self.header_seconds, *times)
+        self._open.setdefault(source, {})[made] = None
+        self._count += 1
+        self._opened.set()
+        self.accepted += 1
+        return made
+
+    def close(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
+        mine = self._open.get(connection.source, {})
+        if connection in mine:
+            del mine[connection]
+            self._count -= 1
+            if not self._count:
+                self._opened.clear()
+            if not mine:
+                del self._open[connection.source]
+
+    def _evict(self, source: str) -> bool:
+        """End the connection of a host that waits longest; false where none waits."""
+        waiting = (one for one in self._open.get(source, ()) if one.waiting_since is not None)
+        oldest = min(waiting, key=lambda one: one.waiting_since or 0.0, default=None)
+        if oldest is not None:
+            self._end(oldest, "evicted")
+        return oldest is not None
+
+    def _end(self, connection: Connection, reason: str) -> None:
+        self.close(connection)
+        self.count(reason)
+        connection.end()
+
+    def count(self, reason: str, **facts: object) -> None:
+        """Count a connection that was ended, with a line in the log once a minute."""
+        self.closed[reason] += 1
+        now = time.monotonic()
+        since, count = self._reported.get(reason, (-_REPORT_SECONDS, 0))
+        if now - since < _REPORT_SECONDS:
+            return
+        self._reported[reason] = now, self.closed[reason]
+        log.warning("connections_closed", reason=reason, connections=self.closed[reason] - count,
+                    open=self._count, **facts)  # fmt: skip
+
+    async def reap(self) -> None:
+        """End connections whose request does not come, until cancelled."""
+        while True:
+            await self._opened.wait()  # without connections nothing wakes the process
+            await asyncio.sleep(min(_REAP_SECONDS, self.header_seconds))
+            now = time.monotonic()
+            late = [
+                one
+                for mine in self._open.values()
+                for one in mine
+                if one.waiting_since is not None and one.deadline < now
+            ]
+            for one in late:
+                self._end(one, "timeout")
+
+
+class Guarded(asyncio.Protocol):
+    """Another protocol, with the connection that it belongs to and a future of its end."""
+
+    def __init__(self, inner: asyncio.Protocol, connection: Connection) -> None:
+        self._inner = inner
+        self._connection = connection
+        self.closed = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Pass it on."""
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take note, and pass it on."""
+        self._connection.receives()
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on, and be done."""
+        self._inner.connection_lost(exc)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+@dataclass(slots=True)
+class Acceptor:
+    """Accepts connections on listening sockets; `protocol` makes what speaks on each."""
+
+    connections: Connections
+    protocol: Callable[[Connection], asyncio.Protocol]
+    tls: ssl.SSLContext | None = None
+    by_transport: dict[asyncio.BaseTransport, Connection] = field(default_factory=dict)
+    _sockets: list[socket.socket] = field(default_factory=list)
+    _accepting: list[asyncio.Task[None]] = field(default_factory=list)
+    _served: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def start(self, sockets: list[socket.socket]) -> None:
+        """Accept on sockets that listen already."""
+        self._sockets = sockets
+        for one in sockets:
+            one.setblocking(False)  # noqa: FBT003 - the standard library's
+        works = [*map(self._accept, sockets), self.connections.reap()]
+        self._accepting = [asyncio.ensure_future(work) for work in works]
+
+    async def stop(self) -> None:
+        """Stop accepting; what is served goes on."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for one in self._sockets:
+            one.close()
+
+    async def close(self) -> None:
+        """Stop accepting, and end all connections."""
+        await self.stop()
+        for task in self._served:
+            task.cancel()
+        await asyncio.gather(*self._served, return_exceptions=True)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listening)
+            except ConnectionError:
+                continue  # the client has gone already
+            except OSError as error:  # no descriptor or no memory is left
+                self.connections.count("descriptors", problem=error.strerror)
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            address = str(peer[0]) if isinstance(peer, tuple) else ""
+            task = asyncio.ensure_future(self._serve(accepted, address))
+            self._served.add(task)
+            task.add_done_callback(self._served.discard)
+
+    async def _serve(self, accepted: socket.socket, address: str) -> None:
+        task = asyncio.current_task()
+        connection = self.connections.open(address, partial(_cancel, task)) if task else None
+        if connection is None:
+            accepted.close()
+            return
+        transport: asyncio.BaseTransport | None = None
+        try:
+            transport, guarded = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Guarded(self.protocol(connection), connection), accepted,
+                ssl=self.tls, ssl_handshake_timeout=HANDSHAKE_SECONDS if self.tls else None,
+            )  # fmt: skip
+            self.by_transport[transport] = connection
+            await guarded.closed
+        except (OSError, TimeoutError) as error:
+            log.debug("connection_ended", problem=str(error) or type(error).__name__)
+        finally:
+            self.connections.close(connection)
+            if isinstance(transport, asyncio.WriteTransport):
+                del self.by_transport[transport]
+                transport.abort()
+            else:
+                accepted.close()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+async def listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on an address. Raises OSError."""
+    server = await asyncio.get_running_loop().create_server(
+        asyncio.Protocol, host or None, port, start_serving=False
+    )
+    try:
+        made = [one.dup() for one in server.sockets]
+    finally:
+        server.close()
+    for one in made:
+        one.listen(_BACKLOG)
+    return made

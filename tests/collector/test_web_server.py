@@ -1,0 +1,74 @@
+"""The collector's web server against clients that hold connections."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from running_collector import Running, running, settings_in
+
+from collector.config import Limits
+
+PATIENCE_SECONDS = 60
+GET = b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n"
+
+
+async def said(one: Running, request: bytes) -> bytes:
+    port = int(one.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        answer = await reader.read()
+    writer.transport.abort()
+    return answer
+
+
+async def test_slow_headers_hold_nobody_up_and_are_closed(tmp_path: Path):
+    settings = settings_in(tmp_path, limits=Limits(connections=64, connections_per_address=32))
+    async with running(settings) as one:
+        port = int(one.url.rpartition(":")[2])
+        held = []
+        for _ in range(300):
+            held.append(await asyncio.open_connection("127.0.0.1", port))
+            held[-1][1].write(GET)
+        assert (await one.get("/-/healthy"))[0] == 200
+        assert len(one.collector.connections) <= 32
+        closed = one.collector.connections.closed["evicted"]
+        assert closed >= 268
+        text = (await one.get("/metrics"))[1]
+        assert 'railscope_collector_closed_connections_total{reason="evicted"}' in text
+        assert "railscope_collector_connections " in text
+        for _, writer in held:
+            writer.transport.abort()
+
+
+async def test_a_connection_without_a_request_ends(tmp_path: Path):
+    def hasty(one: Running) -> None:
+        one.collector.connections.header_seconds = 0.2
+
+    async with running(settings_in(tmp_path), hasty) as one:
+        assert await said(one, GET) == b""
+        assert one.collector.connections.closed["timeout"] == 1
+
+
+async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path):
+    settings = settings_in(tmp_path, limits=Limits(body_seconds=0.2))
+    head = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-n1\r\n"
+    async with running(settings) as one:
+        answer = await said(one, head + b"Content-Length: 1000\r\nConnection: close\r\n\r\nabc")
+        assert answer.startswith(b"HTTP/1.1 408"), answer
+        assert one.collector.core.counts.rejected == {"timeout": 1}
+
+
+async def test_answers_name_no_software_and_a_length_in_two_ways_is_rejected(tmp_path: Path):
+    async with running(settings_in(tmp_path)) as one:
+        for path in (b"/-/healthy", b"/nowhere", b"/metrics"):
+            answer = await said(
+                one, GET.replace(b"/-/healthy", path) + b"Connection: close\r\n\r\n"
+            )
+            assert b"aiohttp" not in answer
+            assert b"\r\nserver:" not in answer.lower()
+        both = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        answer = await said(one, b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + both)
+        assert b" 400 Bad Request\r\n" in answer, answer
+        assert b"aiohttp" not in answer, answer

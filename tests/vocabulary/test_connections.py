@@ -1,0 +1,173 @@
+"""Connections are bounded, and those on which no request comes are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from railscope.connections import (
+    RESERVED_DESCRIPTORS,
+    Acceptor,
+    Connection,
+    Connections,
+    listening_sockets,
+    source_of,
+)
+
+PATIENCE_SECONDS = 60
+
+
+class Echo(asyncio.Protocol):
+    """Answers each line with the same; a line is a request."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if data == b"work\n":
+            self._connection.answers()
+        elif data.endswith(b"\n"):
+            self._connection.answers()
+            self._transport.write(data)
+            self._connection.waits()
+
+
+@asynccontextmanager
+async def serving(connections: Connections) -> AsyncIterator[int]:
+    acceptor = Acceptor(connections, Echo)
+    sockets = await listening_sockets("127.0.0.1", 0)
+    acceptor.start(sockets)
+    try:
+        yield sockets[0].getsockname()[1]
+    finally:
+        await acceptor.close()
+        assert len(connections) == 0
+
+
+async def asked(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"hello\n")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        found = await reader.readline()
+    writer.transport.abort()
+    return found
+
+
+async def ended(reader: asyncio.StreamReader) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        try:
+            assert await reader.read() == b""
+        except ConnectionResetError:
+            return
+
+
+async def test_a_thousand_connections_without_a_request_keep_nobody_from_asking():
+    connections = Connections(64, 32)
+    async with serving(connections) as port:
+        held = []
+        for number in range(1000):
+            held.append(await asyncio.open_connection("127.0.0.1", port))
+            held[-1][1].write(b"GET / HT")
+            if number % 100 == 0:
+                assert await asked(port) == b"hello\n"
+        assert await asked(port) == b"hello\n"
+        assert len(connections) <= 32
+        assert connections.closed["evicted"] >= 960
+        for _, writer in held:
+            writer.transport.abort()
+
+
+async def test_a_header_that_comes_byte_by_byte_is_closed_in_time():
+    connections = Connections(8, 8, header_seconds=0.2)
+    async with serving(connections) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        ending = asyncio.create_task(ended(reader))
+        while not ending.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.01)
+        await ending
+        writer.transport.abort()
+        assert connections.closed["timeout"] == 1
+
+
+async def test_what_is_answered_is_not_closed_and_all_busy_means_no_room():
+    connections = Connections(2, 2, header_seconds=0.05)
+    async with serving(connections) as port:
+        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for _, writer in busy:
+            writer.write(b"work\n")
+        while any(one.waiting_since is not None for one in _all(connections)):  # noqa: ASYNC110 - no event for tests
+            await asyncio.sleep(0)
+        reader, one_more = await asyncio.open_connection("127.0.0.1", port)
+        await ended(reader)
+        one_more.transport.abort()
+        assert connections.closed == {"busy": 1, "evicted": 0, "timeout": 0, "descriptors": 0}
+        for _, writer in busy:
+            writer.transport.abort()
+
+
+def _all(connections: Connections) -> list[Connection]:
+    found = [one for mine in connections._open.values() for one in mine]  # noqa: SLF001 - nothing else shows it
+    return found if len(found) == 2 else [Connection("", lambda: None, 0.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True), ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff", True), ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True), ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)  # fmt: skip
+def test_a_host_is_an_address_or_a_network_of_ipv6(one: str, other: str, *, same: bool):
+    assert (source_of(one) == source_of(other)) is same
+
+
+SMALL = """
+import asyncio, resource, sys
+sys.path[:0] = {path!r}
+from test_connections import Echo
+from railscope.connections import Acceptor, Connections, listening_sockets
+
+async def run():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    assert Connections.within_descriptors(1000, 1000).max_connections == 8
+    acceptor = Acceptor(Connections(1000, 1000), Echo)
+    sockets = await listening_sockets("127.0.0.1", 0)
+    acceptor.start(sockets)
+    print(sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await acceptor.close()
+
+asyncio.run(run())
+"""
+
+
+async def test_running_out_of_descriptors_is_a_line_and_not_the_end():
+    program = subprocess.Popen(  # noqa: ASYNC220 - this interpreter, on the text above
+        [sys.executable, "-c", SMALL.format(path=sys.path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert program.stdout is not None
+    try:
+        port = int(program.stdout.readline())
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        await asyncio.sleep(0.5)
+        for one in held:
+            one.close()
+        assert await asked(port) == b"hello\n"
+    finally:
+        output, _ = program.communicate()
+    assert RESERVED_DESCRIPTORS > 40
+    assert "Traceback" not in output
+    assert output.count("\n") <= 2, output
