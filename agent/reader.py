@@ -16,7 +16,8 @@ from agent.host import Host, NvmlError
 from agent.known_devices import FailedCall, KnownDevices, ProbeHost
 from agent.meter import Meter, ProcessMeter, Spent, Stopwatch
 from agent.source import Finding, Inventory, Source, Table, Verdict, nvml_remedy, reason_for
-from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.catalog.declare import Kind
+from railscope.frame import Column, Event, Frame, Instant, Origin, Schema
 from railscope.reading import PRESENT, Absent, to_stored
 
 REPROBE_NS = 60_000_000_000
@@ -169,24 +170,29 @@ class Reader:
             table.reasons += self._hidden
         self._sequence += 1
         reasons = bytearray(self._ordered(table.reasons))
-        values = _stored(self._ordered(table.values), reasons)
+        values = _stored(self._ordered(table.values), reasons, self._schema.columns)
         return Frame(
             self._origin, self._schema, self._sequence, instant, values,
             b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons), events,
         )  # fmt: skip
 
 
-def _stored(values: Sequence[int], reasons: bytearray) -> array[int]:
-    """Values as frames hold them; what 64 bits cannot hold is an error."""
+def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]) -> array[int]:
+    """Values as frames hold them; what 64 bits cannot hold, or no counter counts, is an error."""
     try:
-        return array("q", values)
+        stored = array("q", values)
     except OverflowError:
         stored = array("q", [0]) * len(values)
-    for position, value in enumerate(values):
-        try:
-            stored[position] = to_stored(value)
-        except OverflowError:
-            reasons[position] = Absent.ERROR.value
+        for position, value in enumerate(values):
+            try:
+                stored[position] = to_stored(value)
+            except OverflowError:
+                reasons[position] = Absent.ERROR.value
+    if min(values, default=0) < 0:
+        # -5 would travel as 2**64 - 5, for a counter has no sign on the wire.
+        for position, value in enumerate(values):
+            if value < 0 and columns[position][0].kind is Kind.COUNTER:
+                stored[position], reasons[position] = 0, Absent.ERROR.value
     return stored
 
 

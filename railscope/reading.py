@@ -52,16 +52,18 @@ def from_stored(value: int, *, counter: bool) -> int:
 
 
 def parse_integer(text: bytes) -> Reading:
-    """Read one decimal integer as the kernel prints it.
+    """Read one decimal integer of at most 64 bits as the kernel prints it.
 
     An empty file and "N/A (no PMA)" mean that the counter is not supported
     (torvalds/linux:drivers/infiniband/core/sysfs.c); anything else that is no number is an error.
     """
     try:
-        return to_stored(int(text))
+        value = int(text)
+        to_stored(value)
     except (ValueError, OverflowError):
         stripped = text.strip()
         return Absent.UNSUPPORTED if not stripped or stripped.startswith(b"N/A") else Absent.ERROR
+    return value
 
 
 def reason_of(error: OSError) -> Absent:

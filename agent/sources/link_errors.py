@@ -24,7 +24,7 @@ from railscope.catalog import nic_link as link
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
-from railscope.reading import Absent, Reading, reason_of, to_stored
+from railscope.reading import Absent, Reading, reason_of
 
 _COUNTERS: Mapping[str, Mapping[str, Metric]] = {
     "fec": {
@@ -110,7 +110,7 @@ def _counts(host: Host, name: str, interface: str) -> dict[str, Reading]:
     """The counters in an answer; of FEC the first number is the total, lanes follow."""
     statistics: Json = host.call("netlink", name, interface).get("statistics", {})
     totals = {key: n[0] if isinstance(n, list) and n else n for key, n in statistics.items()}
-    return {key: to_stored(total) for key, total in totals.items() if isinstance(total, int)}
+    return {key: total for key, total in totals.items() if isinstance(total, int)}
 
 
 def _driver(host: Host, interface: str) -> str:

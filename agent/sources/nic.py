@@ -23,7 +23,7 @@ from agent.unwrap import Carried, Unwrap
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity
-from railscope.reading import Absent, reason_of, to_stored
+from railscope.reading import Absent, reason_of
 
 _NET = "/sys/class/net"
 
@@ -127,7 +127,7 @@ def _read_by_name(card: _Card, statistics: Json, into: Table) -> None:
     values = dict(zip(statistics["names"], statistics["values"], strict=True))
     for offset, position in enumerate(card.positions):
         value = values.get(card.names[position])
-        into.put(card.start + offset, Absent.GONE if value is None else to_stored(value))
+        into.put(card.start + offset, Absent.GONE if value is None else value)
 
 
 def _about(card: Entity, metric: Metric, part: str) -> Entity:

@@ -31,7 +31,6 @@ from railscope.reading import (
     Absent,
     Reading,
     reason_of,
-    to_stored,
 )
 
 ROOT = "/sys/class/infiniband"
@@ -209,7 +208,7 @@ class _Optional:
                 into.put(column, reason_of(error))
             return
         for name, column in self.columns.items():
-            into.put(column, to_stored(told[name]) if name in told else Absent.GONE)
+            into.put(column, told.get(name, Absent.GONE))
 
 
 def _netlink(host: Host, port: Entity) -> dict[str, int]:

@@ -68,7 +68,7 @@ def test_a_file_that_goes_away_is_gone_and_comes_back(file: Path) -> None:
         ("", Absent.UNSUPPORTED),
         ("N/A (no PMA)\n", Absent.UNSUPPORTED),
         ("ENODEV", Absent.ERROR),
-        ("18446744073709551615\n", -1),
+        ("18446744073709551615\n", 18446744073709551615),
     ],
 )
 def test_what_a_file_may_hold(file: Path, text: str, reading: Reading) -> None:

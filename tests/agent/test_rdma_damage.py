@@ -36,7 +36,20 @@ ERRORS = {
 
 number = st.integers(0, 2**64 - 1) | st.integers(0, 2**33)
 nonsense = st.sampled_from(
-    ["", "\n", "N/A (no PMA)\n", "12 34", "0x1f", "7.5", "9" * 30, "\x00\x00", "12\n34\n", "-"]
+    [
+        "",
+        "\n",
+        "-5\n",
+        "-9223372036854775808",
+        "N/A (no PMA)\n",
+        "12 34",
+        "0x1f",
+        "7.5",
+        "9" * 30,
+        "\x00\x00",
+        "12\n34\n",
+        "-",
+    ]
 )
 content = st.one_of(
     number.map(str), number.map(lambda n: f"{n}\n"), nonsense, st.sampled_from(list(ERRORS))

@@ -67,7 +67,7 @@ def test_the_kernel_prints_unsigned_numbers(value: int) -> None:
         (b"garbage", ERROR),
         (b"\xff\xfe", ERROR),
         (b"\0\0\0\0", ERROR),
-        (b"18446744073709551615\n", -1),
+        (b"18446744073709551615\n", 18446744073709551615),
         (b"18446744073709551616\n", ERROR),
         (b"-9223372036854775809", ERROR),
         (b"9" * 5_000, ERROR),
