@@ -19,6 +19,7 @@ WORKERS ?= 2
 PREFIX ?= /opt/railscope
 CONFIGURATION ?= /etc/railscope
 UNITS ?= /etc/systemd/system
+BINARIES ?= /usr/local/bin
 
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
@@ -79,7 +80,7 @@ validator:
 	@tests/setup_validator.sh "$(PYTHON)" "$(VALIDATOR)"
 
 install:
-	deploy/install.sh "$(PYTHON)" "$(PREFIX)" "$(CONFIGURATION)" "$(UNITS)"
+	deploy/install.sh "$(PYTHON)" "$(PREFIX)" "$(CONFIGURATION)" "$(UNITS)" "$(BINARIES)"
 
 # For all Python versions and platforms at once; with hashes of every file that may be installed.
 LOCK := $(VENV)/bin/uv pip compile --universal --generate-hashes --python-version 3.11 --no-header \

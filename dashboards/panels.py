@@ -6,6 +6,7 @@ Panel numbers are given by hand: alerts link to panels by number.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -37,6 +38,9 @@ from dashboards.query import COUNT, SHARE, Query
 from dashboards.recorded import recorded_in
 from railscope.catalog import Metric, rollups
 
+BY_TITLE = 0
+"""In the place of a panel's number: the generator derives one from the title. Others are fixed."""
+_FIRST_DERIVED = 100_000
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """Every panel reads the data source that the board's variable names."""
 
@@ -205,11 +209,20 @@ def _finished(  # noqa: PLR0913 - what all panels have in common
     if len(units) != 1:
         message = f"panel {title}: the queries have different units: {', '.join(sorted(units))}"
         raise ValueError(message)
-    panel = panel.id(ident).title(title).description(_description(about, queries))
+    panel = (
+        panel.id(ident or _derived_number(title))
+        .title(title)
+        .description(_description(about, queries))
+    )
     panel = panel.datasource(DATASOURCE).unit(units.pop())
     for letter, query in zip(_LETTERS, queries, strict=False):
         panel = panel.with_target(target(letter, query))
     return panel
+
+
+def _derived_number(title: str) -> int:
+    """Number of a panel by its title: it stays when panels come and go around it."""
+    return _FIRST_DERIVED + zlib.crc32(title.encode()) % _FIRST_DERIVED
 
 
 def _curve(letter: str, query: Query) -> prometheus.Dataquery:

@@ -1,6 +1,7 @@
 #!/bin/sh
-# install.sh PYTHON PREFIX CONFIGURATION UNITS: installs the program, its systemd units and sample
-# settings. Settings that are there already stay as they are; no service is started or restarted.
+# install.sh PYTHON PREFIX CONFIGURATION UNITS BINARIES: installs the program, and everything else by
+# install_files.sh. Settings that are there already stay as they are; no service is started or
+# restarted.
 set -eu
 umask 022
 
@@ -8,9 +9,10 @@ python=$1
 prefix=$2
 configuration=$3
 units=$4
+binaries=$5
 source=$(cd "$(dirname "$0")/.." && pwd)
 
-for folder in "$prefix" "$configuration" "$units"; do
+for folder in "$prefix" "$configuration" "$units" "$binaries"; do
     if ! mkdir -p "$folder" || [ ! -w "$folder" ]; then
         echo "install.sh: cannot write to $folder; run make install as root" >&2
         exit 1
@@ -32,19 +34,11 @@ pip="$prefix/bin/python -m pip --disable-pip-version-check install --quiet"
 $pip --require-hashes --requirement "$lock"
 $pip --no-deps --no-build-isolation "$copy"
 
-for unit in deploy/systemd/*.service; do
-    sed "s|/opt/railscope/bin/|$prefix/bin/|; s|/etc/railscope/|$configuration/|g" "$unit" \
-        >"$units/$(basename "$unit")"
-done
-samples="agent.toml collector.toml tokens.toml seller.toml prices.toml"
-samples="$samples claims.csv tenants.csv quotas.csv calendar.toml retired.csv inventory.csv"
-for sample in $samples; do
-    if [ ! -e "$configuration/$sample" ]; then
-        cp "deploy/$sample" "$configuration/$sample"
-    fi
-done
+deploy/install_files.sh "$prefix" "$configuration" "$units" "$binaries"
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
 fi
 echo "installed $("$prefix/bin/railscope" --version) in $prefix"
-echo "settings: $configuration; units: $units; start with systemctl enable --now railscope-agent"
+echo "settings: $configuration; units: $units; rules: $configuration/prometheus"
+echo "boards, runbooks, scripts: $prefix/share/railscope; command: $binaries/railscope"
+echo "start with systemctl enable --now railscope-agent"

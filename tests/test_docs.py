@@ -236,6 +236,41 @@ def test_the_metric_and_the_source_that_the_page_adds_work(followed: Path, tmp_p
     assert "ok      open files" in checked
 
 
+def test_the_source_that_the_page_adds_knows_a_server_without_the_file(
+    followed: Path, tmp_path: Path
+):
+    (tmp_path / "proc").mkdir()
+    once = [sys.executable, "-m", "railscope", "agent", "once", "--root", str(tmp_path)]
+    outcome = subprocess.run(
+        once, cwd=followed, env=os.environ | {"PYTHONPATH": str(followed)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+    assert "\nrailscope_open_files " not in outcome.stdout
+    assert 'source="open_files",state="unsupported"} 1' in outcome.stdout
+    checked = subprocess.run(
+        [*once[:4], "check", *once[5:]], cwd=followed,
+        env=os.environ | {"PYTHONPATH": str(followed)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "absent  open files" in checked.stdout
+    assert "Traceback" not in checked.stderr
+
+
+def test_the_source_that_the_page_adds_stops_in_order(followed: Path, tmp_path: Path):
+    """A read after a probe that found nothing, and the end, as the sampler has them."""
+    (tmp_path / "proc").mkdir()
+    lines = (
+        "from pathlib import Path; import sys",
+        "from agent.host.real import RealHost; from agent.source import Table",
+        "from agent.sources.open_files import OpenFiles",
+        "host, source = RealHost(Path(sys.argv[1])), OpenFiles()",
+        "found = source.probe(host)",
+        "source.read(host, Table(len(found.columns)))",
+        "source.close()",
+    )
+    within(followed, "-c", "\n".join(lines), str(tmp_path))
+
+
 def test_the_source_that_the_page_adds_is_well_formed(followed: Path):
     source = "agent/sources/open_files.py"
     within(followed, "-m", "ruff", "check", "--no-cache", source, "dashboards/cluster_overview.py")
@@ -245,7 +280,7 @@ def test_the_source_that_the_page_adds_is_well_formed(followed: Path):
 def test_the_panel_and_the_alert_that_the_page_adds_work(followed: Path):
     within(followed, "-m", "dashboards")
     within(followed, "docs/generate.py")
-    assert "| 509 | Open files |" in (followed / "docs/boards.md").read_text()
+    assert "| 157339 | Open files |" in (followed / "docs/boards.md").read_text()
     assert "## RailscopeOpenFiles" in (followed / "docs/alerts.md").read_text()
     assert "| `railscope_cluster_sum_open_files` |" in (followed / "docs/metrics.md").read_text()
     within(followed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")

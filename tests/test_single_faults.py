@@ -40,7 +40,6 @@ TOLD: dict[str, dict[str, Labels]] = {
     "row_remap": {
         "RailscopeGpuRecovery": {"state": "drain_and_reset"},
         "RailscopeGpuRowRemapPending": {"severity": "warning"},
-        "RailscopeGpuXid": {"severity": "warning"},
     },
     "ecc_uncorrected": {
         "RailscopeGpuEccUncorrected": {"severity": "critical"},
@@ -58,10 +57,14 @@ TOLD: dict[str, dict[str, Labels]] = {
     },
     "gpu_hung": {
         "RailscopeGpuHealth": {"severity": "critical"},
+        "RailscopeGpuDriverStuck": {"severity": "critical"},
         "RailscopeGpuXid": {"severity": "critical", "xid": "119"},
-        "RailscopeSourcePartial": {"source": "gpu"},
     },
-    "driver_stuck": {"RailscopeSourceFailing": {"source": "gpu", "problem": "failed"}},
+    # Pages without a sample are no scrapes here: old values last for five minutes.
+    "driver_stuck": {
+        "RailscopeGpuDriverStuck": {"severity": "critical"},
+        "RailscopeSourceFailing": {"source": "gpu", "problem": "failed"},
+    },
     "nvml_denied": {"RailscopeSourcePartial": {"source": "gpu_activity"}},
     "thermal": {"RailscopeGpuThermalThrottle": {"severity": "critical", "problem": "hardware"}},
     "incast": {"RailscopeIncast": {"severity": "warning", **STRUCK_PORT}},
@@ -71,6 +74,12 @@ TOLD: dict[str, dict[str, Labels]] = {
         "RailscopePfcStorm": {"severity": "critical", **STRUCK_INTERFACE},
     },
     "slow_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **STRUCK_INTERFACE}},
+    "stalled_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **STRUCK_INTERFACE}},
+    "link_down": {
+        "RailscopeLinkDown": {"problem": "down", **STRUCK_PORT},
+        "RailscopeRdmaRetransmission": {"problem": "timeouts", **STRUCK_PORT},
+    },
+    "unclaimed": {"RailscopeUnclaimedUse": {"seen_by": "agent"}},
     "pfc_victim": {"RailscopePfcPauseShare": {"direction": "receive", **STRUCK_INTERFACE}},
     "flapping": {"RailscopeLinkDown": {"problem": "flapping", **STRUCK_INTERFACE}},
     "speed_down": {
@@ -95,12 +104,13 @@ def test_every_fault_is_looked_at() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", TOLD)
 async def test_a_fault_is_told_by_what_it_explains(tmp_path: Path, fault: str) -> None:
-    spec = server("n1", fault, gpus=2, scheduler="slurm")
+    scheduler = "kubernetes" if fault == "unclaimed" else "slurm"  # whose jobs have all GPUs
+    spec = server("n1", fault, gpus=2, scheduler=scheduler)
     found = alerts(await watched(spec, MINUTES, METRICS), MINUTES, tmp_path)
     early = [alert for now in found[: MINUTES // 2] for alert in now if "node" in alert]
     assert early == [] or fault == "nvml_denied", "it is well until the fault strikes"
     heard = told(found)
-    assert {alert["alertname"] for alert in heard} == set(TOLD[fault])
+    assert {alert["alertname"] for alert in heard} == set(TOLD[fault]), heard
     for name, labels in TOLD[fault].items():
         wanted = {"alertname": name, "node": "n1", **labels}
         assert any(wanted.items() <= alert.items() for alert in heard), wanted

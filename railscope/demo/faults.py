@@ -58,7 +58,7 @@ FAULTS = (
     ),
     DemoFault(
         "slow_receiver", "gpu-node-3", "stalled_receiver", 105, 480,
-        ("RailscopePfcPauseShare",), 450, 360,
+        ("RailscopePfcPauseShare", "RailscopeBurstPause"), 450, 360,
         "{nic} takes in data too slowly and pauses its switch",
     ),
     DemoFault(

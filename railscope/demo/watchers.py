@@ -45,6 +45,13 @@ default_home_dashboard_path = {boards}/cluster-overview.json
 """
 
 
+_GRAFANA_FROM = (
+    "install Grafana OSS as grafana.com/docs describes, then /usr/share/grafana is there"
+)
+_PACKAGES = {"prometheus": "prometheus", "prometheus-alertmanager": "prometheus-alertmanager"}
+"""Debian's, by what they install."""
+
+
 class WatchersError(RuntimeError):
     """The folder cannot be written; the message says what is missing or stands in the way."""
 
@@ -121,21 +128,26 @@ class Watchers:
             raise WatchersError(message) from error
 
     def commands(self) -> Mapping[str, Sequence[str]]:
-        """How to start each program, by where it is looked at."""
+        """The command that starts each program, by how its pages are reached.
+
+        Debian's Prometheus has the old pages only, and its Alertmanager none at all.
+        """
+        alerts = f"http://{HOST}:{self.ports.prometheus}"
+        alertmanager_url = f"http://{HOST}:{self.ports.alertmanager}"
         prometheus, alertmanager = self.folder / "prometheus", self.folder / "alertmanager"
         return {
-            f"http://{HOST}:{self.ports.prometheus}/alerts": [
+            f"{alerts}/classic/alerts (other builds than Debian's: {alerts}/alerts)": [
                 "prometheus", f"--config.file={prometheus}/prometheus.yml",
                 f"--storage.tsdb.path={prometheus}/data",
                 f"--web.listen-address={HOST}:{self.ports.prometheus}",
             ],
-            f"http://{HOST}:{self.ports.alertmanager}": [
+            f"amtool --alertmanager.url={alertmanager_url} alert": [
                 next(filter(shutil.which, _ALERTMANAGERS), _ALERTMANAGERS[-1]),
                 f"--config.file={alertmanager}/alertmanager.yml",
                 f"--storage.path={alertmanager}/data",
                 f"--web.listen-address={HOST}:{self.ports.alertmanager}", "--cluster.listen-address=",
             ],
-            f"http://{HOST}:{self.ports.grafana}": [
+            f"http://{HOST}:{self.ports.grafana} (Debian has no package: {_GRAFANA_FROM})": [
                 "grafana", "server", "--homepath=/usr/share/grafana",
                 f"--config={self.folder}/grafana/grafana.ini",
             ],
@@ -143,12 +155,13 @@ class Watchers:
 
     def how_to_start(self) -> str:
         """The commands, to be copied."""
-        return "\n".join(
-            (
-                f"Prometheus, Alertmanager and Grafana find all they need in {self.folder}:",
-                *(f"  {shlex.join(words)}\n      {url}" for url, words in self.commands().items()),
-            )
-        )
+        lines = [f"Prometheus, Alertmanager and Grafana find all they need in {self.folder}:"]
+        lines += [f"  {shlex.join(words)}\n      {url}" for url, words in self.commands().items()]
+        programs = {words[0] for words in self.commands().values()}
+        missing = [_PACKAGES[one] for one in programs & set(_PACKAGES) if not shutil.which(one)]
+        if missing:
+            lines.append(f"  not installed here: apt-get install {' '.join(sorted(missing))}")
+        return "\n".join(lines)
 
     def _targets(self, of: str, addresses: Mapping[str, str]) -> None:
         """Addresses by node; a collector and an Alertmanager are on none."""

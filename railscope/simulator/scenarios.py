@@ -105,9 +105,9 @@ class SlowReceiver(SlowedExchange):
 
 
 class StalledReceiver(SlowReceiver):
-    """The same, so bad that the NIC pauses the switch for half of the time in which it receives."""
+    """The same, so bad that the NIC pauses the switch for most of the time in which it receives."""
 
-    min_pausing, max_pausing = 0.45, 0.65
+    min_pausing, max_pausing = 0.55, 0.7
 
 
 class PfcVictim(SlowedExchange):

@@ -1,0 +1,69 @@
+#!/bin/sh
+# install_files.sh PREFIX CONFIGURATION UNITS BINARIES: installs everything but the program itself:
+# units, sample settings, rules, boards, runbooks and scripts, with these directories in the place of
+# the usual ones. Settings and rules that are there already stay as they are; where a new version of
+# the rules differs, it is written beside them as NAME.new.
+set -eu
+umask 022
+
+prefix=$1
+configuration=$2
+units=$3
+binaries=$4
+cd "$(dirname "$0")/.."
+share=$prefix/share/railscope
+
+# Write a file with the directories of this installation.
+adapt() {
+    sed -e "s|/opt/railscope|$prefix|g" -e "s|/etc/railscope|$configuration|g" \
+        -e "s|/var/lib/grafana/dashboards/railscope|$share/dashboards|g" \
+        -e 's|\.\./\.\./alerts/rules|rules|g' "$1"
+}
+
+# Install a file that belongs to the program: a later version takes its place.
+put() {
+    mkdir -p "$(dirname "$2")"
+    adapt "$1" >"$2"
+    if [ -x "$1" ]; then chmod +x "$2"; fi
+}
+
+# Install a file that belongs to the administrator, unless there is one.
+offer() {
+    if [ ! -e "$2" ]; then
+        put "$1" "$2"
+    elif [ "${3-}" = new ] && ! adapt "$1" | cmp -s - "$2"; then
+        put "$1" "$2.new"
+        echo "kept $2; the new version is $2.new"
+    fi
+}
+
+for unit in deploy/systemd/*.service; do
+    put "$unit" "$units/$(basename "$unit")"
+done
+samples="agent.toml collector.toml tokens.toml seller.toml prices.toml claims.csv tenants.csv quotas.csv"
+samples="$samples calendar.toml retired.csv inventory.csv alertmanager.yml"
+for sample in $samples; do
+    offer "deploy/$sample" "$configuration/$sample"
+done
+offer deploy/prometheus/prometheus.yml "$configuration/prometheus/prometheus.yml" new
+for targets in deploy/prometheus/targets/*.yml; do
+    offer "$targets" "$configuration/prometheus/targets/$(basename "$targets")"
+done
+for rules in alerts/rules/*.yml; do
+    offer "$rules" "$configuration/prometheus/rules/$(basename "$rules")" new
+done
+for board in dashboards/generated/*.json; do
+    put "$board" "$share/dashboards/$(basename "$board")"
+done
+for provisioning in dashboards/provisioning/*/railscope.yml; do
+    put "$provisioning" "$share/${provisioning#dashboards/}"
+done
+for runbook in alerts/runbooks/*.md; do
+    put "$runbook" "$share/runbooks/$(basename "$runbook")"
+done
+for script in deploy/slurm/*.sh; do
+    put "$script" "$share/slurm/$(basename "$script")"
+done
+put deploy/systemd/tenancy.conf "$share/systemd/tenancy.conf"
+mkdir -p "$binaries"
+ln -sfn "$prefix/bin/railscope" "$binaries/railscope"

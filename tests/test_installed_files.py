@@ -1,0 +1,99 @@
+"""`deploy/install_files.sh`: everything but the program, with the directories that it is given."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.alert_rules import ROOT, RULES
+
+USUAL = ("/opt/railscope", "/etc/railscope", "/var/lib/grafana/dashboards/railscope")
+
+
+def install(root: Path) -> str:
+    """Install into a root of its own; return what the installer prints."""
+    directories = (root / name for name in ("opt/rs", "etc/rs", "units", "bin"))
+    outcome = subprocess.run(
+        [ROOT / "deploy/install_files.sh", *directories], capture_output=True, text=True, check=True
+    )
+    return outcome.stdout
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    assert install(tmp_path) == ""
+    return tmp_path
+
+
+def test_no_file_names_a_directory_that_was_not_chosen(root: Path):
+    files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 100
+    named = {
+        str(path.relative_to(root))
+        for path in files
+        for usual in USUAL
+        if usual in path.read_text()
+    }
+    assert not named
+
+
+def test_samples_name_files_beside_them(root: Path):
+    settings = (root / "etc/rs/collector.toml").read_text()
+    assert f"{root}/etc/rs/" in (root / "units/railscope-collector.service").read_text()
+    assert not any(tomllib.loads(settings).values()), "every setting is a comment"
+    for name in ("tenants.csv", "inventory.csv", "claims.csv", "tokens.toml", "agent.toml"):
+        assert (root / "etc/rs" / name).is_file()
+
+
+def test_prometheus_finds_every_rule_where_it_is_installed(root: Path):
+    directory = root / "etc/rs/prometheus"
+    named = yaml.safe_load((directory / "prometheus.yml").read_text())["rule_files"]
+    assert sorted(directory / name for name in named) == sorted((directory / "rules").glob("*.yml"))
+    assert len(named) == len(RULES)
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    command = ["promtool", "check", "config", str(directory / "prometheus.yml")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_copy_of_the_settings_without_the_rules_is_found_to_be_wrong(tmp_path: Path):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    alone = tmp_path / "etc/prometheus"
+    alone.mkdir(parents=True)
+    shutil.copy(ROOT / "deploy/prometheus/prometheus.yml", alone)
+    command = ["promtool", "check", "config", str(alone / "prometheus.yml")]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert "does not point to an existing file" in outcome.stdout + outcome.stderr
+
+
+def test_boards_runbooks_and_scripts_are_installed(root: Path):
+    share = root / "opt/rs/share/railscope"
+    for of in ("dashboards", "runbooks", "slurm", "systemd", "provisioning"):
+        assert any((share / of).rglob("*.*")), of
+    assert (share / "slurm/prolog.sh").stat().st_mode & 0o111
+    assert f"{root}/opt/rs/bin/railscope" in (share / "slurm/prolog.sh").read_text()
+    provider = yaml.safe_load((share / "provisioning/dashboards/railscope.yml").read_text())
+    (first,) = provider["providers"]
+    assert any(Path(first["options"]["path"]).glob("*.json"))
+
+
+def test_the_command_of_the_runbooks_is_on_the_path(root: Path):
+    assert (root / "bin/railscope").readlink() == root / "opt/rs/bin/railscope"
+
+
+def test_what_the_administrator_changed_stays(root: Path):
+    settings, rules = root / "etc/rs/agent.toml", root / "etc/rs/prometheus/rules/gpu.yml"
+    settings.write_text('node = "mine"\n')
+    rules.write_text("groups: []\n")
+    output = install(root)
+    assert settings.read_text() == 'node = "mine"\n'
+    assert rules.read_text() == "groups: []\n"
+    assert output == f"kept {rules}; the new version is {rules}.new\n"
+    assert "RailscopeGpuXid" in rules.with_name("gpu.yml.new").read_text()
