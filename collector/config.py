@@ -70,7 +70,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         int,
         described(
             "Most quarters of an hour of nodes that wait in memory for the database, about 60 KiB each."
-            " Beyond it agents keep their frames.",
+            " Nodes that have such have equal shares; beyond its share an agent keeps its frames.",
             ge=1,
         ),
     ] = 50_000

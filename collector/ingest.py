@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 OFF_LOOP_BYTES = 64 << 10
 """Bodies that are larger when decompressed, or do not say how large, are decoded in a thread."""
+MAX_PARTS_OF_A_NODE = 2048
+"""Three weeks of evidence of one node, waiting for the database."""
 LARGE_AT_ONCE = 2
 """So many of them at a time: each takes many times its size while it is decoded."""
 RATE_WINDOW_SECONDS = 10.0
@@ -171,7 +173,7 @@ class Ingest:
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)
             return {"accepted_frames": 0, "duplicate_frames": total}
-        self._check_evidence()
+        self._check_evidence(who.name)
         audited = self._audited(envelope, sender)
         try:
             await self.log.append(record, lambda: self.core.steps(record, envelope))
@@ -232,11 +234,13 @@ class Ingest:
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
         return count
 
-    def _check_evidence(self) -> None:
-        """Leave frames where they are, if what they say could not be kept."""
-        waiting, most = len(self.core.evidence.chunks), self.limits.waiting_evidence_parts
-        if waiting > most:
-            text = f"{waiting} parts of evidence wait for the database, more than {most}"
+    def _check_evidence(self, node: str) -> None:
+        """Leave frames with their node, if it has used its share of what can wait."""
+        waiting = self.core.evidence.waiting
+        share = max(1, self.limits.waiting_evidence_parts // max(1, len(waiting)))
+        share = min(share, MAX_PARTS_OF_A_NODE)
+        if waiting[node] > share:
+            text = f"{waiting[node]} parts of evidence of {node} wait for the database, more than {share}"
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
 
     def _check_bounds(self, envelope: Envelope) -> Cost:

@@ -32,6 +32,8 @@ from railscope.wire import Batch, Envelope
 
 log = structlog.get_logger(__name__)
 
+PART_BYTES = 64 << 10
+"""What a node's quarter of an hour usually takes."""
 FLAGGED_NS = 2_000_000_000
 """A node's clock that is further off than this is told of; beyond a minute it is not believed."""
 MOST_SNAPPED_NS = FLAGGED_NS
@@ -43,6 +45,13 @@ class Kept(msgspec.Struct):
     chunk: Chunk
     touched_ns: int = 0
     stored: bool = False
+    size_bytes: int = 0
+    """About the memory that it takes."""
+
+    @property
+    def parts(self) -> int:
+        """For how many parts of evidence it counts."""
+        return 1 + self.size_bytes // PART_BYTES
 
 
 class GpuMemory(msgspec.Struct):
@@ -61,6 +70,8 @@ class EvidenceBook:
 
     gpus: dict[str, GpuMemory] = field(default_factory=dict)
     chunks: dict[tuple[str, str, int], Kept] = field(default_factory=dict)
+    waiting: Counter[str] = field(default_factory=Counter)
+    """Parts of evidence that are in memory, by node."""
     unwritten: dict[Told | Ended, None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
@@ -88,7 +99,10 @@ class EvidenceBook:
             self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns
         )
         for number, rows in by_chunk(batch.boot_ns):
-            taking.take(self._chunk(taking, number, rows), rows)
+            kept = self._chunk(taking, number, rows)
+            before = kept.parts
+            kept.size_bytes += taking.take(kept.chunk, rows)
+            self.waiting[envelope.node] += kept.parts - before
             yield
 
     def _skew(self, record: Record, node: str) -> int:
@@ -102,7 +116,7 @@ class EvidenceBook:
         self.trouble(Trouble("quarantine", "", node, record.received_wall_ns, facts))
         return QUARANTINE_NS + 1
 
-    def _chunk(self, taking: Taking, number: int, rows: Sequence[int]) -> Chunk:
+    def _chunk(self, taking: Taking, number: int, rows: Sequence[int]) -> Kept:
         envelope, batch = taking.envelope, taking.batch
         first = taking.since_boot_ns + batch.boot_ns[rows[0]]
         last = taking.since_boot_ns + batch.boot_ns[rows[-1]]
@@ -110,11 +124,19 @@ class EvidenceBook:
         kept = self.chunks.get(key)
         if kept is None:
             kept = self.chunks[key] = Kept(Chunk(*key, first, last, {}, [], {}, {}))
-        chunk = kept.chunk
-        chunk.cover(first, last)
+            self.waiting[envelope.node] += kept.parts
+        kept.chunk.cover(first, last)
         kept.touched_ns = max(kept.touched_ns, taking.record.received_wall_ns)
         kept.stored = False
-        return chunk
+        return kept
+
+    def release(self, kept: Kept) -> None:
+        """Forget a part that the database has."""
+        chunk = kept.chunk
+        del self.chunks[chunk.node, chunk.boot, chunk.number]
+        self.waiting[chunk.node] -= kept.parts
+        if not self.waiting[chunk.node]:
+            del self.waiting[chunk.node]
 
     def gpu(self, uuid: str) -> GpuMemory:
         """What is kept of a GPU."""
@@ -278,6 +300,7 @@ class EvidenceBook:
         for kept in chunks:
             kept.stored = False  # it may have been on its way
             self.chunks[kept.chunk.node, kept.chunk.boot, kept.chunk.number] = kept
+            self.waiting[kept.chunk.node] += kept.parts
         self.unwritten = dict.fromkeys(unwritten)
         facts: list[Told | Ended] = []
         for memory in self.gpus.values():

@@ -237,8 +237,7 @@ class Settler:
         for one in kept:
             self._open_days.stored(one.chunk)
             if one.stored:
-                chunk = one.chunk
-                del self.book.chunks[chunk.node, chunk.boot, chunk.number]
+                self.book.release(one)
 
     # Settling ----------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope
 
 _VALUE = np.dtype("<i8")
+_SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
+"""About the memory of a span, here and with its GPU, and for how many of them a new GPU counts."""
 
 
 class Hearing(Protocol):
@@ -44,17 +46,22 @@ class Taking:
     since_boot_ns: int
     skew_ns: int
     uncertainty_ns: int
+    added_bytes: int = 0
 
-    def take(self, chunk: Chunk, rows: Sequence[int]) -> None:
-        """Take the rows of one chunk."""
+    def take(self, chunk: Chunk, rows: Sequence[int]) -> int:
+        """Take the rows of one chunk, and return about how many bytes that made."""
+        self.added_bytes = 0
         if self.known.gpus:
             self._sight(chunk, rows)
         else:
+            before = len(chunk.reports)
             add_spans(chunk.reports, self._spans(rows))
+            self.added_bytes += _SPAN_BYTES * (len(chunk.reports) - before)
         if self.known.metered.layouts:
             self._cut(chunk, rows)
         if len(self.known.metered.columns):
             self._count(chunk, rows)
+        return self.added_bytes
 
     def _spans(self, rows: Sequence[int]) -> list[Span]:
         """Rows that lie at most a gap apart, as spans."""
@@ -87,7 +94,10 @@ class Taking:
                 if len(spoke) < len(rows):
                     presence = Presence(chunk.node, chunk.boot, heard_ns, self._spans(spoke))
             first_ns = self.book.see(gpu.uuid, presence)
+            found = chunk.gpus.get(gpu.uuid)
+            before = len(found.spans) if found else -_SPANS_OF_A_GPU
             chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), first_ns, presence.spans)
+            self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
 
     def _spoke(self, gpu: Gpu, rows: Sequence[int]) -> Sequence[int]:
         """The rows in which a GPU said anything."""
@@ -126,6 +136,7 @@ class Taking:
             last = number
         if not wanted:
             return
+        before = len(series.cells)
         width = self.known.layout.columns
         table = decode.rows_at(batch, [row for _, row in wanted], metered.columns, width)
         for (number, row), read in zip(wanted, table, strict=True):
@@ -133,6 +144,8 @@ class Taking:
             values = np.where(codes == PRESENT, read, -1).astype(_VALUE)
             instant_ns = self.since_boot_ns + batch.boot_ns[row]
             series.offer(number, Cell(batch.boot_ns[row], instant_ns, values.tobytes()))
+        cell_bytes = _SPAN_BYTES + _VALUE.itemsize * len(metered.columns)
+        self.added_bytes += cell_bytes * (len(series.cells) - before)
 
 
 def by_chunk(boot_ns: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:

@@ -131,24 +131,30 @@ async def test_a_silent_node_and_its_events_outlive_the_segments_that_told_of_th
         assert one.collector.core.gpus_of["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}
 
 
-async def test_frames_stay_with_the_agent_while_evidence_of_others_waits(tmp_path: Path):
+async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence(tmp_path: Path):
     waits, at_once = (
         MeteringSettings(quiet_seconds=3600),
         MeteringSettings(period_seconds=0.1, quiet_seconds=0),
     )
-    limits = Limits(waiting_evidence_parts=1)
-    senders = [Sender(node) for node in ("n1", "n2", "n3")]
-    bodies = {one.node: one.body(some(one), schemas=True) for one in senders}
+    limits = Limits(waiting_evidence_parts=2)
+    sender, other = Sender(), Sender("n2")
+    quarters = [sender.body(some(sender, at=900 * n), schemas=True) for n in range(4)]
+    body = other.body(some(other), schemas=True)
     async with running(settings_in(tmp_path, limits=limits, metering=waits)) as one:
-        answers = [await one.post(body, node=node) for node, body in bodies.items()]
-        assert [status for status, _ in answers] == [200, 200, 503]
-        assert answers[2][1]["error"] == "2 parts of evidence wait for the database, more than 1"
-        assert (await one.post(bodies["n1"]))[0] == 200, "what is durable already is acknowledged"
+        answers = [await one.post(quarter, at=5000) for quarter in quarters]
+        assert [status for status, _ in answers] == [200, 200, 200, 503]
+        assert answers[3][1]["error"] == (
+            "3 parts of evidence of n1 wait for the database, more than 2"
+        )
+        assert (await one.post(body, node="n2"))[0] == 200, "another node is not affected"
+        assert (await one.post(quarters[0], at=5000))[0] == 200, (
+            "what is durable already is acknowledged"
+        )
         assert one.collector.core.counts.rejected == {"evidence": 1}
     async with running(settings_in(tmp_path, limits=limits, metering=at_once)) as one:
         while one.collector.core.evidence.chunks:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
-        assert (await one.post(bodies["n3"], node="n3"))[0] == 200
+        assert (await one.post(quarters[3], at=5000))[0] == 200
 
 
 async def test_two_collectors_do_not_share_a_state_directory(tmp_path: Path):
