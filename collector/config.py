@@ -253,7 +253,9 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_jobs: Annotated[
         int,
         described(
-            "Jobs that metrics and the API tell of; those known first. Others are counted.", ge=0
+            "Jobs that metrics and the API tell of, 256 of one node at most; nodes take turns. Others"
+            " are counted.",
+            ge=0,
         ),
     ] = 5000
     straggler_seconds: Annotated[

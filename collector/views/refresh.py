@@ -22,6 +22,7 @@ from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
 from collector.workloads.averages import Averages
 from collector.workloads.gathered import Gathered
+from collector.workloads.roster import fair_selection
 from collector.workloads.seating import Seating
 from collector.workloads.view import Jobs
 from railscope.catalog import collector as catalog
@@ -132,9 +133,10 @@ class Refresher:
         jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
         told = self.averages.follow(gathered, of_seat, now_ns)
         fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
-        left_out = max(len(jobs) - self.most_jobs, 0)
+        chosen = fair_selection(jobs, self.most_jobs)
+        left_out = len(jobs) - len(chosen)
         return Jobs(
-            now_ns, tuple(jobs[: self.most_jobs]), left_out, gathered, of_seat,
+            now_ns, tuple(chosen), left_out, gathered, of_seat,
             roster.numbers, fresh, told,
         )  # fmt: skip
 

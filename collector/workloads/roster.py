@@ -6,6 +6,7 @@ reader was given is not changed afterwards.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -42,6 +43,26 @@ class Job(NamedTuple):
     def start_ns(self) -> int:
         """When the first of its claims began."""
         return min(place.holding.start_ns for place in self.places)
+
+
+MAX_JOBS_OF_A_NODE = 256
+
+
+def fair_selection(jobs: Sequence[Job], max_jobs: int) -> list[Job]:
+    """The jobs that are reported where there are too many, in their order.
+
+    Nodes take turns: first one job of each, then a second one. So a node that invents thousands of
+    jobs hides none of another node, and has never more than its own bound.
+    """
+    taken: Counter[str] = Counter()
+    ranks = []
+    for job in jobs:
+        nodes = {place.holding.node for place in job.places}
+        ranks.append(min((taken[node] for node in nodes), default=0))
+        taken.update(nodes)
+    within = [at for at, rank in enumerate(ranks) if rank < MAX_JOBS_OF_A_NODE]
+    chosen = sorted(within, key=ranks.__getitem__)[:max_jobs]
+    return [jobs[at] for at in sorted(chosen)]
 
 
 @dataclass(slots=True)
