@@ -6,6 +6,7 @@ import click
 
 from collector.billing.command import demo
 from collector.billing.decide_command import (
+    accept_copy_command,
     adjust_command,
     credit_command,
     opening_command,
@@ -29,7 +30,8 @@ def bill() -> None:
 
 
 for command in (
-    adjust_command, close_command, credit_command, demo, export_command, import_jobs, list_command, opening_command, prices,
+    accept_copy_command, adjust_command, close_command, credit_command, demo, export_command, import_jobs,
+    list_command, opening_command, prices,
     preview_command, reconcile_command, statement_command, void_command,
 ):  # fmt: skip
     bill.add_command(command)

@@ -108,6 +108,7 @@ class Collector:
         self.settler = Settler(
             self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.folder / "evidence.seen",
+            check=self.audit.watch.check,
         )  # fmt: skip
         self.refresher = Refresher(
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,

@@ -40,9 +40,9 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         103,
-        "Disputed",
-        "An agent holds a checkpoint that this log has never had.",
-        ask("max(railscope_audit_log_disputed)"),
+        "Disputed, replaced",
+        "An agent holds a checkpoint that this log has never had, or the ledger is an older copy.",
+        ask("max(railscope_audit_log_disputed) + max(railscope_ledger_replaced)"),
         NONE_IS_GOOD,
     )
     yield number(

@@ -40,7 +40,7 @@ MOST_SHOWN = 100
 MOST_READ = 20_000
 """Records that one answer may have to wait for."""
 INDEXED_AT_ONCE = 2000
-_OWN_REFERENCES = ("frame/", "entry/", "outbox/", "record/")
+_OWN_REFERENCES = ("frame/", "entry/", "outbox/", "outbox-row/", "record/")
 """Identities that name no other tenant: of frames, ledger entries, rows of the outbox, records."""
 _SOMEBODY_ELSE = "\0"
 """Stands for who is not named by the name of a tenant."""

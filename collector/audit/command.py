@@ -10,6 +10,7 @@ from unicodedata import normalize
 
 import click
 
+from collector.audit.ledger_records import LedgerRecords
 from collector.audit.ownership import TakenError
 from collector.audit.personal import FOLDER as PERSONAL
 from collector.audit.personal import SaltError, Salts
@@ -31,7 +32,6 @@ from collector.audit.verify import Outcome, VerifyError, verify
 from collector.audit.vouching import Witness
 from collector.config import CollectorSettings
 from railscope.audit.note import NoteError, PublicKey, SecretKey, read_note
-from railscope.audit.record import Record
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 _KEY = click.option(
@@ -62,7 +62,7 @@ def audit() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A checkpoint that someone else kept; may be given several times.",
 )  # fmt: skip
-@click.option("--ledger", "ledger", help="URL of the ledger, to compare its invoices, too.")
+@click.option("--ledger", "ledger", help="URL of the ledger, to compare its rows, too.")
 def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: str | None) -> None:
     """Read and hash every record again, and compare with what was signed.
 
@@ -73,7 +73,7 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: st
     public = _key(key)
     try:
         found = verify(folder, public, [_kept(anchor) for anchor in anchors])
-        waiting = _invoices(ledger, found.issued) if ledger else []
+        waiting = _ledger(ledger, found.ledger) if ledger else []
     except VerifyError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(plain(line), err=True)
@@ -89,24 +89,12 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: st
         click.echo(plain(f"to explain: {finding}"))
 
 
-def _invoices(url: str, issued: Sequence[Record]) -> list[str]:
-    """Compare with the ledger; what is to be recorded still. Raises VerifyError."""
+def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
+    """Compare with the ledger; what needs an explanation. Raises VerifyError."""
     # The ledger's libraries are large, and most checks do without.
-    from collector.audit.invoices import compare_invoices  # noqa: PLC0415 - as above
-    from collector.billing.store import BillingStore  # noqa: PLC0415 - as above
-    from collector.ledger.database import Database, LedgerError  # noqa: PLC0415 - as above
+    from collector.audit.ledger_comparison import compare_url  # noqa: PLC0415 - as above
 
-    try:
-        database = Database(url)
-        try:
-            wrong, waiting = compare_invoices(issued, BillingStore(database))
-        finally:
-            database.close()
-    except LedgerError as error:
-        raise VerifyError(Outcome.UNREADABLE, str(error)) from error
-    if wrong:
-        raise VerifyError(Outcome.ALTERED, "; ".join(wrong))
-    return waiting
+    return compare_url(url, recorded)
 
 
 def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:

@@ -17,14 +17,15 @@ import structlog
 from collector.audit.draft import record_of
 from collector.audit.housekeeping import HousekeepingError
 from collector.audit.journal import JournalError
+from collector.audit.ledger_records import OUTBOX_ROW
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.outbox import (
-    REFERENCE,
     Place,
     Waiting,
     last_placed,
     newest_number,
     place,
+    reference_of,
     take,
     unplaced,
 )
@@ -92,6 +93,8 @@ class Drain:
         batch = await asyncio.to_thread(self._take, database)
         places = await self._recorded(batch)
         await asyncio.to_thread(self._place, database, places)
+        for one in batch:
+            self._found.pop(one.reference)
         return len(batch) == MOST_IN_A_BATCH
 
     def _look_back(self, database: Database) -> None:
@@ -103,9 +106,10 @@ class Drain:
         name = leaf_hash(genesis).hex()
         with database.transaction() as connection:
             last = last_placed(connection, name)
+            expected = reference_of(connection, last.id) if last else ""
         self._found = {}
         behind = self.audit.records(last.leaf if last else 0)
-        if last and _reference(next(behind, None)) != REFERENCE + last.id:
+        if last and row_reference(next(behind, None)) != expected:
             message = (
                 f"the ledger knows of record {last.leaf} of this log, which is not there: "
                 "an older copy of the log was put back, or its end is lost"
@@ -113,9 +117,8 @@ class Drain:
             self.refuse(message)
             raise AuditError(message)
         for raw in behind:
-            record = decode(raw)
-            if record.ref and record.ref[0].startswith(REFERENCE):
-                self._found[record.ref[0].removeprefix(REFERENCE)] = record.seq
+            if reference := row_reference(raw):
+                self._found[reference] = decode(raw).seq
         self._log = name
 
     def _take(self, database: Database) -> list[Waiting]:
@@ -135,15 +138,15 @@ class Drain:
 
     async def _recorded(self, batch: list[Waiting]) -> list[Place]:
         """Record what the log does not have yet, in order; where each is."""
-        fresh = [one for one in batch if one.id not in self._found]
+        fresh = [one for one in batch if one.reference not in self._found]
         for one in fresh:
             encode(record_of(one.draft, self.audit.source, self.audit.size))
         appended = [self.audit.append(one.draft) for one in fresh]
         leaves = await asyncio.gather(*appended)
-        self._found.update(zip((one.id for one in fresh), leaves, strict=True))
+        self._found.update(zip((one.reference for one in fresh), leaves, strict=True))
         signed = await self._signed() if batch else 0
         return [Place(one.id, leaf, signed if leaf < signed else None) for one in batch
-                for leaf in (self._found[one.id],)]  # fmt: skip
+                for leaf in (self._found[one.reference],)]  # fmt: skip
 
     async def _signed(self) -> int:
         """Sign, if that can be done now; how many records are signed."""
@@ -161,11 +164,9 @@ class Drain:
         with database.transaction(writes=True) as connection:
             place(connection, self._log, places)
         self.waiting -= len(places)
-        for one in places:
-            self._found.pop(one.id)
 
 
-def _reference(raw: bytes | None) -> str:
-    """The first reference of a record; empty where there is no record, or none in it."""
+def row_reference(raw: bytes | None) -> str:
+    """The row of the outbox that a record was made from; empty where there is no record, or row."""
     references = decode(raw).ref if raw is not None else []
-    return references[0] if references else ""
+    return references[-1] if references and references[-1].startswith(OUTBOX_ROW) else ""

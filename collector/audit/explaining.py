@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from collector.audit.continuity import MOST_FINDINGS, Continuity
 from collector.audit.holding import ASSIGN, DONE, RELEASE, TRANSFER
+from collector.audit.ledger_records import LedgerRecords
 from collector.audit.ownership import EPOCH
-from railscope.audit.record import Record
+from railscope.audit.merkle import leaf_hash
+from railscope.audit.record import Record, encode
 
 TOLERANCE_NS = 2_000_000_000
 """By how much the clock of the log's own writer may run backwards."""
@@ -77,8 +79,8 @@ class Explaining:
     times: Times = field(default_factory=Times)
     witnesses: dict[str, str] = field(default_factory=dict)
     """The last key that was recorded of each witness, by node."""
-    issued: list[Record] = field(default_factory=list)
-    """Records of invoices that were issued."""
+    ledger: LedgerRecords = field(default_factory=LedgerRecords)
+    """Records of what was done to the ledger's database."""
     epoch: int = 0
     """The newest one that a start of the collector was recorded with."""
     genesis_key: str = ""
@@ -90,6 +92,9 @@ class Explaining:
         self.continuity.add(record)
         self.pairing.add(record)
         self.times.add(record)
+        self.ledger.add(record)
+        if record.seq == 0:
+            self.ledger.log = leaf_hash(encode(record)).hex()
         key = record.data.get("key")
         epoch = record.data.get(EPOCH)
         if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
@@ -100,8 +105,6 @@ class Explaining:
             self.epoch = max(self.epoch, epoch)
         if record.type == "log.witness" and record.out == DONE and isinstance(key, str):
             self.witnesses[record.obj.node] = key
-        elif record.type == "billing.issue":
-            self.issued.append(record)
         elif record.type == "log.recovered" and len(self.losses) < MOST_FINDINGS:
             damaged, missing = record.data.get("damaged"), record.data.get("missing")
             what = f"{missing} records before it were lost unsigned"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from collector.audit.drain import Drain
 from collector.audit.guard import Guard
+from collector.audit.ledger_watch import LedgerWatch
 from collector.audit.observed import Observed
 from collector.audit.rereading import Rereading
 from collector.audit.witnesses import Witnesses
@@ -22,6 +23,7 @@ class AuditNumbers:
     guard: Guard
     witnesses: Witnesses
     rereading: Rereading
+    watch: LedgerWatch
 
     def cells(self) -> list[Cell]:
         """All of them."""
@@ -33,6 +35,7 @@ class AuditNumbers:
             (c.OUTBOX_WAITING, self.drain.waiting),
             (c.AUDIT_DISPUTED, int(bool(self.guard.refused))),
             (c.AUDIT_WITNESSES, len(self.witnesses.nodes)),
+            (c.LEDGER_REPLACED, int(bool(self.watch.problem))),
             (c.AUDIT_VERIFIED, None if whole is None else int(whole)),
             (c.AUDIT_VERIFIED_AGE, age),
         )

@@ -15,7 +15,9 @@ import msgspec
 from collector.audit.custody_api import CustodyApi
 from collector.audit.drain import Drain
 from collector.audit.guard import Guard
+from collector.audit.heads import Head
 from collector.audit.keys import keep, load_or_generate
+from collector.audit.ledger_watch import LedgerWatch
 from collector.audit.log import NOT_AS_LEFT, AuditLog
 from collector.audit.numbers import AuditNumbers
 from collector.audit.observed import Observed
@@ -31,6 +33,7 @@ from railscope import __version__
 from railscope.audit.record import RecordError, Source
 
 OBSERVED = "observed"
+LEDGER_KNOWN = "ledger.known"
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class AuditOffice:
     custody: CustodyApi
     drain: Drain
     rereading: Rereading
+    watch: LedgerWatch
 
     @classmethod
     def of(
@@ -75,11 +79,12 @@ class AuditOffice:
             trail.wall_ns,
         )  # fmt: skip
         custody = CustodyApi(audit, guard, witnesses)
-        drain = Drain(database, audit, refuse=guard.refuse)
+        watch = LedgerWatch(database, audit, trail.wall_ns, folder / LEDGER_KNOWN)
+        drain = Drain(watch.current, audit, refuse=guard.refuse)
         rereading = Rereading(
-            audit.folder, key.public, settings.audit.verify_seconds, time.monotonic_ns
+            audit.folder, key.public, settings.audit.verify_seconds, time.monotonic_ns, database
         )
-        return cls(key_file, trail, observed, guard, custody, drain, rereading)
+        return cls(key_file, trail, observed, guard, custody, drain, rereading, watch)
 
     def open(self) -> None:
         """Open the log and learn what it holds. Blocking; raises SettingsError, OSError."""
@@ -90,17 +95,31 @@ class AuditOffice:
             self.observed.open()
         except (TileError, RecordError) as error:
             raise self.trail.unusable(NOT_AS_LEFT.format(error)) from error
+        recorded = Head(*self.observed.recorded.head)
+        self.watch.start(recorded if recorded.database else None)
 
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
         """Work until cancelled; what writes the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
-        for work in (self.observed, self.guard, self.custody, self.drain, self.rereading):
+        for work in (
+            self.observed,
+            self.guard,
+            self.custody,
+            self.drain,
+            self.rereading,
+            self.watch,
+        ):
             group.create_task(work.run())
 
     def numbers(self) -> AuditNumbers:
         """What the office says of itself on the page."""
         return AuditNumbers(
-            self.observed, self.drain, self.guard, self.custody.witnesses, self.rereading
+            self.observed,
+            self.drain,
+            self.guard,
+            self.custody.witnesses,
+            self.rereading,
+            self.watch,
         )
 
     def close(self) -> None:

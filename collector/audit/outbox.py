@@ -12,7 +12,9 @@ log in their order (`drain`), and notes where each one is:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,10 +32,12 @@ from sqlalchemy import (
     exists,
     func,
     select,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.audit.draft import Draft, record_of
+from collector.audit.ledger_records import OUTBOX_ROW as ROW
 from collector.ledger.schema import make_append_only, metadata
 from railscope.audit.record import MOST_RECORD_BYTES, Actor, Data, RecordError, Source, Subject
 from railscope.audit.record import encode as encode_record
@@ -82,6 +86,12 @@ for _table in (outbox, taken, placed_rows):
     make_append_only(_table)
 
 
+_HASHED = (
+    "id", "recorded_ns", "type", "outcome", "uncertainty_ms", "actor", "subject", "data", "refs",
+    "commitments",
+)  # fmt: skip
+
+
 class OutboxError(ValueError):
     """What cannot be put into the outbox; the message says why."""
 
@@ -92,6 +102,11 @@ class Waiting(NamedTuple):
     id: str
     draft: Draft
     """As it is to be recorded."""
+
+    @property
+    def reference(self) -> str:
+        """The row, by identity of its database, number and hash."""
+        return self.draft.references[-1]
 
 
 class Place(NamedTuple):
@@ -149,7 +164,28 @@ def take(connection: Connection, log: str, most: int) -> list[Waiting]:
         if ids:
             connection.execute(_insert(connection, taken), ids)
         mine = connection.execute(_untold(taken.c.log == log).limit(most)).all()
-    return [Waiting(row.id, _referring(row.id, _draft(row))) for row in mine]
+    known = identities(connection)
+    return [Waiting(row.id, _referring(row, reference(row, known))) for row in mine]
+
+
+def identities(connection: Connection) -> list[tuple[int, str]]:
+    """Identities of the database, the newest first, each with the last row before it."""
+    # Not by its table, which `heads` declares, and that imports this.
+    query = "SELECT outbox, database_id FROM ledger_database ORDER BY number DESC"
+    return [(row.outbox, row.database_id) for row in connection.execute(text(query))]
+
+
+def reference(row: Row[Any], known: Sequence[tuple[int, str]]) -> str:
+    """What a record states about the row it was made from: an older copy has another row, or none."""
+    identity = next((name for before, name in known if before < row.number), "")
+    content = {name: getattr(row, name) for name in _HASHED}
+    return f"{ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
+
+
+def reference_of(connection: Connection, id_: str) -> str:
+    """What a record must say of the row of this name; empty where there is none."""
+    row = connection.execute(select(outbox).where(outbox.c.id == id_)).first()
+    return reference(row, identities(connection)) if row else ""
 
 
 def place(connection: Connection, log: str, places: list[Place]) -> None:
@@ -186,7 +222,7 @@ def _row(id_: str, draft: Draft) -> dict[str, object]:
     if draft.source is not None:
         message = "only what the collector tells itself goes through the outbox"
         raise OutboxError(message)
-    _check(_referring(id_, draft))
+    _check(replace(draft, references=(REFERENCE + id_, *draft.references, ROW + "0" * 120)))
     return {
         "id": id_,
         "recorded_ns": draft.time_ns,
@@ -201,9 +237,11 @@ def _row(id_: str, draft: Draft) -> dict[str, object]:
     }
 
 
-def _referring(id_: str, draft: Draft) -> Draft:
-    """The draft as it is recorded: its first reference is that of its row."""
-    return replace(draft, references=(REFERENCE + id_, *draft.references))
+def _referring(row: Row[Any], of_row: str) -> Draft:
+    """The draft as it is recorded: its first reference is the row's name, its last one the row."""
+    draft = _draft(row)
+    references = (REFERENCE + row.id, *draft.references, of_row)
+    return replace(draft, references=references)
 
 
 def _check(draft: Draft) -> None:

@@ -15,6 +15,7 @@ import structlog
 from collector.audit.draft import Draft, record_of
 from collector.audit.events import JOIN
 from collector.audit.holding import CONFLICT, Holdings
+from collector.audit.ledger_records import HEAD
 from collector.audit.log import AuditLog
 from collector.core import Position, SeenEvent
 from collector.sequences import Ranges
@@ -68,6 +69,8 @@ class Recorded(msgspec.Struct):
     runs: dict[str, dict[str, Told]] = {}
     nodes: dict[str, NodeState] = {}
     holdings: Holdings = msgspec.field(default_factory=Holdings)
+    head: tuple[str, int, str] = ("", 0, "")
+    """Database, number and hash of the newest head of the ledger that was recorded."""
     version: str = ""
     """Of the collector, as an upgrade, or the first start, told last."""
     started: str = ""
@@ -87,6 +90,9 @@ class Recorded(msgspec.Struct):
             told.numbers.add(source.n, source.n)
             told.last_ns = max(told.last_ns, _received_ns(record))
             self.holdings.add(record)
+        elif record.type == HEAD:
+            database, n, head = (record.data.get(key) for key in ("database", "n", "head"))
+            self.head = str(database), n if isinstance(n, int) else 0, str(head)
         elif record.type == CONFLICT:
             self.holdings.add(record)
         elif record.obj.node and record.type in OF_NODES:

@@ -7,14 +7,17 @@ no more once its tile is filled, and no checkpoint that agents hold contradicts 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
+from collector.audit.ledger_comparison import compare
 from collector.audit.outcome import Outcome, VerifyError
 from collector.audit.verify import verify
+from collector.ledger.database import Database, LedgerError
 from railscope.audit.note import PublicKey
 
 log = structlog.get_logger(__name__)
@@ -41,6 +44,8 @@ class Rereading:
     period_seconds: float
     """Zero: never."""
     clock_ns: BootClock
+    database: Callable[[], Database] | None = None
+    """The ledger's, which is compared with its records."""
     whole: bool | None = None
     """What the last reading found; None where none has found out anything yet."""
     _whole_ns: int = 0
@@ -58,7 +63,7 @@ class Rereading:
         """Read the log once, on a thread of its own."""
         began_ns = self.clock_ns()
         try:
-            await asyncio.to_thread(verify, self.folder, self.key)
+            await asyncio.to_thread(self._verify)
         except VerifyError as error:
             outcome = error.outcome.name.lower()
             log.error("audit_log_not_verified", outcome=outcome, problem=str(error))
@@ -66,6 +71,16 @@ class Rereading:
                 self.whole = False
         else:
             self.whole, self._whole_ns = True, began_ns
+
+    def _verify(self) -> None:
+        """Verify the log, then the ledger by it. Raises VerifyError."""
+        found = verify(self.folder, self.key)
+        if self.database is None:
+            return
+        try:
+            compare(self.database(), found.ledger)
+        except LedgerError as error:
+            raise VerifyError(Outcome.UNREADABLE, str(error)) from error
 
     @property
     def age_seconds(self) -> float | None:

@@ -6,7 +6,7 @@ Every record is read and hashed again; nothing that the log's own hashes say is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.audit.directory_check import (
@@ -17,6 +17,7 @@ from collector.audit.directory_check import (
 )
 from collector.audit.explaining import Explaining
 from collector.audit.journal import JournalError, check_root
+from collector.audit.ledger_records import LedgerRecords
 from collector.audit.levels import Levels
 from collector.audit.outcome import Outcome, VerifyError, missing_or_altered
 from collector.audit.ownership import EPOCH
@@ -43,8 +44,8 @@ class Verified:
     """What no signature covers but somebody must explain: gaps in what a source produced."""
     witnesses: tuple[Witness, ...] = ()
     """Who vouches for the log by a cosignature, the one who saw most of it first."""
-    issued: tuple[Record, ...] = ()
-    """Records of invoices that were issued."""
+    ledger: LedgerRecords = field(default_factory=LedgerRecords)
+    """Records of what was done to the ledger's database."""
 
 
 def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verified:
@@ -76,7 +77,7 @@ def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
     vouching, doubts = vouched_for(kept.witnesses, key, explaining.witnesses)
     findings = (*explaining.findings(), *doubts)
     asked = len(held) - len(said_by_log)
-    return Verified(checkpoint, len(unsigned), asked, findings, vouching, tuple(explaining.issued))
+    return Verified(checkpoint, len(unsigned), asked, findings, vouching, explaining.ledger)
 
 
 def _housekeeping(folder: Path, key: PublicKey) -> tuple[Housekeeping | None, VerifyError | None]:

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from sqlalchemy import Connection
 
+from collector.audit import heads
 from collector.billing import records, tables, unclosed
 from collector.billing.charges import Charge
 from collector.billing.closed import ClosingError
@@ -54,8 +55,17 @@ def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool
             "text": text,
         }
         add(connection, tables.price_books, [row])
-        records.published(connection, found, by.actor, by.now_ns)
+        stored = heads.read_back(connection, "price book", book.version)
+        records.published(connection, found, stored, by.actor, by.now_ns)
+        heads.append(connection, [stored], by.now_ns)
     return book, True
+
+
+def accept_copy(books: Books, reason: str, by: By) -> str:
+    """Go on with an older copy of the database, as the newest is lost; its new identity."""
+    with books.ledger.database.transaction(writes=True) as connection:
+        books.store.lock(connection)
+        return heads.accept_copy(connection, reason, by.actor, by.now_ns)
 
 
 def _check_open(books: Books, connection: Connection, book: PriceBook, *, first: bool) -> None:
@@ -104,7 +114,9 @@ def record(books: Books, charge: Charge, by: By, *, force: bool = False) -> tupl
             "recorded_by": by.actor.id,
         }
         add(connection, tables.adjustments, [row])
-        records.adjusted(connection, one, by.actor)
+        stored = heads.read_back(connection, "adjustment", charge.charge_id)
+        records.adjusted(connection, one, stored, by.actor)
+        heads.append(connection, [stored], by.now_ns)
     return True, one.currency
 
 
@@ -148,7 +160,9 @@ def void(books: Books, invoice_id: str, reason: str, by: By) -> Invoice:
             "reason": reason,
         }
         add(connection, tables.voids, [row])
-        records.voided(connection, invoice, reason, by.actor, by.now_ns)
+        stored = heads.read_back(connection, "void", invoice_id)
+        records.voided(connection, invoice, stored, reason, (by.actor, by.now_ns))
+        heads.append(connection, [stored], by.now_ns)
     return invoice
 
 
@@ -184,7 +198,9 @@ def replace(books: Books, invoice_id: str, reason: str, by: By) -> Closed:
         _issued(books, connection, invoice_id)
         row = {"voided_ns": by.now_ns, "voided_by": by.actor.id, "reason": reason}
         add(connection, tables.voids, [{"invoice_id": invoice_id, **row}])
-        records.voided(connection, before, reason, by.actor, by.now_ns)
+        stored = heads.read_back(connection, "void", invoice_id)
+        records.voided(connection, before, stored, reason, (by.actor, by.now_ns))
+        heads.append(connection, [stored], by.now_ns)
         closed = Closed(closing, (fresh,), added=True)
         write(connection, closed, bill, by.actor)
     return closed

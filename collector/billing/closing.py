@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, func, or_, select
 
+from collector.audit import heads
 from collector.billing import records, tables
 from collector.billing.charges import Charge
 from collector.billing.closed import Closing, ClosingError, manifest_root
@@ -290,9 +291,12 @@ def write(connection: Connection, closed: Closed, bill: Bill, actor: Actor) -> N
     for one in closed.invoices:
         lines = (charge_row(line, one.invoice_id) for line in one.lines)
         add(connection, tables.charges, lines)
-    records.closed(connection, closing, len(closed.invoices), actor)
+    rows = [heads.read_back(connection, "closing", number)]
+    records.closed(connection, closing, rows[0], len(closed.invoices), actor)
     for one in closed.invoices:
-        records.issued(connection, one, closing, actor)
+        rows.append(heads.read_back(connection, "invoice", one.invoice_id))
+        records.issued(connection, one, rows[-1], closing, actor)
+    heads.append(connection, rows, closing.closed_ns)
 
 
 def _check(period: Period, known: Iterable[Closing], now_ns: int) -> None:

@@ -107,3 +107,20 @@ def _record(books: Books, charge: Charge, period: Period, place: Place, *, force
     done = "recorded, for the next closing" if added else "was recorded already"
     what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {name_of(period)}"
     click.echo(f"{what}: {done}")
+
+
+@click.command("accept-copy")
+@_REASON
+@click.confirmation_option(
+    prompt="What the newest database had beyond this one is lost, and recorded as lost. Go on?"
+)
+@deciding_command
+def accept_copy_command(place: Place, reason: str) -> None:
+    """Go on with an older copy of the ledger's database, because the newest is lost.
+
+    The copy gets a new identity, which is recorded for good. `railscope audit verify --ledger` then
+    names the rows that were lost as something to explain.
+    """
+    with place.books() as books:
+        identity = administration.accept_copy(books, reason, place.by)
+    click.echo(f"accepted: the ledger goes on as {identity}")

@@ -7,6 +7,7 @@ R4  what the ledger shares out is all that the counters counted, per GPU and day
 R5  ledger, charges, invoices, FOCUS rows, and their files read again, are one amount
 R6  how much of the time nobody saw, against what is thought bearable
 R7  a closed period computed again gives the same root, and evidence the same ledger
+R8  every row that was written is as its head, and as its record in the outbox of the audit log
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from collector.audit.ledger_check import compare_ledger, outbox_records, summary
 from collector.billing.amounts import amounts
 from collector.billing.charges import Charge
 from collector.billing.checks import Check, worst
@@ -24,7 +26,7 @@ from collector.billing.instants import Period
 from collector.billing.invoice import Invoice
 from collector.billing.known import evidence_checks
 from collector.billing.periods import name_of
-from collector.billing.rated import Rated
+from collector.billing.rated import Rated, window
 from collector.billing.recompute import Recomputed, recompute
 from collector.ledger.store import Ledger
 from collector.metering.tiling import State
@@ -39,7 +41,7 @@ def reconcile(books: Books, period: Period, seller: Seller) -> list[Check]:
 
     Raises LedgerError, ClosingError, MissingPriceError.
     """
-    found: list[Check] = []
+    found = list(recorded(books, period))
     if books.evidence is not None:
         found += evidence_checks(books.ledger, books.evidence, period)
     closings = [one for one in books.store.closings() if one.period.overlaps(period)]
@@ -49,6 +51,16 @@ def reconcile(books: Books, period: Period, seller: Seller) -> list[Check]:
         bill = books.bill(period)
         found += [held(bill.rated), charged(bill.rated.charges, bill.drafts)]
     return sorted([*found, *unseen(books.ledger, period)], key=lambda check: check.rule)
+
+
+def recorded(books: Books, period: Period) -> Iterator[Check]:
+    """R8: rows changed, added or removed by hand; of ledger days, those of the period."""
+    with books.ledger.database.transaction() as connection:
+        compared = compare_ledger(connection, outbox_records(connection), window(period))
+    what = "rows as written, as committed to by heads, as recorded"
+    rows, wrong = compared.rows.total(), len(compared.wrong) + compared.more
+    where = summary(compared)
+    yield Check("R8", what, Fraction(rows - wrong), Fraction(rows), rows, where)
 
 
 def closing_checks(books: Books, closing: Closing, seller: Seller) -> Iterator[Check]:

@@ -8,6 +8,8 @@ from unicodedata import normalize
 from sqlalchemy import Connection
 
 from collector.audit.draft import Draft
+from collector.audit.heads import Item
+from collector.audit.ledger_records import ROW, ROW_HASH
 from collector.audit.outbox import put
 from collector.billing.closed import Closing
 from collector.billing.instants import Period, spelled
@@ -22,9 +24,12 @@ def operator(name: str = "") -> Actor:
     return Actor("operator", normalize("NFC", name or getpass.getuser()), "command line")
 
 
-def published(connection: Connection, book: Published, actor: Actor, now_ns: int) -> None:
-    """A price book was published."""
+def published(
+    connection: Connection, book: Published, row: Item, actor: Actor, now_ns: int
+) -> None:
+    """A price book was published; `row` is that of the database."""
     data: Data = {
+        **_row(row),
         "version": book.book.version,
         "published": spelled(book.book.published_ns),
         "currency": book.book.currency,
@@ -34,9 +39,12 @@ def published(connection: Connection, book: Published, actor: Actor, now_ns: int
     put(connection, id_, Draft("billing.price", actor, now_ns, "done", data=data))
 
 
-def closed(connection: Connection, closing: Closing, invoices: int, actor: Actor) -> None:
+def closed(
+    connection: Connection, closing: Closing, row: Item, invoices: int, actor: Actor
+) -> None:
     """A period was closed."""
     data: Data = {
+        **_row(row),
         **_span(closing.period),
         "tenant": _text(closing.tenant),
         "invoices": invoices,
@@ -49,9 +57,12 @@ def closed(connection: Connection, closing: Closing, invoices: int, actor: Actor
     put(connection, f"billing.close/{closing.manifest_root}", draft)
 
 
-def issued(connection: Connection, invoice: Invoice, closing: Closing, actor: Actor) -> None:
+def issued(
+    connection: Connection, invoice: Invoice, row: Item, closing: Closing, actor: Actor
+) -> None:
     """An invoice was issued."""
     data: Data = {
+        **_row(row),
         **_span(invoice.period),
         "invoice": invoice.invoice_id,
         "tenant": _text(invoice.tenant),
@@ -66,10 +77,12 @@ def issued(connection: Connection, invoice: Invoice, closing: Closing, actor: Ac
 
 
 def voided(
-    connection: Connection, invoice: Invoice, reason: str, actor: Actor, now_ns: int
+    connection: Connection, invoice: Invoice, row: Item, reason: str, by: tuple[Actor, int]
 ) -> None:
-    """An invoice was made void."""
+    """An invoice was made void: by an actor, at an instant in nanoseconds."""
+    actor, now_ns = by
     data: Data = {
+        **_row(row),
         "invoice": invoice.invoice_id,
         "tenant": _text(invoice.tenant),
         "content_hash": invoice.content_hash,
@@ -82,10 +95,11 @@ def voided(
     )
 
 
-def adjusted(connection: Connection, one: Adjusted, actor: Actor) -> None:
+def adjusted(connection: Connection, one: Adjusted, row: Item, actor: Actor) -> None:
     """A credit or an adjustment was recorded."""
     charge = one.charge
     data: Data = {
+        **_row(row),
         **_span(Period(charge.service_t0_ns, charge.service_t1_ns)),
         "charge": charge.charge_id,
         "kind": charge.kind.value,
@@ -98,11 +112,11 @@ def adjusted(connection: Connection, one: Adjusted, actor: Actor) -> None:
     put(connection, f"billing.adjust/{charge.charge_id}", draft)
 
 
-def opened(connection: Connection, number: int, one: Opening, actor: Actor) -> None:
+def opened(connection: Connection, row: Item, one: Opening, actor: Actor) -> None:
     """An opening date was set."""
-    data: Data = {"opening": spelled(one.opening_ns), "reason": _text(one.reason)}
+    data: Data = {**_row(row), "opening": spelled(one.opening_ns), "reason": _text(one.reason)}
     draft = Draft("billing.opening", actor, one.recorded_ns, "done", data=data)
-    put(connection, f"billing.opening/{number}", draft)
+    put(connection, f"billing.opening/{row.key}", draft)
 
 
 def exported(connection: Connection, id_: str, what: Data, actor: Actor, now_ns: int) -> None:
@@ -112,6 +126,10 @@ def exported(connection: Connection, id_: str, what: Data, actor: Actor, now_ns:
         f"billing.export/{id_}",
         Draft("billing.export", actor, now_ns, "done", data=what),
     )
+
+
+def _row(row: Item) -> Data:
+    return {ROW: _text(row.name), ROW_HASH: row.hash}
 
 
 def _span(period: Period) -> Data:

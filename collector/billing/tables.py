@@ -18,7 +18,7 @@ from sqlalchemy import (
     Text,
 )
 
-from collector.ledger.schema import make_append_only, metadata
+from collector.ledger.schema import cover, make_append_only, metadata
 
 price_books = Table(
     "billing_price_book",
@@ -182,3 +182,9 @@ ALL = (
 )
 for _table in ALL:
     make_append_only(_table)
+cover("price book", price_books)
+cover("closing", closings, closing_revisions, reviews)
+cover("adjustment", adjustments)
+cover("invoice", invoices, charges)
+cover("void", voids)
+cover("opening", openings)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
+from collector.audit import heads
 from collector.billing import records, tables
 from collector.billing.closed import Closing, ClosingError
 from collector.billing.completeness import spelled_days
@@ -58,7 +59,9 @@ def set_opening(
     count = connection.execute(select(func.count()).select_from(table)).scalar_one()
     row = {"opening": count + 1, **found._asdict()}
     connection.execute(table.insert(), [row])
-    records.opened(connection, count + 1, found, actor)
+    stored = heads.read_back(connection, "opening", count + 1)
+    records.opened(connection, stored, found, actor)
+    heads.append(connection, [stored], found.recorded_ns)
 
 
 def unclosed(

@@ -71,6 +71,8 @@ class Settler:
     state: Path
     """A file that remembers up to when changes of the database have been looked at."""
     wall_ns: Callable[[], int] = time.time_ns
+    check: Callable[[], object] = lambda: None
+    """Raises LedgerError where the database is not the one to go on with."""
     counts: Counts = field(default_factory=Counts)
     failing: bool = False
     _troubles: list[Trouble] = field(default_factory=list)
@@ -132,6 +134,7 @@ class Settler:
             await self._round(everything=everything)
 
     async def _round(self, *, everything: bool) -> None:
+        await asyncio.to_thread(self.check)
         door = await self._opened()
         await self._tell_auditors(door)
         now_ns = self.wall_ns()

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import Connection, Row, func, select
 
+from collector.audit import heads
 from collector.audit.draft import Draft
+from collector.audit.heads import Item
+from collector.audit.ledger_records import ROW, ROW_HASH
 from collector.audit.outbox import put
 from collector.billing.instants import DAY_NS, Period, spelled
 from collector.billing.periods import name_of
@@ -157,7 +160,9 @@ def add(connection: Connection, one: NewList, actor: Actor, now_ns: int) -> bool
     rows = [_row(number, at, job) for at, job in enumerate(sorted(one.jobs))]
     for some in chunks(rows):
         connection.execute(tables.jobs.insert(), some)
-    _record(connection, number, one, actor, now_ns)
+    stored = heads.read_back(connection, "job list", number)
+    _record(connection, stored, one, actor, now_ns)
+    heads.append(connection, [stored], now_ns)
     return True
 
 
@@ -240,11 +245,13 @@ def _placed(row: Row[Any]) -> PlacedJob:
     )  # fmt: skip
 
 
-def _record(connection: Connection, number: int, one: NewList, actor: Actor, now_ns: int) -> None:
+def _record(connection: Connection, row: Item, one: NewList, actor: Actor, now_ns: int) -> None:
     """Have the audit log record an import."""
     data: Data = {
+        ROW: row.name,
+        ROW_HASH: row.hash,
         "event": "jobs.import.v1",
-        "list": number,
+        "list": int(row.key),
         "source": one.source,
         "start": spelled(one.period.start_ns),
         "end": spelled(one.period.end_ns),
@@ -256,6 +263,6 @@ def _record(connection: Connection, number: int, one: NewList, actor: Actor, now
     }
     put(
         connection,
-        f"billing.import/{number}",
+        f"billing.import/{row.key}",
         Draft("billing.import", actor, now_ns, "done", data=data),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text
 
-from collector.ledger.schema import make_append_only, metadata
+from collector.ledger.schema import cover, make_append_only, metadata
 
 lists = Table(
     "job_list",
@@ -44,3 +44,4 @@ jobs = Table(
 ALL = (lists, jobs)
 for _table in ALL:
     make_append_only(_table)
+cover("job list", lists, jobs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from collector.audit import heads
+from collector.audit.heads import StoppedError
 from collector.ledger.tables import VERSION, metadata, schema_version
 
 _BUSY_SECONDS = 60
@@ -35,24 +38,35 @@ def check_url(url: str) -> None:
         raise LedgerError(message) from error
 
 
+class NoLedgerError(LedgerError):
+    """There is no ledger in the database."""
+
+
 class Database:
     """A database with the tables of the ledger. Raises LedgerError from every method.
 
     An empty database gets its tables, unless one that is there is to be opened (`make`).
     """
 
-    def __init__(self, url: str, *, make: bool = True) -> None:
+    def __init__(
+        self, url: str, *, make: bool = True, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
         check_url(url)
+        self._wall_ns = wall_ns
         self._url = _parsed(url)
         self.name = _without_secrets(self._url)
         self._make = make
         file = self._url.database if self._url.get_backend_name() == "sqlite" else None
+        plain = file and file != ":memory:" and not file.startswith("file:")
+        self._file = Path(file) if file and plain else None
+        self._inode: tuple[int, int] | None = None
         if file and not make and not Path(file).exists():
-            raise LedgerError(self._nothing())
+            raise NoLedgerError(self._nothing())
         self.engine = self._engine()
         try:
             with self.transaction(writes=True) as connection:
                 self._prepare(connection)
+            self.follow_file()
         except LedgerError:
             self.close()
             raise
@@ -60,6 +74,21 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+    def follow_file(self) -> None:
+        """Go over to the file that is in its place now, where one has been moved there.
+
+        Open connections would go on with the file that was. Raises NoLedgerError where none is there.
+        """
+        if self._file is None:
+            return
+        try:
+            now = self._file.stat()
+        except FileNotFoundError as error:
+            raise NoLedgerError(self._nothing()) from error
+        if self._inode not in {None, (now.st_dev, now.st_ino)}:
+            self.engine.dispose()
+        self._inode = now.st_dev, now.st_ino
 
     @contextmanager
     def transaction(self, *, writes: bool = False) -> Iterator[Connection]:
@@ -69,6 +98,9 @@ class Database:
                 connection = plain.execution_options(writes=writes)
                 with connection.begin():
                     yield connection
+        except StoppedError as error:
+            message = f"the ledger {self.name} is an older copy: {error}"
+            raise LedgerError(message) from error
         except DBAPIError as error:
             message = f"the ledger {self.name} cannot be used: {_reason(error)}. {self._advice()}"
             raise LedgerError(message) from error
@@ -99,9 +131,10 @@ class Database:
                 )
                 raise LedgerError(message)
             if not self._make:
-                raise LedgerError(self._nothing())
+                raise NoLedgerError(self._nothing())
             metadata.create_all(connection, checkfirst=False)
             connection.execute(schema_version.insert().values(version=VERSION))
+            heads.begin(connection, self._wall_ns())
             return
         for table in metadata.sorted_tables:
             if table.name not in present:  # made by an earlier release
@@ -113,6 +146,8 @@ class Database:
                 f"version {VERSION}: run the Railscope that wrote it, or give it another database"
             )
             raise LedgerError(message)
+        if heads.heads.name not in present:
+            heads.begin(connection, self._wall_ns())
 
     def _nothing(self) -> str:
         return f"there is no ledger in {self.name}; a collector makes it when it starts"

@@ -9,7 +9,7 @@ own, which `collector.ledger.tables` names, and make them append-only.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     DDL,
@@ -158,6 +158,23 @@ def make_append_only(table: Table) -> None:
     _run(table, "after_create", f"{trigger} ON {table.name} {refuse}", "postgresql")
 
 
+class Covered(NamedTuple):
+    """A table whose rows heads commit to, and the tables of rows that belong to one of its rows."""
+
+    table: Table
+    parts: tuple[Table, ...]
+
+
+covered: dict[str, Covered] = {}
+"""By the kind of row; a part has the columns of the table's primary key."""
+
+
+def cover(kind: str, table: Table, *parts: Table) -> None:
+    """Have the rows of a table, each with its parts, covered by heads (`collector.audit.heads`)."""
+    covered[kind] = Covered(table, parts)
+
+
+cover("revision", revisions, entries, shares, claims)
 _run(metadata, "before_create", _REFUSE, "postgresql")
 for _table in (schema_version, revisions, entries, shares, claims):
     make_append_only(_table)

@@ -9,10 +9,12 @@ from typing import NamedTuple, Self
 import msgspec
 from sqlalchemy import Connection, select
 
+from collector.audit import heads
 from collector.ledger import queries
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.rows import (
     GpuDay,
+    Values,
     claim_rows,
     entry_of,
     entry_rows,
@@ -212,12 +214,12 @@ def _write(
 ) -> dict[int, Written]:
     """Write tilings of different GPU-days; without those that another writer was quicker with."""
     keys = {at: GpuDay(tiling.gpu, tiling.day) for at, (tiling, _) in rooted.items()}
-    heads = queries.newest_heads(connection, keys.values())
+    present = queries.newest_heads(connection, keys.values())
     found: dict[int, Written] = {}
     fresh: dict[int, int | None] = {}
     # In one order for all writers, or two could wait for each other.
     for at in sorted(keys, key=keys.__getitem__):
-        head = heads.get(keys[at])
+        head = present.get(keys[at])
         if head is not None and head.content_root == rooted[at][1]:
             found[at] = Written(head.revision, added=False)
         else:
@@ -227,8 +229,15 @@ def _write(
     rows = [revision_row(*rooted[at], before) for at, before in fresh.items()]
     added = queries.add_revisions(connection, rows)
     mine = {at: (before or 0) + 1 for at, before in fresh.items() if keys[at] in added}
+    parts: dict[int, dict[str, list[Values]]] = {at: {} for at in mine}
     for table, rows_of in ((entries, entry_rows), (shares, share_rows), (claims, claim_rows)):
-        rows = [row for at, number in mine.items() for row in rows_of(rooted[at][0], number)]
-        if rows:
-            connection.execute(table.insert(), rows)
+        for at, number in mine.items():
+            parts[at][table.name] = list(rows_of(rooted[at][0], number))
+        if part_rows := [row for at in mine for row in parts[at][table.name]]:
+            connection.execute(table.insert(), part_rows)
+    added_rows = {GpuDay(tiling.gpu, tiling.day): row for (tiling, _), row in
+                  zip((rooted[at] for at in fresh), rows, strict=True)}  # fmt: skip
+    items = [heads.item("revision", added_rows[keys[at]], parts[at]) for at in mine]
+    recorded_ns = max((rooted[at][0].computed_ns for at in mine), default=0)
+    heads.append(connection, items, recorded_ns)
     return found | {at: Written(number, added=True) for at, number in mine.items()}

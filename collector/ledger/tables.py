@@ -5,10 +5,19 @@ Each part declares its own. Triggers keep every one append-only.
 
 from __future__ import annotations
 
-from collector.audit import outbox
+from collector.audit import heads, outbox
 from collector.billing import tables as billing
 from collector.evidence import schema as evidence
 from collector.jobs import tables as jobs
 from collector.ledger.schema import VERSION, metadata, schema_version
 
-__all__ = ["VERSION", "billing", "evidence", "jobs", "metadata", "outbox", "schema_version"]
+__all__ = [
+    "VERSION",
+    "billing",
+    "evidence",
+    "heads",
+    "jobs",
+    "metadata",
+    "outbox",
+    "schema_version",
+]

@@ -26,7 +26,7 @@ FAMILIES = {
     "identity": "enrol_request enrol_approve enrol_reject rotate revoke duplicate expired attest",
     "access": "login token role denied cross_tenant break_glass",
     "admin": "config retention backup restore upgrade rule_change silence",
-    "billing": "price tenant_map import close opening issue void adjust export",
+    "billing": "price tenant_map import close opening issue void adjust export head",
     "evidence": "incident_open incident_close gap clock_step counter_reset quarantine",
     "log": "genesis key_rotate policy witness recovered prune",
 }

@@ -65,6 +65,13 @@ OUTBOX_WAITING = Metric(
     help="Records of changes to the ledger that are not in the audit log yet.",
     origin="ledger",
 )
+LEDGER_REPLACED = Metric(
+    "railscope_ledger_replaced",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Whether the ledger's database is an older copy, or another one, than the audit log has recorded (1), so that nothing is finalized or billed, or not (0).",
+    origin="heads of the ledger in the audit log",
+)
 AUDIT_DISPUTED = Metric(
     "railscope_audit_log_disputed",
     Kind.GAUGE,

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from sqlalchemy import select
 
+from collector.audit.ledger_records import HEAD
 from collector.audit.outbox import outbox
 from collector.billing import administration
 from collector.billing.charges import Unit
@@ -155,7 +156,12 @@ def exact(invoices) -> dict[str, Fraction]:
 def in_outbox(database: Database) -> list[str]:
     """The records that wait for the audit log, in their order."""
     with database.transaction() as connection:
-        return [row.id for row in connection.execute(select(outbox).order_by(outbox.c.number))]
+        return [
+            row.id
+            for row in connection.execute(
+                select(outbox).where(outbox.c.type != HEAD).order_by(outbox.c.number)
+            )
+        ]
 
 
 RED, GREEN = claim("red", 5, 60), claim("green", 12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from support.audit import KEY, audit_log, draft, record, running
 
 from collector.audit.drain import Drain
+from collector.audit.heads import database_id
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.outbox import OutboxError, placed, put, take, unplaced
 from collector.audit.verify import verify
@@ -34,7 +36,7 @@ def put_all(database: Database, numbers: range) -> None:
 def facts(log: AuditLog) -> list[Record]:
     """Records that came through the outbox, in the order of the log."""
     found = [decode(raw) for raw in log.records(0)]
-    return [record for record in found if record.ref and record.ref[0].startswith("outbox/")]
+    return [record for record in found if record.ref and record.ref[0].startswith("outbox/fact")]
 
 
 def numbers(log: AuditLog) -> list[object]:
@@ -69,7 +71,11 @@ async def test_rows_are_recorded_in_order_and_their_places_are_told(
             sizes = connection.execute(text("SELECT checkpoint_size FROM audit_placed")).scalars()
             assert all(size > 0 for size in sizes)
         assert leaves == [record.seq for record in facts(log)]
-        assert facts(log)[7].ref == ["outbox/fact/7", "frame/7"]
+        first, second, row = facts(log)[7].ref
+        assert (first, second) == ("outbox/fact/7", "frame/7")
+        with database.transaction() as connection:
+            identity = database_id(connection)
+        assert re.fullmatch(f"outbox-row/{identity}/8/[0-9a-f]{{64}}", row)
     found = verify(tmp_path / "log", KEY.public)
     assert (found.unsigned, found.findings) == (0, ())
 
@@ -285,5 +291,5 @@ def test_who_did_it_survives_the_way_through_the_database(database: Database) ->
         (waiting,) = take(connection, "log", 5)
     assert waiting.draft == type(one)(
         one.type, one.actor, one.time_ns, one.outcome, one.subject, one.data,
-        ("outbox/fact", "x", "y"), 17, commitments={"user": "0" * 64},
+        ("outbox/fact", "x", "y", waiting.reference), 17, commitments={"user": "0" * 64},
     )  # fmt: skip

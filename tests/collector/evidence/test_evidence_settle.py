@@ -21,6 +21,7 @@ from support.story import (
 )
 
 from collector.account.quotas import days_of
+from collector.audit.ledger_records import HEAD
 from collector.audit.outbox import outbox
 from collector.ledger.tiling import DAY_NS
 from collector.metering.tiling import State, tile
@@ -119,7 +120,9 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
     await site.round(LATER + 700)
     assert site.door.ledger.revision("GPU-0", DAY).number == 2
     with site.door.ledger.database.transaction() as connection:
-        rows = connection.execute(select(outbox.c.type, outbox.c.data)).all()
+        rows = connection.execute(
+            select(outbox.c.type, outbox.c.data).where(outbox.c.type != HEAD)
+        ).all()
     assert [row.type for row in rows] == ["billing.tenant_map"], "an auditor learns of it, once"
     assert '"rows":1' in rows[0].data
 
@@ -242,7 +245,7 @@ async def test_two_claims_on_one_slot_are_in_the_audit_log_once_for_ever(site: S
         await site.account(2 * HOURS)
         await site.round(2 * HOURS + 60)
         with site.door.ledger.database.transaction() as connection:
-            rows = connection.execute(select(outbox)).all()
+            rows = connection.execute(select(outbox).where(outbox.c.type != HEAD)).all()
         site.restart(checkpoint)
     assert [(row.type, row.outcome, row.recorded_ns) for row in rows] == [
         ("tenancy.conflict", "seen", at(1800))

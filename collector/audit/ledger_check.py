@@ -1,0 +1,253 @@
+"""The ledger's database compared with what was recorded of it: any row changed, added or removed.
+
+Every row that heads cover is hashed again and compared with its head. Heads, and what people did
+(price books, closings, invoices, credits, voids), are compared with their records, both ways. The
+records come from the audit log, or from the outbox of the database itself where there is no log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, inspect, or_, select
+
+from collector.audit import heads
+from collector.audit.heads import ADOPTED, Item
+from collector.audit.ledger_records import HEAD, KINDS, MAX_NAMED, RESTORE, ROW, LedgerRecords
+from collector.audit.outbox import identities, outbox, placed_rows, reference
+from collector.ledger.schema import covered, metadata
+from railscope.audit.record import Data
+
+RECORDED = frozenset(
+    {"price book", "closing", "invoice", "adjustment", "void", "opening", "job list"}
+)
+"""Rows that people cause: each has a record of its own."""
+
+
+@dataclass(slots=True)
+class Compared:
+    """Outcome of a comparison."""
+
+    wrong: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    """What is to be recorded, or was lost when an older copy was accepted."""
+    rows: Counter[str] = field(default_factory=Counter)
+    """Rows that were compared, by kind."""
+    more: int = 0
+
+    def differ(self, what: str) -> None:
+        """Note a difference."""
+        if len(self.wrong) < MAX_NAMED:
+            self.wrong.append(what)
+        else:
+            self.more += 1
+
+
+def outbox_records(connection: Connection) -> LedgerRecords:
+    """What the outbox of a database has, for where no log is at hand."""
+    found = LedgerRecords()
+    known = identities(connection)
+    kinds = (HEAD, RESTORE, *KINDS)
+    for row in connection.execute(
+        select(outbox).where(outbox.c.type.in_(kinds)).order_by(outbox.c.number)
+    ):
+        try:
+            data = msgspec.json.decode(row.data, type=Data)
+        except msgspec.MsgspecError:
+            found.repeated.append(f"outbox row {row.number} cannot be read")
+            continue
+        found.take(row.type, data, row.number, reference(row, known))
+    return found
+
+
+def compare_ledger(
+    connection: Connection, records: LedgerRecords, days: range | None = None
+) -> Compared:
+    """Compare a database with its records; of ledger days, only some (`days`)."""
+    found = Compared()
+    missing = sorted(metadata.tables.keys() - set(inspect(connection).get_table_names()))
+    if missing:
+        found.differ(f"tables {', '.join(missing)} are missing")
+        return found
+    for what in records.repeated:
+        found.differ(what)
+    waiting = _waiting(connection, records.log)
+    committed = _heads(connection, records, found, waiting)
+    _rows(connection, records, found, committed, waiting, days)
+    _recorded(records, found, committed)
+    _sources(connection, records, found)
+    return found
+
+
+def _heads(
+    connection: Connection, records: LedgerRecords, found: Compared, waiting: Mapping[str, str]
+) -> dict[str, tuple[Item, bool]]:
+    """Check the chain of heads; all rows that it commits to, by name, and whether adopted."""
+    committed: dict[str, tuple[Item, bool]] = {}
+    before: Row[Any] | None = None
+    last: dict[str, int] = {}
+    for row in connection.execute(select(heads.heads).order_by(heads.heads.c.n)):
+        found.rows["head"] += 1
+        last[row.database_id] = row.n
+        if problem := _broken(row, before):
+            found.differ(f"head {row.n}: {problem}")
+        else:
+            items = _items(row.rows)
+            adopted = any(one.kind == ADOPTED for one in items)
+            for one in items:
+                if one.name in committed:
+                    found.differ(f"head {row.n}: {one.name} was added by an earlier one")
+                committed[one.name] = (one, adopted)
+        known = records.heads.get((row.database_id, row.n))
+        if known is None and f"head {row.n}" not in waiting:
+            found.differ(f"head {row.n} has no record")
+        if known is not None and known.hash != row.head:
+            found.differ(f"head {row.n} is not the one of record {known.record}")
+        before = row
+    _missing_heads(connection, records, found, last)
+    return committed
+
+
+def _missing_heads(
+    connection: Connection, records: LedgerRecords, found: Compared, last: Mapping[str, int]
+) -> None:
+    """Check that each recorded head is there: a database that lacks one is an older copy."""
+    there = set(connection.execute(select(heads.databases.c.database_id)).scalars())
+    for (database, n), known in records.heads.items():
+        if database in there and n <= last.get(database, 0):
+            continue
+        if records.lost(known.source):
+            found.waiting.append(f"head {n} of record {known.record} was lost with its database")
+        elif database not in there:
+            found.differ(f"head {n} of record {known.record} is of another database, {database}")
+        else:
+            found.differ(
+                f"the database lacks head {n} of record {known.record}: it is an older copy"
+            )
+
+
+def _broken(row: Row[Any], before: Row[Any] | None) -> str:
+    """Reason why a head does not follow another; empty where it does."""
+    try:
+        items = _items(row.rows)
+        n = before.n + 1 if before else 1
+        previous = before.head if before else sha256(row.database_id.encode()).hexdigest()
+        if row.n != n:
+            return f"head {n} is missing"
+        if row.previous != previous:
+            return "it does not follow the one before"
+        return (
+            "" if heads.chained(previous, items) == row.head else "it is not the hash of its rows"
+        )
+    except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+        return f"it cannot be read: {error}"
+
+
+def _items(rows: str) -> list[Item]:
+    return [Item(*one) for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])]
+
+
+def _waiting(connection: Connection, log: str) -> dict[str, str]:
+    """Names of rows whose record is in the outbox only, so far, or in another log."""
+    joined = outbox.outerjoin(placed_rows, placed_rows.c.id == outbox.c.id)
+    query = select(outbox.c.data, placed_rows.c.log, placed_rows.c.leaf).select_from(joined)
+    elsewhere = or_(placed_rows.c.id.is_(None), placed_rows.c.log != log)
+    query = query.where(elsewhere, outbox.c.type.in_((HEAD, *KINDS)))
+    found: dict[str, str] = {}
+    for row in connection.execute(query):
+        try:
+            data = msgspec.json.decode(row.data, type=Data)
+        except msgspec.MsgspecError:
+            continue  # then its row has no record, which is reported
+        name = str(data.get(ROW, f"head {data.get('n')}"))
+        found[name] = (
+            "is not recorded yet"
+            if row.leaf is None
+            else (f"is recorded in another log, {row.log[:16]}, as record {row.leaf}")
+        )
+    return found
+
+
+def _rows(  # noqa: PLR0913, PLR0917 - what is compared with what
+    connection: Connection, records: LedgerRecords, found: Compared,
+    committed: dict[str, tuple[Item, bool]], waiting: Mapping[str, str], days: range | None,
+) -> None:  # fmt: skip
+    """Check every row against its head and its record; then those that are not there any more."""
+    gone = {name for name in committed if _in_days(committed[name][0], days)}
+    for kind in covered:
+        for one in heads.stored(connection, kind, days):
+            found.rows[kind] += 1
+            gone.discard(one.name)
+            for problem in _differences(one, records, committed, waiting):
+                found.differ(f"{one.name}: {problem}")
+            if one.name in waiting and one.name not in records.rows:
+                found.waiting.append(f"{one.name} {waiting[one.name]}")
+    for name in sorted(gone):
+        found.differ(f"{name} was removed")
+
+
+def _differences(
+    one: Item,
+    records: LedgerRecords,
+    committed: dict[str, tuple[Item, bool]],
+    waiting: Mapping[str, str],
+) -> Iterator[str]:
+    head, adopted = committed.get(one.name, (None, False))
+    if head is None:
+        yield "no head has it: it was added by hand"
+    elif head.hash != one.hash:
+        yield "not what was written: it was changed by hand"
+    if one.kind in RECORDED and not adopted:
+        known = records.rows.get(one.name)
+        if known is None and one.name not in waiting:
+            yield "it has no record"
+        elif known is not None and known.hash != one.hash:
+            yield f"not what record {known.record} states"
+
+
+def _in_days(one: Item, days: range | None) -> bool:
+    if one.kind == ADOPTED:
+        return False
+    if days is None or one.kind != "revision":
+        return True
+    parts = one.key.rsplit("/", 2)
+    return len(parts) > 2 and parts[1].isdigit() and int(parts[1]) in days  # noqa: PLR2004 - as `item` writes it
+
+
+def _recorded(
+    records: LedgerRecords, found: Compared, committed: dict[str, tuple[Item, bool]]
+) -> None:
+    """Check that each record has its row."""
+    for name, known in records.rows.items():
+        if name in committed:
+            continue
+        if records.lost(known.source):
+            found.waiting.append(f"{name} of record {known.record} was lost with its database")
+        else:
+            found.differ(f"{name} was recorded by record {known.record} and is not there")
+
+
+def _sources(connection: Connection, records: LedgerRecords, found: Compared) -> None:
+    """Check that the rows of the outbox are those that records were made from."""
+    if not records.sources:
+        return
+    known = identities(connection)
+    there = {reference(row, known) for row in connection.execute(select(outbox))}
+    for source, number in records.sources.items():
+        if source in there:
+            continue
+        if records.lost(source):
+            found.waiting.append(f"record {number}: its row was lost with its database")
+        else:
+            found.differ(f"record {number}: the outbox does not have the row that it was made from")
+
+
+def summary(found: Compared) -> str:
+    """All that differs, on one line."""
+    more: Iterable[str] = (f"and {found.more} more",) if found.more else ()
+    return "; ".join([*found.wrong, *more])

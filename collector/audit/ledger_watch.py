@@ -1,0 +1,157 @@
+"""Watch over the ledger's database, which must be the one that the audit log has recorded.
+
+The newest head that is known, from the log at the start and from the database since, must still be
+there. Where it is not, the database is marked: nothing is billed, imported or finalized with it, by
+this collector or by any command, until the newest database is back or the copy is accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import structlog
+from sqlalchemy import Connection, inspect, select
+
+from collector.audit import heads
+from collector.audit.draft import Draft
+from collector.audit.heads import Head
+from collector.audit.log import AuditError, AuditLog
+from collector.ledger.database import Database, LedgerError, NoLedgerError
+from collector.segments import write_durably
+from railscope.audit.record import Actor, Data
+
+PERIOD_SECONDS = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+class OlderCopyError(LedgerError):
+    """The database is not the one that was recorded; the message states what is missing."""
+
+
+@dataclass(slots=True)
+class LedgerWatch:
+    """Checks the database; `run` it, and `check` before anything is finalized."""
+
+    database: Callable[[], Database]
+    audit: AuditLog
+    wall_ns: Callable[[], int]
+    state: Path
+    """A file that keeps what is known across restarts."""
+    period_seconds: float = PERIOD_SECONDS
+    known: Head | None = None
+    """The newest head that was recorded or seen; number 0 is the database without one."""
+    problem: str = ""
+    """Reason why the database is an older copy; empty where it is not."""
+    checked: bool = False
+    _reported: str = ""
+    _checking: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self, recorded: Head | None) -> None:
+        """Begin with what the audit log has recorded, and what was seen last. Raises OSError."""
+        seen = None
+        try:
+            seen = msgspec.json.decode(self.state.read_bytes(), type=Head)
+        except FileNotFoundError:
+            pass
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.error("state_file_damaged", file=str(self.state), problem=str(error),
+                      advice="the audit log has the same, but for the last minute")  # fmt: skip
+        known = [one for one in (recorded, seen) if one]
+        self.known = max(known, key=lambda one: one.n, default=None)
+
+    async def run(self) -> None:
+        """Check at every period, until cancelled."""
+        while True:
+            try:
+                await asyncio.to_thread(self.check)
+            except OlderCopyError as error:
+                await self._report(str(error))
+            except LedgerError:
+                pass  # that it is away is reported by all that need it
+            else:
+                self._reported = ""
+            await asyncio.sleep(self.period_seconds)
+
+    def check(self) -> None:
+        """Compare the database with what is known. Blocking; raises OlderCopyError, LedgerError."""
+        with self._checking:
+            try:
+                database = self.database()
+                database.follow_file()
+            except NoLedgerError as error:
+                self.problem = f"{error}, and heads of one are recorded"
+                raise OlderCopyError(self.problem) from error
+            with database.transaction() as connection:
+                begun = inspect(connection).has_table(heads.stops.name)
+                problem = self._difference(connection) if begun else "it has no tables of a ledger"
+                if not problem:
+                    newest = heads.newest(connection) or Head(heads.database_id(connection), 0, "")
+            self.checked, self.problem = True, problem
+            if not problem and newest != self.known:
+                self._remember(newest)
+            if problem:
+                if begun:
+                    with database.transaction(writes=True) as connection:
+                        heads.stop(connection, problem, self.wall_ns())
+                message = f"the ledger {database.name} is not the one that was recorded: {problem}"
+                raise OlderCopyError(message)
+
+    def _remember(self, newest: Head) -> None:
+        self.known = newest
+        try:
+            write_durably(self.state, msgspec.json.encode(newest))
+        except OSError as error:
+            log.warning("state_file_not_written", file=str(self.state), problem=str(error))
+
+    def current(self) -> Database:
+        """The database, once it was found to be the one that was recorded. Blocking.
+
+        Raises OlderCopyError, LedgerError.
+        """
+        if self.problem or not self.checked:
+            self.check()
+        return self.database()
+
+    def _difference(self, connection: Connection) -> str:
+        known = self.known
+        if known is None:
+            return ""
+        table = heads.databases
+        here = heads.database_id(connection)
+        there = connection.execute(select(table).where(table.c.database_id == known.database))
+        if there.first() is None:
+            return f"its identity is {here}, and heads of {known.database} are recorded"
+        if not known.n:
+            return ""
+        row = connection.execute(
+            select(heads.heads).where(
+                heads.heads.c.n == known.n, heads.heads.c.database_id == known.database
+            )
+        ).first()
+        accepted = table.c.continues == known.database, table.c.head < known.n
+        if row is None and connection.execute(select(table).where(*accepted)).first() is not None:
+            return ""
+        if row is None:
+            return f"it lacks head {known.n}, which was recorded"
+        return "" if row.head == known.head else f"its head {known.n} is not the recorded one"
+
+    async def _report(self, problem: str) -> None:
+        """Report once: in the log of the system, and in the audit log."""
+        if problem == self._reported:
+            return
+        self._reported = problem
+        log.error("ledger_replaced", problem=problem,
+                  advice="nothing is finalized or billed; restore the newest database")  # fmt: skip
+        data: Data = {"what": "ledger", "problem": problem}
+        actor = Actor("collector", self.audit.source.id)
+        draft = Draft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
+        try:
+            await self.audit.append(draft)
+        except (AuditError, ValueError) as error:
+            log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
