@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from collector.account.amounts import Amounts
 from collector.account.gpu import GpuAccount
 from collector.account.tally import HELD, Account, Sums, add, month_of
-from collector.evidence.assemble import Files, evidence_of
+from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
 from collector.evidence.chunk import Span
 from collector.evidence.places import Places
+from collector.evidence.told import is_gpu
 from collector.evidence.trouble import Trouble
+from collector.evidence.unplaced import Placer
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Evidence, Level
 from collector.metering.holders import conflicts
@@ -75,6 +77,8 @@ class LiveAccount:
     _fixed: Sums = field(default_factory=dict)
     _held: dict[str, int] = field(default_factory=dict)
     _files: Files | None = None
+    _placer: Placer | None = None
+    """Of the refresh that goes on: a node's claims are placed once for all of its GPUs."""
 
     async def refresh(self, now_ns: int, offer: Turns) -> Account:
         """The account up to an instant. Others go first whenever `offer` says so."""
@@ -89,13 +93,15 @@ class LiveAccount:
         sums: Sums = {}
         capacity = 0
         gpus = 0
-        for gpu in list(self.book.gpus):
+        self._placer = Placer(self.book, files)
+        for gpu in filter(is_gpu, list(self.book.gpus)):
             account = self._of(gpu, files, now_ns)
             if account is not None:
                 account.carry(sums, now_ns)
                 capacity += GPU_CAPACITY * account.served_ns(now_ns)
             gpus += account is not None or gpu in self.settled.days
             await offer()
+        self._placer = None
         # Nothing is awaited from here on, so that the parts are of one moment.
         add(sums, self._fixed)
         add(sums, self.settled.sums)
@@ -129,7 +135,7 @@ class LiveAccount:
             add(self._fixed, old.fixed, -1)
             self._hold(old, -1)
         self.book.tails.pop(gpu, None)
-        evidence, where = evidence_of(self.book.facts(gpu), files)
+        evidence, where = (self._placer or Placer(self.book, files)).evidence(gpu)
         tail = self._tail(gpu, where)
         new = GpuAccount.of(evidence, tail, self.settled.open_ns(gpu), now_ns)
         if tail:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from hashlib import sha256
 
 import msgspec
@@ -29,8 +30,10 @@ from collector.metering.evidence import (
     Witness,
 )
 from collector.metering.measures import Increments, Measure, Readings, increments
+from collector.metering.placement import UnplacedClaim
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots
 from railscope.frame import NO_LANE
+from railscope.shares import parse_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,12 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     return evidence, where
 
 
-def known(facts: Facts, chunks: Sequence[Chunk], files: Files) -> Known:
-    """Everything of a GPU: evidence, counters, model."""
-    evidence, where = evidence_of(facts, files)
+def known(
+    facts: Facts, chunks: Sequence[Chunk], files: Files,
+    placed: tuple[Evidence, Places] | None = None,
+) -> Known:  # fmt: skip
+    """Everything of a GPU: evidence (with what was placed on it), counters, model."""
+    evidence, where = placed or evidence_of(facts, files)
     sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
     sku = max((one.sku for one in sighted), default="")
     profiles = {one.id: one.profile for one in sorted(facts.told) if one.profile}
@@ -127,6 +133,22 @@ def _claims(facts: Facts, ends: Ends, tenants: Tenants) -> list[Claim]:
         taken.add(name)
         found += _pieces(one, name, ends.get((one.node, one.id), FOREVER_NS), tenants)
     return found
+
+
+def counts_of(facts: Facts, ends: Ends, tenants: Tenants) -> list[UnplacedClaim]:
+    """Claims of a node without a device, by the facts that are kept under it."""
+    first: dict[tuple[str, str], Told] = {}
+    for one in facts.told:
+        key = (one.node, one.id)
+        first[key] = min(one, first.get(key, one), key=first_report)
+    return [
+        UnplacedClaim(
+            piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
+            one.node, one.count, piece.share or Fraction(1), piece.system, piece.source,
+        )
+        for one in sorted(first.values())
+        for piece in _pieces(one, one.id, ends.get((one.node, one.id), FOREVER_NS), tenants)
+    ]  # fmt: skip
 
 
 def _pieces(one: Told, name: str, end_ns: int, tenants: Tenants) -> Iterator[Claim]:
@@ -159,6 +181,7 @@ def _claim(one: Told, name: str, tenant: str, span: tuple[int, int]) -> Claim:
         exclusive=one.exclusive,
         system=one.system,
         source=one.source,
+        share=parse_share(one.share) if one.share else None,
     )
 
 

@@ -21,7 +21,18 @@ from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.taking import Taking, by_chunk
-from collector.evidence.told import ENDS, STARTS, Ended, Teller, Told, ToldError, repeats, told
+from collector.evidence.told import (
+    ENDS,
+    STARTS,
+    Ended,
+    Teller,
+    Told,
+    ToldError,
+    is_gpu,
+    repeats,
+    told,
+    unplaced_in,
+)
 from collector.evidence.trouble import Trouble
 from collector.metering.evidence import Level
 from collector.metering.observation import QUARANTINE_NS
@@ -80,6 +91,8 @@ class EvidenceBook:
     """The newest samples of each GPU, as the account counts with them."""
     listeners: list[Callable[[Trouble], None]] = field(default_factory=list)
     refused: int = 0
+    version: int = 0
+    """Grows with each claim and each new presence of a GPU."""
     claims: ClaimIndex = field(default_factory=ClaimIndex)
     suppressed: int = 0
     """Troubles of one kind and node beyond those that are reported one by one."""
@@ -153,6 +166,9 @@ class EvidenceBook:
         if found is None:
             presences[key] = replace(presence, spans=[replace(span) for span in presence.spans])
             self.changed.add(uuid)
+            self.version += 1
+            if self.has_unplaced(presence.node):
+                self.changed.update(self.gpus_in(presence.node))
             return presence.heard_ns
         only_grew = presence.heard_ns >= found.heard_ns
         found.heard_ns = min(found.heard_ns, presence.heard_ns)
@@ -196,8 +212,7 @@ class EvidenceBook:
                 fact = self._limited(record, fact)
             if self._keep(fact):
                 self.unwritten[fact] = None
-                self.changed.add(fact.gpu)
-                self.late.add(fact.gpu)
+                self._touch(fact)
 
     def _refuse(self, record: Record, problem: str) -> None:
         self.refused += 1
@@ -218,9 +233,18 @@ class EvidenceBook:
     def learn(self, facts: Iterable[Told | Ended]) -> None:
         """Take claims that the database has, perhaps from another collector."""
         for fact in facts:
-            if fact.gpu in self.gpus and self._keep(fact):
-                self.changed.add(fact.gpu)
-                self.late.add(fact.gpu)
+            known = fact.gpu in self.gpus or not is_gpu(fact.gpu)
+            if known and self._keep(fact):
+                self._touch(fact)
+
+    def _touch(self, fact: Told | Ended) -> None:
+        """A claim concerns its GPU; where its node has claims without a device, all GPUs there."""
+        concerned = {fact.gpu}
+        if self.has_unplaced(fact.node):
+            concerned.update(self.gpus_in(fact.node))
+        self.changed |= concerned
+        self.late |= concerned
+        self.version += 1
 
     def _keep(self, fact: Told | Ended) -> bool:
         """Keep a claim or its end; whether it was not there."""
@@ -261,6 +285,25 @@ class EvidenceBook:
         )
         for listener in self.listeners:
             listener(trouble)
+
+    # Nodes -----------------------------------------------------------------------------------
+
+    def gpus_in(self, node: str) -> list[str]:
+        """The GPUs that were seen in a node."""
+        return [
+            gpu
+            for gpu, memory in self.gpus.items()
+            if any(presence.node == node for presence in memory.presences.values())
+        ]
+
+    def nodes_of(self, gpu: str) -> set[str]:
+        """The nodes that a GPU was seen in."""
+        return {presence.node for presence in self.gpu(gpu).presences.values()}
+
+    def has_unplaced(self, node: str) -> bool:
+        """True if a claim of the node names no device."""
+        memory = self.gpus.get(unplaced_in(node))
+        return memory is not None and bool(memory.told)
 
     # What is known -----------------------------------------------------------------------------
 

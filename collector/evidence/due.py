@@ -8,6 +8,7 @@ from itertools import groupby
 from collector.evidence.changes import Change
 from collector.evidence.days import Homes, Job, groups
 from collector.evidence.queries import CONTEXT_NS
+from collector.evidence.told import unplaced_in
 from collector.ledger.tiling import DAY_NS
 
 _DAYS_AT_ONCE = 2
@@ -30,7 +31,9 @@ def due_days(
         since_day = min(homes[gpu].values()) // DAY_NS
         next_day = settled.get(gpu, since_day - 1) + 1
         days = set(range(max(next_day, since_day), window.stop))
-        keys = [("", gpu), ("", ""), *((node, "") for node in homes[gpu])]
+        keys = [("", gpu), ("", "")]
+        for node in homes[gpu]:
+            keys += [(node, ""), ("", unplaced_in(node))]
         for change in (change for key in keys for change in about.get(key, ())):
             first = max((change.start_ns - CONTEXT_NS) // DAY_NS, since_day, window.start)
             last = min((change.end_ns + CONTEXT_NS) // DAY_NS, next_day - 1)

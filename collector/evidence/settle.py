@@ -31,11 +31,12 @@ from collector.evidence.open_days import OpenDays
 from collector.evidence.queries import groups_of
 from collector.evidence.settled import settled
 from collector.evidence.store import ready
-from collector.evidence.told import Ended, Told
+from collector.evidence.told import Ended, Told, is_gpu, node_of, unplaced_in
 from collector.evidence.trouble import Trouble
 from collector.ledger.database import LedgerError
 from collector.ledger.rows import GpuDay
 from collector.ledger.tiling import DAY_NS
+from collector.metering.units import FOREVER_NS
 from collector.segments import write_durably
 
 log = structlog.get_logger(__name__)
@@ -207,7 +208,11 @@ class Settler:
         self.live.amounts.settle(day.gpu, day.day, day.new_amounts, day.old_amounts)
         self.book.changed.add(day.gpu)
         if day.gpu in self.book.gpus:
+            nodes = self.book.nodes_of(day.gpu)
             self.book.forget(day.gpu, self.live.settled.open_ns(day.gpu))
+            for key in map(unplaced_in, nodes):
+                if key in self.book.gpus:
+                    self.book.forget(key, self._open_ns(key))
 
     # Storing -----------------------------------------------------------------------------------
 
@@ -254,10 +259,14 @@ class Settler:
         if any(not (change.node or change.gpu) for change in new):
             self.book.late.update(self.book.gpus)  # a file may name other tenants now
         self.book.late.update(self.book.gpus.keys() & {change.gpu for change in new})
+        for change in new:
+            if change.gpu and not is_gpu(change.gpu):
+                self.book.late.update(self.book.gpus_in(node_of(change.gpu)))
         await self._learn(door, new)
         oldest_day = end_day - self.settings.revise_days
         window = range(oldest_day, end_day)
         settled_days = dict(self.live.settled.days)
+        new = await asyncio.to_thread(door.store.spread, new, homes)
         due = await asyncio.to_thread(due_days, homes, settled_days, window, new)
         for some in windows(due, homes):
             days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
@@ -276,14 +285,23 @@ class Settler:
     async def _learn(self, door: Door, changes: Iterable[Change]) -> None:
         """Take claims that other collectors were told, of GPUs that are known here by now."""
         wanted = {change.gpu for change in changes if change.gpu}
-        wanted |= self._taken_up - self._asked
+        fresh = self._taken_up - self._asked
+        wanted |= fresh | {unplaced_in(node) for gpu in fresh for node in self.book.nodes_of(gpu)}
         asked = set(self._taken_up)
         by_start: dict[int, list[str]] = {}
-        for gpu in sorted(wanted & self.book.gpus.keys()):
-            by_start.setdefault(max(0, self.live.settled.open_ns(gpu)), []).append(gpu)
+        for gpu in sorted(wanted):
+            if gpu in self.book.gpus or not is_gpu(gpu):
+                by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
             self.book.learn(await asyncio.to_thread(door.store.told, gpus, start_ns))
         self._asked |= asked
+
+    def _open_ns(self, gpu: str) -> int:
+        """From when on time is not in the ledger: of a GPU, or of any GPU of a node."""
+        if is_gpu(gpu):
+            return self.live.settled.open_ns(gpu)
+        gpus = self.book.gpus_in(node_of(gpu))
+        return min((self.live.settled.open_ns(one) for one in gpus), default=-FOREVER_NS)
 
     def _seen_ns(self) -> int | None:
         try:

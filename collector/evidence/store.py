@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 import structlog
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from collector.audit import outbox
 from collector.evidence import calendar_file, claims_file, queries, retired_file, tenants_file
 from collector.evidence.administration import Version
-from collector.evidence.assemble import Files, Known, facts_of, known
+from collector.evidence.assemble import Facts, Files, Known, facts_of, known
 from collector.evidence.changes import Change, Late, late, recorded_after
 from collector.evidence.chunk import Chunk, decode
 from collector.evidence.schema import claims, files, homes, parts, releases
-from collector.evidence.told import Ended, Told
+from collector.evidence.told import Ended, Told, unplaced_in
 from collector.evidence.trouble import Trouble
+from collector.evidence.unplaced import Placer
 from collector.ledger.database import Database
 from collector.metering.units import FOREVER_NS
 
@@ -52,12 +53,44 @@ class Loaded(NamedTuple):
     told: dict[str, list[Told]]
     ended: dict[str, list[Ended]]
     homes: dict[str, set[str]]
+    version: int = 0
 
     def known(self, gpu: str, files: Files) -> Known:
         """What is known of one of them."""
-        chunks = [c for node in sorted(self.homes.get(gpu, ())) for c in self.chunks.get(node, ())]
-        facts = facts_of(gpu, chunks, self.told.get(gpu, ()), self.ended.get(gpu, ()))
-        return known(facts, chunks, files)
+        chunks = self._chunks(gpu)
+        placed = None
+        if any(self.has_unplaced(node) for node in self.homes.get(gpu, ())):
+            placed = Placer(self, files).evidence(gpu)
+        return known(self.facts(gpu), chunks, files, placed)
+
+    def facts(self, gpu: str) -> Facts:
+        """The facts of one of them, or of the other GPUs of their nodes."""
+        return facts_of(gpu, self._chunks(gpu), self.told.get(gpu, ()), self.ended.get(gpu, ()))
+
+    def gpus_in(self, node: str) -> set[str]:
+        """The GPUs that were seen in a node."""
+        return {gpu for chunk in self.chunks.get(node, ()) for gpu in chunk.gpus}
+
+    def has_unplaced(self, node: str) -> bool:
+        """True if a claim of the node names no device."""
+        return bool(self.told.get(unplaced_in(node)))
+
+    def read_claims(
+        self, connection: Connection, gpus: Sequence[str], span: tuple[int, int]
+    ) -> None:
+        """Add the claims of GPUs that may have been in force in a window, and their ends."""
+        for some in queries.groups_of(gpus):
+            for content in connection.execute(queries.claims_of(some, *span)).scalars():
+                one = msgspec.msgpack.decode(content, type=Told)
+                self.told.setdefault(one.gpu, []).append(one)
+            pairs = [(one.gpu, one.node, one.id) for gpu in some for one in self.told.get(gpu, ())]
+            for few in queries.groups_of(pairs):
+                for row in connection.execute(queries.releases_of(few)):
+                    end = Ended(row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
+                    self.ended.setdefault(end.gpu, []).append(end)
+
+    def _chunks(self, gpu: str) -> list[Chunk]:
+        return [c for node in sorted(self.homes.get(gpu, ())) for c in self.chunks.get(node, ())]
 
 
 def ready(chunk: Chunk, content: bytes) -> Written:
@@ -205,25 +238,22 @@ class EvidenceStore:
         """The facts of some GPUs in a window, with what has a bearing on it."""
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
         chunks: dict[str, list[Chunk]] = {}
-        told: dict[str, list[Told]] = {}
-        ended: dict[str, list[Ended]] = {}
         with self._database.transaction() as connection:
             for some in queries.groups_of(nodes):
                 for node in some:
                     found = queries.parts_of(connection, node, start_ns, end_ns)
                     chunks[node] = [chunk for part in found if (chunk := _chunk(*part))]
-            for some in queries.groups_of(gpus):
-                for content in connection.execute(
-                    queries.claims_of(some, start_ns, end_ns)
-                ).scalars():
-                    one = msgspec.msgpack.decode(content, type=Told)
-                    told.setdefault(one.gpu, []).append(one)
-                pairs = [(one.gpu, one.node, one.id) for gpu in some for one in told.get(gpu, ())]
-                for few in queries.groups_of(pairs):
-                    for row in connection.execute(queries.releases_of(few)):
-                        end = Ended(row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
-                        ended.setdefault(end.gpu, []).append(end)
-        return Loaded(chunks, told, ended, {gpu: homes_of.get(gpu, set()) for gpu in gpus})
+            span = (start_ns, end_ns)
+            wanted = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
+            loaded = Loaded(chunks, {}, {}, wanted)
+            loaded.read_claims(connection, [*gpus, *map(unplaced_in, nodes)], span)
+            # A claim without a device is placed among all that is held in its node.
+            for node in filter(loaded.has_unplaced, nodes):
+                others = sorted(loaded.gpus_in(node) - wanted.keys())
+                loaded.read_claims(connection, others, span)
+                for gpu in others:
+                    wanted.setdefault(gpu, set()).add(node)
+        return loaded
 
     def told(self, gpus: Sequence[str], start_ns: int) -> list[Told | Ended]:
         """The claims of GPUs that may have been in force after an instant, and their ends."""
@@ -243,7 +273,26 @@ class EvidenceStore:
         """What came late about some GPUs and the nodes that they were in."""
         nodes = sorted({node for nodes in homes_of.values() for node in nodes})
         with self._database.transaction() as connection:
-            return list(late(connection, sorted(homes_of), nodes, which))
+            keys = [*sorted(homes_of), *map(unplaced_in, nodes)]
+            return list(late(connection, keys, nodes, which))
+
+    def spread(
+        self, changes: Iterable[Change], homes_of: Mapping[str, Iterable[str]]
+    ) -> set[Change]:
+        """The same, and for claims on a GPU of a node that has some without a device, on all of it."""
+        found = set(changes)
+        nodes = sorted({node for one in found for node in homes_of.get(one.gpu, ())})
+        there: set[str] = set()
+        with self._database.transaction() as connection:
+            for some in queries.groups_of([unplaced_in(node) for node in nodes]):
+                query = select(claims.c.gpu_uuid).where(claims.c.gpu_uuid.in_(some)).distinct()
+                there.update(connection.execute(query).scalars())
+        return found | {
+            one._replace(gpu=unplaced_in(node))
+            for one in found
+            for node in homes_of.get(one.gpu, ())
+            if unplaced_in(node) in there
+        }
 
     def newest_end_ns(self, node: str) -> int | None:
         """Up to when anything is known of a node."""

@@ -58,6 +58,11 @@ def unplaced_in(node: str) -> str:
     return _UNPLACED + node
 
 
+def node_of(key: str) -> str:
+    """The node of a key that `unplaced_in` returned."""
+    return key.removeprefix(_UNPLACED)
+
+
 def is_gpu(key: str) -> bool:
     """True for a GPU, false for what `unplaced_in` returns."""
     return not key.startswith(_UNPLACED)
