@@ -9,17 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from agent.owners import FormatError
-
-MAX_TEXT = 16_384
-"""Characters of one annotation that is read; a longer one is left out."""
-_PREFIXES = (
-    "hami.io/vgpu-", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-", "alibabacloud.com/gpu-",
-    "ALIYUN_COM_GPU_MEM_", "scheduler.framework.gpushare.", "tencent.com/predicate-gpu-idx-",
-)  # fmt: skip
-_LIMITS = (
-    "nvidia.com/gpu", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-",
-    "alibabacloud.com/gpu-", "tke.cloud.tencent.com/qgpu-", "tencent.com/vcuda-",
-)  # fmt: skip
+from railscope.pod_entry import PodEntry, pod_entry
 
 
 class _Resources(msgspec.Struct):
@@ -55,33 +45,6 @@ class _PodList(msgspec.Struct):
     items: list[_Pod] | None = None
 
 
-class ContainerLimits(msgspec.Struct, frozen=True):
-    """Limits of a container that concern GPUs, by name of the resource."""
-
-    name: str
-    limits: dict[str, str] = {}
-
-
-class PodEntry(msgspec.Struct, frozen=True):
-    """A pod with what it says of GPUs."""
-
-    namespace: str
-    name: str
-    phase: str = ""
-    annotations: dict[str, str] = {}
-    containers: tuple[ContainerLimits, ...] = ()
-
-    @property
-    def concerns_gpus(self) -> bool:
-        """True if there is anything about GPUs in it, or it has ended."""
-        return self.has_ended or bool(self.annotations) or any(c.limits for c in self.containers)
-
-    @property
-    def has_ended(self) -> bool:
-        """True for a pod that holds nothing any more."""
-        return self.phase in {"Succeeded", "Failed"}
-
-
 def pod_entries(content: bytes) -> tuple[PodEntry, ...]:
     """The pods of a PodList, in JSON. Raises FormatError."""
     try:
@@ -90,21 +53,10 @@ def pod_entries(content: bytes) -> tuple[PodEntry, ...]:
         message = f"invalid list of pods: {error}"
         raise FormatError(message) from error
     return tuple(
-        PodEntry(
-            pod.metadata.namespace, pod.metadata.name, pod.status.phase,
-            _of_gpus(pod.metadata.annotations or {}, _PREFIXES),
-            tuple(
-                ContainerLimits(one.name, _of_gpus(one.resources.limits, _LIMITS))
-                for one in pod.spec.containers
-            ),
+        pod_entry(
+            (pod.metadata.namespace, pod.metadata.name), pod.status.phase,
+            pod.metadata.annotations or {},
+            [(one.name, one.resources.limits) for one in pod.spec.containers],
         )
         for pod in listed
     )  # fmt: skip
-
-
-def _of_gpus(texts: dict[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    return {
-        name: text
-        for name, text in texts.items()
-        if name.startswith(prefixes) and len(text) <= MAX_TEXT
-    }

@@ -29,8 +29,8 @@ from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
 from agent.tenancy.pod_folders import PodFolders, Pods
 from agent.tenancy.pod_requests import PodRequests
-from agent.tenancy.pod_shares import Part, Requests
 from agent.tenancy.trouble import unread
+from railscope.pod_shares import Part, Requests
 from railscope.shares import share_text
 
 WHAT = "claims by Kubernetes"

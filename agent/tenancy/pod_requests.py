@@ -10,11 +10,11 @@ import msgspec
 from agent.facts import counted
 from agent.host import Host
 from agent.host.owners import KUBELET, PODS
-from agent.owners.pod_list import PodEntry
 from agent.source import Finding, Verdict
 from agent.tenancy.devices import Devices
-from agent.tenancy.pod_shares import Requests, requests_of
 from agent.tenancy.trouble import finding
+from railscope.pod_entry import PodEntry
+from railscope.pod_shares import Requests, requests_of
 
 WHAT = "shares of GPUs in pods"
 _MAX_QUOTED = 5

@@ -74,8 +74,8 @@ class _Order:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--format", "form", type=click.Choice(sorted(FORMATS)),
-    help="Whose list it is: JSON of ClusterCockpit, `sacct -P` or `sacct --json`, or "
-    "`kubectl get pods -o json`. Seen from the file if not given.",
+    help="Whose list it is: JSON of ClusterCockpit, `sacct -P` or `sacct --json`, `kubectl get pods "
+    "-o json`, or the CSV of Alibaba's trace. Seen from the file if not given.",
 )  # fmt: skip
 @timezone_option
 @tenants_option
@@ -108,6 +108,11 @@ class _Order:
     "--as-observed", is_flag=True,
     help="Take the scheduler's word as if an agent had seen it; else rating asks for a decision.",
 )  # fmt: skip
+@click.option(
+    "--shards-per-gpu",
+    type=click.IntRange(min=1),
+    help="Shards that Slurm is configured to have for each GPU: a job's shards are a share of it.",
+)
 @click.option("--strict", is_flag=True, help="Import nothing if a line of the list is bad.")
 @click.option(
     "--replace", is_flag=True,
@@ -118,7 +123,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     *, file: Path, form: str | None, timezone: str | None, tenants_path: Path | None,
     url: str | None, period: Period | None, source: str | None, as_of_ns: int | None, sku: str,
     inventory_path: Path | None, as_json: bool, stand_ins: bool, as_observed: bool, strict: bool,
-    replace: bool, name: str | None,
+    shards_per_gpu: int | None, replace: bool, name: str | None,
 ) -> None:  # fmt: skip
     """Print the GPU time of every tenant in a scheduler's job list, exactly.
 
@@ -128,7 +133,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     """
     models = _models(inventory_path, sku)
     order = _Order(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
-    form, jobs = _read(file, form, zone_of(timezone), strict=strict)
+    form, jobs = _read(
+        file, form, zone_of(timezone), strict=strict, shards_per_gpu=shards_per_gpu or 0
+    )
     if tenants_path is not None:
         jobs = listed_with_tenants(jobs, SOURCES[form], tenants_in(tenants_path))
     by = By(operator(name or ""), time.time_ns())
@@ -216,13 +223,13 @@ def _models(path: Path | None, sku: str) -> Models:
 
 
 def _read(
-    file: Path, form: str | None, zone: tzinfo | None, *, strict: bool
+    file: Path, form: str | None, zone: tzinfo | None, *, strict: bool, shards_per_gpu: int
 ) -> tuple[str, JobList]:
     """The format that the list is in, and its jobs."""
     try:
         text = file.read_text(encoding="utf-8")
         form = form or format_of(text)
-        return form, read_jobs(text, form, zone, strict=strict)
+        return form, read_jobs(text, form, zone, strict=strict, shards_per_gpu=shards_per_gpu)
     except (JobListError, OSError, UnicodeDecodeError) as error:
         message = f"{file}: {error}"
         raise click.ClickException(message) from error

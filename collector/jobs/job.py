@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import NamedTuple
 
 import msgspec
@@ -60,6 +61,21 @@ class Gpu(NamedTuple):
         return f"{self.node}/{self.address}"
 
 
+class Part(NamedTuple):
+    """A part [low, high) of a GPU, as fractions of it."""
+
+    low: Fraction
+    high: Fraction
+
+    @property
+    def share(self) -> Fraction:
+        """How much of the GPU it is."""
+        return self.high - self.low
+
+
+WHOLE = Part(Fraction(0), Fraction(1))
+
+
 class Unplaced(msgspec.Struct, frozen=True, order=True):
     """GPUs of a job that a list does not name: what they are is not guessed.
 
@@ -70,6 +86,13 @@ class Unplaced(msgspec.Struct, frozen=True, order=True):
     gpus: int
     reason: str
     model: str = ""
+    share: Fraction = Fraction(1)
+    """Part of each GPU."""
+
+    @property
+    def capacity(self) -> Fraction:
+        """How many whole GPUs the time of all parts is."""
+        return self.gpus * self.share
 
 
 class Job(msgspec.Struct, frozen=True, order=True):
@@ -87,11 +110,17 @@ class Job(msgspec.Struct, frozen=True, order=True):
     unplaced: tuple[Unplaced, ...] = ()
     model: str = ""
     """Model of its GPUs where the list names one."""
+    parts: tuple[Part, ...] = ()
+    """Part of each GPU, in their order; empty if it had whole GPUs."""
 
     @property
     def claim(self) -> str:
         """The id of its claim. A job that is requeued runs twice, and those are two claims."""
         return f"{self.id}@{self.start_ns // NS_PER_SECOND}"
+
+    def part_of(self, gpu: Gpu) -> Part:
+        """The part of one of its GPUs that it had."""
+        return self.parts[self.gpus.index(gpu)] if self.parts else WHOLE
 
     @property
     def duration_ns(self) -> int:

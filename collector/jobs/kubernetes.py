@@ -10,6 +10,9 @@ of an init container where that is more; a sidecar is an init container that goe
 (kubernetes/kubernetes:pkg/api/v1/resource/helpers.go). Which GPUs these are, Kubernetes does not tell.
 Fields and times: kubernetes/api:core/v1/types.go; times are whole seconds in UTC. Devices of dynamic
 resource allocation (resourceClaims) are not counted: a pod does not tell how many they are.
+
+Shares are those of `railscope.pod_shares`. A list that has nodes as well (`kubectl get nodes,pods`) gives
+models, memory and replicas of their GPUs, which shares of memory and time slices need.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,9 +39,13 @@ from collector.jobs.job import (
     without_repetitions,
 )
 from collector.metering.units import FOREVER_NS
+from railscope.pod_entry import PodEntry, pod_entry
+from railscope.pod_shares import requests_of
 
 NOT_NAMED = "Kubernetes does not tell which GPUs"
 _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
+_SHARED = "nvidia.com/gpu.shared"
+_STRATEGY = "nvidia.com/gpu.sharing-strategy"
 _PARTS = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
 _MOST_GPUS = 1 << 16
 _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
@@ -46,8 +54,12 @@ _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
 def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
     """The pods of lists and changes, each as it was told last. Raises JobListError."""
     pods: dict[str, tuple[int, Any, bool]] = {}
+    nodes: dict[str, NodeGpus] = {}
     for place, (pod, is_gone) in enumerate(_pods(text, bad), start=1):
         try:
+            if pod.get("kind") == "Node":
+                nodes[pod["metadata"]["name"]] = NodeGpus.of(pod["metadata"].get("labels") or {})
+                continue
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
         except _OTHER_FORM:
             bad.add(JobListError(place, "metadata.uid", "is missing", "pod"))
@@ -55,7 +67,7 @@ def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
     without_gpus = never_started = 0
     for place, pod, is_gone in pods.values():
         try:
-            unplaced, span = _unplaced(pod), _span(pod, is_gone=is_gone)
+            unplaced, span = _unplaced(pod, nodes), _span(pod, is_gone=is_gone)
             tenant = _name(pod, "namespace")
             name = f"{tenant}/{_name(pod, 'name')}"
         except _OTHER_FORM as error:
@@ -139,18 +151,74 @@ def _instant_ns(text: str) -> int:
 # Devices -------------------------------------------------------------------------------------------
 
 
-def _unplaced(pod: Any) -> tuple[Unplaced, ...]:
-    """How many GPUs a pod had. Parts of GPUs are told and not counted as GPUs."""
-    spec = pod["spec"]
-    where = spec.get("nodeName") or ""
-    asked = _asked(spec)
-    found = [Unplaced(where, asked[_GPU], NOT_NAMED)] if asked[_GPU] else []
+def _unplaced(pod: Any, nodes: Mapping[str, NodeGpus]) -> tuple[Unplaced, ...]:
+    """How many GPUs a pod had, or which share of them. What cannot be computed is a reason."""
+    where = pod["spec"].get("nodeName") or ""
+    node = nodes.get(where, NodeGpus())
+    shared = requests_of(_entry(pod), lambda _place: node.memory_mib)
+    if shared:
+        found = [
+            Unplaced(
+                where,
+                part.count,
+                NOT_NAMED,
+                node.model,
+                Fraction(1) if part.share is None else part.share,
+            )
+            for part in shared.parts
+        ]
+        return (*found, *(Unplaced(where, 0, problem) for problem in shared.problems))
+    asked = _asked(pod["spec"])
+    if node.replicas:
+        share = Fraction(1, node.replicas)
+        replicas = asked.pop(_SHARED, 0) or asked.pop(_GPU, 0)
+        if replicas:
+            return (Unplaced(where, replicas, NOT_NAMED, node.model, share),)
+    found = [Unplaced(where, asked[_GPU], NOT_NAMED, node.model)] if asked[_GPU] else []
     found += [
         Unplaced(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted(asked.items())
         if count and name.startswith(_PARTS)
     ]
     return tuple(found)
+
+
+def _entry(pod: Any) -> PodEntry:
+    """What a pod says of GPUs."""
+    meta, spec = pod["metadata"], pod["spec"]
+    containers = [
+        (str(one.get("name", "")), {
+            name: str(amount)
+            for name, amount in ((one.get("resources") or {}).get("limits") or {}).items()
+        })
+        for one in spec["containers"]
+    ]  # fmt: skip
+    return pod_entry(
+        (meta["namespace"], meta["name"]), "", meta.get("annotations") or {}, containers
+    )
+
+
+class NodeGpus(NamedTuple):
+    """What the labels of a node say of its GPUs (NVIDIA/k8s-device-plugin: gpu-feature-discovery)."""
+
+    model: str = ""
+    memory_mib: int | None = None
+    replicas: int = 0
+
+    @classmethod
+    def of(cls, labels: Mapping[str, str]) -> NodeGpus:
+        """Those of the labels; what they do not say is unknown."""
+        memory, replicas = (
+            labels.get(f"nvidia.com/gpu.{name}", "") for name in ("memory", "replicas")
+        )
+        shared = (
+            int(replicas) if replicas.isdecimal() and labels.get(_STRATEGY, "") != "none" else 0
+        )
+        return cls(
+            labels.get("nvidia.com/gpu.product", "").removesuffix("-SHARED"),
+            int(memory) if memory.isdecimal() else None,
+            shared if shared > 1 else 0,
+        )
 
 
 def _asked(spec: Mapping[str, Any]) -> Counter[str]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from heapq import heappop, heappush
 from itertools import islice, pairwise
 from typing import NamedTuple
@@ -27,9 +28,9 @@ from sqlalchemy import Connection
 
 from collector.billing.instants import Period
 from collector.jobs import lists
-from collector.jobs.job import Gpu, Job, JobList
+from collector.jobs.job import WHOLE, Gpu, Job, JobList, Part, Unplaced
 from collector.jobs.lists import By, JobLedgerError, Listed, NewList, PlacedJob
-from collector.jobs.meter import evidence
+from collector.jobs.meter import evidence, slots_of
 from collector.jobs.models import Models
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.queries import newest_numbers
@@ -45,6 +46,7 @@ from collector.metering.evidence import (
     Stretch,
     Witness,
 )
+from collector.metering.units import GPU_CAPACITY
 from railscope import __version__
 
 STAND_IN = "unnamed"
@@ -87,18 +89,34 @@ def stand_ins(jobs: Iterable[Job], source: str, models: Models) -> StandIns:
     pools: dict[tuple[str, str], _Pool] = defaultdict(_Pool)
     found = StandIns([], {})
     for job in sorted(jobs):
-        gpus: list[Gpu] = []
-        for part in job.unplaced:
-            node = _node(part.where)
-            model = models.on(node, part.model or job.model)
+        gpus = [(gpu, job.part_of(gpu)) for gpu in job.gpus]
+        rest: list[Unplaced] = []
+        for one in job.unplaced:
+            if not one.gpus or not _fits(one.share):
+                rest.append(one)
+                continue
+            node = _node(one.where)
+            model = models.on(node, one.model or job.model)
             name = "".join(f"{word}:" for word in (source, model) if word)
-            numbers = pools[node, model].take(part.gpus, job.start_ns, job.end_ns)
-            gpus += [Gpu(node, f"{name}{number:06}") for number in numbers]
-            found.models.update(dict.fromkeys(gpus[len(gpus) - part.gpus :], model))
-        rest = tuple(part for part in job.unplaced if not part.gpus)
-        every = (*job.gpus, *sorted(gpus))
-        found.jobs.append(msgspec.structs.replace(job, gpus=every, unplaced=rest))
+            for number, part in pools[node, model].take(one, job.start_ns, job.end_ns):
+                gpus.append((gpu := Gpu(node, f"{name}{number:06}"), part))
+                found.models[gpu] = model
+        gpus.sort()
+        parts = tuple(part for _, part in gpus)
+        found.jobs.append(
+            msgspec.structs.replace(
+                job,
+                gpus=tuple(gpu for gpu, _ in gpus),
+                parts=() if all(part == WHOLE for part in parts) else parts,
+                unplaced=tuple(rest),
+            )
+        )
     return found
+
+
+def _fits(share: Fraction) -> bool:
+    """True if a share is a whole number of slots."""
+    return (share * GPU_CAPACITY).denominator == 1
 
 
 def with_stand_ins(jobs: Iterable[Job]) -> list[Job]:
@@ -107,25 +125,58 @@ def with_stand_ins(jobs: Iterable[Job]) -> list[Job]:
 
 
 class _Pool:
-    """Stand-ins of one node and model."""
+    """Stand-ins of one node and model, and the parts of each that are held."""
 
     def __init__(self) -> None:
-        self._free: list[int] = []
-        self._held: list[tuple[int, int]] = []
         self._made = 0
+        self._free: list[int] = []
+        self._ends: list[tuple[int, int, Part]] = []
+        self._held: dict[int, list[Part]] = {}
 
-    def take(self, count: int, start_ns: int, end_ns: int) -> list[int]:
-        """The lowest numbers that are free from a start on."""
-        while self._held and self._held[0][0] <= start_ns:
-            heappush(self._free, heappop(self._held)[1])
-        found = []
-        for _ in range(count):
+    def take(self, wanted: Unplaced, start_ns: int, end_ns: int) -> list[tuple[int, Part]]:
+        """GPUs with enough left from a start on, each with the part that is taken.
+
+        Parts go to GPUs that are held in parts already, where these have room; the lowest number
+        counts.
+        """
+        while self._ends and self._ends[0][0] <= start_ns:
+            _, number, part = heappop(self._ends)
+            self._held[number].remove(part)
+            if not self._held[number]:
+                del self._held[number]
+                heappush(self._free, number)
+        found = self._gaps(wanted) if wanted.share != 1 else {}
+        while len(found) < wanted.gpus:
             if not self._free:
                 self._made += 1
                 heappush(self._free, self._made)
-            found.append(heappop(self._free))
-            heappush(self._held, (end_ns, found[-1]))
+            found[heappop(self._free)] = Fraction(0)
+        taken = [(number, Part(low, low + wanted.share)) for number, low in sorted(found.items())]
+        for number, part in taken:
+            self._held.setdefault(number, []).append(part)
+            heappush(self._ends, (end_ns, number, part))
+        return taken
+
+    def _gaps(self, wanted: Unplaced) -> dict[int, Fraction]:
+        """GPUs held in parts that have room, and where."""
+        found: dict[int, Fraction] = {}
+        for number in sorted(self._held):
+            if len(found) == wanted.gpus:
+                break
+            low = _lowest(self._held[number], wanted.share)
+            if low is not None:
+                found[number] = low
         return found
+
+
+def _lowest(held: Sequence[Part], share: Fraction) -> Fraction | None:
+    """Where the first gap of a size begins; None if there is none."""
+    low = Fraction(0)
+    for part in sorted(held):
+        if part.low - low >= share:
+            return low
+        low = max(low, part.high)
+    return low if 1 - low >= share else None
 
 
 def _node(where: str) -> str:
@@ -180,11 +231,15 @@ def placed(
     return [
         PlacedJob(
             str(gpu), job.start_ns, job.id, job.tenant, job.end_ns, gpu.node, found[gpu],
-            unfinished=job.claim in unfinished,
+            _text_of(job.part_of(gpu)), job.claim in unfinished,
         )
         for job in jobs.jobs
         for gpu in job.gpus
     ]  # fmt: skip
+
+
+def _text_of(part: Part) -> str:
+    return "1" if part == WHOLE else f"{part.low}-{part.high}"
 
 
 def refuse_other(ledger: Ledger, one: NewList) -> None:
@@ -298,9 +353,18 @@ def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> 
         stays=(Stay(start_ns, min(nodes), end_ns),),
         claims=tuple(
             Claim(
-                Level.SCHEDULER, job.start_ns, claim, job.tenant, job.end_ns, job.job_id, job.node
+                Level.SCHEDULER,
+                job.start_ns,
+                claim,
+                job.tenant,
+                job.end_ns,
+                job.job_id,
+                job.node,
+                slots,
+                slots,
             )
             for claim, job in found
+            for slots in (slots_of(job.part),)
         ),
         sightings=tuple(
             sorted({Sighting(Witness.SCHEDULER, job.start_ns, job.end_ns) for _, job in found})

@@ -22,7 +22,7 @@ from collector.audit.outbox import put
 from collector.billing.instants import DAY_NS, Period, spelled
 from collector.billing.periods import name_of
 from collector.jobs import tables
-from collector.jobs.job import NS_PER_SECOND
+from collector.jobs.job import NS_PER_SECOND, WHOLE, Part
 from collector.ledger.database import Database
 from collector.ledger.queries import chunks
 from railscope.audit.record import Actor, Data
@@ -54,6 +54,7 @@ class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
     node: str
     model: str = ""
     share: str = "1"
+    """Part of the GPU: `1` for all of it, else `low-high` in fractions of it."""
     unfinished: bool = False
 
     @property
@@ -62,9 +63,10 @@ class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
         return f"{self.job_id}@{self.start_ns // NS_PER_SECOND}"
 
     @property
-    def fraction(self) -> Fraction:
-        """Share of the GPU."""
-        return Fraction(self.share)
+    def part(self) -> Part:
+        """Part of the GPU."""
+        low, dash, high = self.share.partition("-")
+        return Part(Fraction(low), Fraction(high)) if dash else WHOLE
 
 
 class Listed(NamedTuple):

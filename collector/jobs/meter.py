@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import msgspec
 
 from collector.billing.instants import Period
-from collector.jobs.job import Gpu, Job
+from collector.jobs.job import Gpu, Job, Part
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
 from collector.metering.holders import Conflict, conflicts
 from collector.metering.tiling import Entry, GpuTimeline, State
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import GPU_CAPACITY, Slots, Tiling
 
 
 class Clash(NamedTuple):
@@ -37,15 +38,15 @@ class MeteredJobs(msgspec.Struct, frozen=True):
 
     gpus: int
     capacity_ns: int
-    free_ns: int
-    tenants: dict[str, int]
-    unplaced_ns: dict[str, int]
+    free_ns: Fraction
+    tenants: dict[str, Fraction]
+    unplaced_ns: dict[str, Fraction]
     clashes: tuple[Clash, ...]
 
     @property
-    def held_ns(self) -> int:
+    def held_ns(self) -> Fraction:
         """What all tenants had of GPUs that are named."""
-        return sum(self.tenants.values())
+        return sum(self.tenants.values(), Fraction(0))
 
     @property
     def balances(self) -> bool:
@@ -75,14 +76,24 @@ def _evidence(gpu: Gpu, jobs: Sequence[Job], period: Period | None) -> Evidence:
         claims=tuple(
             Claim(
                 Level.SCHEDULER, job.start_ns, job.claim, job.tenant, job.end_ns, job.id,
-                gpu.node,
+                gpu.node, slots, slots,
             )
             for job in jobs
+            for slots in (slots_of(job.part_of(gpu)),)
         ),
         sightings=tuple(
             sorted({Sighting(Witness.SCHEDULER, job.start_ns, job.end_ns) for job in jobs})
         ),
     )  # fmt: skip
+
+
+def slots_of(part: Part) -> Slots:
+    """The slots of a part. Raises ValueError for one that is not a whole number of slots."""
+    low, high = part.low * GPU_CAPACITY, part.high * GPU_CAPACITY
+    if low.denominator != 1 or high.denominator != 1:
+        message = f"{part.share} of a GPU is not a whole number of its {GPU_CAPACITY} slots"
+        raise ValueError(message)
+    return Slots(int(low), int(high))
 
 
 def entries(known: Evidence) -> list[Entry]:
@@ -95,7 +106,7 @@ def meter(jobs: Sequence[Job], period: Period | None = None) -> MeteredJobs:
     """The GPU time of every tenant, of jobs that lie in a period where there is one."""
     known = evidence(jobs, period)
     tenants = Counter({job.tenant: 0 for job in jobs if job.gpus})
-    unplaced: Counter[str] = Counter()
+    unplaced: dict[str, Fraction] = defaultdict(Fraction)
     capacity = free = 0
     for one in known.values():
         (stay,) = one.stays
@@ -109,7 +120,9 @@ def meter(jobs: Sequence[Job], period: Period | None = None) -> MeteredJobs:
                 free += entry.quantity
     for job in jobs:
         if job.unplaced:
-            unplaced[job.tenant] += job.duration_ns * sum(part.gpus for part in job.unplaced)
+            unplaced[job.tenant] += job.duration_ns * sum(
+                (part.capacity for part in job.unplaced), Fraction(0)
+            )
     return MeteredJobs(
         gpus=len(known),
         capacity_ns=capacity,
@@ -122,10 +135,6 @@ def meter(jobs: Sequence[Job], period: Period | None = None) -> MeteredJobs:
     )
 
 
-def _gpu_ns(quantity: int) -> int:
-    """Whole GPUs times nanoseconds. Jobs hold whole GPUs, so this leaves no remainder."""
-    whole, rest = divmod(quantity, GPU_CAPACITY)
-    if rest:
-        message = f"{quantity} is not of whole GPUs"
-        raise ArithmeticError(message)
-    return whole
+def _gpu_ns(quantity: int) -> Fraction:
+    """Capacity times time as whole GPUs times nanoseconds."""
+    return Fraction(quantity, GPU_CAPACITY)

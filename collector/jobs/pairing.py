@@ -58,8 +58,11 @@ class Run:
 
     @property
     def in_parts(self) -> bool:
-        """Whether it had parts of GPUs, whose size the books do not tell."""
-        return self.job is not None and any(not part.gpus for part in self.job.unplaced)
+        """True if it had parts of GPUs."""
+        return self.job is not None and (
+            bool(self.job.parts)
+            or any(not part.gpus or part.share != 1 for part in self.job.unplaced)
+        )
 
     @property
     def books(self) -> int:

@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping
 from datetime import tzinfo
 from typing import Any
 
+from collector.jobs.alibaba import read_alibaba
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job import BadLines, JobList, JobListError
 from collector.jobs.kubernetes import read_kubernetes
 from collector.jobs.sacct import read_sacct
 
-FORMATS: Mapping[str, Callable[[str, tzinfo | None, BadLines], JobList]] = {
-    "clustercockpit": lambda text, _, bad: read_clustercockpit(text.split("\n"), bad),
+FORMATS: Mapping[str, Callable[[str, tzinfo | None, BadLines, int], JobList]] = {
+    "clustercockpit": lambda text, _zone, bad, _shards: read_clustercockpit(text.split("\n"), bad),
     "sacct": read_sacct,
-    "kubernetes": lambda text, _, bad: read_kubernetes(text, bad),
+    "kubernetes": lambda text, _zone, bad, _shards: read_kubernetes(text, bad),
+    "alibaba": lambda text, _zone, bad, _shards: read_alibaba(text, bad),
 }
 _KUBERNETES = frozenset({"items", "object", "apiVersion", "metadata"})
 _CLUSTERCOCKPIT = frozenset({"job_id", "jobId"})
@@ -28,7 +30,7 @@ def format_of(text: str) -> str:
     """
     start = text.lstrip()
     if not start.startswith(("{", "[")):
-        return "sacct"
+        return "alibaba" if "gpu_milli" in start.partition("\n")[0].split(",") else "sacct"
     first = _first(start)
     members = frozenset(first) if isinstance(first, dict) else frozenset()
     jobs = first.get("jobs") if isinstance(first, dict) else first
@@ -59,7 +61,12 @@ def _first(text: str) -> Any:
 
 
 def read_jobs(
-    text: str, form: str | None = None, zone: tzinfo | None = None, *, strict: bool = True
+    text: str,
+    form: str | None = None,
+    zone: tzinfo | None = None,
+    *,
+    strict: bool = True,
+    shards_per_gpu: int = 0,
 ) -> JobList:
     """The jobs of a list; without a format it is seen from the text. Raises JobListError.
 
@@ -67,7 +74,9 @@ def read_jobs(
     """
     if not text.strip():
         raise JobListError(1, "", "the file is empty")
-    found = FORMATS[form or format_of(text)](text, zone, BadLines(collect=not strict))
+    found = FORMATS[form or format_of(text)](
+        text, zone, BadLines(collect=not strict), shards_per_gpu
+    )
     read = len(found.jobs) + len(found.unended) + found.without_gpus + found.never_started
     if found.rejected and not read:
         raise found.rejected[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import Any
 
 from collector.jobs.job import NS_PER_SECOND, JobList
@@ -13,9 +14,9 @@ _SECONDS = 60
 _HOUR = _SECONDS * _SECONDS
 
 
-def hours(gpu_ns: int) -> str:
+def hours(gpu_ns: int | Fraction) -> str:
     """GPU time as hours, minutes and seconds, with nanoseconds where there are some."""
-    seconds, rest_ns = divmod(gpu_ns, NS_PER_SECOND)
+    seconds, rest_ns = divmod(int(gpu_ns), NS_PER_SECOND)
     shown = f"{seconds // _HOUR}:{seconds // _SECONDS % _SECONDS:02}:{seconds % _SECONDS:02}"
     return f"{shown}.{rest_ns:09}" if rest_ns else shown
 
@@ -49,7 +50,7 @@ def as_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
                 "tenant": job.tenant,
                 "where": part.where,
                 "gpus": part.gpus,
-                "held_ns": str(part.gpus * job.duration_ns),
+                "held_ns": str(part.capacity * job.duration_ns),
                 "reason": part.reason,
             }
             for job in jobs.jobs
@@ -87,9 +88,10 @@ def as_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     parts = [(job, part) for job in jobs.jobs for part in job.unplaced]
     yield f"not placed on a GPU: {len(parts)}"
     for job, part in parts:
-        held = hours(part.gpus * job.duration_ns)
+        held = hours(part.capacity * job.duration_ns)
         place = part.where or "some node"
-        what = f"{counted(part.gpus, 'GPU')}, {held}: {part.reason}"
+        of = f"{part.share} of " if part.share != 1 else ""
+        what = f"{of}{counted(part.gpus, 'GPU')}, {held}: {part.reason}"
         yield f"  job {job.id} of {job.tenant} on {place}: {what}"
     if metered.unplaced_ns:
         rows = [("TENANT, NOT PLACED", "GPU-HOURS", "GPU-NANOSECONDS")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import tzinfo
+from fractions import Fraction
 
 import msgspec
 
@@ -35,13 +36,17 @@ _UNFINISHED = frozenset({
     "STAGE_OUT", "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
 })  # fmt: skip
 """States of a job that is not over (Slurm: job state codes); a job in any other state has an end."""
-_SHARES = ("shard", "mps")
+_SHARD = "shard"
+_SHARES = (_SHARD, "mps")
 
 
-def read_sacct(text: str, zone: tzinfo | None = None, bad: BadLines = RAISED) -> JobList:
+def read_sacct(
+    text: str, zone: tzinfo | None = None, bad: BadLines = RAISED, shards_per_gpu: int = 0
+) -> JobList:
     """The jobs of a list; steps are left out, for what they have is their job's.
 
-    `zone` is that of the machine on which sacct ran, for times that name none. Raises JobListError.
+    `zone` is that of the machine on which sacct ran, for times that name none. Shards are
+    shares of a GPU where `shards_per_gpu` says how many a GPU has. Raises JobListError.
     """
     is_json = text.lstrip().startswith("{")
     what = "job" if is_json else "line"
@@ -60,7 +65,7 @@ def read_sacct(text: str, zone: tzinfo | None = None, bad: BadLines = RAISED) ->
     without_gpus = never_started = 0
     for record in records:
         try:
-            unplaced = _unplaced(record)
+            unplaced = _unplaced(record, shards_per_gpu)
             if record.job.start_seconds is None:
                 never_started += 1
             elif not unplaced:
@@ -101,7 +106,7 @@ def _instant_ns(place: int, field: str, seconds: int | None) -> int:
     return seconds * NS_PER_SECOND
 
 
-def _unplaced(record: Record) -> tuple[Unplaced, ...]:
+def _unplaced(record: Record, shards_per_gpu: int) -> tuple[Unplaced, ...]:
     """How many GPUs a job had, on which nodes. Parts of GPUs are told and not counted as GPUs."""
     tres = record.job.gres_counts
     typed = {name: count for name, count in tres.items() if name.startswith(f"{_GPU}:")}
@@ -118,9 +123,20 @@ def _unplaced(record: Record) -> tuple[Unplaced, ...]:
     for model, count in sorted(models.items() if sum(models.values()) == gpus else [("", gpus)]):
         if count:
             found.append(Unplaced(record.node_list, count, NOT_NAMED, model))
+    if shards_per_gpu:
+        found += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
     found += [
         Unplaced(record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted((instances | shares).items())
         if count
     ]
     return tuple(found)
+
+
+def _shards(where: str, count: int, per_gpu: int) -> list[Unplaced]:
+    """Shards as whole GPUs and a share of one more."""
+    whole, rest = divmod(count, per_gpu)
+    found = [Unplaced(where, whole, NOT_NAMED)] if whole else []
+    if rest:
+        found.append(Unplaced(where, 1, NOT_NAMED, share=Fraction(rest, per_gpu)))
+    return found

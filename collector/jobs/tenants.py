@@ -9,7 +9,12 @@ import msgspec
 from collector.evidence.tenants_file import Tenants, unmapped
 from collector.jobs.job import Job, JobList, job_list
 
-SOURCES = {"clustercockpit": "slurm", "sacct": "slurm", "kubernetes": "kubernetes"}
+SOURCES = {
+    "clustercockpit": "slurm",
+    "sacct": "slurm",
+    "kubernetes": "kubernetes",
+    "alibaba": "alibaba",
+}
 """The scheduler that a format's jobs are of, in the words of claims."""
 
 

@@ -17,7 +17,8 @@ from agent.host.files import RootedFiles
 from agent.host.kubelet_pods import pod_list
 from agent.host.owners import KUBELET, PODS, Owners
 from agent.owners import FormatError
-from agent.owners.pod_list import MAX_TEXT, pod_entries
+from agent.owners.pod_list import pod_entries
+from railscope.pod_entry import MAX_TEXT
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 POD = {

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from agent.owners.pod_list import PodEntry
+from railscope.pod_entry import PodEntry
 from railscope.shares import MAX_COUNT
 
 Place: TypeAlias = str | int | None
