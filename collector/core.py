@@ -139,6 +139,7 @@ class Core:
             known = self.schemas.get(batch.schema)
             if known is None:
                 continue
+            self.schemas.use(envelope.node, batch.schema)
             missing = self._missing(envelope, batch)
             fresh = sum(last - first + 1 for first, last in missing)
             self.counts.duplicates += batch.rows - fresh

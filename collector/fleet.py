@@ -73,6 +73,16 @@ class Fleet:
         for sheet in list(self._sheets.values()):
             yield from sheet.blocks
 
+    def schemas(self) -> set[bytes]:
+        """The schemas of the present state."""
+        return {row.schema for node in self.nodes.values() for row in node.rows.values()}
+
+    def drop_empty_sheets(self) -> None:
+        """Forget the memory of layouts that no node has any more."""
+        for key, sheet in list(self._sheets.items()):
+            if not sheet.rows:
+                del self._sheets[key]
+
     def fresh(self, block: Block, fresh_from_ns: int, now_ns: int) -> npt.NDArray[np.intp]:
         """The rows that speak of the present, slow streams of nodes that still report among them."""
         young = block.instants_ns >= max(fresh_from_ns, 1)

@@ -29,6 +29,7 @@ from collector.core import Core
 from collector.envelope_bounds import Cost, cost_of, problems
 from collector.framelog import FrameLog
 from collector.layout import check_schema
+from collector.schemas import size_of
 from collector.segments import Record
 from railscope.answer_mark import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
 from railscope.envelope_reader import unpack, unpacked_bytes
@@ -212,12 +213,16 @@ class Ingest:
         if not sender.schemas.fits(len(new), most, self.wall_ns()):
             text = f"more than {most} new schemas from one node in an hour"
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
+        sizes = [size_of(schema) for schema in new]
+        if problem := self.core.schemas.beyond(envelope.node, sizes):
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", problem)
         try:
             for schema in new:
                 await asyncio.to_thread(check_schema, schema, self.limits.columns)
-                await asyncio.to_thread(self.core.schemas.put, schema)
+                known = await asyncio.to_thread(self.core.schemas.put, schema)
+                self.core.schemas.use(envelope.node, known.digest)
                 sender.schemas.count += 1
-        except WireError as error:
+        except (ValueError, ArithmeticError, LookupError) as error:
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "schema", str(error)) from error
         except OSError as error:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
@@ -260,6 +265,7 @@ class Ingest:
             if known is None:
                 unknown.append(batch.schema.hex())
                 continue
+            self.core.schemas.use(envelope.node, batch.schema)
             try:
                 decode.check(batch, known.layout.columns, self.limits.rows)
             except WireError as error:

@@ -35,7 +35,7 @@ class Keeping:
 
     def rotated(self, number: int) -> None:
         """All segments before this one are full, and in the state."""
-        self._number = number
+        self._number = self.restart.core.schemas.segment = number
         if self.monotonic_ns() >= self._rests_until_ns:
             self._wake.set()
 
@@ -54,7 +54,11 @@ class Keeping:
         nodes = self.restart.core.fleet.nodes.values()
         newest_ns = max((node.instant_ns for node in nodes), default=0)
         if await self.restart.keep(first_segment, newest_ns - self.oldest_frame_ns):
+            core = self.restart.core
+            unused = core.schemas.unused(first_segment, core.fleet.schemas())
+            core.fleet.drop_empty_sheets()
             try:
+                await to_its_end(asyncio.to_thread(core.schemas.delete, unused))
                 await to_its_end(asyncio.to_thread(self.frames.delete_before, first_segment))
             except OSError as error:
                 folder = str(self.frames.folder)

@@ -71,6 +71,7 @@ class Own:
             (c.COMMITS, self.log.stats.commits),
             (c.COMMIT_TIME, self.log.stats.commit_ns / NS),
             (c.LOG_SIZE, self.log.size),
+            (c.SCHEMAS, len(self.core.schemas)),
             (c.CONNECTIONS, len(self.connections)),
             (c.VIEWS_TIME, views.duration_ns / NS),
             (c.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),

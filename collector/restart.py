@@ -50,6 +50,7 @@ class Restart:
         self._drop_partial()
         self.first_segment = self._read_checkpoint()
         for number, record in self._records(stats):
+            self.core.schemas.segment = number
             try:
                 self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
             except WireError as error:

@@ -45,7 +45,8 @@ class Block:
         self._sheet = sheet
         self._values = np.zeros((BLOCK_ROWS, layout.columns), np.int64)
         self._reasons = np.zeros((BLOCK_ROWS, layout.columns), np.uint8)
-        self._rates = np.full((BLOCK_ROWS, len(layout.counters)), np.nan, np.float32)
+        # Zeros take no memory until they are written; a row that is not taken is not read.
+        self._rates = np.zeros((BLOCK_ROWS, len(layout.counters)), np.float32)
 
     @property
     def values(self) -> Integers:
@@ -64,6 +65,10 @@ class Block:
         """Counts a second, shape (rows, counters)."""
         self._sheet.settle()
         return self._rates
+
+    def begin(self, index: int) -> None:
+        """A row is taken: it has no rates yet."""
+        self._rates[index] = np.nan
 
     def held(self, index: int) -> tuple[Integers, Codes]:
         """Values and reasons of a row, without what waits for it."""
@@ -103,13 +108,20 @@ class Sheet:
     _rows_waiting: set[tuple[int, int]] = field(default_factory=set)
     _bytes_waiting: int = 0
 
+    @property
+    def rows(self) -> int:
+        """How many rows are taken."""
+        return len(self.blocks) * BLOCK_ROWS - len(self._free)
+
     def take(self) -> tuple[Block, int]:
         """A free row."""
         if not self._free:
             block = Block(self)
             self.blocks.append(block)
             self._free.extend((block, index) for index in reversed(range(BLOCK_ROWS)))
-        return self._free.pop()
+        block, index = self._free.pop()
+        block.begin(index)
+        return block, index
 
     def release(self, block: Block, index: int) -> None:
         """Give a row back."""
@@ -126,8 +138,7 @@ class Sheet:
         self._waiting.append(waiting)
         self._rows_waiting.add(row)
         self._bytes_waiting += len(waiting.batch.base) + len(waiting.batch.steps)
-        used = len(self.blocks) * BLOCK_ROWS - len(self._free)
-        many = len(self._waiting) >= min(MOST_WAITING, used / _WAITING_SHARE)
+        many = len(self._waiting) >= min(MOST_WAITING, self.rows / _WAITING_SHARE)
         if many or self._bytes_waiting >= MOST_WAITING_BYTES:
             self.settle()
 

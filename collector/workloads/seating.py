@@ -39,7 +39,8 @@ class Seating:
 
     def of(self, block: Block) -> Table | None:
         """The seats of a block; None where its stream tells nothing of jobs."""
-        return self._tables.get(id(block))
+        table = self._tables.get(id(block))
+        return table if table and table.block is block else None
 
     def settled(self, block: Block, rows: Positions) -> Positions:
         """The rows that are of the same nodes and schemas as at the last refresh."""
@@ -53,6 +54,9 @@ class Seating:
         fleet, roster = self.core.fleet, self.roster
         touched = fleet.touched | roster.touched
         fleet.touched, roster.touched = set(), set()
+        alive = {id(block) for block in fleet.blocks()}
+        for gone in self._tables.keys() - alive:
+            del self._tables[gone]
         for name in touched:
             node = fleet.nodes.get(name)
             if node:

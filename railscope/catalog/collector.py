@@ -112,6 +112,13 @@ REJECTED = Metric(
     help="Envelopes refused, by reason.",
     origin="collector",
 )
+SCHEMAS = Metric(
+    "railscope_collector_schemas",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Schemas of frames that are known; those that nothing refers to are released.",
+    origin="collector",
+)
 CONNECTIONS = Metric(
     "railscope_collector_connections",
     Kind.GAUGE,

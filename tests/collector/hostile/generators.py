@@ -193,8 +193,7 @@ def large_schemas() -> Bodies:
     """Twenty-five schemas of 20,000 columns, each of a stream of its own."""
     for number in range(25):
         entities = tuple(
-            WireEntity("gpu_process", (f"GPU-{n % 200}", f"{number}-{n}" + "x" * 20))
-            for n in range(20_000)
+            WireEntity("gpu_process", (f"GPU-{n % 200}", f"{number}-{n}")) for n in range(20_000)
         )
         groups = (WireGroup("railscope_gpu_energy_joules_total", (1, 1000), tuple(range(20_000))),)
         schema = WireSchema(f"s{number}", groups, entities)

@@ -1,0 +1,73 @@
+"""Schemas are bounded by node, and released when nothing refers to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from makers import Sender
+from running_collector import running, settings_in, some
+
+from collector.config import FrameLogSettings, Limits
+from collector.schemas import MAX_BYTES_OF_A_NODE, MAX_OF_A_NODE, Schemas
+from railscope.wire import WireEntity, WireGroup, WireSchema
+
+
+def schema(number: int) -> WireSchema:
+    group = WireGroup("railscope_gpu_energy_joules_total", (1, 1000), (0,))
+    return WireSchema("gpu", (group,), (WireEntity("gpu", (f"GPU-{number}",)),))
+
+
+def files(folder: Path) -> int:
+    return len(list(folder.glob("*.schema")))
+
+
+def test_schemas_that_nothing_refers_to_are_released(tmp_path: Path):
+    schemas = Schemas(tmp_path)
+    schemas.open()
+    known = [schemas.put(schema(number)).digest for number in range(4)]
+    schemas.segment = 5
+    schemas.use("n1", known[0])
+    shown = {known[1]}
+    gone = schemas.unused(6, shown)
+    assert set(gone) == {known[2], known[3]}
+    assert [schemas.get(digest) is None for digest in known] == [False, False, True, True]
+    schemas.put(schema(3))  # it is sent again before its file is deleted
+    schemas.delete(gone)
+    assert files(tmp_path) == len(schemas) == 3
+    again = Schemas(tmp_path)
+    assert again.open() == 0
+    assert len(again) == 3
+
+
+def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
+    schemas = Schemas(tmp_path)
+    schemas.open()
+    for number in range(MAX_OF_A_NODE):
+        schemas.use("n1", schemas.put(schema(number)).digest)
+    assert schemas.beyond("n1", []) == ""
+    assert schemas.beyond("n1", [10]) == "257 schemas of one node in use, more than 256"
+    assert schemas.beyond("n2", [10]) == ""
+    assert "bytes of schemas" in schemas.beyond("n2", [MAX_BYTES_OF_A_NODE, 1])
+    schemas.segment = 9
+    schemas.unused(9, set())
+    assert schemas.beyond("n1", [10]) == "", "released ones make room"
+
+
+async def test_a_schema_that_was_released_is_asked_for_again(tmp_path: Path):
+    sender = Sender()
+    settings = settings_in(
+        tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16), limits=Limits()
+    )
+    async with running(settings) as one:
+        assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
+        core = one.collector.core
+        digest = core.fleet.nodes["n1"].rows["gpu"].schema
+        assert core.schemas.unused(100, core.fleet.schemas()) == [], "it is the present state"
+        row = core.fleet.nodes["n1"].rows.pop("gpu")
+        row.sheet.release(row.block, row.index)
+        core.fleet.drop_empty_sheets()
+        assert list(core.fleet.blocks()) == []
+        assert core.schemas.unused(100, core.fleet.schemas()) == [digest]
+        status, reply = await one.post(sender.body(some(sender, at=3)))
+        assert (status, reply["unknown_schemas"]) == (409, [digest.hex()])
+        assert (await one.post(sender.body(some(sender, at=3), schemas=True)))[0] == 200
