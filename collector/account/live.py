@@ -135,12 +135,14 @@ class LiveAccount:
             add(self._fixed, old.fixed, -1)
             self._hold(old, -1)
         self.book.tails.pop(gpu, None)
-        evidence, where = (self._placer or Placer(self.book, files)).evidence(gpu)
+        placer = self._placer or Placer(self.book, files)
+        evidence, where = placer.evidence(gpu)
         tail = self._tail(gpu, where)
         new = GpuAccount.of(evidence, tail, self.settled.open_ns(gpu), now_ns)
         if tail:
             self.book.tails[gpu] = tail
         self._look_for_trouble(gpu, evidence, where)
+        self._look_for_excess(placer, where)
         self.roster.put(gpu, together(new.holdings, self.pod_jobs) if new else ())
         if new is None:
             if evidence.stays:
@@ -163,6 +165,13 @@ class LiveAccount:
                 if same and presence.boot == newest.boot:
                     return span
         return None
+
+    def _look_for_excess(self, placer: Placer, where: Places) -> None:
+        """Report claims without a device that do not fit into their node."""
+        for node in {stay.node for stay in where.stays}:
+            for one in placer.excess(node):
+                facts = {"claim": one.claim, "tenant": one.tenant, "gpus": str(one.amount)}
+                self.book.trouble(Trouble("unplaced_excess", "", node, one.start_ns, facts))
 
     def _look_for_trouble(self, gpu: str, evidence: Evidence, where: Places) -> None:
         """Tell of two claims on one slot, and of two nodes with one GPU."""

@@ -1,8 +1,8 @@
 """Claims by the word of an administrator: who holds which GPU or node, from when to when.
 
-CSV with the columns tenant, holds, from, to. `holds` is a GPU's UUID or a node's name; times are
-RFC 3339 with an offset; an empty `to` means until further notice. Where two of them on one GPU
-overlap, the earlier ends where the later begins. They go before whatever agents tell.
+CSV with the columns tenant, holds, from, to, and optionally share. `holds` is a GPU's UUID or a node's
+name; times are RFC 3339 with an offset; an empty `to` means until further notice; `share` is a fraction
+of each GPU such as 3/8 or 37.5%, empty for all of it. They rank above whatever agents report.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import structlog
 
 from collector.evidence.watched import MOST_QUOTED, FileError, Watched, rows, span
 from collector.metering.evidence import Claim, Level
+from railscope.shares import ShareError, parse_share, parse_written_share, share_text
 
 log = structlog.get_logger(__name__)
 
 SOURCE = "file"
 HEADER = ("tenant", "holds", "from", "to")
+OPTIONAL = ("share",)
 _MOST_OVERLAPS = 10
 
 
@@ -32,17 +34,21 @@ class FileClaim:
     end_ns: int
     tenant: str
     holds: str
+    share: str = ""
+    """`n/d` of each GPU; empty for all of it."""
 
     @property
     def id(self) -> str:
         """What it is called in the ledger."""
-        return f"file/{self.holds}/{self.tenant}/{self.start_ns}"
+        name = f"file/{self.holds}/{self.tenant}/{self.start_ns}"
+        return f"{name}/{self.share}" if self.share else name
 
     def on(self, node: str) -> Claim:
         """As metering takes it; on a node by its name, or on a GPU wherever that is (empty)."""
         return Claim(
             Level.ADMINISTRATOR, self.start_ns, self.id, self.tenant, self.end_ns, node=node,
-            source=SOURCE,
+            exclusive=not self.share, source=SOURCE,
+            share=parse_share(self.share) if self.share else None,
         )  # fmt: skip
 
 
@@ -72,8 +78,12 @@ class FileClaims:
                 yield claim.on(node)
 
     def holder(self, node: str, instant_ns: int) -> str:
-        """Who holds a node as such at an instant; empty for no one."""
-        begun = [claim for claim in self.by_target.get(node, ()) if claim.start_ns <= instant_ns]
+        """Who holds a node as such at an instant; empty for no one, and for shares of its GPUs."""
+        begun = [
+            claim
+            for claim in self.by_target.get(node, ())
+            if claim.start_ns <= instant_ns and not claim.share
+        ]
         latest = max(begun, default=None)
         return latest.tenant if latest and instant_ns < latest.end_ns else ""
 
@@ -85,11 +95,13 @@ class FileClaims:
         """Claims of two tenants on one GPU or one node at one time, the earlier first.
 
         A claim on a GPU within a claim on its node is no mistake but an exception to it, and the
-        file does not say which GPU is in which node.
+        file does not say which GPU is in which node. Shares are meant to lie beside each other.
         """
         for claims in self.by_target.values():
             longest: dict[str, FileClaim] = {}
             for claim in claims:
+                if claim.share:
+                    continue
                 for other in longest.values():
                     if other.tenant != claim.tenant and other.end_ns > claim.start_ns:
                         yield other, claim
@@ -101,12 +113,17 @@ class FileClaims:
 def parse(text: str) -> FileClaims:
     """Claims from the text of a file. Raises FileError that names the line."""
     found = []
-    for number, (tenant, holds, start, end) in rows(text, HEADER):
+    for number, (tenant, holds, start, end, part) in rows(text, HEADER, OPTIONAL):
         if not tenant or not holds:
             quoted = f"{tenant},{holds},{start},{end}"[:MOST_QUOTED]
             message = f"line {number}: needs {','.join(HEADER)}, got {quoted}"
             raise FileError(message)
-        found.append(FileClaim(*span(start, end, f"line {number}"), tenant, holds))
+        try:
+            share = share_text(parse_written_share(part)) if part else ""
+        except ShareError as error:
+            message = f"line {number}: {error}"
+            raise FileError(message) from error
+        found.append(FileClaim(*span(start, end, f"line {number}"), tenant, holds, share))
     return FileClaims.of(found)
 
 

@@ -15,7 +15,8 @@ class Trouble(NamedTuple):
     """Something about the evidence that an auditor should know: what, about what, and how."""
 
     kind: str
-    """conflict, counter_reset, quarantine, seen_twice, retired_seen, refused_claim, rank_lowered."""
+    """conflict, counter_reset, quarantine, seen_twice, retired_seen, refused_claim, rank_lowered,
+    unplaced_excess."""
     gpu: str
     node: str
     instant_ns: int

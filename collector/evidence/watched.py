@@ -100,16 +100,22 @@ class Watched(Generic[T]):
             hear(text)
 
 
-def rows(text: str, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+def rows(
+    text: str, header: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[int, list[str]]]:
     """The rows of a CSV file below its header, with the number of the line each begins on.
 
-    Comments count as empty lines. Raises FileError that names the line.
+    Without the optional columns their values are empty. Comments count as empty lines. Raises FileError
+    that names the line.
     """
     if "\0" in text:
         message = "the file has a NUL character"
         raise FileError(message)
     found = _rows(text)
     number, first = next(found, (1, []))
+    missing = [""] * len(optional)
+    if optional and first == [*header, *optional]:
+        header, missing = first, []
     if first != list(header):
         message = f"line {number}: the header must be {','.join(header)}"
         raise FileError(message)
@@ -117,7 +123,7 @@ def rows(text: str, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         if len(row) != len(header):
             message = f"line {number}: needs {','.join(header)}, got {','.join(row)[:MOST_QUOTED]}"
             raise FileError(message)
-        yield number, row
+        yield number, row + missing
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:

@@ -1,3 +1,4 @@
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,27 @@ def test_tenants_that_overlap_are_named_when_a_file_is_read(tmp_path: Path):
     assert [(line["holds"], line["earlier"], line["later"]) for line in said] == [
         (f"n{i}", "a", "b") for i in range(10)
     ]
+
+
+def test_a_file_with_shares():
+    text = """tenant,holds,from,to,share
+alice,GPU-0,2026-09-04T00:00:00Z,,3/8
+bob,GPU-0,2026-09-04T00:00:00Z,,81%
+carol,n1,2026-09-04T00:00:00Z,,
+"""
+    claims = parse(text)
+    (alice, bob) = claims.claims("GPU-0", [])
+    assert (alice.share, bob.share) == (Fraction(3, 8), Fraction(81, 100))
+    assert not alice.exclusive
+    assert not bob.exclusive
+    (carol,) = claims.claims("GPU-1", ["n1"])
+    assert (carol.share, carol.exclusive) == (None, True)
+    assert list(claims.overlaps()) == [], "shares are meant to lie beside each other"
+    assert len({alice.id, bob.id, carol.id}) == 3
+
+
+@pytest.mark.parametrize("share", ["0/8", "9/8", "half", "120%"])
+def test_a_wrong_share_is_named(share: str):
+    text = f"tenant,holds,from,to,share\nalice,GPU-0,2026-09-04T00:00:00Z,,{share}\n"
+    with pytest.raises(FileError, match="line 2: invalid share"):
+        parse(text)

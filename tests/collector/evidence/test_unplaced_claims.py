@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ledger_days import HOURS, LATER, hours
+from looks import troubles
 from support.settling import Site
 from support.story import (
     DAY_SECONDS,
@@ -45,11 +46,15 @@ async def test_a_count_is_billed_and_takes_free_gpus(core: Core):
 
 
 async def test_what_does_not_fit_displaces_nobody(core: Core):
+    heard = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **ALICE), count("u", 0, 2, **BOB)]}
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
         ("observed", "alice"): 100, ("observed", "bob"): 100,
     }  # fmt: skip
+    assert [(one.kind, one.node, one.facts) for one in heard] == [
+        ("unplaced_excess", "n1", {"claim": "u", "tenant": "bob", "gpus": "1"})
+    ]
 
 
 async def test_a_claim_on_one_gpu_moves_the_count_of_its_node(core: Core):
