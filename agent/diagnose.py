@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from agent.budget import governor_of, percent
+from agent.device_names import DeviceNames
 from agent.facts import counted
 from agent.governor import Governor
 from agent.meter import Cost
@@ -26,6 +27,8 @@ _MARKS = {
     Verdict.BROKEN: "BROKEN ",
     Verdict.AWAITED: "awaited",
 }
+_RANKS = {Verdict.BROKEN: 0, Verdict.DENIED: 1, Verdict.AWAITED: 2}
+"""Printed first, the worst before the others."""
 _MS, _MIB = 1_000_000, 1 << 20
 _AS_ROOT = "run the agent as root, or do without these"
 _DENIED = {
@@ -58,15 +61,18 @@ async def check(
     if live:
         found += await running(agent.settings)
     found.append(await _collector(agent))
-    for finding in dict.fromkeys(found):
-        _say(finding, say)
+    names = DeviceNames(entity for s in statuses if s.frame for _, entity in s.frame.schema.columns)
+    for finding in sorted(
+        dict.fromkeys(found), key=lambda one: _RANKS.get(one.verdict, len(_RANKS))
+    ):
+        _say(finding, names, say)
     return all(finding.verdict in {Verdict.SUPPORTED, Verdict.ABSENT} for finding in found)
 
 
-def _say(finding: Finding, say: Callable[[str], None]) -> None:
-    say(f"{_MARKS[finding.verdict]} {finding.what}: {finding.detail}")
+def _say(finding: Finding, names: DeviceNames, say: Callable[[str], None]) -> None:
+    say(names.spell_out(f"{_MARKS[finding.verdict]} {finding.what}: {finding.detail}"))
     if finding.remedy:
-        say(f"         -> {finding.remedy}")
+        say(names.spell_out(f"         -> {finding.remedy}"))
 
 
 def _readings(status: Status) -> list[Finding]:

@@ -35,6 +35,9 @@ def _cluster(views: dict[str, Any]) -> str:
 
 
 def _nodes(rows: Sequence[dict[str, Any]]) -> str:
+    worst_first = sorted(
+        rows, key=lambda row: (bool(row.get("railscope_node_reporting")), row["node"])
+    )
     body = [
         [
             row["node"],
@@ -43,7 +46,7 @@ def _nodes(rows: Sequence[dict[str, Any]]) -> str:
             str(row["gpus"]),
             str(len(row["streams"])),
         ]
-        for row in rows
+        for row in worst_first
     ]
     return _table(["NODE", "state", "age", "GPUs", "sources"], body)
 
@@ -54,13 +57,19 @@ def _rails(rows: Iterable[dict[str, Any]]) -> str:
         values = by_rail.setdefault(int(row["labels"]["rail"]), {})
         values[row["metric"]] = max(row["value"], values.get(row["metric"], row["value"]))
     body = []
-    for rail, values in sorted(by_rail.items()):
+    for rail, values in sorted(by_rail.items(), key=lambda item: (-_pause(item[1]), item[0])):
         shown = [
             form.format(values[metric] * factor) if metric in values else "-"
             for _, metric, factor, form in _RAIL
         ]
         body.append([str(rail), *shown])
     return _table(["RAIL", *(head for head, *_ in _RAIL)], body)
+
+
+def _pause(values: dict[str, float]) -> float:
+    """Percentage of time that a rail loses most by pause, in steps that noise does not move."""
+    names = (metric for head, metric, *_ in _RAIL if head in {"paused", "pausing"})
+    return round(100 * max(values.get(metric, 0.0) for metric in names))
 
 
 _NOT_HELD = {"rogue": "used without a claim"}

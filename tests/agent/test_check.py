@@ -56,6 +56,17 @@ def line(said: list[str], start: str) -> str:
     return " ".join([said[place], *[f for f in following if f.lstrip().startswith("->")]])
 
 
+async def test_what_is_wrong_stands_first() -> None:
+    host = healthy()
+    host.calls["ethtool.driver(eth0)"] = DENIED
+    host.files[COUNTER] = DENIED
+    _, said = await checked(host)
+    marks = [text.split()[0] for text in said[1:] if not text.startswith(" ")]
+    wrong = [mark in {"BROKEN", "DENIED"} for mark in marks]
+    assert any(wrong)
+    assert wrong == sorted(wrong, reverse=True)
+
+
 async def test_a_healthy_server() -> None:
     well, said = await checked(healthy())
     assert well, said
@@ -133,11 +144,11 @@ async def test_each_gpu_that_is_not_healthy_is_told_of_with_why_and_what_to_do()
     assert not well
     assert line(said, "ok      health of GPUs").endswith("2 GPUs by 32 rules: 1 degraded, 1 failed")
     assert line(said, "BROKEN  GPU GPU-0") == (
-        "BROKEN  GPU GPU-0: failed: xid_fatal (Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: The GPU cannot"
+        "BROKEN  GPU GPU-0 (index 0, 0000:01:00.0): failed: xid_fatal (Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: The GPU cannot"
         " be reached over PCIe.); do: drain, reboot (NVIDIA: RESTART_BM)"
     )
     assert line(said, "BROKEN  GPU GPU-1") == (
-        "BROKEN  GPU GPU-1: degraded: row_remap_pending (a row of memory waits to be replaced;"
+        "BROKEN  GPU GPU-1 (index 1, 0000:02:00.0): degraded: row_remap_pending (a row of memory waits to be replaced;"
         " running jobs are safe meanwhile); do: reset_gpu (NVIDIA: RESET_GPU)"
     )
 
@@ -147,7 +158,7 @@ async def test_a_gpu_that_is_unknown_is_told_of_and_its_sources_decide_how_well_
     host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
     _, said = await checked(host)
     told = "unknown: cannot be told: pcie_width (error)"
-    assert line(said, "absent  GPU GPU-0") == f"absent  GPU GPU-0: {told}"
+    assert line(said, "absent  GPU GPU-0") == f"absent  GPU GPU-0 (index 0, 0000:01:00.0): {told}"
     assert "1 unknown, 1 healthy" in line(said, "ok      health of GPUs")
     assert not any(text.startswith(("absent  GPU GPU-1", "BROKEN  GPU GPU-")) for text in said)
 
