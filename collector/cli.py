@@ -13,11 +13,13 @@ import click
 
 from collector.access.credential import MAX_RANK, Credential, Role, is_name
 from collector.access.credentials import digest, new_token, quoted, section
+from collector.at_rest import accept_loss
 from collector.check import check
 from collector.config import PREFIX, CollectorSettings
 from collector.service import Collector
 from railscope import logs, settings
 from railscope.service import Serve, supervise
+from railscope.systemd import state_directory
 
 _config = click.option(
     "--config", "config", type=click.Path(dir_okay=False, path_type=Path), help="Settings (TOML)."
@@ -113,6 +115,19 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
     if more:
         value = f"{{ token = {value}{more} }}"
     click.echo(f"{quoted(name)} = {value}")
+
+
+@collector.command(name="accept-loss")
+@_config
+@click.confirmation_option(prompt="What is lost stays lost once the collector starts again. Go on?")
+def accept_loss_command(config: Path | None) -> None:
+    """Have the next start go on without files that were lost; run it while no collector runs."""
+    found = settings.load(CollectorSettings, file=config, prefix=PREFIX)
+    directory = state_directory(found.state_directory, CollectorSettings().state_directory)
+    lost = list(accept_loss(directory))
+    for one in lost:
+        click.echo(one)
+    click.echo(f"accepted: the next start goes on without {len(lost)} files")
 
 
 @collector.command(name="sample-config")

@@ -57,6 +57,9 @@ class SeenEvent:
         return {"node": self.node, **msgspec.to_builtins(self.event)}
 
 
+Digest = bytes
+
+
 @dataclass(slots=True)
 class Counts:
     """What has come in since the start."""
@@ -67,6 +70,8 @@ class Counts:
     values: int = 0
     bytes: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    unknown_schemas: set[Digest] = field(default_factory=set)
+    """Those that durable frames refer to and that are not there any more."""
 
     def reject(self, reason: str) -> None:
         """Count a refused envelope."""
@@ -138,6 +143,7 @@ class Core:
         for batch in envelope.batches:
             known = self.schemas.get(batch.schema)
             if known is None:
+                self.counts.unknown_schemas.add(batch.schema)
                 continue
             self.schemas.use(envelope.node, batch.schema)
             missing = self._missing(envelope, batch)

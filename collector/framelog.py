@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import structlog
 
+from collector.at_rest import StateFiles
 from collector.segments import (
     LogStats,
     Record,
@@ -75,6 +76,8 @@ class FrameLog:
     most_bytes: int
     stats: LogStats = field(default_factory=LogStats)
     on_rotate: Callable[[int], None] | None = None
+    files: StateFiles | None = None
+    """Keeps account of the segments, to find later what was lost of them."""
     _waiting: list[_Entry] = field(default_factory=list)
     _waiting_bytes: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,8 +93,9 @@ class FrameLog:
         """Open the newest segment behind its last whole record. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = segments(self.folder)
-        self._number = numbers[-1] if numbers else 1
-        if numbers:
+        fresh = self.files.fresh_segment if self.files else 0
+        self._number = fresh or (numbers[-1] if numbers else 1)
+        if numbers and not fresh:
             path = segment_path(self.folder, self._number)
             for end, _ in read_segment(path, LogStats()):
                 self._offset = end
@@ -104,6 +108,16 @@ class FrameLog:
         self._bytes_written = sum(
             segment_path(self.folder, n).stat().st_size for n in segments(self.folder)
         )
+
+    def go_on_at(self, number: int) -> None:
+        """Begin a later segment: a restart does not read those before it. Raises OSError."""
+        if number > self._number:
+            self._begin(number)
+
+    @property
+    def offset(self) -> int:
+        """Bytes in the segment that is written now."""
+        return self._offset
 
     @property
     def size(self) -> int:
@@ -221,6 +235,8 @@ class FrameLog:
             raise
         self._offset += len(data)
         self._bytes_written += len(data)
+        if self.files:
+            self.files.written(self._number, self._offset)
         self.stats.commits += 1
         self.stats.commit_ns += time.perf_counter_ns() - started
         if self._offset >= self.segment_bytes:
@@ -228,13 +244,18 @@ class FrameLog:
 
     def _rotate(self) -> None:
         """Go on in a new segment; where none can be made, the old one grows on."""
-        number = self._number + 1
+        before, size = self._number, self._offset
         try:
-            descriptor, marker = start_segment(self.folder, number)
-            sync_folder(self.folder)
+            self._begin(before + 1)
+            if self.files:
+                self.files.sealed(before, size)
+                self.files.written(before + 1, 0)
         except OSError as error:
             log.error("segment_not_started", folder=str(self.folder), problem=str(error))
-            return
+
+    def _begin(self, number: int) -> None:
+        descriptor, marker = start_segment(self.folder, number)
+        sync_folder(self.folder)
         os.close(self._descriptor)
         self._descriptor, self._marker = descriptor, marker
         self._offset, self._number = 0, number
@@ -246,6 +267,8 @@ class FrameLog:
                 return
             path = segment_path(self.folder, candidate)
             size = path.stat().st_size
+            if self.files:
+                self.files.forget(candidate)
             path.unlink()
             self._bytes_deleted += size
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from collector.at_rest import StateFiles
 from collector.framelog import FrameLog
 from collector.restart import Restart
 from collector.turns import to_its_end
@@ -29,6 +30,7 @@ class Keeping:
     oldest_frame_ns: int
     """No frame that is accepted is older."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
+    files: StateFiles | None = None
     _number: int = 0
     _rests_until_ns: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,7 +52,14 @@ class Keeping:
             self._wake.clear()
 
     async def _keep(self, first_segment: int) -> None:
-        """Keep what older segments say, then let the oldest go."""
+        """Keep what older segments say, then let the oldest go.
+
+        Not where the state lacks what was lost before the start: a checkpoint would make that final.
+        """
+        if self.files and self.files.incomplete:
+            log.warning("checkpoint_withheld", lost=len(self.files.lost),
+                        advice="put the lost files back, or `railscope collector accept-loss`")  # fmt: skip
+            return
         nodes = self.restart.core.fleet.nodes.values()
         newest_ns = max((node.instant_ns for node in nodes), default=0)
         if await self.restart.keep(first_segment, newest_ns - self.oldest_frame_ns):
@@ -59,6 +68,9 @@ class Keeping:
             core.fleet.drop_empty_sheets()
             try:
                 await to_its_end(asyncio.to_thread(core.schemas.delete, unused))
+                if self.files:
+                    kept = self.files.checkpoint_kept
+                    await to_its_end(asyncio.to_thread(kept, first_segment))
                 await to_its_end(asyncio.to_thread(self.frames.delete_before, first_segment))
             except OSError as error:
                 folder = str(self.frames.folder)

@@ -82,6 +82,11 @@ class Schemas:
                 damaged += 1
         return damaged
 
+    @property
+    def digests(self) -> list[str]:
+        """Hashes of all known schemas, in hexadecimal."""
+        return [digest.hex() for digest in list(self._known)]
+
     def get(self, digest: bytes) -> Known | None:
         """A schema by its hash."""
         return self._known.get(digest)

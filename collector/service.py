@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
 from collector.api import Api
+from collector.at_rest import StateFiles
+from collector.audit.draft import Draft
 from collector.audit.office import AuditOffice
 from collector.billing import seller_file
 from collector.config import CollectorSettings
@@ -49,10 +51,13 @@ from collector.restart import Restart
 from collector.schemas import Schemas
 from collector.sinks.influx import InfluxSink
 from collector.views.refresh import Refresher
+from collector.views.table import Cell
 from collector.workloads.api import JobsApi
 from collector.workloads.averages import Averages
 from collector.workloads.holding import pattern_of
 from railscope import __version__, listen
+from railscope.audit.record import Actor, Data
+from railscope.catalog.collector import LOST_FILES
 from railscope.connections import Connections
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
@@ -64,6 +69,8 @@ OBSERVED = "observed"
 MOST_REPLAYED_BYTES = 1 << 30
 """What was accepted once is read again, even if the limits have become narrower since."""
 _DAY_NS = 86_400_000_000_000
+_CHECK_FILES_SECONDS = 86_400.0
+_MAX_NAMED = 100
 
 
 @dataclass
@@ -91,6 +98,7 @@ class Collector:
         oldest_days = self.settings.limits.oldest_frame_days + 1
         self.keeping = Keeping(self.restart, self.log, oldest_days * _DAY_NS)
         self.log.on_rotate = self.keeping.rotated
+        self.at_rest = self.log.files = self.keeping.files = StateFiles(self.folder)
         self.database = SharedDatabase(ledger_url(self.settings.ledger, self.folder))
         self.audit = AuditOffice.of(
             self.settings, self.restart, self._listed_nodes, self.database.open
@@ -155,6 +163,7 @@ class Collector:
             self.reading.close()
             self.database.close()
             self.log.close()
+            self.at_rest.close()
             self.audit.close()
             os.close(lock)
 
@@ -164,7 +173,8 @@ class Collector:
         audit = self.audit.numbers()
         own = Own(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
-            self.connections, audit.cells,
+            self.connections,
+            lambda: [*audit.cells(), Cell(LOST_FILES, (), len(self.at_rest.lost))],
         )  # fmt: skip
         api = Api(
             self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,
@@ -208,12 +218,28 @@ class Collector:
                 group.create_task(self.entries.run())
                 group.create_task(self.log.run())
                 group.create_task(self.keeping.run())
+                group.create_task(self._check_files())
                 group.create_task(self.files.watch())
                 group.create_task(self.settler.run())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
         finally:
             await server.close()
+
+    async def _check_files(self) -> None:
+        """Compare the state directory with what must be there, every day, until cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_FILES_SECONDS)
+            lost = await asyncio.to_thread(self.at_rest.check, lambda: self.core.schemas.digests)
+            if lost:
+                await self.trail.log.append(self._gap(lost))
+
+    def _gap(self, lost: Iterable[str]) -> Draft:
+        """The record of files that were lost."""
+        names = sorted(lost)
+        data: Data = {"what": "files", "count": len(names), "files": list(names[:_MAX_NAMED])}
+        actor = Actor("collector", self.trail.log.source.id)
+        return Draft("evidence.gap", actor, self.trail.wall_ns(), "failed", data=data)
 
     def _lock(self) -> int:
         try:
@@ -247,8 +273,15 @@ class Collector:
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
+        self.at_rest.open()
         self.log.open()
         self.restart.read(self.log.stats)
+        self.log.go_on_at(self.restart.first_segment)
+        self.at_rest.compare_checkpoint(self.restart.first_segment)
+        self.at_rest.compare_schemas(self.core.counts.unknown_schemas)
+        if self.at_rest.lost:
+            self.trail.log.append_before_running(self._gap(self.at_rest.lost))
+        self.at_rest.begin(self.log.number, self.log.offset)
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
 

@@ -40,9 +40,12 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         103,
-        "Disputed, replaced",
-        "An agent holds a checkpoint that this log has never had, or the ledger is an older copy.",
-        ask("max(railscope_audit_log_disputed) + max(railscope_ledger_replaced)"),
+        "Disputed, replaced, lost",
+        "An agent holds a checkpoint that this log has never had, the ledger is an older copy, or files were lost.",
+        ask(
+            "max(railscope_audit_log_disputed) + max(railscope_ledger_replaced)"
+            " + max(railscope_collector_lost_files)"
+        ),
         NONE_IS_GOOD,
     )
     yield number(

@@ -161,6 +161,13 @@ LOG_SIZE = Metric(
     help="Size of the frame log on disk.",
     origin="collector",
 )
+LOST_FILES = Metric(
+    "railscope_collector_lost_files",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Files of the state directory that are missing, or shorter than they were: segments, schemas, the checkpoint.",
+    origin="manifest of the frame log",
+)
 VIEWS_TIME = Metric(
     "railscope_collector_views_refresh_seconds",
     Kind.GAUGE,

@@ -121,7 +121,7 @@ def test_importing_again_adds_nothing():
         imports = select(outbox).where(outbox.c.type == "billing.import")
         (record,) = connection.execute(imports).all()
     assert record.type == "billing.import"
-    assert "jobs.import.v1" in str(record)
+    assert "jobs.import.v1" in record.data
 
 
 def test_periods_of_a_source_do_not_overlap():

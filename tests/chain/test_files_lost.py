@@ -1,0 +1,65 @@
+"""A real collector is killed, files of its state directory are lost, and it is started again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import aiohttp
+import pytest
+from chain_support import Site
+from test_audit_crash import SMALL, Sharing, acknowledged, read
+
+from collector.access.credentials import digest
+from collector.segments import segments
+
+FRAMES = 5
+
+
+async def lost_files(site: Site) -> int:
+    """What the collector's page counts."""
+    async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
+        for line in (await response.text()).splitlines():
+            if line.startswith("railscope_collector_lost_files "):
+                return int(line.split()[1])
+    return -1
+
+
+def remove(state: Path, what: str) -> None:
+    if what == "segment":
+        number = segments(state / "frames")[-1]
+        for path in (state / "frames").glob(f"frames-{number:010d}-*"):
+            path.unlink()
+    elif what == "frames":
+        shutil.rmtree(state / "frames")
+    elif what == "tail":
+        (path,) = (state / "frames").glob(f"frames-{segments(state / 'frames')[-1]:010d}-*")
+        path.write_bytes(path.read_bytes()[:-1])
+    elif what == "schemas":
+        shutil.rmtree(state / "schemas")
+
+
+@pytest.mark.parametrize("what", ["segment", "frames", "tail", "schemas"])
+async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
+    site: Site, what: str
+) -> None:
+    (site.folder / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    agent, state = Sharing(), site.folder / "collector"
+    collector = await site.collector(**SMALL)
+    await acknowledged(site, agent.body(FRAMES), agent.at)
+    assert await lost_files(site) == 0
+    collector.kill()
+    await collector.ended()
+    remove(state, what)
+    collector = await site.collector(**SMALL)
+    count = await lost_files(site)
+    assert count > 0
+    await collector.said("file_lost")
+    gaps = [one for one in read(state / "audit") if one.type == "evidence.gap"]
+    assert [(one.out, one.data["what"], one.data["count"]) for one in gaps] == [
+        ("failed", "files", count)
+    ]
+    await collector.stop()
+    collector = await site.collector(**SMALL)
+    assert await lost_files(site) == count, "as long as nobody accepts it"
+    await collector.stop()

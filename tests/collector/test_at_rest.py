@@ -1,0 +1,211 @@
+"""Files lost at rest are named at the start, recorded and counted, and nothing is written over them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.checkpoints import facts_of
+from support.story import Reporter, accept, core_in, gpus_of
+
+from collector.at_rest import EXTENT, MANIFEST, StateFiles, accept_loss
+from collector.framelog import FrameLog
+from collector.keeping import Keeping
+from collector.restart import Restart
+from collector.segments import LogStats, Record, segment_path, segments
+from railscope.wire import SentAt
+
+SECOND = 1_000_000_000
+
+
+def record(number: int) -> Record:
+    return Record(f"n{number}", number, SentAt(1, 2, "b"), bytes([number % 256]) * 100)
+
+
+@asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[FrameLog]:
+    """A frame log with an account of its files, as a collector has it."""
+    files = StateFiles(directory)
+    log = FrameLog(directory / "frames", 500, 1 << 30, files=files)
+    files.open()
+    log.open()
+    files.begin(log.number, log.offset)
+    task = asyncio.create_task(log.run())
+    try:
+        yield log
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        log.close()
+        files.close()
+
+
+async def written(directory: Path, count: int = 13) -> FrameLog:
+    """A frame log of some segments, as a killed collector leaves it."""
+    async with running(directory) as log:
+        for number in range(count):
+            await log.append(record(number), lambda: None)
+    return log
+
+
+def lost(directory: Path) -> dict[str, str]:
+    files = StateFiles(directory)
+    files.open()
+    files.close()
+    return files.lost
+
+
+async def test_a_directory_that_is_whole_lacks_nothing(tmp_path: Path) -> None:
+    for _ in range(3):
+        log = await written(tmp_path)
+        assert lost(tmp_path) == {}
+    assert len(segments(tmp_path / "frames")) > 3
+    log.delete_before(log.number)
+    assert lost(tmp_path) == {}
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def damage_last(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+@pytest.mark.parametrize("how", [remove, cut, damage_last])
+async def test_a_segment_that_is_lost_is_named_until_it_is_accepted(
+    tmp_path: Path, which: int, how: Callable[[Path], None]
+) -> None:
+    await written(tmp_path)
+    number = segments(tmp_path / "frames")[which]
+    path = segment_path(tmp_path / "frames", number)
+    content = path.read_bytes()
+    how(path)
+    left = path.read_bytes() if path.exists() else None
+    for _ in range(2):
+        async with running(tmp_path) as log:
+            assert log.files is not None
+            assert list(log.files.lost) == [f"frames/{number:010d}"]
+            assert log.files.incomplete
+            await log.append(record(99), lambda: None)
+        assert (path.read_bytes() if path.exists() else None) == left, "nothing is written over it"
+    path.write_bytes(content)
+    assert lost(tmp_path) == {}
+    how(path)
+    assert len(list(accept_loss(tmp_path))) == 1
+    async with running(tmp_path) as log:
+        assert log.files is not None
+        assert not log.files.incomplete
+    assert lost(tmp_path) == {}
+
+
+async def test_a_tail_that_was_torn_by_a_crash_is_no_loss(tmp_path: Path) -> None:
+    await written(tmp_path)
+    path = segment_path(tmp_path / "frames", segments(tmp_path / "frames")[-1])
+    path.write_bytes(path.read_bytes() + path.read_bytes()[:30])
+    assert lost(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", [EXTENT, MANIFEST])
+@pytest.mark.parametrize("content", [None, b"", b"nonsense"])
+async def test_the_account_itself_is_never_read_as_a_default(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    await written(tmp_path)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert name in lost(tmp_path)
+
+
+async def test_all_segments_gone_are_named(tmp_path: Path) -> None:
+    await written(tmp_path)
+    numbers = segments(tmp_path / "frames")
+    for number in numbers:
+        segment_path(tmp_path / "frames", number).unlink()
+    assert list(lost(tmp_path)) == [f"frames/{number:010d}" for number in numbers]
+    async with running(tmp_path) as log:
+        assert log.number > numbers[-1], "no number is used twice"
+
+
+async def test_a_directory_of_an_earlier_version_begins_its_account(tmp_path: Path) -> None:
+    await written(tmp_path)
+    (tmp_path / EXTENT).unlink()
+    (tmp_path / MANIFEST).unlink()
+    assert lost(tmp_path) == {}
+    await written(tmp_path)
+    segment_path(tmp_path / "frames", 1).unlink()
+    assert list(lost(tmp_path)) == ["frames/0000000001"]
+
+
+async def checkpointed(directory: Path) -> None:
+    """A state whose first segments are in a checkpoint."""
+    core = core_in(directory / "schemas")
+    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10)))
+    log = await written(directory)
+    files = StateFiles(directory)
+    files.open()
+    files.begin(log.number, log.offset)
+    keeping = Keeping(Restart(directory, core), log, SECOND, files=files)
+    await keeping._keep(log.number)  # noqa: SLF001 - as its task does
+    files.close()
+
+
+@pytest.mark.parametrize("content", [None, b"nonsense"])
+async def test_a_checkpoint_that_is_lost_is_named_and_none_is_written_over_it(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    await checkpointed(tmp_path)
+    path = tmp_path / "checkpoint"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    core = core_in(tmp_path / "schemas")
+    restart, files = Restart(tmp_path, core), StateFiles(tmp_path)
+    files.open()
+    restart.read(LogStats())
+    files.compare_checkpoint(restart.first_segment)
+    assert list(files.lost) == ["checkpoint"]
+    frames = FrameLog(tmp_path / "frames", 500, 1, files=files)
+    before = segments(tmp_path / "frames")
+    await Keeping(restart, frames, SECOND, files=files)._keep(99)  # noqa: SLF001 - as its task does
+    assert (path.read_bytes() if path.exists() else None) == content
+    assert segments(tmp_path / "frames") == before
+
+
+async def test_a_checkpoint_that_is_there_is_no_loss(tmp_path: Path) -> None:
+    await checkpointed(tmp_path)
+    core = core_in(tmp_path / "schemas")
+    restart, files = Restart(tmp_path, core), StateFiles(tmp_path)
+    files.open()
+    restart.read(LogStats())
+    files.compare_checkpoint(restart.first_segment)
+    assert files.lost == {}
+    assert facts_of(core)
+
+
+async def test_a_running_collector_finds_what_is_deleted_under_it(tmp_path: Path) -> None:
+    await checkpointed(tmp_path)
+    async with running(tmp_path) as log:
+        files = log.files
+        assert files is not None
+        names = [path.stem for path in (tmp_path / "schemas").iterdir()]
+        assert files.check(lambda: names) == []
+        segment_path(tmp_path / "frames", 1).unlink()
+        (tmp_path / "checkpoint").unlink()
+        (tmp_path / "schemas" / f"{names[0]}.schema").unlink()
+        wanted = {"frames/0000000001", "checkpoint", f"schemas/{names[0]}.schema"}
+        assert set(files.check(lambda: names)) == wanted
+        assert files.check(lambda: names) == [], "each is reported once"
+        assert (set(files.lost), files.incomplete) == (wanted, False)
