@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 
 import pytest
@@ -14,6 +15,7 @@ from agent.tenancy.source import Tenancy
 from agent.walk import Walk
 from railscope.catalog import tenancy as c
 from railscope.frame import Event
+from railscope.shares import parse_share
 from railscope.simulator import NodeSpec, simulate
 
 SECONDS = 20
@@ -60,8 +62,15 @@ def test_every_process_has_a_claim_but_the_stray_one(scheduler: str, mode: str) 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_two_claims_have_the_same_slots(mode: str) -> None:
     tenancy, _, values = looked(NodeSpec("n", gpus=2, mode=mode, scheduler="kubernetes"))
+    shares: dict[str, Fraction] = {}
+    for one in tenancy.open:
+        if one.held.share:
+            before = shares.get(one.held.device, Fraction(0))
+            shares[one.held.device] = before + parse_share(one.held.share)
+    assert all(total <= 1 for total in shares.values())
     for one, other in combinations(tenancy.open, 2):
-        if one.held.gpu == other.held.gpu:
+        beside = one.held.share and other.held.share
+        if one.held.gpu == other.held.gpu and not beside:
             assert not one.held.compute.overlaps(other.held.compute)
             assert not one.held.memory.overlaps(other.held.memory)
     assert set(values[c.GPU_CLAIMED.name]) == {840}
