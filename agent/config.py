@@ -227,6 +227,19 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
+class PcieSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """PCIe links that GPUs should have, where their slots do not state it or state it wrong."""
+
+    expected_lanes: Annotated[
+        dict[str, Annotated[int, msgspec.Meta(ge=1, le=32)]],
+        described("Lanes by GPU model or PCI address; else the slot's own maximum."),
+    ] = {}
+    expected_generation: Annotated[
+        dict[str, Annotated[int, msgspec.Meta(ge=1, le=7)]],
+        described("PCIe generation by GPU model or PCI address; else the slot's own maximum."),
+    ] = {}
+
+
 class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds the GPUs, and where that is known."""
 
@@ -323,6 +336,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     custody: CustodySettings = CustodySettings()
     tls: Tls = Tls()
     topology: TopologySettings = TopologySettings()
+    pcie: PcieSettings = PcieSettings()
     tenancy: TenancySettings = TenancySettings()
 
     def read_page_token(self) -> str:

@@ -61,7 +61,7 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Mig(periods.mig, gpus),
         Gpu.health(periods.gpu_health, gpus),
         GpuDevices(periods.gpu_device, gpus),
-        GpuPaths(periods.pcie, gpus),
+        GpuPaths(periods.pcie, gpus, settings.pcie),
         NvLink.traffic(periods.nvlink, gpus),
         Gpu.settings(periods.gpu_settings, gpus),
         NvLink.signal(periods.nvlink_signal, gpus),

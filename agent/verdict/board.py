@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import ceil
 
 from agent.verdict.facts import MINUTE_NS, Facts, any_of, present
-from agent.verdict.rule import DEGRADED, HEALTH, LOAD, Asked, Rule, Tell, grown
+from agent.verdict.rule import DEGRADED, HEALTH, LOAD, PATHS, Asked, Rule, Tell, grown
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_pcie, gpu_power
 
@@ -32,12 +32,12 @@ _LOOK = Asked(("inspect",))
 
 
 def _narrow(facts: Facts) -> bool:
-    return facts.number(gpu_pcie.GPU_PCIE_WIDTH) < facts.number(gpu_pcie.GPU_PCIE_WIDTH_LIMIT)
+    return facts.number(gpu_pcie.GPU_PCIE_WIDTH) < facts.number(gpu_pcie.GPU_PCIE_EXPECTED_WIDTH)
 
 
 def _slow_under_load(facts: Facts) -> bool:
     if facts.number(gpu_pcie.GPU_PCIE_GENERATION) >= facts.number(
-        gpu_pcie.GPU_PCIE_GENERATION_LIMIT
+        gpu_pcie.GPU_PCIE_EXPECTED_GENERATION
     ):
         return False
     fast = facts.number(c.GPU_PERFORMANCE_STATE) <= BUSY_PERFORMANCE_STATE
@@ -76,22 +76,23 @@ RULES = (
     Rule(
         reason="pcie_width",
         state=DEGRADED,
-        when="the PCIe link uses fewer lanes than GPU and slot have together",
-        origin="nvml.h, nvmlDeviceGetMaxPcieLinkWidth: seating or riser",
+        when="the PCIe link uses fewer lanes than the slot has, or than the settings expect; unknown in guests",
+        origin="sysfs-bus-pci, max_link_width of both ends: seating or riser",
         tell=_narrow,
         asks=_LOOK,
-        metrics=(gpu_pcie.GPU_PCIE_WIDTH, gpu_pcie.GPU_PCIE_WIDTH_LIMIT),
+        sources=(HEALTH, PATHS),
+        metrics=(gpu_pcie.GPU_PCIE_WIDTH, gpu_pcie.GPU_PCIE_EXPECTED_WIDTH),
     ),
     Rule(
         reason="pcie_generation",
         state=DEGRADED,
-        when=f"the PCIe link is slower than GPU and slot can, while the GPU works (P{BUSY_PERFORMANCE_STATE} or faster)",
-        origin="nvml.h, nvmlDeviceGetMaxPcieLinkGeneration; idle GPUs save power",
+        when=f"the PCIe link is slower than GPU and slot can, or than the settings expect, while the GPU works (P{BUSY_PERFORMANCE_STATE} or faster)",
+        origin="sysfs-bus-pci, max_link_speed of both ends; idle GPUs save power",
         tell=_slow_under_load,
         asks=_LOOK,
-        sources=(HEALTH, LOAD),
+        sources=(HEALTH, LOAD, PATHS),
         metrics=(
-            gpu_pcie.GPU_PCIE_GENERATION, gpu_pcie.GPU_PCIE_GENERATION_LIMIT, c.GPU_PERFORMANCE_STATE,
+            gpu_pcie.GPU_PCIE_GENERATION, gpu_pcie.GPU_PCIE_EXPECTED_GENERATION, c.GPU_PERFORMANCE_STATE,
             c.GPU_UTILIZATION,
         ),
     ),

@@ -14,7 +14,7 @@ from agent.verdict import RULES
 from agent.verdict.driver import firmware_is_silent
 from agent.verdict.facts import Change, Facts, Part
 from agent.verdict.lifetime import Lifetime
-from agent.verdict.rule import HEALTH, KERNEL_LOG, LOAD, NVLINK, NVLINK_SIGNAL, SETTINGS
+from agent.verdict.rule import HEALTH, KERNEL_LOG, LOAD, NVLINK, NVLINK_SIGNAL, PATHS, SETTINGS
 from agent.verdict.window import Window
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_health as h
@@ -28,7 +28,7 @@ from railscope.reading import Absent, Reading
 MOST_GPUS = 64
 DEVICES = "gpu_device"
 """The source that tells who has the GPUs of the PCI bus."""
-READINGS = (LOAD, HEALTH, NVLINK, NVLINK_SIGNAL, SETTINGS)
+READINGS = (LOAD, HEALTH, NVLINK, NVLINK_SIGNAL, SETTINGS, PATHS)
 SOURCES = (*READINGS, DEVICES, KERNEL_LOG)
 """All sources that facts are made of."""
 _ONE_EACH = (LOAD, HEALTH)

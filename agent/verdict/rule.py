@@ -16,6 +16,7 @@ UNKNOWN, HEALTHY, DEGRADED, FAILED = h.GPU_HEALTH.states
 LOAD, HEALTH, NVLINK = "gpu", "gpu_health", "nvlink"
 """Sources without which no GPU is said to be healthy."""
 NVLINK_SIGNAL, SETTINGS, KERNEL_LOG = "nvlink_signal", "gpu_settings", "kernel"
+PATHS = "gpu_pcie"
 
 INSPECT = "inspect"
 _RESTARTS = ACTION_ORDER.index("restart_app") + 1

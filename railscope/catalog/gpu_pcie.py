@@ -43,6 +43,21 @@ GPU_PCIE_WIDTH_LIMIT = Metric(
     origin="nvmlDeviceGetMaxPcieLinkWidth",
     other_names={"dcgm-exporter": "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH"},
 )
+GPU_PCIE_EXPECTED_WIDTH = Metric(
+    "railscope_gpu_pcie_expected_width_lanes",
+    Kind.GAUGE,
+    GPU,
+    unit=Unit.LANES,
+    help="Lanes that the GPU's link should use: those of its slot, or as configured. None in guests.",
+    origin="/sys/bus/pci/devices/*/max_link_width of both ends, settings [pcie]",
+)
+GPU_PCIE_EXPECTED_GENERATION = Metric(
+    "railscope_gpu_pcie_expected_generation",
+    Kind.GAUGE,
+    GPU,
+    help="PCIe generation that the GPU's link should reach under load: that of its slot, or as configured. None in guests.",
+    origin="/sys/bus/pci/devices/*/max_link_speed of both ends, settings [pcie]",
+)
 GPU_PCIE_REPLAYS = Metric(
     "railscope_gpu_pcie_replays_total",
     Kind.COUNTER,

@@ -6,6 +6,7 @@ import pytest
 from support.gpus import add_gpus, answers, of_gpu
 from support.judging import ACTION, FIELD, HEALTH, Judging, judging, plug, set_field, unplug
 from support.machine import FakeHost
+from support.pci_bus import add_gpu, set_link
 from support.reading import readings
 
 from agent.config import AgentSettings
@@ -265,6 +266,11 @@ def test_a_change_is_told_once_with_all_that_is_to_be_known_of_it() -> None:
 def test_a_gpu_that_is_not_well_from_the_start_is_told_of() -> None:
     run = judging()
     run.host.calls["nvml.nvmlDeviceGetCurrPcieLinkWidth(0)"] = 8
+    gpu, port = "0000:01:00.0", "0000:00:01.0"
+    add_gpu(run.host, f"pci0000:00/{port}/{gpu}")
+    plug(run.host, gpu, "nvidia")
+    for end in (gpu, port):
+        set_link(run.host, end, "32x8", "32x16")
     run.steps(20)
     (event,) = run.events
     assert event.facts == {"after": "degraded", "reasons": "pcie_width", "action": "inspect"}

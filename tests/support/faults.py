@@ -99,7 +99,7 @@ FAULTS: list[tuple[str, Fault]] = [
     ("pcie_replays", change(gpu_pcie.GPU_PCIE_REPLAYS, late(32))),
     (
         "pcie_replays",
-        both(reading(gpu_pcie.GPU_PCIE_GENERATION_LIMIT, 1), reading(gpu_pcie.GPU_PCIE_GENERATION, 1),
+        both(reading(gpu_pcie.GPU_PCIE_EXPECTED_GENERATION, 1), reading(gpu_pcie.GPU_PCIE_GENERATION, 1),
              change(gpu_pcie.GPU_PCIE_REPLAYS, late(4))),
     ),
     ("pcie_errors", change(gpu_pcie.GPU_PCIE_ERRORS, ONE_MORE, "fatal")),

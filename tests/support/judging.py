@@ -15,6 +15,7 @@ from agent.sources.nvidia.devices import GpuDevices
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.nvlink import NvLink
+from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.verdict import GpuVerdicts
 from agent.status import Grader, Status
 from agent.streams.kernel_log import KernelLogStream
@@ -43,6 +44,7 @@ class Judging:
             Gpu.load(gpus=gpus),
             Gpu.health(gpus=gpus),
             GpuDevices(gpus=gpus),
+            GpuPaths(gpus=gpus),
             NvLink.traffic(gpus=gpus),
             KernelLogStream(xids=self.book),
         ]

@@ -8,8 +8,10 @@ row. Where the driver does not tell the load, as with MIG, a slow link gets no v
 
 from __future__ import annotations
 
+from agent.config import PcieSettings
 from agent.host import Host, NvmlError
 from agent.source import Columns, Inventory, Table, reason_for
+from agent.sources.nvidia.expected_link import ExpectedLinks
 from agent.sources.nvidia.inventory import Gpus
 from agent.topology import pci
 from agent.topology.paths import LinkFiles, PciLink, links, path_state
@@ -24,13 +26,20 @@ _LAST_STATE = 15
 
 
 class GpuPaths:
-    """The state of every GPU's PCIe path."""
+    """The state of every GPU's PCIe path, and what its link should reach."""
 
     name = "gpu_pcie"
     family = "nvml"
 
-    def __init__(self, period_seconds: float = 10.0, gpus: Gpus | None = None) -> None:
+    def __init__(
+        self,
+        period_seconds: float = 10.0,
+        gpus: Gpus | None = None,
+        settings: PcieSettings | None = None,
+    ) -> None:
         self.period_seconds = period_seconds
+        self._expected = ExpectedLinks(settings or PcieSettings())
+        self._generation = -1
         self._gpus = gpus or Gpus()
         self._paths: list[tuple[PciLink, ...]] = []
         self._files: LinkFiles | None = None
@@ -47,6 +56,10 @@ class GpuPaths:
             if path:
                 columns.add(PCIE_PATH_STATE, Entity(PCIE, (gpu.address,)))
                 self._paths.append(path)
+        self._generation = self._gpus.generation
+        found = {gpu.pci_address: gpu for gpu in self._gpus.found.values()}
+        lowest = {path[-1].lower: path[-1] for path in self._paths}
+        self._expected.place(host, columns, found, lowest)
         ends = {
             end: None for path in self._paths for link in path for end in (link.upper, link.lower)
         }
@@ -62,6 +75,8 @@ class GpuPaths:
         worked, self._worked = self._worked, set()
         for column, path in enumerate(self._paths):
             into.put(column, path_state(path, states, lambda at: self._sleeps(host, at, worked)))
+        self._expected.read(host, states, into)
+        into.grown = self._gpus.generation != self._generation
 
     def _sleeps(self, host: Host, address: str, worked: set[str]) -> bool | Absent:
         """Whether a slow link may be that of a GPU without work; nothing else there may sleep."""
