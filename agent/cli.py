@@ -20,6 +20,7 @@ from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost
 from agent.host.redactor import Redactor
 from agent.machine_sources import machine_sources
+from agent.replay_meter import with_memory_measured
 from agent.sampler import Sampler
 from agent.service import Agent, node_name
 from agent.walk import Walk
@@ -190,15 +191,21 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
     """The machine to read again and again, and its name where a capture knows it."""
     if replay is None:
         return RealHost(root), ""
-    capture, clock = _capture(replay), RealClock()
+    clock = RealClock()
     started_ns = clock.now().boot_ns
-    length_ns = max(capture.about.duration_ns, 1)
 
-    def offset_ns() -> int:
-        # The last moment is at the end of the capture, and lasts a while like the others.
-        return (clock.now().boot_ns - started_ns) % (length_ns + NS)
+    def recorded() -> RecordedHost:
+        capture = _capture(replay)
+        length_ns = max(capture.about.duration_ns, 1)
 
-    return RecordedHost(capture, clock, offset_ns), capture.about.node
+        def offset_ns() -> int:
+            # The last moment is at the end of the capture, and lasts a while like the others.
+            return (clock.now().boot_ns - started_ns) % (length_ns + NS)
+
+        return RecordedHost(capture, clock, offset_ns)
+
+    host = with_memory_measured(recorded)
+    return host, host.node
 
 
 def _simulated(path: Path) -> tuple[Host, str]:
@@ -207,9 +214,10 @@ def _simulated(path: Path) -> tuple[Host, str]:
     from railscope.simulator.live import LiveError  # noqa: PLC0415 - as above
 
     try:
-        return simulated_host(path, RealClock())
+        host = with_memory_measured(lambda: simulated_host(path, RealClock()))
     except LiveError as error:
         raise click.ClickException(str(error)) from error
+    return host, host.node
 
 
 def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:

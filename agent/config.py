@@ -128,13 +128,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
             le=1,
         ),
-    ] = 0.01
+    ] = 0.03
     memory_bytes: Annotated[
         int,
         described(
             "Resident memory. Above it what is spare is given back. 0: no bound.", ge=0, le=1 << 40
         ),
-    ] = 64 << 20
+    ] = 96 << 20
 
 
 class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):

@@ -165,7 +165,7 @@ def _cost(status: Status, share: float, governor: Governor) -> Finding:
 def _memory(agent: Agent) -> Finding:
     what, bound = "memory budget", agent.settings.budget.memory_bytes
     try:
-        resident = agent.meter.resident_bytes()
+        resident = agent.keeper.meter.resident_bytes()
     except OSError as error:
         return Finding(what, Verdict.ABSENT, f"resident memory is not known: {error.strerror}")
     detail = f"{resident / _MIB:.0f} MiB resident"

@@ -19,8 +19,9 @@ from agent.counter_memory import CounterMemory
 from agent.host import Clock, Host
 from agent.http_server import HttpServer
 from agent.machine_sources import machine_sources
-from agent.meter import Meter, ProcessMeter
+from agent.meter import Meter
 from agent.numbering import Numbering
+from agent.replay_meter import meter_of
 from agent.reset_memory import ResetMemory
 from agent.sampler import Limits, Sampler
 from agent.sinks.collector_client import LinkError
@@ -86,16 +87,18 @@ class Agent:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     stats: ShippingStats = field(default_factory=ShippingStats)
     own_events: list[Event] = field(default_factory=list)
-    meter: Meter = field(default_factory=ProcessMeter)
+    meter: Meter | None = None
+    """Measures this process; without one, that of the host: a replay costs nothing of the agent."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
         listen.split_address(self.settings.listen)
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = Origin(self.node, secrets.token_hex(8), self.host.boot_id)
+        meter = self.meter or meter_of(self.host)
         self._numbering = Numbering()
         sources = self._sources()
-        self.keeper = Keeper(self.settings.budget, sources, self.meter, self._give_back)
+        self.keeper = Keeper(self.settings.budget, sources, meter, self._give_back)
         self.sampler = Sampler(
             self.host,
             self.origin,

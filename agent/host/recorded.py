@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agent.host import Clock, Json
 from agent.host.files import PlainFiles
@@ -24,6 +25,8 @@ _OF_A_CARD = re.compile(r"ethtool\.statistics\(")
 KERNEL_LOG = "kernel_log.open()"
 """Where a capture keeps whether the log could be read; one that says nothing had one."""
 
+
+Answer = TypeVar("Answer")
 
 BATCHES = frozenset({"nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"})
 """Calls whose arguments, but for the first, are questions of their own.
@@ -69,6 +72,31 @@ class Present(Protocol):
         ...
 
 
+class ReplayCost:
+    """Processor time and memory that answering from a capture takes, by the thread that asks."""
+
+    def __init__(self) -> None:
+        self._cpu_ns: dict[int, int] = {}
+        self.resident_bytes = 0
+
+    def charge(self, answer: Callable[[], Answer]) -> Answer:
+        """Get an answer, and charge its processor time to the replay."""
+        began_ns, thread = time.thread_time_ns(), threading.get_ident()
+        try:
+            return answer()
+        finally:
+            spent_ns = time.thread_time_ns() - began_ns
+            self._cpu_ns[thread] = self._cpu_ns.get(thread, 0) + spent_ns
+
+    def thread_cpu_ns(self) -> int:
+        """Processor time in the calling thread."""
+        return self._cpu_ns.get(threading.get_ident(), 0)
+
+    def cpu_ns(self) -> int:
+        """Processor time in all threads."""
+        return sum(list(self._cpu_ns.values()))
+
+
 class RecordedHost:
     """Answers as the recorded machine did at the present offset into the capture.
 
@@ -89,11 +117,17 @@ class RecordedHost:
         self._clock = clock
         self._offset_ns = offset_ns
         self._timeline = timeline or Timeline(capture.moments)
+        self.cost = ReplayCost()
 
     @property
     def clock(self) -> Clock:
         """The clock handed in."""
         return self._clock
+
+    @property
+    def node(self) -> str:
+        """The name of the recorded machine."""
+        return self._capture.about.node
 
     @property
     def boot_id(self) -> str:
@@ -102,17 +136,17 @@ class RecordedHost:
 
     def read(self, path: str) -> bytes:
         """The content of a file at the present offset."""
-        text: str = self._look("files", path)
+        text: str = self.cost.charge(lambda: self._look("files", path))
         return text.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
         """The entries of a folder at the present offset."""
-        entries: list[str] = self._look("names", path)
+        entries: list[str] = self.cost.charge(lambda: self._look("names", path))
         return entries
 
     def resolve(self, path: str) -> str:
         """What a path led to at the present offset."""
-        target: str = self._look("links", path)
+        target: str = self.cost.charge(lambda: self._look("links", path))
         return target
 
     def keep(self, paths: Sequence[str]) -> PlainFiles:
@@ -121,6 +155,9 @@ class RecordedHost:
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """What a call returned at the present offset."""
+        return self.cost.charge(lambda: self._called(seam, function, arguments))
+
+    def _called(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
         if function in BATCHES:
             device, *entries = arguments
             return batch(lambda entry: self._answer(seam, function, (device, entry)), entries)

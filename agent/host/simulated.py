@@ -27,7 +27,6 @@ class SimulatedHost(RecordedHost):
         return STEP_NS
 
 
-def simulated_host(path: Path, clock: Clock) -> tuple[SimulatedHost, str]:
-    """Return the node of a file, and its name. Raises LiveError."""
-    node = read_live_node(path)
-    return SimulatedHost(node, clock), node.node
+def simulated_host(path: Path, clock: Clock) -> SimulatedHost:
+    """Return the node of a file. Raises LiveError."""
+    return SimulatedHost(read_live_node(path), clock)

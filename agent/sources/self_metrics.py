@@ -12,6 +12,7 @@ from agent.budget import Keeper
 from agent.hang_guard import HungCall
 from agent.host import Host
 from agent.meter import ProcessMeter
+from agent.replay_meter import ReplayMeter
 from agent.source import Columns, HoldsNothing, Inventory, Table
 from agent.stats import ShippingStats
 from railscope import logs
@@ -93,6 +94,8 @@ class SelfMetrics(HoldsNothing):
             columns.add(metric, about)
         for metric, _ in _custody_readings(self._shipping):
             columns.add(metric, node)
+        for metric, _ in _replay_readings(self._keeper()):
+            columns.add(metric, node)
         self._devices = tuple(self._hung())
         for device in self._devices:
             columns.add(c.HUNG_TIME, Entity(HUNG_DEVICE, (device,)))
@@ -129,6 +132,7 @@ class SelfMetrics(HoldsNothing):
             *shipping.dropped_frames.values(),
             *(reading for _, _, reading in _budget_readings(keeper)),
             *(reading for _, reading in _custody_readings(shipping)),
+            *(reading for _, reading in _replay_readings(keeper)),
             *self._hung_times(now_ns, into),
         ]
         for position, reading in enumerate(readings):
@@ -143,6 +147,14 @@ class SelfMetrics(HoldsNothing):
             max(now_ns - hung[device].since_ns, 0) if device in hung else Absent.GONE
             for device in self._devices
         ]
+
+
+def _replay_readings(keeper: Keeper | None) -> list[tuple[Metric, Reading]]:
+    """The cost of a replay; nothing of a live machine."""
+    if keeper is None or not isinstance(keeper.meter, ReplayMeter):
+        return []
+    cost = keeper.meter.host.cost
+    return [(c.REPLAY_CPU, cost.cpu_ns()), (c.REPLAY_MEMORY, cost.resident_bytes)]
 
 
 def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:

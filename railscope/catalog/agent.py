@@ -121,6 +121,24 @@ AGENT_MEMORY = Metric(
     help="Memory the agent occupies.",
     origin="/proc/self/statm (pages)",
 )
+REPLAY_CPU = Metric(
+    "railscope_agent_replay_cpu_seconds_total",
+    Kind.COUNTER,
+    NODE,
+    unit=Unit.SECONDS,
+    scale=NANOSECOND,
+    resets=START,
+    help="Processor time for decoding a capture or simulating a node; not part of the agent's own.",
+    origin="clock_gettime(CLOCK_THREAD_CPUTIME_ID)",
+)
+REPLAY_MEMORY = Metric(
+    "railscope_agent_replay_resident_memory_bytes",
+    Kind.GAUGE,
+    NODE,
+    unit=Unit.BYTES,
+    help="Memory that a capture or a simulated node occupied when it was loaded; not part of the agent's own.",
+    origin="/proc/self/statm (pages)",
+)
 AGENT_CPU_USE = Metric(
     "railscope_agent_cpu_use_ratio",
     Kind.GAUGE,

@@ -170,7 +170,7 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
     host, slow = machine.host, Slow(500_000)
     quick = host.calls[POWER]
     sources = [Gpu.load(), Rdma()]
-    keeper = Keeper(Budget(), sources, machine.meter)
+    keeper = Keeper(Budget(cpu_ratio=0.01, memory_bytes=64 << 20), sources, machine.meter)
 
     def prepare(sampler: Sampler) -> None:
         sampler.keeper = keeper
@@ -240,7 +240,7 @@ def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
     assert agent.keeper.governor.cpu_ratio == 0.03
     assert agent.keeper.memory.budget_bytes == 50_000_000
     assert set(agent.keeper.governor.loads) == set(agent.sampler.statuses)
-    assert AgentSettings().budget == Budget(cpu_ratio=0.01, memory_bytes=64 * MIB)
+    assert AgentSettings().budget == Budget(cpu_ratio=0.03, memory_bytes=96 * MIB)
     with pytest.raises(SettingsError, match=r"\[budget\]: invalid cpu_ratio"):
         load(
             AgentSettings, file=None, environment={}, prefix=PREFIX, flags={"budget.cpu_ratio": -1}

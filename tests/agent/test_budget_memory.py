@@ -89,7 +89,7 @@ async def test_the_page_says_when_too_much_memory_is_resident() -> None:
 def test_an_agent_over_its_memory_drops_what_it_can_make_again() -> None:
     host = FakeHost()
     add_card(host)
-    agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(70 * MIB))
+    agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(100 * MIB))
     status = agent.sampler.statuses["rdma"]
     status.frame = Reader(Rdma(), host, ORIGIN).run().frame
     before = agent.page.text(Format.PROMETHEUS)

@@ -208,7 +208,9 @@ def costly(meter: FakeMeter, milliseconds: float) -> FakeHost:
 
 async def test_what_reading_costs_is_said_the_dearest_first() -> None:
     meter = FakeMeter()
-    well, said = await checked_on(meter, costly(meter, 3), Budget())
+    well, said = await checked_on(
+        meter, costly(meter, 3), Budget(cpu_ratio=0.01, memory_bytes=64 << 20)
+    )
     assert well
     (dearest,) = [text for text in said if text.startswith("ok      cost of")]
     assert dearest == (
@@ -223,7 +225,9 @@ async def test_what_reading_costs_is_said_the_dearest_first() -> None:
 
 async def test_a_budget_that_needs_longer_periods_is_no_fault_but_said() -> None:
     meter = FakeMeter(80 * MIB)
-    well, said = await checked_on(meter, costly(meter, 30), Budget())
+    well, said = await checked_on(
+        meter, costly(meter, 30), Budget(cpu_ratio=0.01, memory_bytes=64 << 20)
+    )
     assert well
     assert "to be read every 4 s (processor time)" in line(said, "ok      cost of rdma")
     told = line(said, "ok      processor budget")

@@ -109,7 +109,7 @@ async def kept(machine: Machine, budget: Budget | None = None) -> AsyncIterator[
 
     own = SelfMetrics(lambda: made[0].statuses, ShippingStats(), take_events, keeper=lambda: keeper)
     sources = [Gpu.load(), Rdma(), own]
-    keeper = Keeper(budget or Budget(), sources, machine.meter)
+    keeper = Keeper(budget or Budget(cpu_ratio=0.01, memory_bytes=64 << 20), sources, machine.meter)
     async with sampling(machine.host, sources, prepare=prepare) as run:
         one = Kept(run, keeper)
         await one.seconds(SETTLED_SECONDS)

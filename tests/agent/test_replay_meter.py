@@ -1,0 +1,114 @@
+"""The cost of a replay is not the agent's: it is measured apart, and counts against no budget."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.clock import NS, ManualClock
+from support.pages import sample, samples
+
+from agent.budget import Keeper
+from agent.config import AgentSettings, Budget
+from agent.host.real import RealHost
+from agent.host.recorded import RecordedHost
+from agent.meter import ProcessMeter
+from agent.replay_meter import ReplayMeter, meter_of, with_memory_measured
+from agent.service import Agent
+from railscope.capture import About, Capture, Moment, write_capture
+from railscope.exposition import Format
+from railscope.simulator import NodeSpec, simulate
+
+MIB = 1 << 20
+ABOUT = About("n1", "b", 0, 0, 60 * NS, "test")
+
+
+def replayed(files: dict[str, str]) -> RecordedHost:
+    capture = Capture(ABOUT, (Moment(0, files=files),))
+    return RecordedHost(capture, ManualClock(), lambda: 0)
+
+
+def test_a_live_machine_has_no_replay() -> None:
+    assert type(meter_of(RealHost())) is ProcessMeter
+    assert type(meter_of(replayed({}))) is ReplayMeter
+
+
+def test_the_processor_time_of_answers_is_charged_to_their_thread() -> None:
+    host = replayed({"/proc/a": "1"})
+    meter = ReplayMeter(host)
+    seen: list[int] = []
+
+    def ask() -> None:
+        host.cost.charge(lambda: sum(range(200_000)))
+        seen.append(host.cost.thread_cpu_ns())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert seen[0] > 0
+    assert host.cost.thread_cpu_ns() == 0
+    assert host.cost.cpu_ns() == seen[0]
+    assert meter.process_cpu_ns() <= time.process_time_ns() - seen[0]
+    host.read("/proc/a")
+    assert host.cost.cpu_ns() > seen[0]
+
+
+def test_an_answer_that_fails_is_charged_too() -> None:
+    host = replayed({})
+    with pytest.raises(FileNotFoundError):
+        host.call("nvml", "nvmlDeviceGetCount")
+    assert host.cost.cpu_ns() > 0
+
+
+def test_the_memory_of_a_capture_is_no_memory_of_the_agent() -> None:
+    host = with_memory_measured(lambda: replayed({f"/{n}": f"{n}" * 2_000 for n in range(20_000)}))
+    assert host.cost.resident_bytes >= 100 * MIB
+    keeper = Keeper(Budget(), (), ReplayMeter(host))
+    own = keeper.meter.resident_bytes()
+    assert own <= ProcessMeter().resident_bytes() - 99 * MIB
+
+
+def test_the_page_of_a_replay_shows_its_cost_apart() -> None:
+    agent = Agent(AgentSettings(node="n1"), replayed({"/proc/loadavg": "1 1 1 1/1 1\n"}))
+    asyncio.run(agent.once())
+    page = samples(agent.page.text(Format.PROMETHEUS))
+    assert page[sample("railscope_agent_replay_cpu_seconds_total")] > 0
+    assert page[sample("railscope_agent_replay_resident_memory_bytes")] == 0
+
+
+LONG_RUN = """
+import asyncio, sys
+from pathlib import Path
+from agent.cli import _host
+from agent.config import AgentSettings
+from agent.service import Agent
+from railscope.exposition import Format
+
+async def main():
+    host, node = _host(Path("/"), Path(sys.argv[1]))
+    agent = Agent(AgentSettings(), host, node)
+    for _ in range(int(sys.argv[2])):
+        await agent.once()
+        for form in Format:
+            agent.page.text(form)
+            agent.page.dcgm_text(form)
+    print(agent.keeper.meter.resident_bytes(), host.cost.resident_bytes)
+
+asyncio.run(main())
+"""
+
+
+def test_an_agent_of_eight_gpus_and_ten_cards_keeps_its_memory_bound(tmp_path: Path) -> None:
+    """By default settings, whatever is asked of its page, and however large the capture is."""
+    capture = simulate(NodeSpec("n1"), 60, 1.0)
+    write_capture(tmp_path / "capture", capture.about, capture.moments)
+    command = [sys.executable, "-c", LONG_RUN, str(tmp_path / "capture"), "12"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    own, replay = (int(word) for word in done.stdout.split())
+    assert own <= AgentSettings().budget.memory_bytes
+    assert replay >= 5 * MIB, "the capture is not the agent's"
