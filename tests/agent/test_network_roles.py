@@ -6,11 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.machine import DENIED, FakeHost
-from support.pci_bus import BLUEFIELD3, CONNECTX7, DEVICES, MELLANOX, add_gpu, add_nic, name_rdma
+from support.pci_bus import (
+    BLUEFIELD3,
+    CONNECTX7,
+    DEVICES,
+    MELLANOX,
+    add_device,
+    add_gpu,
+    add_nic,
+    name_rdma,
+)
 from support.reading import read_once
 
 from agent.sources.nic import Nic
 from agent.sources.rdma import Rdma
+from agent.topology import pci
 from agent.topology.network import Network, Wiring
 from agent.topology.routes import default_interfaces
 
@@ -344,3 +354,10 @@ def test_sources_tell_role_and_rail() -> None:
         assert frame is not None
         (facts,) = [dict(entity.facts) for entity in frame.schema.entities]
         assert (facts["role"], facts["rail"]) == ("compute", "0")
+
+
+def test_a_connectx_3_is_a_network_card() -> None:
+    """Its PCI class is that of other network controllers (0x0280)."""
+    host = FakeHost()
+    add_device(host, "pci0000:00/0000:00:01.0/0000:01:00.0", "0x028000", (MELLANOX, "0x1003"))
+    assert pci.role(host, "0000:01:00.0") == pci.NIC
