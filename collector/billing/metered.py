@@ -1,7 +1,8 @@
 """From the ledger to what is rated: usage, claim by claim and day by day.
 
 Slots that one claim holds together are one usage with their capacity added. What no one saw is
-kept, too: rating asks how long a silence lasted. Nothing else of a GPU's time is anyone's to pay.
+kept, too: rating asks how long a silence lasted; and time of a claim that is not billed, as an
+outage, which its minimum waits for. Nothing else of a GPU's time is anyone's to pay.
 A usage lies within one UTC day, so that each charge leads back to one revision of the ledger.
 """
 
@@ -99,7 +100,7 @@ def _of_day(
 def _by_holding(entries: Iterable[Entry]) -> Mapping[_Holding, list[Entry]]:
     found: dict[_Holding, list[Entry]] = {}
     for entry in entries:
-        if entry.tiling is Tiling.COMPUTE and entry.state in _RATED:
+        if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
             whose = (entry.tenant, entry.claim)
             held = _Holding(entry.state, entry.witness, *whose, entry.silence_ns)
             found.setdefault(held, []).append(entry)

@@ -66,7 +66,8 @@ parts = st.sampled_from([
 @st.composite
 def claims(draw: st.DrawFn, number: int) -> Claim:
     start = draw(instants)
-    end = draw(st.one_of(st.just(FOREVER_NS), st.integers(start + 1, start + 40 * HOUR_NS)))
+    longest = draw(st.sampled_from([1, 40, 120])) * HOUR_NS
+    end = draw(st.one_of(st.just(FOREVER_NS), st.integers(start + 1, start + longest)))
     compute, memory = draw(parts)
     return Claim(
         Level.SCHEDULER, start, f"c{number}", draw(tenants), end, compute=compute, memory=memory

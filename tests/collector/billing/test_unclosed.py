@@ -46,7 +46,7 @@ from collector.billing.statement_text import text as as_text
 from collector.billing.statements import FORMS, UnknownTenantError, periods, statement
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
-from collector.metering.evidence import Stretch
+from collector.metering.evidence import Outage, Stretch
 from railscope.cli import root as railscope
 
 SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})
@@ -215,6 +215,19 @@ def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, d
     kinds = [line.charge.kind.value for one in second.invoices for line in one.lines]
     assert sorted(kinds) == ["minimum_topup", "usage"]
     assert exact(books.store.invoices()) == {"red": 24 * Fraction("2.49")}
+
+
+def test_an_outage_over_the_end_of_a_period_does_not_end_a_claim_twice(ledger):
+    paused = gpu(
+        "GPU-0",
+        claim("red", 47.5, 120.5),
+        outages=(Outage(announced=False, start_ns=hours(48), end_ns=hours(120)),),
+    )
+    books = opened(ledger, world(without_counter(paused)), GRANULAR.replace("86400", "0"))
+    first = books.close(ONE, after(ONE))
+    assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
+    books.close(TWO, after(TWO))
+    assert exact(books.store.invoices()) == {"red": 2 * Fraction("2.49")}
 
 
 # Credits -----------------------------------------------------------------------------------------
