@@ -34,6 +34,7 @@ from collector.billing import seller_file
 from collector.config import CollectorSettings
 from collector.core import Core
 from collector.evidence.days import Door
+from collector.evidence.quarantine import Quarantine
 from collector.evidence.settle import Settler
 from collector.evidence.store import EvidenceStore
 from collector.files import AdministratorsFiles
@@ -57,7 +58,7 @@ from collector.workloads.averages import Averages
 from collector.workloads.holding import pattern_of
 from railscope import __version__, listen
 from railscope.audit.record import Actor, Data
-from railscope.catalog.collector import LOST_FILES
+from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
 from railscope.connections import Connections
 from railscope.settings import SettingsError
 from railscope.systemd import feed_watchdog, notify, state_directory
@@ -125,6 +126,7 @@ class Collector:
             most_jobs=self.settings.most_jobs, averages=Averages(self.settings.straggler_seconds),
         )  # fmt: skip
         self.reading = Reading()
+        self.quarantine = Quarantine()
         limits = self.settings.limits
         self.connections = Connections.within_descriptors(
             limits.connections, limits.connections_per_address
@@ -148,7 +150,7 @@ class Collector:
     def _door(self) -> Door:
         """The ledger and the evidence in its database. Blocking; raises LedgerError."""
         database = self.database.open()
-        return Door(Ledger(database), EvidenceStore(database))
+        return Door(Ledger(database), EvidenceStore(database, self.quarantine))
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError where a setting cannot work."""
@@ -174,7 +176,8 @@ class Collector:
         own = Own(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
             self.connections,
-            lambda: [*audit.cells(), Cell(LOST_FILES, (), len(self.at_rest.lost))],
+            lambda: [*audit.cells(), Cell(LOST_FILES, (), len(self.at_rest.lost)),
+                     Cell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))],
         )  # fmt: skip
         api = Api(
             self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,

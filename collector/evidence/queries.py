@@ -53,7 +53,7 @@ def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
         releases.c.claim_id == claims.c.claim_id,
         releases.c.instant_ns < start_ns - CONTEXT_NS,
     )
-    return select(claims.c.content).where(
+    return select(claims.c.fact, claims.c.content).where(
         claims.c.gpu_uuid.in_(gpus), claims.c.start_ns < end_ns + CONTEXT_NS, ~over
     )
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-import msgspec
 import structlog
 from sqlalchemy import Connection, func, select
 
@@ -16,7 +15,8 @@ from collector.evidence import calendar_file, claims_file, queries, retired_file
 from collector.evidence.administration import Version
 from collector.evidence.assemble import Facts, Files, Known, facts_of, known
 from collector.evidence.changes import Change, Late, late, recorded_after
-from collector.evidence.chunk import Chunk, decode
+from collector.evidence.chunk import Chunk
+from collector.evidence.quarantine import Quarantine
 from collector.evidence.schema import claims, files, homes, parts, releases
 from collector.evidence.told import Ended, Told, unplaced_in
 from collector.evidence.trouble import Trouble
@@ -53,6 +53,7 @@ class Loaded(NamedTuple):
     told: dict[str, list[Told]]
     ended: dict[str, list[Ended]]
     homes: dict[str, set[str]]
+    quarantine: Quarantine
     version: int = 0
 
     def known(self, gpu: str, files: Files) -> Known:
@@ -80,9 +81,9 @@ class Loaded(NamedTuple):
     ) -> None:
         """Add the claims of GPUs that may have been in force in a window, and their ends."""
         for some in queries.groups_of(gpus):
-            for content in connection.execute(queries.claims_of(some, *span)).scalars():
-                one = msgspec.msgpack.decode(content, type=Told)
-                self.told.setdefault(one.gpu, []).append(one)
+            for row in connection.execute(queries.claims_of(some, *span)):
+                if one := self.quarantine.told(row.fact, row.content):
+                    self.told.setdefault(one.gpu, []).append(one)
             pairs = [(one.gpu, one.node, one.id) for gpu in some for one in self.told.get(gpu, ())]
             for few in queries.groups_of(pairs):
                 for row in connection.execute(queries.releases_of(few)):
@@ -101,25 +102,12 @@ def ready(chunk: Chunk, content: bytes) -> Written:
     return Written(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed)
 
 
-def _chunk(name: str, packed: bytes) -> Chunk | None:
-    """The chunk in a part; None, and said, where it is not what was written under its name."""
-    try:
-        content = zstd.decompress(packed)
-        if sha256(content).hexdigest() == name:
-            return decode(content)
-        problem = "it was altered"
-    except (zstd.ZstdError, msgspec.MsgspecError) as error:
-        problem = str(error)
-    log.error("evidence_damaged", part=name, problem=problem,
-              advice="what it said counts as not seen; restore it from a backup")  # fmt: skip
-    return None
-
-
 class EvidenceStore:
     """The facts of all collectors that write this database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quarantine: Quarantine | None = None) -> None:
         self._database = database
+        self.quarantine = quarantine or Quarantine()
 
     # Writing -----------------------------------------------------------------------------------
 
@@ -242,10 +230,12 @@ class EvidenceStore:
             for some in queries.groups_of(nodes):
                 for node in some:
                     found = queries.parts_of(connection, node, start_ns, end_ns)
-                    chunks[node] = [chunk for part in found if (chunk := _chunk(*part))]
+                    chunks[node] = [
+                        chunk for part in found if (chunk := self.quarantine.chunk(*part))
+                    ]
             span = (start_ns, end_ns)
             wanted = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
-            loaded = Loaded(chunks, {}, {}, wanted)
+            loaded = Loaded(chunks, {}, {}, wanted, self.quarantine)
             loaded.read_claims(connection, [*gpus, *map(unplaced_in, nodes)], span)
             # A claim without a device is placed among all that is held in its node.
             for node in filter(loaded.has_unplaced, nodes):

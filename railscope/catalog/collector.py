@@ -168,6 +168,13 @@ LOST_FILES = Metric(
     help="Files of the state directory that are missing, or shorter than they were: segments, schemas, the checkpoint.",
     origin="manifest of the frame log",
 )
+DAMAGED_EVIDENCE = Metric(
+    "railscope_collector_evidence_damaged_rows",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Rows of the evidence that do not read back from the database; what they stated counts as not seen.",
+    origin="ledger",
+)
 VIEWS_TIME = Metric(
     "railscope_collector_views_refresh_seconds",
     Kind.GAUGE,

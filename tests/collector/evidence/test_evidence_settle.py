@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ledger_days import HOURS, LATER, MAP, a_day, amount, hours
 from looks import ALICE
-from sqlalchemy import select
+from sqlalchemy import Table, select, text, update
 from support.settling import Site
 from support.story import (
     DAY,
@@ -23,6 +23,7 @@ from support.story import (
 from collector.account.quotas import days_of
 from collector.audit.ledger_records import HEAD
 from collector.audit.outbox import outbox
+from collector.evidence.schema import claims, parts
 from collector.ledger.tiling import DAY_NS
 from collector.metering.tiling import State, tile
 from collector.metering.units import GPU_CAPACITY
@@ -252,3 +253,25 @@ async def test_two_claims_on_one_slot_are_in_the_audit_log_once_for_ever(site: S
     ]
     assert '"earlier":"a"' in rows[0].data
     assert '"gpu":"GPU-0"' in rows[0].subject
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x28\xb5\x2f\xfd", b"\xc1"])
+@pytest.mark.parametrize("table", [parts, claims])
+async def test_a_damaged_row_is_set_aside_and_does_not_stop_the_others(
+    site: Site, table: Table, content: bytes
+) -> None:
+    accept(site.core, a_day(Reporter()))
+    await site.round(DAY_SECONDS + HOURS - 30, everything=True)
+    with site.door.ledger.database.transaction(writes=True) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SET session_replication_role = replica"))
+        else:
+            connection.execute(text(f"DROP TRIGGER {table.name}_no_update"))
+        key = next(iter(table.primary_key.columns))
+        name = connection.execute(select(key)).scalars().first()
+        connection.execute(update(table).where(key == name).values(content=content))
+    await site.round(LATER)
+    found = site.door.ledger.revision("GPU-0", DAY)
+    assert found is not None, "the day is in the ledger all the same"
+    assert site.door.store.quarantine.rows == {(table.name, name)}
+    assert not site.settler.failing
