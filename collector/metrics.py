@@ -12,6 +12,8 @@ from collector.core import Core
 from collector.evidence.settle import Settler
 from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
+from collector.node_twins import NodeTwins
+from collector.quarantine import Quarantine
 from collector.views.refresh import Views
 from collector.views.table import Cell, label_names
 from railscope import logs
@@ -48,6 +50,8 @@ class Own:
     trail: Trail
     tokens: Validity
     connections: Connections
+    twins: NodeTwins
+    quarantine: Quarantine
     audit: Callable[[], list[Cell]] = list
     """What the parts of the audit log count."""
 
@@ -71,6 +75,7 @@ class Own:
             (c.COMMITS, self.log.stats.commits),
             (c.COMMIT_TIME, self.log.stats.commit_ns / NS),
             (c.LOG_SIZE, self.log.size),
+            (c.QUARANTINED, self.quarantine.records),
             (c.SCHEMAS, len(self.core.schemas)),
             (c.CONNECTIONS, len(self.connections)),
             (c.VIEWS_TIME, views.duration_ns / NS),
@@ -95,6 +100,7 @@ class Own:
             *(cluster_cells(views.account) if views.account else ()),
             *(Cell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
             Cell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
+            *(Cell(c.NODE_TWINS, (name,), 1) for name in self.twins.nodes(views.instant_ns)),
             *(Cell(c.CONNECTIONS_CLOSED, (why,), n) for why, n in self.connections.closed.items()),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]

@@ -11,7 +11,10 @@ from pathlib import Path
 import structlog
 
 from collector.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of, resume
+from collector.config import Limits
 from collector.core import Core, SeenEvent, events_of
+from collector.envelope_bounds import REPLAY_FACTOR, cost_of, problems
+from collector.quarantine import Quarantine
 from collector.segments import (
     PARTIAL,
     LogStats,
@@ -24,14 +27,18 @@ from collector.segments import (
 from collector.segments import Record as FrameRecord
 from collector.turns import Turns, to_its_end
 from railscope.envelope_reader import unpack
-from railscope.wire import WireError
+from railscope.wire import Envelope, WireError
 
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
 PIECE_BYTES = 1 << 20
-MOST_REPLAYED_BYTES = 1 << 30
+MIN_REPLAYED_BYTES = 64 << 20
 """What was accepted once is read again, even if the limits have become narrower since."""
+
+
+class _TooMuchError(Exception):
+    """A record that a restart must leave out; the message says why."""
 
 
 @dataclass(slots=True)
@@ -44,22 +51,50 @@ class Restart:
     copies: dict[Path, Callable[[int], bytes | None]] = field(default_factory=dict)
     """By file, what else must be kept of events before a segment goes; older than an instant, they
     are forgotten. None while no segment may go."""
+    limits: Limits = field(default_factory=Limits)
+    quarantine: Quarantine = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Records that cannot be taken go beside the frame log."""
+        self.quarantine = Quarantine(self.folder / "quarantine")
 
     def read(self, stats: LogStats) -> None:
         """Read the checkpoint and what came after it into the core. Blocking; raises OSError."""
         self._drop_partial()
+        self.quarantine.open()
         self.first_segment = self._read_checkpoint()
         for number, record in self._records(stats):
             self.core.schemas.segment = number
             try:
-                self.core.accept(record, unpack(record.body, MOST_REPLAYED_BYTES))
-            except WireError as error:
-                log.error("record_unreadable", segment=number, problem=str(error))
+                self._take(record, self._unpacked(record))
+            except (ValueError, LookupError, ArithmeticError, _TooMuchError) as error:
+                self.quarantine.put(number, record, str(error))
+
+    def _take(self, record: FrameRecord, envelope: Envelope) -> None:
+        """Take a record into the core, if that costs no more than a restart may spend on it."""
+        schemas = self.core.schemas
+        cost = cost_of(envelope, (schemas.get(batch.schema) for batch in envelope.batches))
+        if found := "; ".join(problems(cost, self.limits, REPLAY_FACTOR)):
+            raise _TooMuchError(found)
+        faults = self.core.counts.rejected.get("fault", 0)
+        self.core.accept(record, envelope)
+        if self.core.counts.rejected.get("fault", 0) > faults:
+            message = "the state did not accept it: see envelope_not_taken"
+            raise _TooMuchError(message)
+
+    def _unpacked(self, record: FrameRecord) -> Envelope:
+        max_bytes = max(REPLAY_FACTOR * self.limits.unpacked_bytes, MIN_REPLAYED_BYTES)
+        return unpack(record.body, max_bytes)
 
     def events(self) -> Iterator[SeenEvent]:
-        """The events of what a restart would read. Blocking; raises OSError, WireError."""
-        for _, record in self._records(LogStats()):
-            yield from events_of(record, unpack(record.body, MOST_REPLAYED_BYTES))
+        """The events of what a restart would read. Blocking; raises OSError."""
+        for number, record in self._records(LogStats()):
+            try:
+                envelope = self._unpacked(record)
+            except WireError as error:
+                log.error("record_left_out", segment=number, problem=str(error))
+                continue
+            yield from events_of(record, envelope)
 
     def _records(self, stats: LogStats) -> Iterator[tuple[int, FrameRecord]]:
         """What the segments behind the checkpoint hold, with their numbers."""

@@ -48,6 +48,7 @@ from collector.ledger.probe import LedgerProbe
 from collector.ledger.shared import SharedDatabase
 from collector.ledger.store import Ledger
 from collector.metrics import Own
+from collector.node_twins import NodeTwins
 from collector.restart import Restart
 from collector.schemas import Schemas
 from collector.sinks.influx import InfluxSink
@@ -67,8 +68,6 @@ log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
 OBSERVED = "observed"
-MOST_REPLAYED_BYTES = 1 << 30
-"""What was accepted once is read again, even if the limits have become narrower since."""
 _DAY_NS = 86_400_000_000_000
 _CHECK_FILES_SECONDS = 86_400.0
 _MAX_NAMED = 100
@@ -91,7 +90,9 @@ class Collector:
         listen.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = Core(Schemas(self.folder / "schemas"))
-        self.restart = Restart(self.folder, self.core)
+        self.restart = Restart(self.folder, self.core, limits=self.settings.limits)
+        self.twins = NodeTwins(self.core.evidence.trouble)
+        self.core.on_envelope.append(self.twins.hear)
         log_settings = self.settings.frame_log
         self.log = FrameLog(
             self.folder / "frames", log_settings.segment_bytes, log_settings.most_bytes
@@ -175,7 +176,7 @@ class Collector:
         audit = self.audit.numbers()
         own = Own(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
-            self.connections,
+            self.connections, self.twins, self.restart.quarantine,
             lambda: [*audit.cells(), Cell(LOST_FILES, (), len(self.at_rest.lost)),
                      Cell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))],
         )  # fmt: skip

@@ -112,6 +112,20 @@ REJECTED = Metric(
     help="Envelopes refused, by reason.",
     origin="collector",
 )
+NODE_TWINS = Metric(
+    "railscope_node_two_machines",
+    Kind.GAUGE,
+    FLEET_NODE,
+    help="1 where two machines sent frames under this name and token within the last hour.",
+    origin="collector, boots and runs that go on beside each other",
+)
+QUARANTINED = Metric(
+    "railscope_collector_quarantined_records",
+    Kind.GAUGE,
+    CLUSTER,
+    help="Records of the frame log that a restart left out and kept aside in `quarantine`.",
+    origin="collector",
+)
 SCHEMAS = Metric(
     "railscope_collector_schemas",
     Kind.GAUGE,

@@ -233,6 +233,7 @@ def api_of(one: Running, views: Callable[[], Views], **more: Any) -> Api:
     own = Own(
         collector.core, collector.log, collector.files, collector.settler, collector.sink,
         collector.trail, collector.tokens, collector.connections,
+        collector.twins, collector.restart.quarantine,
     )  # fmt: skip
     return Api(collector.core, own, views, **more)
 

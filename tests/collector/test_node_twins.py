@@ -1,0 +1,88 @@
+"""Two machines with one name and one token are reported; a machine that starts over is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from makers import SECOND, START_BOOT_NS, START_WALL_NS, Sender
+from running_collector import running, settings_in, some
+
+from collector.evidence.trouble import Trouble
+from collector.node_twins import NodeTwins
+from collector.segments import Record
+from railscope.wire import SENT_HEADER, SentAt
+
+
+class Watch:
+    """Takes envelopes, and keeps what is reported."""
+
+    def __init__(self) -> None:
+        self.heard: list[Trouble] = []
+        self.twins = NodeTwins(self.heard.append)
+
+    def send(self, sender: Sender, at: int, *, boot: str = "", sent_at: int | None = None) -> None:
+        """One envelope, sent under a boot."""
+        now = at if sent_at is None else sent_at
+        sent = SentAt(
+            START_WALL_NS + now * SECOND, START_BOOT_NS + now * SECOND, boot or sender.boot_id
+        )
+        record = Record(sender.node, START_WALL_NS + now * SECOND, sent, b"")
+        self.twins.hear(record, sender.envelope(some(sender, at=at)))
+
+
+def test_boots_that_take_turns_are_two_machines():
+    watch = Watch()
+    one, other = Sender(boot_id="boot-1"), Sender(boot_id="boot-2", run="run-2")
+    for second in range(0, 100, 10):
+        watch.send(one, second)
+        watch.send(other, second)
+    assert {tuple(sorted(t.facts.items())) for t in watch.heard} == {
+        (("by", "boot"), ("one", "boot-1"), ("other", "boot-2")),
+    }
+    assert len({trouble.id for trouble in watch.heard}) == 1, "it is recorded once"
+    assert watch.twins.nodes(START_WALL_NS + 100 * SECOND) == ["n1"]
+    assert watch.twins.nodes(START_WALL_NS + 4000 * SECOND) == []
+
+
+def test_runs_of_one_boot_that_go_on_beside_each_other_are_two_agents():
+    watch = Watch()
+    one, other = Sender(run="run-1"), Sender(run="run-2")
+    for second in range(0, 200, 10):
+        watch.send(one, second)
+        watch.send(other, second)
+    assert watch.heard
+    assert watch.heard[0].facts == {"by": "run", "one": "run-1", "other": "run-2"}
+
+
+def test_a_machine_that_reboots_and_sends_what_was_left_is_one():
+    watch = Watch()
+    before, after = Sender(boot_id="boot-1"), Sender(boot_id="boot-2", run="run-2")
+    for second in range(0, 50, 10):
+        watch.send(before, second)
+    for second in range(50, 500, 10):
+        watch.send(before, second, boot="boot-2", sent_at=1000 + second)
+        watch.send(after, 1000 + second)
+    assert watch.heard == []
+
+
+def test_an_agent_that_is_started_again_and_sends_what_was_left_is_one():
+    watch = Watch()
+    before, after = Sender(run="run-1"), Sender(run="run-2")
+    for second in range(0, 500, 10):
+        watch.send(before, second, sent_at=second if second < 250 else second + 400)
+        if second > 250:
+            watch.send(after, second + 260)
+    assert watch.heard == []
+
+
+async def test_it_is_a_metric(tmp_path: Path):
+    one_of, other = Sender(), Sender(boot_id="boot-2", run="run-2")
+    async with running(settings_in(tmp_path)) as one:
+        for number in range(3):
+            for sender in (one_of, other):
+                sent = SentAt(START_WALL_NS, START_BOOT_NS + 10**12, sender.boot_id)
+                body = sender.body(some(sender, at=number * 3), schemas=True)
+                assert (await one.post(body, headers=sent.to_headers()))[0] == 200, SENT_HEADER
+        await one.collector.refresher.refresh()
+        text = (await one.get("/metrics"))[1]
+        assert 'railscope_node_two_machines{node="n1"} 1' in text

@@ -1,0 +1,49 @@
+"""A record of the frame log that a restart cannot take is kept aside; all others are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from hostile.generators import frames_far_apart
+from makers import Sender
+from running_collector import running, settings_in, some
+
+from collector.framelog import FrameLog
+from collector.segments import Record
+from railscope.envelope_reader import unpack
+from railscope.wire import MAGIC, SentAt
+
+SENT = SentAt(1_790_000_000 * 10**9, 10**18, "boot-1")
+
+
+async def append(folder: Path, *bodies: bytes) -> None:
+    """Put bodies into the frame log as an older collector might have."""
+    frames = FrameLog(folder / "state" / "frames", 1 << 26, 1 << 30)
+    frames.open()
+    writing = asyncio.create_task(frames.run())
+    for body in bodies:
+        await frames.append(Record("n1", SENT.wall_ns, SENT, body), lambda: None)
+    writing.cancel()
+    await asyncio.wait({writing})
+    frames.close()
+
+
+async def test_a_record_beyond_what_a_restart_may_cost_is_kept_aside(tmp_path: Path):
+    sender = Sender()
+    (hostile,) = frames_far_apart()
+    async with running(settings_in(tmp_path)) as one:
+        assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
+        # Its schema is known, as it was when the record was accepted.
+
+        for schema in unpack(hostile, 1 << 24).schemas:
+            one.collector.core.schemas.put(schema)
+    await append(tmp_path, hostile, MAGIC + b"no envelope")
+    for _ in range(2):
+        async with running(settings_in(tmp_path)) as one:
+            assert one.collector.core.counts.frames == 3, "what others sent was taken"
+            assert one.collector.restart.quarantine.records == 2
+            await one.collector.refresher.refresh()
+            assert "railscope_collector_quarantined_records 2" in (await one.get("/metrics"))[1]
+            assert list(one.collector.restart.events()) == []
+        assert len(list((tmp_path / "state" / "quarantine").glob("*.record"))) == 2
