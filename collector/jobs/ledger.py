@@ -353,7 +353,7 @@ def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> 
         stays=(Stay(start_ns, min(nodes), end_ns),),
         claims=tuple(
             Claim(
-                Level.SCHEDULER,
+                Level.SCHEDULER_LIST,
                 job.start_ns,
                 claim,
                 job.tenant,

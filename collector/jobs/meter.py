@@ -75,7 +75,7 @@ def _evidence(gpu: Gpu, jobs: Sequence[Job], period: Period | None) -> Evidence:
         stays=(Stay(first_ns, gpu.node, last_ns),),
         claims=tuple(
             Claim(
-                Level.SCHEDULER, job.start_ns, job.claim, job.tenant, job.end_ns, job.id,
+                Level.SCHEDULER_LIST, job.start_ns, job.claim, job.tenant, job.end_ns, job.id,
                 gpu.node, slots, slots,
             )
             for job in jobs

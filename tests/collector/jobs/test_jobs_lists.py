@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 from support.examples import fewer
+from support.shared import captured
 
 from collector.audit.outbox import outbox
 from collector.billing.instants import DAY_NS, Period
@@ -385,3 +386,24 @@ def test_slurm_names_models_of_gpus_it_counts(place):
     ledger = Ledger.open(place.url)
     found = Counter(one.tiling.sku for one in ledger.revisions(ledger.newest(0, 30_000)))
     assert found == {"a40": 31, "a100": 62}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0, 1)])
+def test_a_real_cluster_in_two_periods_is_what_its_list_says(place, order):
+    text = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text()
+    halves = ("2023-02-01..2023-02-14", "2023-02-15..2023-02-28")
+    for number in order:
+        words = ("--period", halves[number], "--as-of", "2024-01-01", "--stand-ins")
+        assert place.run(text, *words).exit_code == 0
+    ledger = Ledger.open(place.url)
+    totals = ledger.totals(0, FOREVER_NS).items()
+    found = {
+        of.tenant: quantity // GPU_CAPACITY
+        for of, quantity in totals
+        if of.tiling is Tiling.COMPUTE and of.tenant
+    }
+    ledger.close()
+    whole = place.run(text, "--period", "2023-02", "--as-of", "2024-01-01", "--source", "x",
+                      "--stand-ins", "--json")  # fmt: skip
+    told = {one["tenant"]: int(one["held_ns"]) for one in json.loads(whole.stdout)["tenants"]}
+    assert found == {tenant: held_ns for tenant, held_ns in told.items() if held_ns}
