@@ -42,6 +42,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     schemas_per_node: Annotated[
         int, described("Most new schemas a node may register in an hour.", ge=1)
     ] = 200
+    starts_per_node: Annotated[
+        int,
+        described(
+            "Most runs, boots and versions of a node's agent in an hour that were not seen lately.",
+            ge=1,
+        ),
+    ] = 720
     audited_events_per_node: Annotated[
         int, described("Most events for the audit log that a node may send in an hour.", ge=1)
     ] = 36_000

@@ -15,6 +15,7 @@ import structlog
 
 from collector.evidence.book import EvidenceBook
 from collector.fleet import Fleet, Update
+from collector.log_limit import LogLimit
 from collector.recent_events import EventKey, RecentEvents
 from collector.schemas import Gpu, Known, Schemas
 from collector.segments import Record
@@ -89,6 +90,7 @@ class Core:
     gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
     events: RecentEvents[SeenEvent] = field(default_factory=RecentEvents)
+    lines: LogLimit = field(default_factory=LogLimit)
     counts: Counts = field(default_factory=Counts)
     listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
     """Each is called with every event of a new frame, also if another frame has told it before, and
@@ -127,8 +129,10 @@ class Core:
             yield from self._steps(record, envelope)
         except Exception as fault:  # noqa: BLE001 - see above
             self.counts.reject("fault")
-            log.error("envelope_not_taken", node=envelope.node,
-                      problem=f"{type(fault).__name__}: {fault}")  # fmt: skip
+            repeated = self.lines.due(envelope.node)
+            if repeated is not None:
+                log.error("envelope_not_taken", node=envelope.node, repeated=repeated,
+                          problem=f"{type(fault).__name__}: {fault}")  # fmt: skip
 
     def _steps(self, record: Record, envelope: Envelope) -> Iterator[None]:
         node = self.fleet.node(envelope.node)

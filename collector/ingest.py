@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -29,6 +30,7 @@ from collector.core import Core
 from collector.envelope_bounds import Cost, cost_of, problems
 from collector.framelog import FrameLog
 from collector.layout import check_schema
+from collector.log_limit import LogLimit
 from collector.schemas import size_of
 from collector.segments import Record
 from railscope.answer_mark import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
@@ -49,6 +51,7 @@ OFF_LOOP_BYTES = 64 << 10
 """Bodies that are larger when decompressed, or do not say how large, are decoded in a thread."""
 MAX_PARTS_OF_A_NODE = 2048
 """Three weeks of evidence of one node, waiting for the database."""
+MAX_KNOWN_STARTS = 64
 LARGE_AT_ONCE = 2
 """So many of them at a time: each takes many times its size while it is decoded."""
 RATE_WINDOW_SECONDS = 10.0
@@ -89,6 +92,9 @@ class NodeSender:
     counted_at: float = 0.0
     schemas: Hourly = field(default_factory=Hourly)
     audited: Hourly = field(default_factory=Hourly)
+    starts: Hourly = field(default_factory=Hourly)
+    known: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
+    """Runs, boots and versions that came lately."""
 
 
 @dataclass(slots=True)
@@ -100,6 +106,7 @@ class Ingest:
     limits: Limits
     denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
+    lines: LogLimit = field(default_factory=LogLimit)
     _senders: dict[str, NodeSender] = field(default_factory=dict)
     _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
 
@@ -112,9 +119,12 @@ class Ingest:
             if refusal.status == HTTPStatus.FORBIDDEN:
                 self._deny(request, who, refusal)
             headers = {"Retry-After": RETRY_SECONDS} if refusal.status in _LATER else {}
+            repeated = None
             if refusal.reason not in _EXPECTED:
+                repeated = self.lines.due(refusal.reason, who.name)
+            if repeated is not None:
                 log.warning("envelope_refused", sender=request.remote, reason=refusal.reason,
-                            problem=str(refusal))  # fmt: skip
+                            node=who.name, problem=str(refusal), repeated=repeated)  # fmt: skip
             content = {"error": str(refusal), **refusal.more}
             answer = json_answer(content, refusal.status, headers)
         if answer.status in DECISIONS:
@@ -163,6 +173,7 @@ class Ingest:
     ) -> dict[str, int]:
         envelope, sent = await self._decode(request, who.name, body)
         await self._keep_schemas(envelope, sender)
+        self._check_start(envelope, sender)
         self._check_batches(envelope)
         cost = self._check_bounds(envelope)
         sender.allowance -= cost.requests - 1
@@ -238,6 +249,20 @@ class Ingest:
             text = f"more than {most} events for the audit log from one node in an hour"
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
         return count
+
+    def _check_start(self, envelope: Envelope, sender: NodeSender) -> None:
+        """Bound how often an agent is new: each run, boot and version is remembered and recorded."""
+        start = envelope.run, envelope.boot_id, envelope.agent_version
+        if start not in sender.known:
+            limit = self.limits.starts_per_node
+            if not sender.starts.fits(1, limit, self.wall_ns()):
+                text = f"more than {limit} starts of one node's agent in an hour"
+                raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "starts", text)
+            sender.starts.count += 1
+            sender.known[start] = None
+            if len(sender.known) > MAX_KNOWN_STARTS:
+                sender.known.popitem(last=False)
+        sender.known.move_to_end(start)
 
     def _check_evidence(self, node: str) -> None:
         """Leave frames with their node, if it has used its share of what can wait."""

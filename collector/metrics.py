@@ -13,7 +13,7 @@ from collector.evidence.settle import Settler
 from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
 from collector.node_twins import NodeTwins
-from collector.quarantine import Quarantine
+from collector.quarantine import RecordQuarantine
 from collector.views.refresh import Views
 from collector.views.table import Cell, label_names
 from railscope import logs
@@ -51,7 +51,7 @@ class Own:
     tokens: Validity
     connections: Connections
     twins: NodeTwins
-    quarantine: Quarantine
+    quarantine: RecordQuarantine
     audit: Callable[[], list[Cell]] = list
     """What the parts of the audit log count."""
 

@@ -23,7 +23,7 @@ _SUFFIX = ".record"
 
 
 @dataclass(slots=True)
-class Quarantine:
+class RecordQuarantine:
     """Records that were left out; `open` it first."""
 
     directory: Path

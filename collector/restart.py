@@ -14,7 +14,7 @@ from collector.checkpoint import MAGIC, CheckpointError, decode, encode, parts_o
 from collector.config import Limits
 from collector.core import Core, SeenEvent, events_of
 from collector.envelope_bounds import REPLAY_FACTOR, cost_of, problems
-from collector.quarantine import Quarantine
+from collector.quarantine import RecordQuarantine
 from collector.segments import (
     PARTIAL,
     LogStats,
@@ -52,11 +52,11 @@ class Restart:
     """By file, what else must be kept of events before a segment goes; older than an instant, they
     are forgotten. None while no segment may go."""
     limits: Limits = field(default_factory=Limits)
-    quarantine: Quarantine = field(init=False)
+    quarantine: RecordQuarantine = field(init=False)
 
     def __post_init__(self) -> None:
         """Records that cannot be taken go beside the frame log."""
-        self.quarantine = Quarantine(self.folder / "quarantine")
+        self.quarantine = RecordQuarantine(self.folder / "quarantine")
 
     def read(self, stats: LogStats) -> None:
         """Read the checkpoint and what came after it into the core. Blocking; raises OSError."""

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+MAX_RUNS = 1000
+"""Of one node's agent that are remembered; frames of older ones would count as new."""
+
 
 class Ranges(msgspec.Struct):
     """Disjoint, sorted, inclusive ranges of sequence numbers: starts[i] .. ends[i]."""
@@ -86,6 +89,12 @@ class Received(msgspec.Struct):
         entry = runs.get(run)
         if entry is None:
             entry = runs[run] = Run()
+            if len(runs) > MAX_RUNS:
+                oldest = min(
+                    (name for name in runs if name != run),
+                    key=lambda name: runs[name].last_received_ns,
+                )
+                self.missing -= _holes([runs.pop(oldest)])
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
         ranges = entry.streams.get(stream)
         if ranges is None:

@@ -25,6 +25,8 @@ from collector.access.credentials import Credentials, Key
 from collector.access.routes import ROUTES, Route
 from collector.access.throttle import SECONDS_PER_FAILURE, Throttle
 from collector.audit.trail import Denial
+from collector.log_limit import LogLimit
+from railscope.connections import source_of
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +73,7 @@ class Gate:
     """Called with the route and the reason of each refusal."""
     declared: dict[AbstractRoute, tuple[Route, Answer]] = field(default_factory=dict)
     """What there is. A route of the application that is not in here is not there."""
+    lines: LogLimit = field(default_factory=LogLimit)
     _throttle: Throttle = field(default_factory=Throttle)
 
     @web.middleware
@@ -135,7 +138,10 @@ class Gate:
                 HTTPStatus.TOO_MANY_REQUESTS,
                 headers,
             )
-        log.warning("request_denied", sender=address, path=_path(request), reason=found.reason)
+        repeated = self.lines.due(source_of(address), found.reason)
+        if repeated is not None:
+            log.warning("request_denied", sender=address, path=_path(request), reason=found.reason,
+                        repeated=repeated)  # fmt: skip
         text = "no credential that is valid here: show a token as bearer token, or a certificate"
         headers = {"WWW-Authenticate": _CHALLENGES.get(found.reason, _BAD), **_PRIVATE}
         return json_answer({"error": text}, HTTPStatus.UNAUTHORIZED, headers)

@@ -1,0 +1,67 @@
+"""What happens again and again is one line, and then counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from makers import Sender
+from running_collector import running, settings_in, some
+from structlog.testing import capture_logs
+
+from collector.config import Limits
+from collector.log_limit import LogLimit
+from collector.sequences import MAX_RUNS, Received
+
+
+def test_the_first_line_is_written_at_once_and_the_next_one_has_the_count():
+    now = [0.0]
+    limit = LogLimit(lambda: now[0])
+    assert [limit.due("a", "n1") for _ in range(5)] == [0, None, None, None, None]
+    assert limit.due("a", "n2") == 0
+    now[0] = 61.0
+    assert (limit.due("a", "n1"), limit.suppressed) == (4, 4)
+
+
+def test_what_is_remembered_is_bounded():
+    limit = LogLimit(lambda: 0.0)
+    for number in range(10_000):
+        assert limit.due(str(number)) == 0
+    assert limit.due("9999") is None
+    assert limit.due("0") == 0, "the oldest was forgotten"
+
+
+async def test_a_node_that_is_refused_again_and_again_is_one_line(tmp_path: Path):
+    with capture_logs() as logs:
+        async with running(settings_in(tmp_path)) as one:
+            for _ in range(20):
+                assert (await one.post(b"hello"))[0] == 400
+            assert (await one.post(b"hello", node="n2"))[0] == 400
+            for _ in range(20):
+                assert (await one.get("/metrics", token="wrong"))[0] == 401  # noqa: S106 - a test's
+            assert one.collector.core.counts.rejected["format"] == 21
+    assert [e["node"] for e in logs if e["event"] == "envelope_refused"] == ["n1", "n2"]
+    assert len([e for e in logs if e["event"] == "request_denied"]) == 1
+
+
+async def test_an_agent_that_is_always_new_is_held_back(tmp_path: Path):
+    limits = Limits(starts_per_node=3)
+    async with running(settings_in(tmp_path, limits=limits)) as one:
+        statuses = []
+        for number in range(5):
+            sender = Sender(run=f"r{number}")
+            statuses.append((await one.post(sender.body(some(sender), schemas=True)))[0])
+        assert statuses == [200, 200, 200, 429, 429]
+        again = Sender(run="r1", sequences={"gpu": 3})
+        assert (await one.post(again.body(some(again, at=3))))[0] == 200
+        other = Sender("n2")
+        assert (await one.post(other.body(some(other), schemas=True), node="n2"))[0] == 200
+
+
+def test_runs_that_are_remembered_are_bounded():
+    received = Received()
+    for number in range(MAX_RUNS + 50):
+        received.add("n1", f"r{number}", "gpu", 1, 1, number)
+        received.add("n1", f"r{number}", "gpu", 5, 5, number)
+    assert len(received.nodes["n1"]) == MAX_RUNS
+    assert received.missing == 3 * MAX_RUNS
+    assert "r0" not in received.nodes["n1"]
