@@ -50,6 +50,8 @@ class Api:
     wall_ns: Callable[[], int] = time.time_ns
     unwritable: Callable[[], Awaitable[str]] = _writable
     """The reason why the ledger cannot be written, or an empty text."""
+    read_only: str = ""
+    """Reason why nothing is taken in; empty where it is."""
 
     def handlers(self) -> Handlers:
         """By the names of the routes."""
@@ -194,6 +196,7 @@ class Api:
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
         problem = "" if self.views().instant_ns else "the views have not been computed yet"
         problem = problem or self.own.why_unknown or await self.unwritable()
+        problem = f"read-only: {self.read_only}" if self.read_only else problem
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")

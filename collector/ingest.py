@@ -107,6 +107,8 @@ class Ingest:
     denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     lines: LogLimit = field(default_factory=LogLimit)
+    closed: str = ""
+    """Reason why nothing is taken in; empty where it is."""
     _senders: dict[str, NodeSender] = field(default_factory=dict)
     _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
 
@@ -136,6 +138,8 @@ class Ingest:
         self.denied(Denial(request.remote or "", path, refusal.reason, who.label))
 
     async def _receive(self, request: web.Request, who: Credential) -> dict[str, int]:
+        if self.closed:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "read_only", self.closed)
         sender = self._senders.setdefault(who.name, NodeSender())
         self._check_rate(sender, who.name)
         async with sender.lock:

@@ -49,6 +49,7 @@ from collector.ledger.shared import SharedDatabase
 from collector.ledger.store import Ledger
 from collector.metrics import Own
 from collector.node_twins import NodeTwins
+from collector.read_only import RETRY_SECONDS, SpaceWatch, unwritable
 from collector.restart import Restart
 from collector.schemas import Schemas
 from collector.sinks.influx import InfluxSink
@@ -81,6 +82,12 @@ class Collector:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     billing: Callable[[], Billing] | None = None
     """Finds who makes statements and exports; unless one is given, the collector's own books."""
+    unwritable: Callable[[Path], str] = unwritable
+    """Reason why a directory cannot be written; empty where it can."""
+    space_seconds: float = RETRY_SECONDS
+    """How often a full disk is tried again."""
+    read_only: str = ""
+    """Reason why it takes nothing in; empty where it does."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
@@ -158,6 +165,7 @@ class Collector:
         lock = self._lock()
         watchdog = asyncio.create_task(feed_watchdog())
         try:
+            await self._wait_for_space()
             await asyncio.to_thread(self.restore)
             calm_garbage_collection()
             await self._serve()
@@ -170,9 +178,64 @@ class Collector:
             self.audit.close()
             os.close(lock)
 
+    async def _wait_for_space(self) -> None:
+        """Where the disk is full, serve what is known until it is not; see `collector.read_only`."""
+        problem = await asyncio.to_thread(self.unwritable, self.folder)
+        if not problem:
+            return
+        log.error(
+            "collector_read_only",
+            problem=problem,
+            directory=str(self.folder),
+            advice="make room: it goes on by itself",
+        )
+        serving = Collector(
+            self.settings,
+            self.on_listening,
+            self.billing,
+            self.unwritable,
+            self.space_seconds,
+            problem,
+        )
+        try:
+            await asyncio.to_thread(serving.restore_read_only)
+            await serving.serve_read_only()
+        finally:
+            serving.reading.close()
+            serving.database.close()
+
+    def restore_read_only(self) -> None:
+        """Read what can be served, and write nothing. Blocking; raises OSError."""
+        self.trail.log.refuse()
+        self.core.listeners.clear()
+        self.core.on_envelope.clear()
+        self._read_files()
+        self.core.schemas.open()
+        self.restart.read(self.log.stats)
+
+    async def serve_read_only(self) -> None:
+        """Serve until there is space."""
+        server = web.WebServer(self.application(), self.connections)
+        try:
+            host, port = await server.start(self.settings.listen, self._tls)
+            self.on_listening(host, port)
+            notify("READY=1")
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one) for one in (self.tokens.watch(), self.refresher.run())
+                ]
+                watch = SpaceWatch(self.folder, self.space_seconds, self.unwritable)
+                await watch.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await server.close()
+
     def application(self) -> Application:
         """All that is served, behind the gate."""
-        ingest = Ingest(self.core, self.log, self.settings.limits, self.trail.deny)
+        ingest = Ingest(
+            self.core, self.log, self.settings.limits, self.trail.deny, closed=self.read_only
+        )
         audit = self.audit.numbers()
         own = Own(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
@@ -182,7 +245,7 @@ class Collector:
         )  # fmt: skip
         api = Api(
             self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,
-            unwritable=LedgerProbe(self.database.open).problem,
+            unwritable=LedgerProbe(self.database.open).problem, read_only=self.read_only,
         )  # fmt: skip
         gate = Gate(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,

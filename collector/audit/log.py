@@ -292,6 +292,10 @@ class AuditLog:
         self._journal.check_in_place()
         self._journal.rotate()
 
+    def refuse(self) -> None:
+        """Take no records: nothing can be written."""
+        self._stopped = True
+
     def close(self) -> None:
         """Close the journal and let go of the log."""
         self._journal.release()

@@ -1,0 +1,90 @@
+"""A start on a full disk: what is known is served, frames are put off, and it goes on when there is space."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+from makers import Sender
+from running_collector import Running, running, settings_in, some
+from support.disk import enlarge, small_file_system
+
+from collector.read_only import unwritable
+
+PATIENCE_SECONDS = 60
+FULL = "the state directory cannot be written: No space left on device"
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from collector.read_only import unwritable
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+print(unwritable(Path(sys.argv[1])))
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+print(unwritable(Path(sys.argv[1])) or "writable")
+"""
+
+
+def test_a_write_that_the_system_refuses_is_seen_and_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on file sizes acts as a quota does, for any user."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "the state directory cannot be written: File too large", "writable",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_file_system_is_seen(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 128) as disk:
+        assert unwritable(disk) == FULL
+        enlarge(disk, 4096)
+        assert unwritable(disk) == ""
+
+
+async def until(condition, what: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await condition():  # noqa: ASYNC110 - over HTTP there is no event
+            await asyncio.sleep(0.02)
+    assert what
+
+
+async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself(
+    tmp_path: Path,
+) -> None:
+
+    sender = Sender("n1")
+    async with running(settings_in(tmp_path)) as one:
+        status, _ = await one.post(sender.body(some(sender), schemas=True))
+        assert status == 200
+    full = [True]
+    state = tmp_path / "state"
+    before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+
+    def prepare(one: Running) -> None:
+        one.collector.unwritable = lambda _directory: FULL if full[0] else ""
+        one.collector.space_seconds = 0.02
+
+    async with running(settings_in(tmp_path), prepare) as one:
+        status, text = await one.get("/-/ready")
+        assert (status, text) == (503, f"not ready: read-only: {FULL}\n")
+        assert (await one.get("/-/healthy"))[0] == 200
+        assert (await one.get("/metrics"))[0] == 200
+        assert "n1" in (await one.get("/api/v1/nodes"))[1]
+        status, answer = await one.post(sender.body(some(sender, 10)))
+        assert (status, answer["error"]) == (503, FULL)
+        after = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+        assert after == before, "nothing is written"
+        full[0] = False
+        first = one.url
+
+        async def goes_on() -> bool:
+            return one.url != first and (await one.get("/-/ready"))[0] == 200
+
+        await until(goes_on, "it takes frames again")
+        status, _ = await one.post(sender.body(some(sender, 10)))
+        assert status == 200
