@@ -214,9 +214,9 @@ def schemas_of_empty_entities() -> Bodies:
 def numbers_that_nobody_reads() -> Bodies:
     """A field that is skipped: 16 million numbers of one byte."""
     content = (
-        open_envelope(1) + msgspec.msgpack.encode("x") + b"\xdd" + (16 << 20).to_bytes(4, "big")
+        open_envelope(1) + msgspec.msgpack.encode("x") + b"\xdd" + (15 << 20).to_bytes(4, "big")
     )
-    yield raw(content + bytes(16 << 20))
+    yield raw(content + bytes(15 << 20))
 
 
 @attack
