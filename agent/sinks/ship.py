@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from railscope.catalog.entities import DROP
 from railscope.entity import Entity
 from railscope.frame import Event, Frame, Origin, Schema
 from railscope.wire import (
+    BYTES_PER_VALUE,
     RunEnd,
     SentAt,
     WireSchema,
@@ -45,10 +47,30 @@ log = structlog.get_logger(__name__)
 NS = 1_000_000_000
 MOST_FRAMES_PENDING = 20_000
 MOST_BYTES_IN_MEMORY = 16 << 20
+MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
+MAX_EVENTS_OF_AN_ENVELOPE = 4_000
+"""Half of what a collector accepts, or less: where a disk hangs, much may be pending."""
 FIRST_RETRY_SECONDS = 0.5
 LAST_WORDS_SECONDS = 3.0
 RUN_END = "run_end.json"
 """In the state directory: the last sequence of each stream in the spool, written at each push."""
+
+
+def envelopes_of(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
+    """Frames in parts that are within the bounds of an envelope, however many there are."""
+    some: list[Frame] = []
+    size = events = 0
+    for frame in frames:
+        more = len(frame.values) * BYTES_PER_VALUE + len(frame.reasons)
+        full = len(some) >= MAX_FRAMES_OF_AN_ENVELOPE or size + more > MAX_BYTES_OF_AN_ENVELOPE
+        if some and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
+            yield some
+            some, size, events = [], 0, 0
+        some.append(frame)
+        size += more
+        events += len(frame.events)
+    if some:
+        yield some
 
 
 @dataclass
@@ -133,6 +155,11 @@ class Shipper:
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for schema in dict.fromkeys(frame.schema for frame in frames):
             self._remember(schema)
+        for some in envelopes_of(frames):
+            self._keep_envelope(some)
+        self._show()
+
+    def _keep_envelope(self, frames: list[Frame]) -> None:
         body = self._sealed(frames, (), self._ended)
         self._ended = None
         self._last |= {frame.schema.stream: frame.sequence for frame in frames}
@@ -144,7 +171,6 @@ class Shipper:
             if loss:
                 self._lost(loss)
             self._state_end()
-        self._show()
 
     def _state_end(self) -> None:
         try:

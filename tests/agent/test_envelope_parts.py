@@ -1,0 +1,47 @@
+"""However many frames are pending, each envelope is within what a collector accepts."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.sinks.ship import (
+    MAX_BYTES_OF_AN_ENVELOPE,
+    MAX_EVENTS_OF_AN_ENVELOPE,
+    MAX_FRAMES_OF_AN_ENVELOPE,
+    envelopes_of,
+)
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Instant, Origin, Schema
+
+SCHEMA = Schema("gpu", ())
+ABOUT = Entity(DROP, ("disk",))
+
+
+def frame(columns: int, events: int) -> Frame:
+    told = (Event(GAP_EVENT, ABOUT, 1, 1),) * events
+    values = array("q", bytes(8 * columns))
+    return Frame(Origin("n", "r", "b"), SCHEMA, 1, Instant(1, 1), values, events=told)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 10, 200_000]), st.sampled_from([0, 1, 1500])), max_size=30
+    )
+)
+def test_parts_have_all_frames_in_order_and_are_bounded(shapes: list[tuple[int, int]]):
+    frames = [frame(*shape) for shape in shapes]
+    parts = list(envelopes_of(frames))
+    assert [one for part in parts for one in part] == frames
+    for part in parts:
+        assert sum(8 * len(one.values) for one in part) <= MAX_BYTES_OF_AN_ENVELOPE
+        assert sum(len(one.events) for one in part) <= MAX_EVENTS_OF_AN_ENVELOPE
+
+
+def test_twenty_thousand_small_frames_are_five_envelopes():
+    sizes = [len(part) for part in envelopes_of([frame(1, 0)] * 20_000)]
+    assert sizes == [MAX_FRAMES_OF_AN_ENVELOPE] * 5
