@@ -110,7 +110,7 @@ async def test_what_is_denied_is_said_with_its_remedy() -> None:
         said, "DENIED  gpu:"
     )
     assert "-> allow the agent the ioctl SIOCETHTOOL" in line(said, "DENIED  statistics of eth0")
-    assert "-> give the agent CAP_SYSLOG" in line(said, "DENIED  kernel log")
+    assert "or with CAP_SYSLOG" in line(said, "DENIED  kernel log")
     assert "railscope_rdma_transmit_packets_total" in line(said, "DENIED  rdma")
 
 
