@@ -83,7 +83,7 @@ def _tiled(known: Iterable[Evidence]) -> tuple[float, int, Counter[str]]:
             count += len(entries)
             for entry in entries:
                 if entry.tiling is Tiling.COMPUTE:
-                    found[entry.tenant] += entry.quantity
+                    found[entry.tenant] += int(entry.quantity)
     return time.process_time() - started, count, found
 
 
@@ -112,7 +112,7 @@ def _real(report: Report) -> None:
     for day in days(jobs, Terms("", 0)):
         gpu_days += 1
         ledger += [e for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE]
-    held = sum(entry.quantity for entry in ledger)
+    held = sum(int(entry.quantity) for entry in ledger)
     seconds = time.process_time() - started
     comparison = compare(ledger, listed, 0)
     compared = time.process_time() - started - seconds

@@ -10,7 +10,7 @@ from collector.account.quotas import Quotas, days_of
 from collector.account.tally import HELD, Account, nanoseconds
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State
-from collector.metering.units import GPU_CAPACITY
+from collector.metering.units import GPU_CAPACITY, Units
 from collector.views.table import Cell
 from railscope.catalog import account as catalog
 from railscope.catalog.declare import Metric
@@ -28,20 +28,20 @@ _AMOUNTS: dict[Measure, Metric] = {
 
 def cluster_cells(account: Account) -> Iterator[Cell]:
     """GPU time of everyone by state."""
-    yield Cell(catalog.GPU_CAPACITY, (), account.capacity / _UNIT_SECONDS)
+    yield Cell(catalog.GPU_CAPACITY, (), float(account.capacity / _UNIT_SECONDS))
     for state, units in account.states().items():
-        yield Cell(catalog.GPU_TIME, (state.value,), units / _UNIT_SECONDS)
+        yield Cell(catalog.GPU_TIME, (state.value,), float(units / _UNIT_SECONDS))
 
 
 def tenant_cells(
-    account: Account, amounts: Totals, held: Mapping[str, int], quotas: Quotas
+    account: Account, amounts: Totals, held: Mapping[str, Units], quotas: Quotas
 ) -> Iterator[Cell]:
     """GPU time, amounts and quotas of each tenant; `held` are the units that it holds now."""
     tenants = account.tenants()
     for tenant, states in tenants.items():
         for state, units in sorted(states.items()):
-            yield Cell(catalog.TENANT_GPU_TIME, (tenant, state.value), units / _UNIT_SECONDS)
-        yield Cell(catalog.TENANT_GPUS, (tenant,), held.get(tenant, 0) / GPU_CAPACITY)
+            yield Cell(catalog.TENANT_GPU_TIME, (tenant, state.value), float(units / _UNIT_SECONDS))
+        yield Cell(catalog.TENANT_GPUS, (tenant,), float(held.get(tenant, 0) / GPU_CAPACITY))
     for whose, amount in sorted(amounts.items()):
         if whose.use is Use.ATTRIBUTED and whose.tenant:
             metric = _AMOUNTS[whose.measure]
@@ -52,7 +52,7 @@ def tenant_cells(
         if quota.gpu_time_ns is not None:
             yield Cell(catalog.QUOTA_TIME, labels, float(quota.gpu_time_ns) / NS)
             used = account.held(*days_of(quota.period, account.until_ns)).get(quota.tenant, 0)
-            yield Cell(catalog.QUOTA_TIME_USED, labels, used / _UNIT_SECONDS)
+            yield Cell(catalog.QUOTA_TIME_USED, labels, float(used / _UNIT_SECONDS))
         if quota.gpus is not None:
             yield Cell(catalog.QUOTA_GPUS, (quota.tenant,), float(quota.gpus))
 

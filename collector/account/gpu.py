@@ -14,7 +14,7 @@ from collector.evidence.chunk import Span
 from collector.metering.evidence import Evidence, Outage, Reservation, Stay
 from collector.metering.holders import claims_in_force
 from collector.metering.tiling import Entry, GpuTimeline, State
-from collector.metering.units import FOREVER_NS, Tiling
+from collector.metering.units import FOREVER_NS, Tiling, Units, exact
 from collector.workloads.holding import Holding, holdings
 
 _WHEN_OBSERVED = {State.INFERRED: State.OBSERVED, State.UNKNOWN: State.IDLE}
@@ -108,7 +108,7 @@ class GpuAccount:
                 spread(sums, rate, self.tail_ns, start_ns)
         else:
             for key, quantity in self.silent_fixed.items():
-                sums[key] = sums.get(key, 0) + quantity
+                sums[key] = exact(sums.get(key, 0) + quantity)
         for rate in self.silent:
             spread(sums, rate, start_ns, now_ns)
 
@@ -129,11 +129,11 @@ def _observed(state: State) -> State:
 
 def _rates(entries: Iterable[Entry]) -> tuple[Rate, ...]:
     """What its slots are, by the entries of an instant, if no sample comes after it."""
-    sums: dict[tuple[State, str], int] = {}
+    sums: dict[tuple[State, str], Units] = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE:
             key = (entry.state, entry.tenant)
-            sums[key] = sums.get(key, 0) + entry.slot_hi - entry.slot_lo
+            sums[key] = exact(sums.get(key, 0) + entry.slot_hi - entry.slot_lo)
     return tuple(Rate(state, tenant, units) for (state, tenant), units in sorted(sums.items()))
 
 

@@ -19,9 +19,9 @@ from collector.evidence.trouble import Trouble
 from collector.evidence.unplaced import Placer
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Evidence, Level
-from collector.metering.holders import conflicts
+from collector.metering.holders import OverlapKind, overlaps
 from collector.metering.observation import QUARANTINE_NS
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 from collector.workloads.holding import NO_PODS, together
 from collector.workloads.roster import Roster
 
@@ -37,7 +37,7 @@ class Settled:
 
     sums: Sums = field(default_factory=dict)
     days: dict[str, int] = field(default_factory=dict)
-    capacity: int = 0
+    capacity: Units = 0
 
     def open_ns(self, gpu: str) -> int:
         """From when on a GPU's time is not in the ledger."""
@@ -48,13 +48,13 @@ class Settled:
         for found, sign in ((new, 1), (old, -1)):
             for key, quantity in found.items():
                 add(self.sums, {key._replace(day=month_of(key.day)): quantity}, sign)
-        self.capacity += sum(new.values()) - sum(old.values())
+        self.capacity = exact(self.capacity + sum(new.values()) - sum(old.values()))
         self.days[gpu] = max(day, self.days.get(gpu, day))
 
     def take_up(self, sums: Sums, days: Mapping[str, int]) -> None:
         """The ledger has these sums, by month, of GPUs up to their last days."""
         add(self.sums, sums)
-        self.capacity += sum(sums.values())
+        self.capacity = exact(self.capacity + sum(sums.values()))
         self.days |= days
 
 
@@ -75,7 +75,7 @@ class LiveAccount:
     pod_jobs: re.Pattern[str] = NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _fixed: Sums = field(default_factory=dict)
-    _held: dict[str, int] = field(default_factory=dict)
+    _held: dict[str, Units] = field(default_factory=dict)
     _files: Files | None = None
     _placer: Placer | None = None
     """Of the refresh that goes on: a node's claims are placed once for all of its GPUs."""
@@ -112,14 +112,15 @@ class LiveAccount:
         account = self._gpus.get(gpu)
         return account.holders if account else set()
 
-    def held(self) -> dict[str, int]:
+    def held(self) -> dict[str, Units]:
         """How many units of GPUs each tenant holds now, as of the last refresh."""
         return {tenant: units for tenant, units in self._held.items() if units}
 
     def _hold(self, account: GpuAccount, sign: int) -> None:
         for rate in account.silent:
             if rate.state in HELD:
-                self._held[rate.tenant] = self._held.get(rate.tenant, 0) + sign * rate.units
+                before = self._held.get(rate.tenant, 0)
+                self._held[rate.tenant] = exact(before + sign * rate.units)
 
     def _of(self, gpu: str, files: Files, now_ns: int) -> GpuAccount | None:
         account = self._gpus.get(gpu)
@@ -180,9 +181,11 @@ class LiveAccount:
             self.book.trouble(Trouble("seen_twice", gpu, refused, where.stays[0].start_ns, facts))
         levels = {claim.id: claim.level for claim in evidence.claims}
         if len(levels) > 1:
-            for conflict in conflicts(evidence):
-                if levels[conflict.earlier] is Level.ADMINISTRATOR:
+            for one in overlaps(evidence):
+                if one.kind is not OverlapKind.CONFLICT or one.tiling is not Tiling.COMPUTE:
+                    continue
+                if levels[one.claim] is Level.ADMINISTRATOR:
                     continue  # an exception to a claim on the node; the file's reader names others
-                facts = {"earlier": conflict.earlier, "later": conflict.later}
+                facts = {"earlier": one.claim, "later": one.other}
                 node = where.stays[-1].node if where.stays else ""
-                self.book.trouble(Trouble("conflict", gpu, node, conflict.start_ns, facts))
+                self.book.trouble(Trouble("conflict", gpu, node, one.start_ns, facts))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from collector.ledger.tiling import DAY_NS
 from collector.metering.tiling import Entry, State
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 
 _EPOCH = date(1970, 1, 1)
 _FIRST = _EPOCH.toordinal()
@@ -31,10 +31,10 @@ class Rate(NamedTuple):
 
     state: State
     tenant: str
-    units: int
+    units: Units
 
 
-Sums = dict[Key, int]
+Sums = dict[Key, Units]
 
 
 def spread(sums: Sums, rate: Rate, start_ns: int, end_ns: int) -> None:
@@ -43,7 +43,7 @@ def spread(sums: Sums, rate: Rate, start_ns: int, end_ns: int) -> None:
         day = start_ns // DAY_NS
         until_ns = min(end_ns, (day + 1) * DAY_NS)
         key = Key(day, rate.state, rate.tenant)
-        sums[key] = sums.get(key, 0) + rate.units * (until_ns - start_ns)
+        sums[key] = exact(sums.get(key, 0) + rate.units * (until_ns - start_ns))
         start_ns = until_ns
 
 
@@ -57,12 +57,12 @@ def tally(entries: Iterable[Entry]) -> Sums:
     return sums
 
 
-def add(sums: Sums, more: Mapping[Key, int], sign: int = 1) -> None:
+def add(sums: Sums, more: Mapping[Key, Units], sign: int = 1) -> None:
     """Add sums to others, or take them away again."""
     for key, quantity in more.items():
         total = sums.get(key, 0) + sign * quantity
         if total:
-            sums[key] = total
+            sums[key] = exact(total)
         else:
             sums.pop(key, None)
 
@@ -79,48 +79,48 @@ class Account:
 
     until_ns: int
     gpus: int
-    capacity: int
-    sums: Mapping[Key, int] = field(default_factory=dict)
+    capacity: Units
+    sums: Mapping[Key, Units] = field(default_factory=dict)
 
     @property
     def balances(self) -> bool:
         """Whether the states add up to the capacity, to the unit and nanosecond."""
         return sum(self.sums.values()) == self.capacity
 
-    def states(self) -> dict[State, int]:
+    def states(self) -> dict[State, Units]:
         """Cap-unit-nanoseconds by state."""
-        found = dict.fromkeys(State, 0)
+        found: dict[State, Units] = dict.fromkeys(State, 0)
         for key, quantity in self.sums.items():
-            found[key.state] += quantity
+            found[key.state] = exact(found[key.state] + quantity)
         return found
 
-    def tenants(self) -> dict[str, dict[State, int]]:
+    def tenants(self) -> dict[str, dict[State, Units]]:
         """The same by tenant, for those that have any."""
-        found: dict[str, dict[State, int]] = {}
+        found: dict[str, dict[State, Units]] = {}
         for key, quantity in sorted(self.sums.items()):
             if key.tenant:
                 states = found.setdefault(key.tenant, {})
-                states[key.state] = states.get(key.state, 0) + quantity
+                states[key.state] = exact(states.get(key.state, 0) + quantity)
         return found
 
-    def held(self, first_day: int, end_day: int) -> dict[str, int]:
+    def held(self, first_day: int, end_day: int) -> dict[str, Units]:
         """What each tenant held on days of [first, end): of open days, or of whole months."""
-        found: dict[str, int] = {}
+        found: dict[str, Units] = {}
         for key, quantity in self.sums.items():
             if key.state in HELD and first_day <= key.day < end_day:
-                found[key.tenant] = found.get(key.tenant, 0) + quantity
+                found[key.tenant] = exact(found.get(key.tenant, 0) + quantity)
         return found
 
 
-def nanoseconds(parts: Mapping[State, int]) -> dict[State, int]:
+def nanoseconds(parts: Mapping[State, Units]) -> dict[State, int]:
     """GPU-nanoseconds of whole GPUs, rounded so that they add up to their rounded sum.
 
     Parts of a GPU do not come to whole nanoseconds; the largest remainders are rounded up.
     """
-    exact = {name: Fraction(units, GPU_CAPACITY) for name, units in parts.items()}
-    found = {name: value.numerator // value.denominator for name, value in exact.items()}
-    missing = sum(parts.values()) // GPU_CAPACITY - sum(found.values())
-    by_remainder = sorted(exact, key=lambda name: (found[name] - exact[name], name))
+    whole = {name: Fraction(units) / GPU_CAPACITY for name, units in parts.items()}
+    found = {name: value.numerator // value.denominator for name, value in whole.items()}
+    missing = int(sum(whole.values(), Fraction(0))) - sum(found.values())
+    by_remainder = sorted(whole, key=lambda name: (found[name] - whole[name], name))
     for name in by_remainder[:missing]:
         found[name] += 1
     return found

@@ -18,9 +18,9 @@ from collector.ledger.store import Ledger, Revision
 from collector.ledger.tiling import content_root
 from collector.metering.holders import stays
 from collector.metering.measures import Increments, Measure
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 
-_Pair = tuple[str, int, int]
+_Pair = tuple[str, Units, Units]
 
 
 def evidence_checks(ledger: Ledger, evidence: EvidenceStore, period: Period) -> list[Check]:
@@ -44,6 +44,7 @@ class _Comparison:
 
     def __init__(self) -> None:
         self._capacity: list[_Pair] = []
+        self._requested: list[_Pair] = []
         self._counted: dict[Measure, list[_Pair]] = defaultdict(list)
         self._roots: list[_Pair] = []
 
@@ -60,11 +61,27 @@ class _Comparison:
                 self._capacity.append((
                     f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present,
                 ))  # fmt: skip
+            self._claims(revision, name)
             self._shares(revision, {m: own.get(day, 0) for m, own in counted.items()}, name)
             again = metered.day(day, Computed("", 0))
             if revision is not None or again.entries:
                 same = revision is not None and revision.content_root == content_root(again)
                 self._roots.append((name, int(same), 1))
+
+    def _claims(self, revision: Revision | None, name: str) -> None:
+        """What each claim requested, and what of it was held and moved, by tiling."""
+        if revision is None:
+            return
+        found: dict[tuple[str, Tiling], Fraction] = defaultdict(Fraction)
+        for entry in revision.tiling.entries:
+            found[entry.claim, entry.tiling] += Fraction(entry.quantity) / GPU_CAPACITY
+        for one in revision.tiling.overlaps:
+            found[one.claim, one.tiling] += Fraction(one.quantity) / GPU_CAPACITY
+        for claim in revision.tiling.claims:
+            for tiling, asked in zip(Tiling, claim.requested, strict=True):
+                if asked:
+                    where = f"{name}, {claim.id}, {tiling}"
+                    self._requested.append((where, found[claim.id, tiling], Fraction(asked)))
 
     def _shares(self, revision: Revision | None, counted: dict[Measure, int], name: str) -> None:
         shared: dict[Measure, int] = dict.fromkeys(counted, 0)
@@ -82,6 +99,7 @@ class _Comparison:
         for measure in sorted(self._counted):
             what = f"{measure} attributed + idle + unattributed = counted, per GPU and day"
             yield worst("R4", what, self._counted[measure])
+        yield worst("R9", "requested = held + moved, per claim, day and tiling", self._requested)
         yield worst("R7", "GPU-days of the ledger = computed again from evidence", self._roots)
 
 
@@ -89,10 +107,11 @@ def _metered(known: Known) -> MeteredGpu:
     return MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
 
 
-def _quantity(revision: Revision | None, tiling: Tiling) -> int:
+def _quantity(revision: Revision | None, tiling: Tiling) -> Units:
     if revision is None:
         return 0
-    return sum(entry.quantity for entry in revision.tiling.entries if entry.tiling is tiling)
+    own = (entry.quantity for entry in revision.tiling.entries if entry.tiling is tiling)
+    return exact(sum(own, Fraction(0)))
 
 
 def _within(places: list[tuple[int, int]], day: int) -> int:

@@ -18,10 +18,10 @@ from collector.ledger.tiling import DayTiling, HeldClaim
 from collector.metering.evidence import Witness
 from collector.metering.measures import Measure, Share, Use
 from collector.metering.tiling import Entry, State
-from collector.metering.units import Tiling
+from collector.metering.units import Tiling, Units, exact
 from railscope.reading import Absent, Reading
 
-_RATED = WITH_TENANT | UNSEEN | {State.ROGUE}
+_RATED = WITH_TENANT | UNSEEN | {State.ROGUE, State.REVIEW}
 
 
 class _Holding(NamedTuple):
@@ -39,7 +39,7 @@ class _Stretch(NamedTuple):
 
     start_ns: int
     end_ns: int
-    units: int
+    units: Units
     held: _Holding
 
 
@@ -109,15 +109,15 @@ def _by_holding(entries: Iterable[Entry]) -> Mapping[_Holding, list[Entry]]:
 
 def _summed(held: _Holding, entries: Iterable[Entry]) -> Iterator[_Stretch]:
     """Stretches with the capacity that all entries hold in them; equal neighbours are one."""
-    steps: dict[int, int] = {}
+    steps: dict[int, Units] = {}
     for entry in entries:
-        units = entry.slot_hi - entry.slot_lo
-        steps[entry.t0_ns] = steps.get(entry.t0_ns, 0) + units
-        steps[entry.t1_ns] = steps.get(entry.t1_ns, 0) - units
+        size = entry.slot_hi - entry.slot_lo
+        steps[entry.t0_ns] = steps.get(entry.t0_ns, 0) + size
+        steps[entry.t1_ns] = steps.get(entry.t1_ns, 0) - size
     changes = sorted(instant for instant, step in steps.items() if step)
-    units = 0
+    units: Units = 0
     for start_ns, end_ns in pairwise(changes):
-        units += steps[start_ns]
+        units = exact(units + steps[start_ns])
         if units:
             yield _Stretch(start_ns, end_ns, units, held)
 

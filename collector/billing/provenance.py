@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from sqlalchemy import case, func, select
+from sqlalchemy import select
 
 from collector.billing.canonical import digest
 from collector.billing.charges import Charge
 from collector.billing.focus import Provenance
 from collector.billing.invoice import Invoice
 from collector.billing.store import BillingStore
-from collector.ledger.queries import by_day
+from collector.ledger.queries import by_day, quantities
 from collector.ledger.rows import GpuDay
 from collector.ledger.schema import entries, revisions
 from collector.ledger.tiling import DAY_NS
 from collector.metering.tiling import State
-from collector.metering.units import Tiling
+from collector.metering.units import Tiling, Units, exact
 
 _UNSEEN = (State.INFERRED.value, State.UNKNOWN.value)
 
@@ -33,8 +33,8 @@ class _Day(NamedTuple):
 
     revision: int
     evidence_root: str
-    quantity: int
-    unseen: int
+    quantity: Units
+    unseen: Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Origins:
         found = [self.days[key] for key in gpu_days(charge) if key in self.days]
         if not found:
             return Provenance()
-        quantity = sum(day.quantity for day in found)
+        quantity = sum((Fraction(day.quantity) for day in found), Fraction(0))
         roots = [day.evidence_root for day in found]
         return Provenance(
-            coverage_ratio=1 - Fraction(sum(day.unseen for day in found), quantity),
+            coverage_ratio=1 - sum((Fraction(day.unseen) for day in found), Fraction(0)) / quantity,
             evidence_hash=roots[0] if len(roots) == 1 else digest(roots),
             ledger_revisions=tuple(sorted({day.revision for day in found})),
         )
@@ -86,30 +86,23 @@ def of_lines(store: BillingStore, invoice: Invoice) -> dict[str, Provenance]:
 
 
 def _read(store: BillingStore, numbers: Mapping[GpuDay, int]) -> dict[GpuDay, _Day]:
-    unseen = case((entries.c.state.in_(_UNSEEN), entries.c.qty_capns), else_=0)
     found: dict[GpuDay, _Day] = {}
     with store.database.transaction() as connection:
         for day, gpus in by_day(numbers):
-            key = (revisions.c.gpu_uuid, revisions.c.revision, revisions.c.evidence_root)
-            # Sums of one day are within 64 bits.
-            query = (
-                select(
-                    *key,
-                    func.sum(entries.c.qty_capns).label("quantity"),
-                    func.sum(unseen).label("unseen"),
+            heads = connection.execute(
+                select(revisions.c.gpu_uuid, revisions.c.revision, revisions.c.evidence_root).where(
+                    revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus)
                 )
-                .join_from(entries, revisions)
-                .where(
-                    entries.c.day == day,
-                    entries.c.gpu_uuid.in_(gpus),
-                    entries.c.tiling == Tiling.COMPUTE.value,
-                )
-                .group_by(*key)
-            )
-            for row in connection.execute(query):
-                at = GpuDay(row.gpu_uuid, day)
-                if numbers[at] == row.revision:
-                    found[at] = _Day(
-                        row.revision, row.evidence_root, int(row.quantity), int(row.unseen)
-                    )
+            ).all()
+            keys = (entries.c.gpu_uuid, entries.c.revision, entries.c.state.in_(_UNSEEN))
+            which = [entries.c.day == day, entries.c.gpu_uuid.in_(gpus),
+                     entries.c.tiling == Tiling.COMPUTE.value]  # fmt: skip
+            length = entries.c.t1_ns - entries.c.t0_ns
+            times = quantities(connection, keys, length, None, which)
+            for gpu, revision, root in heads:
+                at = GpuDay(gpu, day)
+                if numbers[at] == revision:
+                    unseen = times.get((gpu, revision, True), 0) or times.get((gpu, revision, 1), 0)
+                    seen = times.get((gpu, revision, False), 0) or times.get((gpu, revision, 0), 0)
+                    found[at] = _Day(revision, root, exact(seen + unseen), unseen)
     return found

@@ -19,7 +19,7 @@ from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Revision
 from collector.ledger.tiling import DayTiling
 from collector.metering.tiling import State
-from collector.metering.units import Tiling
+from collector.metering.units import Tiling, Units, exact
 
 _GPUS_AT_ONCE = 64
 
@@ -53,7 +53,7 @@ class Rated:
     charges: tuple[Charge, ...]
     reviews: tuple[Review, ...]
     sources: Mapping[GpuDay, Source]
-    held: Mapping[Held, int]
+    held: Mapping[Held, Units]
     taken: Mapping[Held, Fraction]
 
     @property
@@ -125,7 +125,7 @@ def rate_period(ledger: Ledger, book: PriceBook, period: Period, numbers: Number
     charges: list[Charge] = []
     reviews: list[Review] = []
     sources: dict[GpuDay, Source] = {}
-    held: dict[Held, int] = defaultdict(int)
+    held: dict[Held, Units] = defaultdict(int)
     taken: dict[Held, Fraction] = defaultdict(Fraction)
     billed = days_of(period)
     look_back = _has_minimums(book)
@@ -184,10 +184,11 @@ def _source(revision: Revision) -> tuple[GpuDay, Source]:
     return GpuDay(tiling.gpu, tiling.day), source
 
 
-def _add_held(held: dict[Held, int], tiling: DayTiling) -> None:
+def _add_held(held: dict[Held, Units], tiling: DayTiling) -> None:
     for entry in tiling.entries:
         if entry.tiling is Tiling.COMPUTE and entry.state in WITH_TENANT:
-            held[Held(entry.tenant, tiling.sku, entry.state)] += entry.quantity
+            key = Held(entry.tenant, tiling.sku, entry.state)
+            held[key] = exact(held[key] + entry.quantity)
 
 
 def _add_taken(taken: dict[Held, Fraction], rating: Rating, used: Iterable[Usage]) -> None:

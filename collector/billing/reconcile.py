@@ -94,13 +94,13 @@ def charged(charges: Sequence[Charge], invoices: Sequence[Invoice]) -> Check:
 
 def unseen(ledger: Ledger, period: Period) -> Iterator[Check]:
     """R6: the share of all GPU time that is inferred, and that nobody knows anything about."""
-    time: dict[State, int] = dict.fromkeys(State, 0)
+    time: dict[State, Fraction] = dict.fromkeys(State, Fraction(0))
     for total, quantity in ledger.totals(period.start_ns, period.end_ns).items():
         if total.tiling is Tiling.COMPUTE:
             time[total.state] += quantity
-    whole = sum(time.values())
+    whole = sum(time.values(), Fraction(0))
     for state, bound in ((State.INFERRED, MOST_INFERRED), (State.UNKNOWN, MOST_UNKNOWN)):
-        share = Fraction(time[state], whole) if whole else Fraction(0)
+        share = time[state] / whole if whole else Fraction(0)
         yield Check("R6", f"share of {state} time", share, Fraction(0), bound=bound)
 
 

@@ -10,7 +10,7 @@ from collector.billing.instants import spelled
 from collector.billing.prices import Group
 from collector.billing.rating import Review
 from collector.billing.rounding import decimal
-from collector.metering.units import GPU_HOUR
+from collector.metering.units import GPU_HOUR, Units
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,13 +25,13 @@ class Undecided:
     sku: str = ""
     claim: str = ""
     state: str = ""
-    units: int = 0
+    units: Units = 0
     """Capacity that was used; 0 where energy is undecided and its time is billed."""
 
     @property
     def gpu_hours(self) -> Fraction:
         """Quantity of undecided time."""
-        return Fraction(self.units * (self.end_ns - self.start_ns), GPU_HOUR)
+        return Fraction(self.units * (self.end_ns - self.start_ns)) / GPU_HOUR
 
     def __str__(self) -> str:
         claim = f", claim {self.claim}" if self.claim else ""

@@ -1,17 +1,18 @@
 """What is rated: one stretch in which one resource was in one state.
 
-States and witnesses are those of the metering ledger. A GPU has 840 units of capacity
-(the least common multiple of 1 to 8), so that every share of a GPU is a whole number.
+States and witnesses are those of the metering ledger. A GPU has 840 units of capacity; a share of a
+GPU is an exact fraction of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from collector.billing.instants import spelled
 from collector.metering.evidence import Witness
 from collector.metering.tiling import State
-from collector.metering.units import GPU_CAPACITY
+from collector.metering.units import GPU_CAPACITY, Units
 from railscope.reading import Absent, Reading
 
 HELD = frozenset({State.OBSERVED, State.INFERRED})
@@ -36,7 +37,7 @@ class Usage:
     sku: str
     start_ns: int
     end_ns: int
-    capacity_units: int
+    capacity_units: Units
     state: State
     witness: Witness = Witness.NONE
     claim: str = ""
@@ -54,10 +55,12 @@ class Usage:
             raise ValueError(message)
 
     def _wrong(self) -> str:
-        numbers = [self.start_ns, self.end_ns, self.capacity_units, self.claim_start_ns]
+        numbers = [self.start_ns, self.end_ns, self.claim_start_ns]
         energy = self.energy_millijoules
         if any(type(n) is not int for n in numbers) or type(energy) not in (int, Absent):
-            return "instants, capacity and energy are integers"
+            return "instants and energy are integers"
+        if type(self.capacity_units) not in (int, Fraction):
+            return "capacity is an integer or an exact fraction"
         claimed = bool(self.claim) and self.claim_start_ns <= self.start_ns
         units = self.capacity_units
         checks = {

@@ -168,8 +168,7 @@ def _placed(instances: list[WireEntity], model: str) -> tuple[Part, ...]:
         for start in range(0, last + 1, size):
             if all(start + size <= other.start or other.stop <= start for other in taken):
                 taken.append(range(start, start + max(size, slices)))
-                compute, memory = compute_slices(start, slices), memory_slices(start, size)
-                parts.append(Part((compute.low, compute.high), (memory.low, memory.high)))
+                parts.append(Part(compute_slices(start, slices), memory_slices(start, size)))
                 break
     return tuple(sorted(parts))
 

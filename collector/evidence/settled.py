@@ -16,6 +16,7 @@ from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State
+from collector.metering.units import exact
 
 _GPUS_AT_ONCE = 64
 """Their time in 24 hours is within 64 bits, which SQLite's sums are limited to."""
@@ -42,9 +43,9 @@ def settled(ledger: Ledger, gpus: Collection[str], since_day: int) -> SettledGpu
 def _add(found: SettledGpus, ledger: Ledger, gpus: Collection[str], since_day: int) -> None:
     sums, amounts, days, numbers = found
     with ledger.database.transaction() as connection:
-        for time in connection.execute(queries.settled_time(gpus)):
-            key = Key(month_of(time.day), State(time.state), time.tenant_id)
-            sums[key] = sums.get(key, 0) + int(time.quantity)
+        for (day, state, tenant), quantity in queries.settled_time(connection, gpus).items():
+            key = Key(month_of(day), State(state), tenant)
+            sums[key] = exact(sums.get(key, 0) + quantity)
         for share in connection.execute(queries.settled_amounts(gpus)):
             whose = Whose(Measure(share.measure), Use(share.use), share.tenant_id)
             amount = queries.HALF * int(share.high) + int(share.low)

@@ -7,7 +7,7 @@ jobs on one GPU the earlier ends where the later begins, in order of start and c
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import msgspec
 from collector.billing.instants import Period
 from collector.jobs.job import Gpu, Job, Part
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
-from collector.metering.holders import Conflict, conflicts
+from collector.metering.holders import Overlap, OverlapKind, overlaps
 from collector.metering.tiling import Entry, GpuTimeline, State
 from collector.metering.units import GPU_CAPACITY, Slots, Tiling
 
@@ -26,7 +26,7 @@ class Clash(NamedTuple):
     """Two jobs had one GPU at once."""
 
     gpu: Gpu
-    conflict: Conflict
+    conflict: Overlap
 
 
 class MeteredJobs(msgspec.Struct, frozen=True):
@@ -105,9 +105,10 @@ def entries(known: Evidence) -> list[Entry]:
 def meter(jobs: Sequence[Job], period: Period | None = None) -> MeteredJobs:
     """The GPU time of every tenant, of jobs that lie in a period where there is one."""
     known = evidence(jobs, period)
-    tenants = Counter({job.tenant: 0 for job in jobs if job.gpus})
+    tenants = {job.tenant: Fraction(0) for job in jobs if job.gpus}
     unplaced: dict[str, Fraction] = defaultdict(Fraction)
-    capacity = free = 0
+    capacity = 0
+    free = Fraction(0)
     for one in known.values():
         (stay,) = one.stays
         capacity += stay.end_ns - stay.start_ns
@@ -115,7 +116,7 @@ def meter(jobs: Sequence[Job], period: Period | None = None) -> MeteredJobs:
             if entry.tiling is not Tiling.COMPUTE:
                 continue
             if entry.state is State.INFERRED:
-                tenants[entry.tenant] += entry.quantity
+                tenants[entry.tenant] += Fraction(entry.quantity)
             else:
                 free += entry.quantity
     for job in jobs:
@@ -130,11 +131,14 @@ def meter(jobs: Sequence[Job], period: Period | None = None) -> MeteredJobs:
         tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},
         unplaced_ns=dict(sorted(unplaced.items())),
         clashes=tuple(
-            Clash(gpu, conflict) for gpu, one in known.items() for conflict in conflicts(one)
+            Clash(gpu, one)
+            for gpu, evidence_ in known.items()
+            for one in overlaps(evidence_)
+            if one.tiling is Tiling.COMPUTE and one.kind is OverlapKind.CONFLICT
         ),
     )
 
 
-def _gpu_ns(quantity: int) -> Fraction:
+def _gpu_ns(quantity: Fraction) -> Fraction:
     """Capacity times time as whole GPUs times nanoseconds."""
-    return Fraction(quantity, GPU_CAPACITY)
+    return quantity / GPU_CAPACITY

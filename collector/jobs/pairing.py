@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import msgspec
 
 from collector.billing.instants import Period
 from collector.jobs.job import Job
 from collector.metering.tiling import Entry, State
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 
 SCHEDULERS = ("slurm", "kubernetes")
 _GIVEN = frozenset(
@@ -37,7 +38,7 @@ class Held(msgspec.Struct):
     tenant: str
     start_ns: int
     end_ns: int
-    quantity: int = 0
+    quantity: Units = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ class Run:
         return GPU_CAPACITY * self.gpus * (self.end_ns - self.start_ns)
 
     @property
-    def ledger(self) -> int:
+    def ledger(self) -> Units:
         """Capacity times time by the ledger."""
-        return sum(held.quantity for held in self.held)
+        return exact(sum((Fraction(held.quantity) for held in self.held), Fraction(0)))
 
 
 def runs(
@@ -107,7 +108,7 @@ def _held(entries: Iterable[Entry], window: Period, unended: set[str]) -> dict[s
             by_job[name].append(found[key])
         one = found[key]
         one.start_ns, one.end_ns = min(one.start_ns, t0_ns), max(one.end_ns, t1_ns)
-        one.quantity += (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns)
+        one.quantity = exact(one.quantity + (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns))
     return by_job
 
 

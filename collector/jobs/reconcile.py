@@ -11,7 +11,7 @@ are compared as they stand on both sides: map the accounts of the records before
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +21,7 @@ from collector.billing.instants import Period
 from collector.jobs.job import Job
 from collector.jobs.pairing import ALL_TIME, Held, Run, runs
 from collector.metering.tiling import Entry
-from collector.metering.units import GPU_CAPACITY
+from collector.metering.units import GPU_CAPACITY, Units
 
 RULE = "R3"
 
@@ -147,7 +147,7 @@ def _difference(run: Run, tolerance_ns: int) -> JobDifference | None:
         kinds=tuple(kinds),
         tenant=run.job.tenant if run.job else "",
         ledger_tenants=tuple(sorted({held.tenant for held in run.held})),
-        ledger=Fraction(run.ledger, GPU_CAPACITY),
+        ledger=Fraction(run.ledger) / GPU_CAPACITY,
         books=Fraction(run.books, GPU_CAPACITY),
         ledger_gpus=tuple(sorted({held.gpu for held in run.held})),
         books_gpus=run.gpus,
@@ -171,21 +171,21 @@ def _kinds(run: Run, tolerance_ns: int) -> tuple[list[Kind], tuple[int, int]]:
         kinds.append(Kind.TENANT)
     if not run.in_parts and not _same_gpus(run, set(spans)):
         kinds.append(Kind.GPUS)
-    start_off = max((start - run.start_ns for start, _, _ in spans.values()), key=abs)
-    end_off = max((end - run.end_ns for _, end, _ in spans.values()), key=abs)
+    start_off: int = max((start - run.start_ns for start, _, _ in spans.values()), key=abs)
+    end_off: int = max((end - run.end_ns for _, end, _ in spans.values()), key=abs)
     if max(abs(start_off), abs(end_off)) > tolerance_ns:
         kinds.append(Kind.TIMES)
     if not run.in_parts and any(
-        abs(quantity - GPU_CAPACITY * (end - start)) > 2 * tolerance_ns * GPU_CAPACITY
+        abs(Fraction(quantity) - GPU_CAPACITY * (end - start)) > 2 * tolerance_ns * GPU_CAPACITY
         for start, end, quantity in spans.values()
     ):
         kinds.append(Kind.HELD)
     return kinds, (start_off, end_off)
 
 
-def _spans(held: Iterable[Held]) -> dict[str, tuple[int, int, int]]:
+def _spans(held: Iterable[Held]) -> dict[str, tuple[int, int, Units]]:
     """Of each GPU from when to when, and how much of it."""
-    found: dict[str, tuple[int, int, int]] = {}
+    found: dict[str, tuple[int, int, Units]] = {}
     for one in held:
         start, end, quantity = found.get(one.gpu, (one.start_ns, one.end_ns, 0))
         found[one.gpu] = (
@@ -206,7 +206,7 @@ def _same_gpus(run: Run, gpus: set[str]) -> bool:
 
 
 def _tenants(paired: Iterable[Run], tolerance_ns: int) -> tuple[TenantCheck, ...]:
-    ledger: Counter[str] = Counter()
+    ledger: dict[str, Fraction] = defaultdict(Fraction)
     books: Counter[str] = Counter()
     claims: Counter[str] = Counter()
     for run in paired:
@@ -222,7 +222,7 @@ def _tenants(paired: Iterable[Run], tolerance_ns: int) -> tuple[TenantCheck, ...
     return tuple(
         TenantCheck(
             tenant,
-            Fraction(ledger[tenant], GPU_CAPACITY),
+            ledger[tenant] / GPU_CAPACITY,
             Fraction(books[tenant], GPU_CAPACITY),
             claims[tenant],
             2 * tolerance_ns * claims[tenant],

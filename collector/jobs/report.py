@@ -9,6 +9,7 @@ from typing import Any
 
 from collector.jobs.job import NS_PER_SECOND, JobList
 from collector.jobs.meter import MeteredJobs
+from collector.metering.units import GPU_CAPACITY
 
 _SECONDS = 60
 _HOUR = _SECONDS * _SECONDS
@@ -39,8 +40,9 @@ def as_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
                 "gpu": str(clash.gpu),
                 "start_ns": str(clash.conflict.start_ns),
                 "end_ns": str(clash.conflict.end_ns),
-                "earlier": clash.conflict.earlier,
-                "later": clash.conflict.later,
+                "earlier": clash.conflict.claim,
+                "later": clash.conflict.other,
+                "moved_ns": str(Fraction(clash.conflict.quantity) / GPU_CAPACITY),
             }
             for clash in metered.clashes
         ],
@@ -84,7 +86,8 @@ def as_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     yield f"conflicts: {len(metered.clashes)}"
     for gpu, conflict in metered.clashes:
         between = f"{_instant(conflict.start_ns)} to {_instant(conflict.end_ns)}"
-        yield f"  {gpu}: {between}: {conflict.earlier} ended for {conflict.later}"
+        moved = hours(Fraction(conflict.quantity) / GPU_CAPACITY)
+        yield f"  {gpu}: {between}: {moved} GPU-hours moved {conflict.claim} -> {conflict.other}"
     parts = [(job, part) for job in jobs.jobs for part in job.unplaced]
     yield f"not placed on a GPU: {len(parts)}"
     for job, part in parts:

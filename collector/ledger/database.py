@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from collector.audit import heads
 from collector.audit.heads import StoppedError
+from collector.ledger.migration import migrate
 from collector.ledger.tables import VERSION, metadata, schema_version
 
 _BUSY_SECONDS = 60
@@ -140,7 +141,7 @@ class Database:
             if table.name not in present:  # made by an earlier release
                 table.create(connection)
         version = connection.execute(select(func.max(schema_version.c.version))).scalar_one()
-        if version != VERSION:
+        if not migrate(connection, version):
             message = (
                 f"the ledger {self.name} has schema version {version}, this program works with "
                 f"version {VERSION}: run the Railscope that wrote it, or give it another database"

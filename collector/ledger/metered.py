@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from collector.ledger.tiling import DAY_NS, DayTiling, HeldClaim, MeasuredShare, evidence_root
-from collector.metering.evidence import Evidence
+from collector.metering.evidence import Claim, Evidence
+from collector.metering.holders import Overlap, claims_in_force, overlaps, requested
 from collector.metering.measures import Increments, Measure, Owners, owners, shares
 from collector.metering.tiling import GpuTimeline
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 
 
 class Computed(NamedTuple):
@@ -30,6 +35,8 @@ class MeteredGpu:
     _owners: list[Owners]
     _counted: Mapping[Measure, Increments]
     _claims: Mapping[str, HeldClaim]
+    _in_force: Sequence[Claim]
+    _overlaps: Sequence[Overlap]
 
     @classmethod
     def of(
@@ -40,21 +47,30 @@ class MeteredGpu:
         profiles: Mapping[str, str] | None = None,
     ) -> MeteredGpu:
         """What evidence and counters say of a GPU; `profiles` are the MIG profiles of claims."""
-        began: dict[str, int] = {}
+        in_force = claims_in_force(evidence)
+        known: dict[str, HeldClaim] = {}
         for claim in evidence.claims:
-            began[claim.id] = min(claim.start_ns, began.get(claim.id, claim.start_ns))
-        known = {
-            claim: HeldClaim(claim, start_ns, (profiles or {}).get(claim, ""))
-            for claim, start_ns in began.items()
-        }
-        timeline, root = GpuTimeline.of(evidence), evidence_root(evidence)
-        return cls(evidence, sku, root, timeline, owners(evidence), counted, known)
+            before = known.get(claim.id)
+            start_ns = min(claim.start_ns, before.start_ns) if before else claim.start_ns
+            profile = (profiles or {}).get(claim.id, "")
+            known[claim.id] = HeldClaim(claim.id, start_ns, profile, None, int(claim.level))
+        for claim in in_force:
+            one = known[claim.id]
+            if claim.end_ns < FOREVER_NS:
+                end_ns = max(claim.end_ns, one.end_ns or claim.end_ns)
+                known[claim.id] = replace(one, end_ns=end_ns)
+        return cls(
+            evidence, sku, evidence_root(evidence), GpuTimeline.of(evidence), owners(evidence),
+            counted, known, in_force, overlaps(evidence),
+        )  # fmt: skip
 
     def day(self, day: int, computed: Computed) -> DayTiling:
         """One UTC day of it, counted from the epoch."""
         start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
         entries = tuple(self._timeline.entries(start_ns, end_ns))
-        held = {entry.claim for entry in entries}
+        moved = tuple(_clipped(self._overlaps, start_ns, end_ns))
+        named = {entry.claim for entry in entries} | {one.claim for one in moved}
+        asked = _requested(self._in_force, start_ns, end_ns)
         return DayTiling(
             gpu=self.evidence.gpu,
             day=day,
@@ -68,5 +84,35 @@ class MeteredGpu:
                 for measure, counted in sorted(self._counted.items())
                 for share in shares(self._owners, counted, start_ns, end_ns)
             ),
-            claims=tuple(self._claims[claim] for claim in sorted(held & self._claims.keys())),
+            claims=tuple(
+                replace(self._claims[claim], requested=asked.get(claim, ("", "")))
+                for claim in sorted(named & self._claims.keys())
+            ),
+            overlaps=moved,
         )
+
+
+def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:
+    """The part of each overlap within a window."""
+    for one in found:
+        start, end = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
+        if start < end:
+            yield replace(one, start_ns=start, end_ns=end)
+
+
+def _requested(claims: Iterable[Claim], start_ns: int, end_ns: int) -> dict[str, tuple[str, str]]:
+    """What each claim requested in a window, in GPU-nanoseconds by tiling, as exact fractions."""
+    found: dict[str, list[Fraction | None]] = {}
+    for claim in claims:
+        length = min(claim.end_ns, end_ns) - max(claim.start_ns, start_ns)
+        if length <= 0:
+            continue
+        sums = found.setdefault(claim.id, [None, None])
+        for at, tiling in enumerate(Tiling):
+            size = requested(claim, claim.slots(tiling))
+            if size is not None:
+                sums[at] = (sums[at] or Fraction(0)) + Fraction(size) * length / GPU_CAPACITY
+    texts = {
+        name: ["" if one is None else str(one) for one in sums] for name, sums in found.items()
+    }
+    return {name: (compute, memory) for name, (compute, memory) in texts.items()}

@@ -10,12 +10,17 @@ from sqlalchemy import Connection, Row, Select, Table, and_, case, false, func, 
 from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.ledger.rows import GpuDay, Values
-from collector.ledger.schema import claims, entries, revisions, shares
-from collector.ledger.tiling import DAY_NS
-from collector.metering.units import Tiling
+from collector.ledger.schema import claims, entries, overlaps, revisions, shares
+from collector.ledger.tiling import CAPACITY_UNITS, DAY_NS, of_stored
+from collector.metering.units import Tiling, Units, exact
 
-PARTS: dict[str, Table] = {"entries": entries, "shares": shares, "claims": claims}
-_ORDER = {"entries": entries.c.entry, "shares": shares.c.share, "claims": claims.c.claim_id}
+PARTS: dict[str, Table] = {
+    "entries": entries, "shares": shares, "claims": claims, "overlaps": overlaps,
+}  # fmt: skip
+_ORDER = {
+    "entries": entries.c.entry, "shares": shares.c.share, "claims": claims.c.claim_id,
+    "overlaps": overlaps.c.overlap,
+}  # fmt: skip
 _MOST_AT_ONCE = 500
 HALF = 1 << 32
 """Amounts of many days are added up by their upper and their lower half: each is within 64 bits."""
@@ -105,20 +110,64 @@ def read(
 def within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
     """Entries of newest revisions that have time in a window."""
     newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
-    return query.join_from(entries, newest, _same(newest, entries)).where(
+    joined = query.join_from(entries, newest, _same(newest, entries))
+    return joined.join(revisions, _same(entries, revisions)).where(
         entries.c.t0_ns < end_ns,
         entries.c.t1_ns > start_ns,
         true() if start_ns < end_ns else false(),
     )
 
 
-def sums(keys: Iterable[Any], start_ns: int, end_ns: int) -> Select[Any]:
-    """Sums by GPU-day and keys: each is within 64 bits, which SQLite's sums are limited to."""
-    groups = (entries.c.gpu_uuid, entries.c.day, *keys)
+def times(
+    connection: Connection, keys: Sequence[Any], start_ns: int, end_ns: int
+) -> dict[tuple[Any, ...], Units]:
+    """Cap-unit-nanoseconds of a window by GPU, day and keys, from newest revisions."""
     t0 = case((entries.c.t0_ns < start_ns, start_ns), else_=entries.c.t0_ns)
     t1 = case((entries.c.t1_ns > end_ns, end_ns), else_=entries.c.t1_ns)
-    quantity = func.sum((entries.c.slot_hi - entries.c.slot_lo) * (t1 - t0)).label("quantity")
-    return within(select(*groups, quantity), start_ns, end_ns).group_by(*groups)
+    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
+    which = (
+        entries.c.t0_ns < end_ns,
+        entries.c.t1_ns > start_ns,
+        true() if start_ns < end_ns else false(),
+    )
+    groups = (entries.c.gpu_uuid, entries.c.day, *keys)
+    return quantities(connection, groups, t1 - t0, newest, which)
+
+
+def settled_time(connection: Connection, gpus: Collection[str]) -> dict[tuple[Any, ...], Units]:
+    """Compute time of some GPUs by day, state and tenant, from newest revisions."""
+    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    keys = (entries.c.day, entries.c.state, entries.c.tenant_id)
+    length = entries.c.t1_ns - entries.c.t0_ns
+    return quantities(connection, keys, length, newest, [entries.c.tiling == Tiling.COMPUTE.value])
+
+
+def quantities(
+    connection: Connection, keys: Sequence[Any], length: Any, newest: Any, which: Iterable[Any]
+) -> dict[tuple[Any, ...], Units]:
+    """Sizes times lengths of entries by keys, in cap-unit-nanoseconds; `newest` selects revisions.
+
+    The database adds up each GPU-day of at most `CAPACITY_UNITS`, which is within 64 bits; entries
+    of finer units, and everything beyond a GPU-day, are added up here.
+    """
+    size = entries.c.slot_hi - entries.c.slot_lo
+    units = revisions.c.capacity_units
+    of_gpu_day = (entries.c.gpu_uuid, entries.c.day)
+
+    def rows(*columns: Any) -> Select[Any]:
+        query = select(*columns).join_from(entries, revisions, _same(entries, revisions))
+        if newest is not None:
+            query = query.join(newest, _same(newest, entries))
+        return query.where(*which)
+
+    summed = rows(*keys, units, func.sum(size * length)).where(units <= CAPACITY_UNITS)
+    found: dict[tuple[Any, ...], Units] = defaultdict(int)
+    for *key, of, total in connection.execute(summed.group_by(*keys, *of_gpu_day, units)):
+        found[tuple(key)] += of_stored(int(total), of)
+    single = rows(*keys, units, size, length).where(units > CAPACITY_UNITS)
+    for *key, of, high_low, span in connection.execute(single):
+        found[tuple(key)] += of_stored(int(high_low) * int(span), of)
+    return {key: exact(quantity) for key, quantity in found.items()}
 
 
 def amounts(first_day: int, end_day: int) -> Select[Any]:
@@ -126,15 +175,6 @@ def amounts(first_day: int, end_day: int) -> Select[Any]:
     newest = _newest(revisions.c.day >= first_day, revisions.c.day < end_day)
     columns = (shares.c.measure, shares.c.use, shares.c.tenant_id, shares.c.amount)
     return select(*columns).join_from(shares, newest, _same(newest, shares))
-
-
-def settled_time(gpus: Collection[str]) -> Select[Any]:
-    """Compute time of some GPUs by day, state and tenant, from newest revisions."""
-    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
-    keys = (entries.c.day, entries.c.state, entries.c.tenant_id)
-    quantity = func.sum(entries.c.qty_capns).label("quantity")
-    query = select(*keys, quantity).join_from(entries, newest, _same(newest, entries))
-    return query.where(entries.c.tiling == Tiling.COMPUTE).group_by(*keys)
 
 
 def settled_amounts(gpus: Collection[str]) -> Select[Any]:
@@ -165,7 +205,7 @@ def _newest(*which: Any) -> Any:
     )
 
 
-def _same(newest: Any, table: Table = revisions) -> Any:
+def _same(newest: Any, table: Any = revisions) -> Any:
     return and_(
         table.c.gpu_uuid == newest.c.gpu_uuid,
         table.c.day == newest.c.day,

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row
 
-from collector.ledger.tiling import DayTiling, HeldClaim, MeasuredShare, in_order
+from collector.ledger.tiling import (
+    DayTiling,
+    HeldClaim,
+    MeasuredShare,
+    in_order,
+    of_stored,
+    stored,
+)
 from collector.metering.evidence import Witness
+from collector.metering.holders import Overlap, OverlapKind
 from collector.metering.measures import Measure, Share, Use
 from collector.metering.tiling import Entry, State
 from collector.metering.units import Tiling
 
+ASSUMED = "assumed"
 _WITNESSES = {witness: witness.name.lower() for witness in Witness}
 
 Values = dict[str, object]
@@ -37,11 +47,13 @@ def revision_row(found: DayTiling, root: str, before: int | None) -> Values:
         "evidence_root": found.evidence_root,
         "engine_version": found.engine_version,
         "computed_ns": found.computed_ns,
+        "capacity_units": found.capacity_units,
     }
 
 
 def entry_rows(found: DayTiling, revision: int) -> Iterator[Values]:
     """The rows of the entries; `entry_of` is the way back."""
+    units = found.capacity_units
     for position, entry in enumerate(in_order(found.entries)):
         yield {
             "gpu_uuid": found.gpu,
@@ -49,8 +61,8 @@ def entry_rows(found: DayTiling, revision: int) -> Iterator[Values]:
             "revision": revision,
             "entry": position,
             "tiling": entry.tiling.value,
-            "slot_lo": entry.slot_lo,
-            "slot_hi": entry.slot_hi,
+            "slot_lo": stored(entry.slot_lo, units),
+            "slot_hi": stored(entry.slot_hi, units),
             "t0_ns": entry.t0_ns,
             "t1_ns": entry.t1_ns,
             "node": entry.node,
@@ -61,12 +73,16 @@ def entry_rows(found: DayTiling, revision: int) -> Iterator[Values]:
             "workload_id": entry.workload,
             "claim_id": entry.claim,
             "layout_id": entry.layout,
-            "qty_capns": entry.quantity,
+            "qty_capns": (stored(entry.slot_hi, units) - stored(entry.slot_lo, units))
+            * (entry.t1_ns - entry.t0_ns),
+            "reason": entry.reason,
+            "placement": ASSUMED if entry.assumed else "",
         }
 
 
 def share_rows(found: DayTiling, revision: int) -> Iterator[Values]:
     """The rows of what counters counted; `share_of` is the way back."""
+    units = found.capacity_units
     for position, (measure, share) in enumerate((s.measure, s.share) for s in sorted(found.shares)):
         yield {
             "gpu_uuid": found.gpu,
@@ -75,8 +91,8 @@ def share_rows(found: DayTiling, revision: int) -> Iterator[Values]:
             "share": position,
             "measure": measure.value,
             "use": share.use.value,
-            "slot_lo": share.slot_lo,
-            "slot_hi": share.slot_hi,
+            "slot_lo": stored(share.slot_lo, units),
+            "slot_hi": stored(share.slot_hi, units),
             "t0_ns": share.t0_ns,
             "t1_ns": share.t1_ns,
             "amount": share.amount,
@@ -96,17 +112,51 @@ def claim_rows(found: DayTiling, revision: int) -> Iterator[Values]:
             "claim_id": claim.id,
             "start_ns": claim.start_ns,
             "mig_profile": claim.mig_profile,
+            "end_ns": claim.end_ns,
+            "rank": claim.rank,
+            "requested_compute": claim.requested[0],
+            "requested_memory": claim.requested[1],
         }
 
 
-def entry_of(row: Row[Any]) -> Entry:
-    """The entry of a row."""
+def overlap_rows(found: DayTiling, revision: int) -> Iterator[Values]:
+    """The rows of what claims requested and did not hold; `overlap_of` is the way back."""
+    for position, one in enumerate(sorted(found.overlaps)):
+        yield {
+            "gpu_uuid": found.gpu,
+            "day": found.day,
+            "revision": revision,
+            "overlap": position,
+            "tiling": one.tiling.value,
+            "t0_ns": one.start_ns,
+            "t1_ns": one.end_ns,
+            "claim_id": one.claim,
+            "tenant_id": one.tenant,
+            "other_claim_id": one.other,
+            "other_tenant_id": one.other_tenant,
+            "kind": one.kind.value,
+            "units": stored(one.units, found.capacity_units),
+            "ratio": str(one.ratio),
+        }
+
+
+def overlap_of(row: Row[Any], units: int) -> Overlap:
+    """The overlap of a row."""
+    return Overlap(
+        row.t0_ns, row.t1_ns, Tiling(row.tiling), row.claim_id, row.tenant_id, row.other_claim_id,
+        row.other_tenant_id, OverlapKind(row.kind), of_stored(row.units, units),
+        Fraction(row.ratio),
+    )  # fmt: skip
+
+
+def entry_of(row: Row[Any], units: int) -> Entry:
+    """The entry of a row of a revision with these capacity units."""
     return Entry(
         gpu=row.gpu_uuid,
         tiling=Tiling(row.tiling),
         t0_ns=row.t0_ns,
-        slot_lo=row.slot_lo,
-        slot_hi=row.slot_hi,
+        slot_lo=of_stored(row.slot_lo, units),
+        slot_hi=of_stored(row.slot_hi, units),
         t1_ns=row.t1_ns,
         node=row.node,
         state=State(row.state),
@@ -116,31 +166,38 @@ def entry_of(row: Row[Any]) -> Entry:
         workload=row.workload_id,
         claim=row.claim_id,
         layout=row.layout_id,
+        reason=row.reason,
+        assumed=row.placement == ASSUMED,
     )
 
 
-def share_of(row: Row[Any]) -> MeasuredShare:
+def share_of(row: Row[Any], units: int) -> MeasuredShare:
     """The share of a row."""
     who = (row.tenant_id, row.workload_id, row.claim_id)
-    span = (row.t0_ns, row.t1_ns, row.slot_lo, row.slot_hi)
+    slots = (of_stored(row.slot_lo, units), of_stored(row.slot_hi, units))
+    span = (row.t0_ns, row.t1_ns, *slots)
     return MeasuredShare(Measure(row.measure), Share(*span, Use(row.use), row.amount, *who))
 
 
 def claim_of(row: Row[Any]) -> HeldClaim:
     """The claim of a row."""
-    return HeldClaim(row.claim_id, row.start_ns, row.mig_profile)
+    requested = (row.requested_compute, row.requested_memory)
+    return HeldClaim(row.claim_id, row.start_ns, row.mig_profile, row.end_ns, row.rank, requested)
 
 
 def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> DayTiling:
     """What was written, from the row of its revision and those of its parts in order."""
+    units = head.capacity_units
     return DayTiling(
         gpu=head.gpu_uuid,
         day=head.day,
-        entries=tuple(map(entry_of, parts["entries"])),
+        entries=tuple(entry_of(row, units) for row in parts["entries"]),
         evidence_root=head.evidence_root,
         engine_version=head.engine_version,
         computed_ns=head.computed_ns,
         sku=head.sku,
-        shares=tuple(map(share_of, parts["shares"])),
+        shares=tuple(share_of(row, units) for row in parts["shares"]),
         claims=tuple(map(claim_of, parts["claims"])),
+        overlaps=tuple(overlap_of(row, units) for row in parts["overlaps"]),
+        capacity_units=units,
     )

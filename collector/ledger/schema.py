@@ -1,7 +1,9 @@
 """Tables of the ledger. Rows are added and never changed; triggers of the database see to it.
 
-A row is of one day, so each of its integers is within 64 bits: a whole GPU-day is 7.3e16
-cap-unit-nanoseconds. Sums over many days are not, and are made outside the database.
+A row is of one day. Slots are integers of the revision's capacity units (84,000, or more where claims
+hold other fractions; 840 in ledgers of earlier releases). A GPU-day of 84,000 units is 7.3e18
+cap-unit-nanoseconds, which is within 64 bits; larger products are not, and sums over many days are made
+outside the database.
 
 Other parts keep tables in the same database: they declare them on `metadata` in modules of their
 own, which `collector.ledger.tables` names, and make them append-only.
@@ -16,15 +18,19 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Dialect,
     ForeignKeyConstraint,
     Index,
     MetaData,
+    Numeric,
     Table,
     Text,
+    TypeDecorator,
     event,
 )
+from sqlalchemy.types import TypeEngine
 
-VERSION = 2
+VERSION = 3
 
 metadata = MetaData()
 
@@ -42,12 +48,33 @@ revisions = Table(
     Column("evidence_root", Text, nullable=False),
     Column("engine_version", Text, nullable=False),
     Column("computed_ns", BigInteger, nullable=False),
+    Column("capacity_units", BigInteger, nullable=False, server_default="840"),
     CheckConstraint(
         "revision = 1 AND supersedes IS NULL OR revision > 1 AND supersedes = revision - 1",
         name="revision_follows",
     ),
     Index("ledger_revision_day", "day"),
 )
+
+
+class Product(TypeDecorator[int]):
+    """An exact integer beyond 64 bits: NUMERIC in PostgreSQL, TEXT in SQLite."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """The type of the column."""
+        wide = dialect.name == "postgresql"
+        return dialect.type_descriptor(Numeric(60, 0) if wide else Text())
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
+        """The value as it is written."""
+        return value if dialect.name == "postgresql" or value is None else str(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:  # noqa: ARG002 - as it is called
+        """The value as it is read."""
+        return None if value is None else int(value)
 
 
 def _of_revision() -> ForeignKeyConstraint:
@@ -75,12 +102,13 @@ entries = Table(
     Column("workload_id", Text, nullable=False),
     Column("claim_id", Text, nullable=False),
     Column("layout_id", Text, nullable=False),
-    Column("qty_capns", BigInteger, nullable=False),
+    Column("qty_capns", Product(), nullable=False),
+    Column("reason", Text, nullable=False, server_default=""),
+    Column("placement", Text, nullable=False, server_default=""),
     _of_revision(),
     CheckConstraint("tiling IN ('compute', 'memory')", name="tiling_known"),
-    CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi AND slot_hi <= 840", name="slots_exist"),
+    CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
     CheckConstraint("t0_ns < t1_ns", name="time_passes"),
-    CheckConstraint("qty_capns = (slot_hi - slot_lo) * (t1_ns - t0_ns)", name="quantity_is_exact"),
 )
 
 shares = Table(
@@ -103,7 +131,7 @@ shares = Table(
     _of_revision(),
     CheckConstraint("amount > 0", name="amount_is_positive"),
     CheckConstraint("t0_ns <= t1_ns", name="time_passes"),
-    CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi AND slot_hi <= 840", name="slots_exist"),
+    CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
 )
 """What counters counted, by holder; the unit is that of the measure."""
 
@@ -116,11 +144,38 @@ claims = Table(
     Column("claim_id", Text, primary_key=True),
     Column("start_ns", BigInteger, nullable=False),
     Column("mig_profile", Text, nullable=False),
+    Column("end_ns", BigInteger),
+    Column("rank", BigInteger),
+    Column("requested_compute", Text, nullable=False, server_default=""),
+    Column("requested_memory", Text, nullable=False, server_default=""),
     _of_revision(),
 )
 """Of each claim among a revision's entries, what the entries do not say."""
 
-_LEDGER = """
+overlaps = Table(
+    "ledger_overlap",
+    metadata,
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("day", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("overlap", BigInteger, primary_key=True, autoincrement=False),
+    Column("tiling", Text, nullable=False),
+    Column("t0_ns", BigInteger, nullable=False),
+    Column("t1_ns", BigInteger, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("other_claim_id", Text, nullable=False),
+    Column("other_tenant_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("units", BigInteger, nullable=False),
+    Column("ratio", Text, nullable=False),
+    _of_revision(),
+    CheckConstraint("t0_ns < t1_ns", name="time_passes"),
+    CheckConstraint("kind IN ('conflict', 'override', 'oversubscribed')", name="kind_known"),
+)
+"""What claims requested and did not hold, in the revision's capacity units."""
+
+LEDGER_VIEW = """
 CREATE VIEW ledger AS SELECT
     e.gpu_uuid || '/' || e.day || '/' || e.revision || '/' || e.entry AS entry_id,
     e.revision, e.gpu_uuid, r.sku, e.day, e.node, e.tiling,
@@ -130,6 +185,7 @@ CREATE VIEW ledger AS SELECT
     CASE e.tiling WHEN 'memory' THEN e.slot_hi END AS mem_hi,
     e.t0_ns, e.t1_ns, e.state, e.witness, e.silence_ns,
     e.tenant_id, e.workload_id, e.claim_id, e.layout_id, e.qty_capns,
+    e.reason, e.placement, r.capacity_units,
     r.evidence_root, r.engine_version, r.computed_ns, r.supersedes
 FROM ledger_entry e JOIN ledger_revision r
     ON r.gpu_uuid = e.gpu_uuid AND r.day = e.day AND r.revision = e.revision
@@ -174,9 +230,9 @@ def cover(kind: str, table: Table, *parts: Table) -> None:
     covered[kind] = Covered(table, parts)
 
 
-cover("revision", revisions, entries, shares, claims)
+cover("revision", revisions, entries, shares, claims, overlaps)
 _run(metadata, "before_create", _REFUSE, "postgresql")
-for _table in (schema_version, revisions, entries, shares, claims):
+for _table in (schema_version, revisions, entries, shares, claims, overlaps):
     make_append_only(_table)
 for _dialect in ("sqlite", "postgresql"):
-    _run(metadata, "after_create", _LEDGER, _dialect)
+    _run(metadata, "after_create", LEDGER_VIEW, _dialect)

@@ -18,15 +18,16 @@ from collector.ledger.rows import (
     claim_rows,
     entry_of,
     entry_rows,
+    overlap_rows,
     revision_row,
     share_rows,
     tiling_of,
 )
-from collector.ledger.schema import claims, entries, shares
-from collector.ledger.tiling import DAY_NS, DayTiling, check, content_root
+from collector.ledger.schema import claims, entries, overlaps, revisions, shares
+from collector.ledger.tiling import DAY_NS, DayTiling, check, content_root, rounded
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import Entry, State
-from collector.metering.units import Tiling
+from collector.metering.units import Tiling, Units, exact
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -99,6 +100,7 @@ class Ledger:
 
     def write_days_in(self, connection: Connection, tilings: Sequence[DayTiling]) -> list[Written]:
         """The same, within a transaction that writes more."""
+        tilings = [rounded(tiling) for tiling in tilings]
         for tiling in tilings:
             check(tiling)
         rooted = [(tiling, content_root(tiling)) for tiling in tilings]
@@ -159,27 +161,29 @@ class Ledger:
 
         By GPU and day, and within it in order.
         """
-        query = queries.within(select(entries), start_ns, end_ns)
+        columns = select(entries, revisions.c.capacity_units)
+        query = queries.within(columns, start_ns, end_ns)
         if gpu is not None:
             query = query.where(entries.c.gpu_uuid == gpu)
         with self.database.transaction() as connection:
             rows = connection.execute(query).all()
         found = []
         for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.day, row.entry)):
-            entry = entry_of(row)
+            entry = entry_of(row, row.capacity_units)
             t0, t1 = max(entry.t0_ns, start_ns), min(entry.t1_ns, end_ns)
             found.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
         return found
 
-    def totals(self, start_ns: int, end_ns: int) -> dict[Total, int]:
+    def totals(self, start_ns: int, end_ns: int) -> dict[Total, Units]:
         """Cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions."""
-        found: Counter[Total] = Counter()
+        found: dict[Total, Units] = {}
         keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
         with self.database.transaction() as connection:
-            for row in connection.execute(queries.sums(keys, start_ns, end_ns)):
-                of = Total(Tiling(row.tiling), row.tenant_id, State(row.state))
-                found[of] += int(row.quantity)
-        return dict(found)
+            times = queries.times(connection, keys, start_ns, end_ns)
+        for (_, _, tiling, tenant, state), quantity in times.items():
+            of = Total(Tiling(tiling), tenant, State(state))
+            found[of] = exact(found.get(of, 0) + quantity)
+        return found
 
     def counted(self, first_day: int, end_day: int) -> dict[Counted, int]:
         """What counters counted on days of [first, end), from newest revisions."""
@@ -189,12 +193,12 @@ class Ledger:
                 found[Counted(Measure(row.measure), row.tenant_id, Use(row.use))] += row.amount
         return dict(found)
 
-    def tiled(self, first_day: int, end_day: int) -> dict[Tiled, int]:
+    def tiled(self, first_day: int, end_day: int) -> dict[Tiled, Units]:
         """Cap-unit-nanoseconds of each GPU on each day of [first, end), from newest revisions."""
-        query = queries.sums((entries.c.tiling,), first_day * DAY_NS, end_day * DAY_NS)
+        keys = (entries.c.tiling,)
         with self.database.transaction() as connection:
-            rows = connection.execute(query).all()
-        return {Tiled(row.gpu_uuid, row.day, Tiling(row.tiling)): int(row.quantity) for row in rows}
+            times = queries.times(connection, keys, first_day * DAY_NS, end_day * DAY_NS)
+        return {Tiled(gpu, day, Tiling(tiling)): sum_ for (gpu, day, tiling), sum_ in times.items()}
 
     def _revision(self, row: queries.Read) -> Revision:
         head = row.head
@@ -230,7 +234,10 @@ def _write(
     added = queries.add_revisions(connection, rows)
     mine = {at: (before or 0) + 1 for at, before in fresh.items() if keys[at] in added}
     parts: dict[int, dict[str, list[Values]]] = {at: {} for at in mine}
-    for table, rows_of in ((entries, entry_rows), (shares, share_rows), (claims, claim_rows)):
+    tables = (
+        (entries, entry_rows), (shares, share_rows), (claims, claim_rows), (overlaps, overlap_rows),
+    )  # fmt: skip
+    for table, rows_of in tables:
         for at, number in mine.items():
             parts[at][table.name] = list(rows_of(rooted[at][0], number))
         if part_rows := [row for at in mine for row in parts[at][table.name]]:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 from hashlib import sha256
 from itertools import pairwise
+from math import floor, lcm
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from collector.metering.evidence import Evidence
+from collector.metering.holders import Overlap
 from collector.metering.measures import Measure, Share
 from collector.metering.tiling import Entry
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 
 DAY_NS = 86_400 * 1_000_000_000
 _GREATEST = (1 << 63) - 1
+CAPACITY_UNITS = 84_000
+"""4 x lcm(840, 1000): MIG slices, 1/840, 1/1000, percents and 1/32 are whole."""
+MAX_CAPACITY_UNITS = 1 << 62
+ROUNDED_CAPACITY_UNITS = CAPACITY_UNITS << 40
+_NEW_OF_ENTRY = {"reason", "assumed"}
 
 
 class TilingError(ValueError):
@@ -29,11 +39,19 @@ class MeasuredShare(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):
-    """When a claim among the entries starts, and its MIG profile where that is known."""
+    """A claim in force on the day: its span, rank and MIG profile, and what it requested.
+
+    `requested` is capacity times time of the day, in GPU-nanoseconds, by tiling (compute, memory), as
+    exact fractions in text; empty where a shared claim requested no share. In ledgers of earlier
+    releases only start and profile are known.
+    """
 
     id: str
     start_ns: int
     mig_profile: str = ""
+    end_ns: int | None = None
+    rank: int | None = None
+    requested: tuple[str, str] = ("", "")
 
 
 class DayTiling(msgspec.Struct, frozen=True):
@@ -53,6 +71,9 @@ class DayTiling(msgspec.Struct, frozen=True):
     sku: str = ""
     shares: tuple[MeasuredShare, ...] = ()
     claims: tuple[HeldClaim, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    capacity_units: int = 0
+    """Units that slots are stored in; 0 before the tiling is written (see `units_of`)."""
 
     @property
     def start_ns(self) -> int:
@@ -77,7 +98,63 @@ def evidence_root(evidence: Evidence) -> str:
         if isinstance(value, tuple)
     }
     document = {**facts, "gpu": evidence.gpu, "layouts": sorted(layouts)}
-    return sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
+    return sha256(msgspec.json.encode(document, order="deterministic", enc_hook=str)).hexdigest()
+
+
+def units_of(found: DayTiling) -> int:
+    """Capacity units in which every slot of a tiling is an integer: 84,000 where that is enough.
+
+    Where that would exceed `MAX_CAPACITY_UNITS`, slots are rounded down to `ROUNDED_CAPACITY_UNITS`.
+    """
+    if found.capacity_units:
+        return found.capacity_units
+    edges = [edge for one in found.entries for edge in (one.slot_lo, one.slot_hi)]
+    edges += [edge for one in found.shares for edge in (one.share.slot_lo, one.share.slot_hi)]
+    sizes = [one.units for one in found.overlaps]
+    denominators = {value.denominator for value in (*edges, *sizes)}
+    units = lcm(CAPACITY_UNITS, *(GPU_CAPACITY * one for one in denominators))
+    return units if units <= MAX_CAPACITY_UNITS else ROUNDED_CAPACITY_UNITS
+
+
+def stored(value: Units, units: int) -> int:
+    """A slot or size of the 840 of a GPU, in the capacity units of a revision."""
+    return (
+        floor(value * units / GPU_CAPACITY)
+        if type(value) is Fraction
+        else int(value * units // GPU_CAPACITY)
+    )
+
+
+def of_stored(value: int, units: int) -> Units:
+    """A slot or size of a revision, in the 840 of a GPU."""
+    return value if units == GPU_CAPACITY else exact(Fraction(value * GPU_CAPACITY, units))
+
+
+def rounded(found: DayTiling) -> DayTiling:
+    """The tiling as it is written: with its capacity units, and slots that are whole in them."""
+    units = units_of(found)
+    found = msgspec.structs.replace(found, capacity_units=units)
+    if units != ROUNDED_CAPACITY_UNITS:
+        return found
+
+    def cut(value: Units) -> Units:
+        return of_stored(stored(value, units), units)
+
+    entries = (replace(one, slot_lo=cut(one.slot_lo), slot_hi=cut(one.slot_hi))
+               for one in found.entries)  # fmt: skip
+    shares = (
+        replace(one, share=replace(
+            one.share, slot_lo=cut(one.share.slot_lo), slot_hi=cut(one.share.slot_hi)
+        ))
+        for one in found.shares
+    )  # fmt: skip
+    overlaps = (replace(one, units=cut(one.units)) for one in found.overlaps)
+    return replace(
+        found,
+        entries=tuple(one for one in entries if one.slot_lo < one.slot_hi),
+        shares=tuple(one for one in shares if one.share.slot_lo < one.share.slot_hi),
+        overlaps=tuple(overlaps),
+    )
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
@@ -85,14 +162,47 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=_place)
 
 
-def _place(entry: Entry) -> tuple[str, int, int, int]:
+def _place(entry: Entry) -> tuple[str, int, int, Units]:
     return entry.tiling, entry.t0_ns, entry.t1_ns, entry.slot_lo
 
 
 def content_root(found: DayTiling) -> str:
     """SHA-256 in hex over what was found, as JSON in order: equal for equal contents only."""
-    content = (found.sku, in_order(found.entries), sorted(found.shares), sorted(found.claims))
-    return sha256(msgspec.json.encode(content)).hexdigest()
+    units = units_of(found)
+    content: tuple[Any, ...] = (
+        found.sku,
+        [_entry(entry, units) for entry in in_order(found.entries)],
+        [
+            {"measure": one.measure, "share": _slots(msgspec.structs.asdict(one.share), units)}
+            for one in sorted(found.shares)
+        ],
+        [_claim(claim) for claim in sorted(found.claims)],
+    )
+    if units != GPU_CAPACITY:
+        overlaps = [
+            {**msgspec.structs.asdict(one), "units": stored(one.units, units)}
+            for one in sorted(found.overlaps)
+        ]
+        content += (units, overlaps)
+    return sha256(msgspec.json.encode(content, enc_hook=str)).hexdigest()
+
+
+def _slots(fields: dict[str, Any], units: int) -> dict[str, Any]:
+    low, high = (stored(fields[name], units) for name in ("slot_lo", "slot_hi"))
+    return {**fields, "slot_lo": low, "slot_hi": high}
+
+
+def _entry(entry: Entry, units: int) -> dict[str, Any]:
+    """The fields of an entry; those that earlier releases did not have only where they say something."""
+    fields = _slots(msgspec.structs.asdict(entry), units)
+    return {name: value for name, value in fields.items() if name not in _NEW_OF_ENTRY or value}
+
+
+def _claim(claim: HeldClaim) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(claim)
+    if claim.rank is None:
+        return {name: fields[name] for name in ("id", "start_ns", "mig_profile")}
+    return fields
 
 
 def check(found: DayTiling) -> None:

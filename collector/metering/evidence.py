@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import msgspec
 
-from collector.metering.units import FOREVER_NS, WHOLE, Slots, Tiling, checked
+from collector.metering.units import FOREVER_NS, WHOLE, Slots, Tiling, Units, checked
 
 
 class Level(IntEnum):
@@ -145,7 +145,7 @@ def _remainder(layout: Layout, tiling: Tiling) -> tuple[Slots, ...]:
     """The slots that no instance has, in order."""
     compute = tiling is Tiling.COMPUTE
     free: list[Slots] = []
-    at = 0
+    at: Units = 0
     for taken in sorted(checked(i.compute if compute else i.memory) for i in layout.instances):
         if taken.low < at:
             message = f"layout {layout.id}: instances overlap in {tiling} slot {taken.low}"

@@ -1,29 +1,32 @@
-"""Who holds each slot at each instant.
+"""Holders of each slot at each instant.
 
-The highest level wins, then the latest start, then the id. Of two claims of one level on one slot,
-of which one at least is exclusive, the earlier ends where the later begins, and a conflict names
-both. So no slot has two holders at any instant, and nothing is billed twice.
+A claim is in force from its start to its own end; no other claim ends it. Holders at an instant depend
+only on the claims in force then, in descending precedence: higher rank, later start, larger id, larger
+source. An exclusive claim takes what is left of its device (a GPU or a MIG instance). Neighbouring shared
+claims of one rank on one device are a group: each gets its share of the device, or, where the shares
+exceed what is left, its part of that; claims without a share divide the remainder equally.
 """
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from fractions import Fraction
 from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple, overload
 
 import msgspec
 
 from collector.metering.evidence import Claim, Evidence, Level, Stay
-from collector.metering.timeline import Piece, prevailing
-from collector.metering.units import WHOLE, Slots, Tiling
+from collector.metering.timeline import Piece, extend, prevailing
+from collector.metering.units import WHOLE, Slots, Tiling, Units, exact
 
+_RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
 
-class Conflict(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Two claims of one level held one slot in [start, end): the earlier ended at its start."""
-
-    start_ns: int
-    end_ns: int
-    earlier: str
-    later: str
+Precedence = tuple[Level, int, tuple[tuple[bool, int, str], ...], bytes, str]
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -33,15 +36,72 @@ class Band(msgspec.Struct, frozen=True):
     holders: tuple[Piece[Claim], ...]
 
 
+class Hold(NamedTuple):
+    """Slots that a claim holds at an instant."""
+
+    slots: Slots
+    claim: Claim
+
+
+class OverlapKind(StrEnum):
+    """Reason why a claim holds less than it requests."""
+
+    CONFLICT = "conflict"
+    """A claim of the same rank holds it."""
+    OVERRIDE = "override"
+    """A claim of a higher rank holds it."""
+    OVERSUBSCRIBED = "oversubscribed"
+    """The shares of the group exceed the device."""
+
+
+class Overlap(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A claim requested `units` of the GPU more than it held in [start, end): `other` had them.
+
+    For an oversubscribed group `other` is its highest other claim, and `ratio` is the sum of the
+    requested shares over what the group had.
+    """
+
+    start_ns: int
+    end_ns: int
+    tiling: Tiling
+    claim: str
+    tenant: str
+    other: str
+    other_tenant: str
+    kind: OverlapKind
+    units: Units
+    ratio: Fraction = Fraction(1)
+
+    @property
+    def quantity(self) -> Units:
+        """Capacity times time, in cap-unit-nanoseconds."""
+        return exact(self.units * (self.end_ns - self.start_ns))
+
+
+def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
+    """A key that orders runs of digits by value: digits before text, a prefix first."""
+    runs = ((digits.lstrip("0"), other) for digits, other in _RUN.findall(text))
+    return tuple(
+        (bool(other), 0, other) if other else (False, len(digits), digits) for digits, other in runs
+    )
+
+
+def precedence(claim: Claim) -> Precedence:
+    """The order in which claims take slots; the greatest takes first."""
+    id_bytes = claim.id.encode(errors="surrogatepass")
+    return claim.level, claim.start_ns, natural(claim.id), id_bytes, claim.source
+
+
 def stays(evidence: Evidence) -> list[Piece[Stay]]:
-    """In which node the GPU was, without overlap."""
+    """The node in which the GPU was, without overlap."""
     return prevailing(Piece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays)
 
 
 def claims_in_force(evidence: Evidence) -> list[Claim]:
     """The claims with the ends they really had, in order; those that never began are left out.
 
-    A claim on a node begins when the GPU enters that node and ends when it leaves.
+    A claim on a node begins when the GPU enters that node and ends when it leaves. Where the start
+    of one id was reported more than once, each report holds from its own start.
     """
     ends: dict[str, int] = {}
     for claim in evidence.claims:
@@ -62,52 +122,221 @@ def claims_in_force(evidence: Evidence) -> list[Claim]:
         for start, end in spans:
             if start < end:
                 found.add(msgspec.structs.replace(claim, start_ns=start, end_ns=end))
-    return sorted(found)
+    return sorted(found, key=_order)
 
 
-def bands(claims: Iterable[Claim], tiling: Tiling, edges: Iterable[int] = ()) -> list[Band]:
-    """All slots of a GPU, cut wherever claims (and further edges) cut them, with their holders."""
-    claims = sorted(claims)
-    cuts = {*WHOLE, *edges, *(edge for claim in claims for edge in claim.slots(tiling))}
-    found = []
-    for low, high in pairwise(sorted(cuts)):
-        slots = Slots(low, high)
-        tenures = (tenure for tenure, _ in _tenures(_within(claims, tiling, slots)))
-        found.append(Band(slots, tuple(prevailing(tenures))))
+def _order(claim: Claim) -> tuple[Precedence, int, str, str, str]:
+    return precedence(claim), claim.end_ns, claim.tenant, claim.workload, repr(claim)
+
+
+def allocations(
+    claims: Iterable[Claim], tiling: Tiling
+) -> Iterator[tuple[int, int, Sequence[Claim], list[Hold]]]:
+    """Spans in which no claim begins or ends: the claims in force (greatest first), what they hold."""
+    keyed = sorted(((_order(claim), claim) for claim in claims), key=itemgetter(0))
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for rank, (_, claim) in enumerate(keyed):
+        begins.setdefault(claim.start_ns, []).append(-rank)
+        ends.setdefault(claim.end_ns, []).append(-rank)
+    active: list[int] = []
+    for now, until in pairwise(sorted({*begins, *ends})):
+        for rank in ends.get(now, ()):
+            del active[bisect_left(active, rank)]
+        for rank in begins.get(now, ()):
+            insort(active, rank)
+        if active:
+            in_force = _InForce(keyed, active)
+            yield now, until, in_force, allocate(in_force, tiling)
+
+
+class _InForce(Sequence[Claim]):
+    """Claims by their ranks: looked up and not copied, as the first of many often take all."""
+
+    def __init__(self, keyed: Sequence[tuple[object, Claim]], ranks: Sequence[int]) -> None:
+        self._keyed, self._ranks = keyed, ranks
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    @overload
+    def __getitem__(self, index: int) -> Claim: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Claim]: ...
+    def __getitem__(self, index: int | slice) -> Claim | Sequence[Claim]:
+        if isinstance(index, slice):
+            return [self._keyed[-rank][1] for rank in self._ranks[index]]
+        return self._keyed[-self._ranks[index]][1]
+
+
+def allocate(in_force: Sequence[Claim], tiling: Tiling) -> list[Hold]:
+    """What claims in force hold, given in descending precedence."""
+    free = [WHOLE]
+    found: list[Hold] = []
+    at = 0
+    while free and at < len(in_force):
+        claim = in_force[at]
+        if claim.exclusive:
+            taken, free = _take(free, claim.slots(tiling))
+            found += (Hold(slots, claim) for slots in taken)
+            at += 1
+            continue
+        group = [claim]
+        at += 1
+        while at < len(in_force):
+            following = in_force[at]
+            if following.exclusive or following.level is not claim.level:
+                break
+            group.append(following)
+            at += 1
+        free = _share(group, tiling, free, found)
     return found
 
 
-def conflicts(evidence: Evidence) -> list[Conflict]:
-    """Every pair of claims of which one had to end for the other, in order."""
+def _share(
+    group: Sequence[Claim], tiling: Tiling, free: list[Slots], found: list[Hold]
+) -> list[Slots]:
+    """Divide what is left of each device of a group; instances before the GPU that they are of."""
+    devices = sorted({claim.slots(tiling) for claim in group}, key=lambda s: (s.high - s.low, s))
+    for device in devices:
+        members = [claim for claim in group if claim.slots(tiling) == device]
+        left, free = _take(free, device)
+        sizes = parts(members, device, size_of(left))
+        for claim in reversed(members):
+            taken, left = _take_lowest(left, sizes[claim])
+            found += (Hold(slots, claim) for slots in taken)
+        free = sorted([*free, *left])
+    return free
+
+
+def parts(members: Sequence[Claim], device: Slots, left: Units) -> dict[Claim, Units]:
+    """The size that each shared claim gets of what is left of a device."""
+    size = device.high - device.low
+    wanted = {c: Fraction(size) * c.share for c in members if c.share is not None}
+    total = sum(wanted.values(), Fraction(0))
+    scale = Fraction(left) / total if total > left else Fraction(1)
+    found: dict[Claim, Units] = {claim: exact(want * scale) for claim, want in wanted.items()}
+    rest = left - total * scale
+    others = [claim for claim in members if claim.share is None]
+    return found | {claim: exact(Fraction(rest) / len(others)) for claim in others}
+
+
+def size_of(slots: Iterable[Slots]) -> Units:
+    """The sum of the sizes of disjoint slots."""
+    return exact(sum((Fraction(one.high - one.low) for one in slots), Fraction(0)))
+
+
+def _take(free: Sequence[Slots], wanted: Slots) -> tuple[list[Slots], list[Slots]]:
+    """The free slots within those wanted, and the free slots that remain."""
+    taken: list[Slots] = []
+    rest: list[Slots] = []
+    for one in free:
+        low, high = max(one.low, wanted.low), min(one.high, wanted.high)
+        if low >= high:
+            rest.append(one)
+            continue
+        taken.append(Slots(low, high))
+        rest += (s for s in (Slots(one.low, low), Slots(high, one.high)) if s.low < s.high)
+    return taken, rest
+
+
+def _take_lowest(free: Sequence[Slots], size: Units) -> tuple[list[Slots], list[Slots]]:
+    """The lowest free slots of a size, and the rest."""
+    taken: list[Slots] = []
+    rest: list[Slots] = []
+    for one in free:
+        cut = exact(min(one.high, one.low + size))
+        size -= cut - one.low
+        if one.low < cut:
+            taken.append(Slots(one.low, cut))
+        if cut < one.high:
+            rest.append(Slots(cut, one.high))
+    return taken, rest
+
+
+def bands(claims: Iterable[Claim], tiling: Tiling, edges: Iterable[Units] = ()) -> list[Band]:
+    """All slots of a GPU, cut wherever a holder's (and further edges) cut them, with their holders."""
+    spans = [(now, until, held) for now, until, _, held in allocations(claims, tiling)]
+    cuts = sorted(
+        {*WHOLE, *edges, *(e for _, _, held in spans for hold in held for e in hold.slots)}
+    )
+    place = {cut: at for at, cut in enumerate(cuts)}
+    timelines: list[list[Piece[Claim]]] = [[] for _ in cuts[1:]]
+    for now, until, held in spans:
+        for (low, high), claim in held:
+            for at in range(place[low], place[high]):
+                extend(timelines[at], Piece(now, until, claim))
+    slots = (Slots(low, high) for low, high in pairwise(cuts))
+    return [Band(one, tuple(found)) for one, found in zip(slots, timelines, strict=True)]
+
+
+def overlaps(evidence: Evidence) -> list[Overlap]:
+    """What each claim requested and did not hold, by the claim that held it; in order."""
     claims = claims_in_force(evidence)
-    found: set[Conflict] = set()
+    found: list[Overlap] = []
     for tiling in Tiling:
-        cuts = {*WHOLE, *(edge for claim in claims for edge in claim.slots(tiling))}
-        for slots in pairwise(sorted(cuts)):
-            for tenure, successor in _tenures(_within(claims, tiling, Slots(*slots))):
-                claim = tenure.value
-                if successor and successor.start_ns < claim.end_ns:
-                    end = min(claim.end_ns, successor.end_ns)
-                    found.add(Conflict(successor.start_ns, end, claim.id, successor.id))
+        runs: dict[tuple[object, ...], Overlap] = {}
+        for now, until, in_force, held in allocations(claims, tiling):
+            for one in _overlaps(now, until, in_force, held, tiling):
+                key = (one.claim, one.other, one.kind, one.units, one.ratio)
+                last = runs.get(key)
+                if last is not None and last.end_ns == now:
+                    one = msgspec.structs.replace(one, start_ns=last.start_ns)  # noqa: PLW2901 - it goes on
+                elif last is not None:
+                    found.append(last)
+                runs[key] = one
+        found += runs.values()
     return sorted(found)
 
 
-def _within(claims: Sequence[Claim], tiling: Tiling, slots: Slots) -> list[Claim]:
-    """The claims that hold all of these slots."""
-    held = ((claim, claim.slots(tiling)) for claim in claims)
-    return [claim for claim, has in held if has.low <= slots.low and slots.high <= has.high]
+def _overlaps(
+    now: int, until: int, in_force: Sequence[Claim], held: Sequence[Hold], tiling: Tiling
+) -> Iterator[Overlap]:
+    """The overlaps of one span: requested = held + moved, for every claim."""
+    sizes: dict[Claim, Units] = {}
+    for slots, claim in held:
+        sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
+    for claim in in_force:
+        asked = requested(claim, claim.slots(tiling))
+        missing = asked - sizes.get(claim, 0) if asked is not None else 0
+        if missing <= 0:
+            continue
+        for other, kind, units, ratio in _holders_of(claim, missing, in_force, held, tiling):
+            yield Overlap(
+                now, until, tiling, claim.id, claim.tenant, other.id, other.tenant, kind,
+                exact(units), ratio,
+            )  # fmt: skip
 
 
-def _tenures(claims: Sequence[Claim]) -> Iterator[tuple[Piece[Claim], Claim | None]]:
-    """Claims on one slot, in order, each until its end or until the next one that ends it."""
-    level: Level | None = None
-    following: Claim | None = None
-    exclusive: Claim | None = None
-    for claim in reversed(claims):
-        if claim.level is not level:
-            level, following, exclusive = claim.level, None, None
-        successor = following if claim.exclusive else exclusive
-        end = min(claim.end_ns, successor.start_ns) if successor else claim.end_ns
-        yield Piece(claim.start_ns, end, claim), successor
-        following = claim
-        exclusive = claim if claim.exclusive else exclusive
+def requested(claim: Claim, device: Slots) -> Units | None:
+    """The size that a claim requests of its device; None for a shared claim without a share."""
+    size = device.high - device.low
+    if claim.exclusive:
+        return size
+    return None if claim.share is None else exact(size * claim.share)
+
+
+def _holders_of(
+    claim: Claim, missing: Units, in_force: Sequence[Claim], held: Sequence[Hold], tiling: Tiling
+) -> Iterator[tuple[Claim, OverlapKind, Units, Fraction]]:
+    """The claims that hold what a claim lacks, greatest slots first to the exact amount."""
+    device = claim.slots(tiling)
+    group = [
+        other for other in in_force
+        if not other.exclusive and other.level is claim.level and other.slots(tiling) == device
+    ]  # fmt: skip
+    own = set(group) if not claim.exclusive else {claim}
+    for slots, other in held:
+        within = min(slots.high, device.high) - max(slots.low, device.low)
+        if other in own or within <= 0 or missing <= 0:
+            continue
+        kind = OverlapKind.CONFLICT if other.level is claim.level else OverlapKind.OVERRIDE
+        units = min(within, missing)
+        missing -= units
+        yield other, kind, units, Fraction(1)
+    if missing > 0:
+        others = [other for other in group if other is not claim]
+        total = sum((Fraction(requested(one, device) or 0) for one in group), Fraction(0))
+        had = size_of(slots for slots, other in held if other in own)
+        ratio = total / Fraction(had) if had else Fraction(0)
+        yield (others or [claim])[0], OverlapKind.OVERSUBSCRIBED, missing, ratio

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from fractions import Fraction
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from collector.metering.evidence import Claim, Evidence
 from collector.metering.holders import bands, claims_in_force
 from collector.metering.timeline import Piece, aligned, extend, prevailing
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots, Tiling
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots, Tiling, Units
 
 Column = NDArray[np.int64]
 
@@ -98,8 +99,8 @@ class Share(msgspec.Struct, frozen=True, order=True, gc=False):
 
     t0_ns: int
     t1_ns: int
-    slot_lo: int
-    slot_hi: int
+    slot_lo: Units
+    slot_hi: Units
     use: Use
     amount: int
     tenant: str = ""
@@ -198,8 +199,12 @@ def _of_band(band: Owners, counted: Increments, window: tuple[int, int]) -> Iter
         yield Share(start, end, low, high, Use.UNATTRIBUTED, amount)
 
 
-def _part(amounts: Column, slots: int) -> Column:
+def _part(amounts: Column, slots: Units) -> Column:
     """`amounts * slots // GPU_CAPACITY`, whose product could be beyond 64 bits."""
+    if isinstance(slots, Fraction):
+        whole_slots = slots.denominator * GPU_CAPACITY
+        exact_parts = (amount * slots.numerator // whole_slots for amount in amounts.tolist())
+        return np.fromiter(exact_parts, np.int64, len(amounts))
     whole, rest = np.divmod(amounts, GPU_CAPACITY)
     part: Column = whole * slots + rest * slots // GPU_CAPACITY
     return part
@@ -223,5 +228,7 @@ def _share(slots: Slots, piece: Piece[Claim | None], window: tuple[int, int], am
     claim = piece.value
     if claim is None:
         return Share(t0, t1, *slots, Use.IDLE, amount)
+    if claim.assumed:
+        return Share(t0, t1, *slots, Use.UNATTRIBUTED, amount)
     who = (claim.tenant, claim.workload, claim.id)
     return Share(t0, t1, *slots, Use.ATTRIBUTED, amount, *who)

@@ -27,7 +27,7 @@ from collector.metering.evidence import (
 from collector.metering.holders import Band, bands, claims_in_force, stays
 from collector.metering.observation import silences
 from collector.metering.timeline import Piece, aligned, extend, prevailing
-from collector.metering.units import FOREVER_NS, Slots, Tiling
+from collector.metering.units import FOREVER_NS, Slots, Tiling, Units, exact
 
 
 class State(StrEnum):
@@ -41,6 +41,8 @@ class State(StrEnum):
     SYSTEM = "system"
     MAINTENANCE = "maintenance"
     DOWN = "down"
+    REVIEW = "review"
+    """Held only by evidence that waits for a person's decision."""
     ROGUE = "rogue"
     UNKNOWN = "unknown"
 
@@ -61,6 +63,10 @@ class Content(NamedTuple):
     workload: str = ""
     claim: str = ""
     layout: str = ""
+    reason: str = ""
+    """Reason of a review."""
+    assumed: bool = False
+    """True if the GPU of the claim was chosen by metering."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -69,8 +75,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     gpu: str
     tiling: Tiling
     t0_ns: int
-    slot_lo: int
-    slot_hi: int
+    slot_lo: Units
+    slot_hi: Units
     t1_ns: int
     node: str
     state: State
@@ -80,11 +86,13 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     workload: str
     claim: str
     layout: str
+    reason: str = ""
+    assumed: bool = False
 
     @property
-    def quantity(self) -> int:
+    def quantity(self) -> Units:
         """Capacity times time, in cap-unit-nanoseconds."""
-        return (self.slot_hi - self.slot_lo) * (self.t1_ns - self.t0_ns)
+        return exact((self.slot_hi - self.slot_lo) * (self.t1_ns - self.t0_ns))
 
 
 class _Scene(NamedTuple):
@@ -195,6 +203,8 @@ def _held(claim: Claim, scene: _Scene) -> Content:
     """The state of a slot that has a holder."""
     if scene.outage:
         state = _outage(scene.outage)
+    elif claim.level is Level.REVIEW:
+        state = State.REVIEW
     elif claim.system:
         state = State.SYSTEM
     elif claim.level is Level.PROCESS:
@@ -211,6 +221,8 @@ def _held(claim: Claim, scene: _Scene) -> Content:
         workload=claim.workload,
         claim=claim.id,
         layout=scene.layout.id if scene.layout else "",
+        reason=claim.review if state is State.REVIEW else "",
+        assumed=claim.assumed,
     )
 
 
@@ -242,7 +254,7 @@ def _entries(
     gpu: str, tiling: Tiling, found: list[tuple[Slots, Piece[Content]]]
 ) -> Iterator[Entry]:
     """Entries in order of time and slot; neighbouring slots with one content become one entry."""
-    rows: list[tuple[int, int, int, int, Content]] = []
+    rows: list[tuple[int, int, Units, Units, Content]] = []
     for slots, (start, end, content) in sorted(found, key=lambda f: (f[1][:2], f[0])):
         if rows:
             t0, t1, low, high, before = rows[-1]

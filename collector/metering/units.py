@@ -1,20 +1,29 @@
-"""Units of metering: integers only, so that every sum is exact.
+"""Units of metering: integers and exact fractions only, so that every sum is exact.
 
 An instant is in nanoseconds since the UTC epoch, an interval is half-open. A GPU has 840 units of
-capacity, the least common multiple of 1 to 8: every way to share a GPU comes out whole. Capacity is
-tiled twice, once for compute and once for memory.
+capacity, the least common multiple of 1 to 8, so that MIG slices are whole; shares of a GPU are exact
+fractions of a unit. Capacity is tiled twice, once for compute and once for memory.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from fractions import Fraction
+from typing import NamedTuple, TypeAlias
 
 GPU_CAPACITY = 840
 COMPUTE_SLICE = GPU_CAPACITY // 7
 MEMORY_SLICE = GPU_CAPACITY // 8
 GPU_HOUR = GPU_CAPACITY * 3600 * 1_000_000_000
 FOREVER_NS = (1 << 63) - 1
+
+Units: TypeAlias = int | Fraction
+"""Capacity, or capacity times time: an integer wherever it is whole."""
+
+
+def exact(value: Units) -> Units:
+    """The same number, as an integer where it is whole."""
+    return value if isinstance(value, int) or value.denominator != 1 else value.numerator
 
 
 class Tiling(StrEnum):
@@ -27,8 +36,8 @@ class Tiling(StrEnum):
 class Slots(NamedTuple):
     """A range [low, high) of a GPU's capacity, in one tiling."""
 
-    low: int
-    high: int
+    low: Units
+    high: Units
 
 
 WHOLE = Slots(0, GPU_CAPACITY)
@@ -42,14 +51,18 @@ def replica(index: int, of: int) -> Slots:
     return Slots(GPU_CAPACITY * index // of, GPU_CAPACITY * (index + 1) // of)
 
 
-def compute_slices(first: int, count: int) -> Slots:
+def compute_slices(first: int, count: int) -> tuple[int, int]:
     """The slots of `count` MIG compute slices, of which a GPU has seven."""
-    return checked(Slots(first * COMPUTE_SLICE, (first + count) * COMPUTE_SLICE))
+    found = first * COMPUTE_SLICE, (first + count) * COMPUTE_SLICE
+    checked(Slots(*found))
+    return found
 
 
-def memory_slices(first: int, count: int) -> Slots:
+def memory_slices(first: int, count: int) -> tuple[int, int]:
     """The slots of `count` MIG memory slices, of which a GPU has eight."""
-    return checked(Slots(first * MEMORY_SLICE, (first + count) * MEMORY_SLICE))
+    found = first * MEMORY_SLICE, (first + count) * MEMORY_SLICE
+    checked(Slots(*found))
+    return found
 
 
 def checked(slots: Slots) -> Slots:

@@ -17,6 +17,7 @@ from collector.core import Core
 from collector.fleet import Node
 from collector.inventory.view import cells as inventory_cells
 from collector.inventory.watch import Found, Watch
+from collector.metering.units import Units
 from collector.turns import Turns
 from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.views.table import Cell, View
@@ -180,7 +181,7 @@ class Refresher:
         """The account; None while the ledger cannot be read."""
         return await self.live.refresh(now_ns, Turns().offer) if self.live.ready else None
 
-    def _tenants(self, account: Account | None, held: Mapping[str, int]) -> Iterator[Cell]:
+    def _tenants(self, account: Account | None, held: Mapping[str, Units]) -> Iterator[Cell]:
         if account:
             amounts: Totals = self.live.amounts.totals()
             yield from tenant_cells(account, amounts, held, self.quotas())

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from collector.account.tally import HELD
 from collector.metering.evidence import Claim, Evidence, Level
-from collector.metering.holders import claims_in_force
+from collector.metering.holders import claims_in_force, precedence
 from collector.metering.tiling import Entry
-from collector.metering.units import Tiling
+from collector.metering.units import Tiling, Units, exact
 from railscope.settings import SettingsError
 
 KUBERNETES = "kubernetes"
@@ -40,7 +40,7 @@ class Holding(NamedTuple):
 
     job: JobKey
     node: str
-    units: int
+    units: Units
     start_ns: int
 
 
@@ -62,12 +62,14 @@ def holdings(evidence: Evidence, entries: Iterable[Entry], instant_ns: int) -> t
             start_ns = max(starts[naming.id], starts[claim.id])
             job = _job(evidence.gpu, entry.tenant, naming)
             before = found.get(job, Holding(job, entry.node, 0, start_ns))
-            units, start_ns = before.units + high - low, min(before.start_ns, start_ns)
+            units, start_ns = exact(before.units + high - low), min(before.start_ns, start_ns)
             found[job] = Holding(job, entry.node, units, start_ns)
     return tuple(found[job] for job in sorted(found))
 
 
-def _named(entry: Entry, claim: Claim, named: Iterable[Claim]) -> Iterator[tuple[int, int, Claim]]:
+def _named(
+    entry: Entry, claim: Claim, named: Iterable[Claim]
+) -> Iterator[tuple[Units, Units, Claim]]:
     """The slots of an entry, by the claims that name the job on them."""
     if claim.workload:
         yield entry.slot_lo, entry.slot_hi, claim
@@ -76,7 +78,7 @@ def _named(entry: Entry, claim: Claim, named: Iterable[Claim]) -> Iterator[tuple
     cuts |= {e for c in named for e in c.compute if entry.slot_lo < e < entry.slot_hi}
     for low, high in pairwise(sorted(cuts)):
         within = [c for c in named if c.compute.low <= low and high <= c.compute.high]
-        yield low, high, max(within, default=claim)
+        yield low, high, max(within, key=precedence, default=claim)
 
 
 def _job(gpu: str, tenant: str, claim: Claim) -> JobKey:

@@ -81,7 +81,7 @@ class Jobs:
     def _counts(self, job: Job) -> Iterator[tuple[Metric, float]]:
         places = job.places
         nodes = {place.holding.node for place in places}
-        yield catalog.JOB_GPUS, sum(place.holding.units for place in places) / GPU_CAPACITY
+        yield catalog.JOB_GPUS, float(sum(place.holding.units for place in places) / GPU_CAPACITY)
         yield catalog.JOB_NODES, len(nodes)
         silent = sum(place.holding.node not in self.fresh for place in places)
         yield catalog.JOB_SILENT_GPUS, silent
@@ -150,7 +150,7 @@ class Jobs:
                 "node": place.holding.node,
                 "gpu": place.gpu,
                 "index": index_of(place.holding.node, place.gpu),
-                "held_ratio": place.holding.units / GPU_CAPACITY,
+                "held_ratio": float(place.holding.units / GPU_CAPACITY),
                 "start_ns": place.holding.start_ns,
                 "readings": [
                     {"measure": name, **_reading(job, place, name, compared)}
