@@ -15,7 +15,6 @@ from collector.billing.rated import days_of
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Revision
-from collector.ledger.tiling import content_root
 from collector.metering.holders import stays
 from collector.metering.measures import Increments, Measure
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
@@ -65,7 +64,9 @@ class _Comparison:
             self._shares(revision, {m: own.get(day, 0) for m, own in counted.items()}, name)
             again = metered.day(day, Computed("", 0))
             if revision is not None or again.entries:
-                same = revision is not None and revision.content_root == content_root(again)
+                same = revision is not None and revision.content_root == root_in(
+                    again, revision.tiling.capacity_units
+                )
                 self._roots.append((name, int(same), 1))
 
     def _claims(self, revision: Revision | None, name: str) -> None:

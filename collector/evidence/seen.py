@@ -168,7 +168,10 @@ def _placed(instances: list[WireEntity], model: str) -> tuple[Part, ...]:
         for start in range(0, last + 1, size):
             if all(start + size <= other.start or other.stop <= start for other in taken):
                 taken.append(range(start, start + max(size, slices)))
-                parts.append(Part(compute_slices(start, slices), memory_slices(start, size)))
+                compute, memory = compute_slices(start, slices), memory_slices(start, size)
+                parts.append(
+                    Part((int(compute.low), int(compute.high)), (int(memory.low), int(memory.high)))
+                )
                 break
     return tuple(sorted(parts))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from sqlalchemy import Row
 
 from collector.ledger.tiling import (
@@ -15,6 +16,7 @@ from collector.ledger.tiling import (
     in_order,
     of_stored,
     stored,
+    units_of,
 )
 from collector.metering.evidence import Witness
 from collector.metering.holders import Overlap, OverlapKind
@@ -188,7 +190,7 @@ def claim_of(row: Row[Any]) -> HeldClaim:
 def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> DayTiling:
     """What was written, from the row of its revision and those of its parts in order."""
     units = head.capacity_units
-    return DayTiling(
+    found = DayTiling(
         gpu=head.gpu_uuid,
         day=head.day,
         entries=tuple(entry_of(row, units) for row in parts["entries"]),
@@ -199,5 +201,5 @@ def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> DayTil
         shares=tuple(share_of(row, units) for row in parts["shares"]),
         claims=tuple(map(claim_of, parts["claims"])),
         overlaps=tuple(overlap_of(row, units) for row in parts["overlaps"]),
-        capacity_units=units,
     )
+    return found if units_of(found) == units else replace(found, capacity_units=units)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from collector.audit import heads
 from collector.ledger import queries
@@ -24,7 +24,7 @@ from collector.ledger.rows import (
     tiling_of,
 )
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
-from collector.ledger.tiling import DAY_NS, DayTiling, check, content_root, rounded
+from collector.ledger.tiling import DAY_NS, DayTiling, check, content_root, root_in, rounded
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import Entry, State
 from collector.metering.units import Tiling, Units, exact
@@ -213,6 +213,13 @@ class Ledger:
         return Revision(found, head.revision, head.supersedes, head.content_root)
 
 
+def _is_same(head: Row[Any], tiling: DayTiling, root: str) -> bool:
+    """True if a revision has this content, in whatever capacity units it was written."""
+    if head.content_root == root or head.capacity_units == tiling.capacity_units:
+        return bool(head.content_root == root)
+    return bool(head.content_root == root_in(tiling, head.capacity_units))
+
+
 def _write(
     connection: Connection, rooted: Mapping[int, tuple[DayTiling, str]]
 ) -> dict[int, Written]:
@@ -224,7 +231,7 @@ def _write(
     # In one order for all writers, or two could wait for each other.
     for at in sorted(keys, key=keys.__getitem__):
         head = present.get(keys[at])
-        if head is not None and head.content_root == rooted[at][1]:
+        if head is not None and _is_same(head, *rooted[at]):
             found[at] = Written(head.revision, added=False)
         else:
             fresh[at] = head.revision if head is not None else None

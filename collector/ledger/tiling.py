@@ -166,6 +166,11 @@ def _place(entry: Entry) -> tuple[str, int, int, Units]:
     return entry.tiling, entry.t0_ns, entry.t1_ns, entry.slot_lo
 
 
+def root_in(found: DayTiling, units: int) -> str:
+    """The content root of a tiling as a revision of these capacity units has it."""
+    return content_root(replace(found, capacity_units=units))
+
+
 def content_root(found: DayTiling) -> str:
     """SHA-256 in hex over what was found, as JSON in order: equal for equal contents only."""
     units = units_of(found)
@@ -176,7 +181,7 @@ def content_root(found: DayTiling) -> str:
             {"measure": one.measure, "share": _slots(msgspec.structs.asdict(one.share), units)}
             for one in sorted(found.shares)
         ],
-        [_claim(claim) for claim in sorted(found.claims)],
+        [_claim(claim, units) for claim in sorted(found.claims)],
     )
     if units != GPU_CAPACITY:
         overlaps = [
@@ -198,9 +203,9 @@ def _entry(entry: Entry, units: int) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in _NEW_OF_ENTRY or value}
 
 
-def _claim(claim: HeldClaim) -> dict[str, Any]:
+def _claim(claim: HeldClaim, units: int) -> dict[str, Any]:
     fields = msgspec.structs.asdict(claim)
-    if claim.rank is None:
+    if units == GPU_CAPACITY:
         return {name: fields[name] for name in ("id", "start_ns", "mig_profile")}
     return fields
 

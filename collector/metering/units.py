@@ -51,18 +51,14 @@ def replica(index: int, of: int) -> Slots:
     return Slots(GPU_CAPACITY * index // of, GPU_CAPACITY * (index + 1) // of)
 
 
-def compute_slices(first: int, count: int) -> tuple[int, int]:
+def compute_slices(first: int, count: int) -> Slots:
     """The slots of `count` MIG compute slices, of which a GPU has seven."""
-    found = first * COMPUTE_SLICE, (first + count) * COMPUTE_SLICE
-    checked(Slots(*found))
-    return found
+    return checked(Slots(first * COMPUTE_SLICE, (first + count) * COMPUTE_SLICE))
 
 
-def memory_slices(first: int, count: int) -> tuple[int, int]:
+def memory_slices(first: int, count: int) -> Slots:
     """The slots of `count` MIG memory slices, of which a GPU has eight."""
-    found = first * MEMORY_SLICE, (first + count) * MEMORY_SLICE
-    checked(Slots(*found))
-    return found
+    return checked(Slots(first * MEMORY_SLICE, (first + count) * MEMORY_SLICE))
 
 
 def checked(slots: Slots) -> Slots:
