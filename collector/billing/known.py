@@ -15,6 +15,7 @@ from collector.billing.rated import days_of
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Revision
+from collector.ledger.tiling import root_in
 from collector.metering.holders import stays
 from collector.metering.measures import Increments, Measure
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact

@@ -254,14 +254,14 @@ def test_people_read_entries_with_their_revision(url):
     assert compute.entry_id == f"GPU-0/{DAY}/1/0"
     assert (compute.slot_lo, compute.slot_hi, compute.mem_lo, compute.mem_hi) == (
         0,
-        840,
+        84_000,
         None,
         None,
     )
-    assert (memory.slot_lo, memory.slot_hi, memory.mem_lo, memory.mem_hi) == (None, None, 0, 840)
+    assert (memory.slot_lo, memory.slot_hi, memory.mem_lo, memory.mem_hi) == (None, None, 0, 84_000)
     for row in rows:
         assert row.evidence_root == written.evidence_root
-        assert row.qty_capns == GPU_CAPACITY * DAY_NS
+        assert row.qty_capns == 84_000 * DAY_NS
         assert (row.tenant_id, row.state, row.witness) == ("red", "inferred", "none")
 
 
