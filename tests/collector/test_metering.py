@@ -122,8 +122,10 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
 async def test_a_tenants_file_that_was_never_valid_says_nothing_of_tenants(tmp_path: Path):
     path = tmp_path / "tenants.csv"
     path.write_text("nonsense\n")
-    settings = settings_in(tmp_path, metering=METERING, tenants_file=str(path))
+    away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.db'}")
+    settings = settings_in(tmp_path, metering=METERING, ledger=away, tenants_file=str(path))
     async with running(settings) as one:
+        (tmp_path / "away").mkdir()
         assert await one.collector.settler.attempt()
         await one.collector.refresher.refresh()
         status, text = await one.get("/api/v1/account")
