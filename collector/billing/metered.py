@@ -32,6 +32,7 @@ class _Holding(NamedTuple):
     tenant: str
     claim: str
     silence_ns: int
+    reason: str
 
 
 class _Stretch(NamedTuple):
@@ -93,6 +94,7 @@ def _of_day(
             energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
             mig_profile=profile,
             silence_ns=held.silence_ns,
+            reason=held.reason,
             claim_open=bool(held.claim) and stretch.end_ns == known_until_ns,
         )
 
@@ -102,7 +104,7 @@ def _by_holding(entries: Iterable[Entry]) -> Mapping[_Holding, list[Entry]]:
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
             whose = (entry.tenant, entry.claim)
-            held = _Holding(entry.state, entry.witness, *whose, entry.silence_ns)
+            held = _Holding(entry.state, entry.witness, *whose, entry.silence_ns, entry.reason)
             found.setdefault(held, []).append(entry)
     return found
 

@@ -184,6 +184,8 @@ def _nobodys(usage: Usage) -> str:
     """Why nobody can be billed for use of a GPU, at no price; empty if somebody can."""
     if usage.state is State.ROGUE:
         return "processes without a claim"
+    if usage.state is State.REVIEW:
+        return f"evidence under review: {usage.reason}"
     if usage.state not in WITH_TENANT:
         return ""
     if not usage.tenant:

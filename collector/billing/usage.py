@@ -45,6 +45,8 @@ class Usage:
     energy_millijoules: Reading = Absent.UNSUPPORTED
     mig_profile: str = ""
     silence_ns: int = 0
+    reason: str = ""
+    """Reason why a person has to decide, in state `review`."""
     claim_open: bool = False
     """True if its claim lasts to the end of what is known, so that its own end is not."""
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from collector.ledger.tiling import DAY_NS, DayTiling, HeldClaim, MeasuredShare, evidence_root
 from collector.metering.evidence import Claim, Evidence
-from collector.metering.holders import Overlap, claims_in_force, overlaps, requested
+from collector.metering.holders import Overlap, claims_in_force, overlaps, requested, stays
 from collector.metering.measures import Increments, Measure, Owners, owners, shares
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
@@ -68,9 +68,14 @@ class MeteredGpu:
         """One UTC day of it, counted from the epoch."""
         start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
         entries = tuple(self._timeline.entries(start_ns, end_ns))
-        moved = tuple(_clipped(self._overlaps, start_ns, end_ns))
+        present = [
+            (max(stay.start_ns, start_ns), min(stay.end_ns, end_ns))
+            for stay in stays(self.evidence)
+            if stay.start_ns < end_ns and start_ns < stay.end_ns
+        ]
+        moved = tuple(one for span in present for one in _clipped(self._overlaps, *span))
         named = {entry.claim for entry in entries} | {one.claim for one in moved}
-        asked = _requested(self._in_force, start_ns, end_ns)
+        asked = _requested(self._in_force, present)
         return DayTiling(
             gpu=self.evidence.gpu,
             day=day,
@@ -100,11 +105,15 @@ def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[O
             yield replace(one, start_ns=start, end_ns=end)
 
 
-def _requested(claims: Iterable[Claim], start_ns: int, end_ns: int) -> dict[str, tuple[str, str]]:
-    """What each claim requested in a window, in GPU-nanoseconds by tiling, as exact fractions."""
+def _requested(
+    claims: Iterable[Claim], present: Sequence[tuple[int, int]]
+) -> dict[str, tuple[str, str]]:
+    """What each claim requested while the GPU was there, in GPU-nanoseconds by tiling, in text."""
     found: dict[str, list[Fraction | None]] = {}
     for claim in claims:
-        length = min(claim.end_ns, end_ns) - max(claim.start_ns, start_ns)
+        length = sum(
+            max(min(claim.end_ns, end) - max(claim.start_ns, start), 0) for start, end in present
+        )
         if length <= 0:
             continue
         sums = found.setdefault(claim.id, [None, None])

@@ -50,14 +50,14 @@ def test_a_person_reads_tenants_conflicts_and_what_is_not_placed(jobs):
     assert outcome.exit_code == 0
     assert outcome.stdout.splitlines() == [
         "TENANT           GPU-HOURS  GPU-NANOSECONDS",
-        "first              1:00:00    3600000000000",
+        "first              1:59:00    7140000000000",
         "second             0:01:00      60000000000",
-        "held by tenants    1:01:00    3660000000000",
-        "free               0:59:00    3540000000000",
+        "held by tenants    2:00:00    7200000000000",
+        "free               0:00:00                0",
         "capacity x time    2:00:00    7200000000000",
         "3 jobs on 1 GPU; held and free add up to capacity x time",
         "conflicts: 1",
-        f"  n1/{GPU}: 1970-01-01T01:00:00Z to 1970-01-01T01:01:00Z: 1@0 ended for 2@3600",
+        f"  n1/{GPU}: 1970-01-01T01:00:00Z to 1970-01-01T01:01:00Z: 0:01:00 GPU-hours moved 1@0 -> 2@3600",
         "not placed on a GPU: 1",
         '  job 3 of third on n1: 1 GPU, 0:00:09: "" is no PCI address',
         "TENANT, NOT PLACED  GPU-HOURS  GPU-NANOSECONDS",
@@ -70,13 +70,13 @@ def test_a_person_reads_tenants_conflicts_and_what_is_not_placed(jobs):
 def test_a_program_reads_the_same(jobs):
     told = json.loads(run(jobs, "--json").stdout)
     assert told["tenants"] == [
-        {"tenant": "first", "held_ns": str(3600 * S), "gpu_hours": "1:00:00"},
+        {"tenant": "first", "held_ns": str(7140 * S), "gpu_hours": "1:59:00"},
         {"tenant": "second", "held_ns": str(60 * S), "gpu_hours": "0:01:00"},
     ]
     assert told["conflicts"] == [
         {
             "gpu": f"n1/{GPU}", "start_ns": str(3600 * S), "end_ns": str(3660 * S),
-            "earlier": "1@0", "later": "2@3600",
+            "earlier": "1@0", "later": "2@3600", "moved_ns": str(60 * S),
         }
     ]  # fmt: skip
     assert told["not_placed"] == [

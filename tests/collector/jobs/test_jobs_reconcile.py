@@ -122,7 +122,7 @@ def test_a_job_that_lost_its_gpu_to_another_is_named():
     ]
     found = compare(ledger(jobs), jobs, S)
     assert [(one.job, one.kinds, one.difference) for one in found.differences] == [
-        ("1", (Kind.TIMES,), -60 * S)
+        ("1", (Kind.HELD,), -50 * S)
     ]
 
 
