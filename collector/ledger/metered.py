@@ -90,11 +90,17 @@ class MeteredGpu:
                 for share in shares(self._owners, counted, start_ns, end_ns)
             ),
             claims=tuple(
-                replace(self._claims[claim], requested=asked.get(claim, ("", "")))
+                _as_of(self._claims[claim], end_ns, asked.get(claim, ("", "")))
                 for claim in sorted(named & self._claims.keys())
             ),
             overlaps=moved,
         )
+
+
+def _as_of(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldClaim:
+    """A claim as of the end of a day: an end after it would change the days before."""
+    ended = claim.end_ns if claim.end_ns is not None and claim.end_ns <= end_ns else None
+    return replace(claim, end_ns=ended, requested=requested_)
 
 
 def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:

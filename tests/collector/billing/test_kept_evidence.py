@@ -73,7 +73,7 @@ def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
     assert time == 47 * Fraction("2.49")
     checks = reconcile(books, PERIOD, SELLER)
     assert [check for check in checks if not check.passes] == []
-    assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7"}
+    assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9"}
     assert sum(check.parts for check in checks if check.rule == "R4") == 4 * 2
     words = ["reconcile", name_of(PERIOD), "--ledger", url]
     result = CliRunner().invoke(bill, words)

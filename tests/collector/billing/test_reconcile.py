@@ -62,7 +62,7 @@ def closed(ledger: Ledger, known: SimulatedEvidence = ALL) -> Books:
 def test_all_is_equal(ledger: Ledger) -> None:
     checks = reconcile(closed(ledger), ONE, SELLER)
     assert rules(checks) == set()
-    assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7", "R8"}
+    assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9"}
     whole = 2 * 2 * 3 * GPU_CAPACITY * DAY_NS
     (cluster,) = [check for check in checks if check.rule == "R2"]
     assert (cluster.found, cluster.expected) == (whole, whole)
