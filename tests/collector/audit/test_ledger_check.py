@@ -10,10 +10,25 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 from support.audit import KEY, audit_log, draft, running
-from support.books import ALL, BOSS, ONE, START, THREE, after, gpu, opened, world
+from support.books import (
+    ALL,
+    BOSS,
+    GREEN,
+    ONE,
+    RED,
+    START,
+    THREE,
+    after,
+    claim,
+    gpu,
+    hours,
+    opened,
+    world,
+)
 
 from collector.audit import heads
 from collector.audit.drain import Drain
@@ -29,19 +44,28 @@ from collector.billing.corrections import adjustment, credit
 from collector.billing.focus import Account, Seller
 from collector.billing.reconcile import reconcile
 from collector.billing.reconcile import recorded as recorded_rows
+from collector.jobs import lists
+from collector.jobs.ledger import import_list
 from collector.ledger import schema
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.schema import covered
 from collector.ledger.store import Ledger
 from collector.ledger.tables import metadata
+from collector.metering.evidence import Level
 from railscope.cli import root
 
+EVERYTHING = world(
+    gpu("GPU-0", RED, claim("green", 30, 40), replace(claim("root", 61, 62), level=Level.PROCESS)),
+    gpu("GPU-1", GREEN),
+)
+"""Two GPUs: an overlap of two claims, and processes without a claim."""
+JOB = lists.PlacedJob("node-2/00000000:01:00.0", hours(1), "7", "red", hours(2), "node-2")
 SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green")})
 
 
 def billed(ledger: Ledger) -> Books:
     """Books with everything in them: price book, closing, invoices, a void one, a credit."""
-    books = opened(ledger, ALL)
+    books = opened(ledger, EVERYTHING)
     closed = books.close(ONE, after(ONE))
     administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
     given = credit("red", administration.read_amount("5"), ONE, "sorry")
@@ -128,9 +152,10 @@ async def test_any_change_of_a_row_is_found(
     url: str, ledger: Ledger, tmp_path: Path, name: str
 ) -> None:
     books = billed(ledger)
+    listed = lists.NewList("sacct", ONE, ONE.end_ns, as_observed=True, jobs=[JOB])
+    import_list(ledger, listed, lists.By(BOSS, after(ONE).now_ns))
+    assert _rows(ledger.database, name)
     await log_of(tmp_path / "log", ledger.database)
-    if not _rows(ledger.database, name):
-        pytest.skip("this world has no such row")
     with ledger.database.transaction() as connection:
         kinds = list(changes(connection, name))
     assert checked(tmp_path / "log", url)[0] == Outcome.CONSISTENT

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from looks import ALICE, states, troubles
+from msgspec.structs import replace
 from support.story import SECOND, Reporter, accept, at, ended, gpus_of, known_of, started
 
 from collector.core import Core
@@ -66,6 +67,19 @@ def test_what_is_no_share_is_rejected(text: str):
 def test_every_share_is_written_and_read_back(one: int, other: int):
     share = Fraction(min(one, other), max(one, other))
     assert parse_share(share_text(checked_share(share))) == share
+
+
+@pytest.mark.parametrize("where", ["gpu", "id", "fact"])
+def test_text_that_no_database_keeps_is_rejected(where: str):
+    """The ingest rejects it as well; frames of earlier versions may contain it."""
+    event = wire(started("GPU-0", "a", 0))
+    if where == "fact":
+        event = replace(event, facts={**event.facts, "owner": "a\0b"})
+    else:
+        key = ("GPU\0", "a") if where == "gpu" else ("GPU-0", "a\0")
+        event = replace(event, entity=replace(event.entity, key=key))
+    with pytest.raises(ToldError, match="no ledger can keep"):
+        told(TELLER, event)
 
 
 def test_a_person_may_write_a_share_in_percent():

@@ -21,6 +21,7 @@ from support.story import (
 from collector.core import Core
 from collector.evidence import claims_file
 from collector.evidence.assemble import Files
+from collector.evidence.told import MOST_CHARACTERS
 from collector.metering.tiling import State, tile
 
 
@@ -188,7 +189,7 @@ def test_an_end_may_be_heard_before_the_start(core: Core):
 @pytest.mark.parametrize(
     "facts",
     [{"level": "king"}, {"start_ns": "soon"}, {"compute": "0-900"}, {"compute": "500-400"},
-     {"owner": "a\0b"}, {"start_ns": "9" * 19}],
+     {"owner": "a" * (MOST_CHARACTERS + 1)}, {"start_ns": "9" * 19}],
 )  # fmt: skip
 def test_a_claim_that_cannot_be_is_told_and_left_out(core: Core, facts: dict[str, str]):
     heard = troubles(core)
