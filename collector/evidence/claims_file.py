@@ -137,4 +137,4 @@ def claims_file(path: Path | None) -> Watched[FileClaims]:
 def _name_overlaps(claims: FileClaims) -> None:
     for earlier, later in islice(claims.overlaps(), _MOST_OVERLAPS):
         log.warning("claims_overlap", holds=later.holds, earlier=earlier.tenant,
-                    later=later.tenant, advice="the earlier ends where the later begins")  # fmt: skip
+                    later=later.tenant, advice="the later holds while it lasts, then the earlier holds again")  # fmt: skip

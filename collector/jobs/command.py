@@ -127,8 +127,8 @@ def import_jobs(  # noqa: PLR0913 - each is an option
 ) -> None:  # fmt: skip
     """Print the GPU time of every tenant in a scheduler's job list, exactly.
 
-    Of two jobs on one GPU the earlier ends where the later begins; both are named. GPUs that the
-    list does not name are listed with the reason and are in no total. A bad line is named and left
+    Of two jobs on one GPU the later holds it while it lasts, then the earlier one holds it again;
+    the time that moved is listed. GPUs that the list does not name are listed with the reason and are in no total. A bad line is named and left
     out. Exit status 1: the file is no such list, or the ledger cannot take it.
     """
     models = _models(inventory_path, sku)

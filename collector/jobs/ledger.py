@@ -46,7 +46,6 @@ from collector.metering.evidence import (
     Stretch,
     Witness,
 )
-from collector.metering.units import GPU_CAPACITY
 from railscope import __version__
 
 STAND_IN = "unnamed"
@@ -92,7 +91,7 @@ def stand_ins(jobs: Iterable[Job], source: str, models: Models) -> StandIns:
         gpus = [(gpu, job.part_of(gpu)) for gpu in job.gpus]
         rest: list[Unplaced] = []
         for one in job.unplaced:
-            if not one.gpus or not _fits(one.share):
+            if not one.gpus:
                 rest.append(one)
                 continue
             node = _node(one.where)
@@ -112,11 +111,6 @@ def stand_ins(jobs: Iterable[Job], source: str, models: Models) -> StandIns:
             )
         )
     return found
-
-
-def _fits(share: Fraction) -> bool:
-    """True if a share is a whole number of slots."""
-    return (share * GPU_CAPACITY).denominator == 1
 
 
 def with_stand_ins(jobs: Iterable[Job]) -> list[Job]:

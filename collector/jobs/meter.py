@@ -2,7 +2,7 @@
 
 There are no samples, so all time that is held is inferred, with the scheduler as its witness. A GPU
 is taken to be there from the start of the first job that names it to the end of the last. Of two
-jobs on one GPU the earlier ends where the later begins, in order of start and claim id.
+jobs on one GPU the later holds it while it lasts, in order of start and claim id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collector.jobs.job import Gpu, Job, Part
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
 from collector.metering.holders import Overlap, OverlapKind, overlaps
 from collector.metering.tiling import Entry, GpuTimeline, State
-from collector.metering.units import GPU_CAPACITY, Slots, Tiling
+from collector.metering.units import GPU_CAPACITY, Slots, Tiling, exact
 
 
 class Clash(NamedTuple):
@@ -88,12 +88,8 @@ def _evidence(gpu: Gpu, jobs: Sequence[Job], period: Period | None) -> Evidence:
 
 
 def slots_of(part: Part) -> Slots:
-    """The slots of a part. Raises ValueError for one that is not a whole number of slots."""
-    low, high = part.low * GPU_CAPACITY, part.high * GPU_CAPACITY
-    if low.denominator != 1 or high.denominator != 1:
-        message = f"{part.share} of a GPU is not a whole number of its {GPU_CAPACITY} slots"
-        raise ValueError(message)
-    return Slots(int(low), int(high))
+    """The slots of a part, exactly."""
+    return Slots(exact(part.low * GPU_CAPACITY), exact(part.high * GPU_CAPACITY))
 
 
 def entries(known: Evidence) -> list[Entry]:
