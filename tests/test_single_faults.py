@@ -60,11 +60,8 @@ TOLD: dict[str, dict[str, Labels]] = {
         "RailscopeGpuDriverStuck": {"severity": "critical"},
         "RailscopeGpuXid": {"severity": "critical", "xid": "119"},
     },
-    # Pages without a sample are no scrapes here: old values last for five minutes.
-    "driver_stuck": {
-        "RailscopeGpuDriverStuck": {"severity": "critical"},
-        "RailscopeSourceFailing": {"source": "gpu", "problem": "failed"},
-    },
+    # Sources of the other GPUs are read on: they are partial, and do not fail.
+    "driver_stuck": {"RailscopeGpuDriverStuck": {"severity": "critical"}},
     "nvml_denied": {"RailscopeSourcePartial": {"source": "gpu_activity"}},
     "thermal": {"RailscopeGpuThermalThrottle": {"severity": "critical", "problem": "hardware"}},
     "incast": {"RailscopeIncast": {"severity": "warning", **STRUCK_PORT}},
