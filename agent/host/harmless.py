@@ -35,7 +35,8 @@ _WHOLE = {
     "calls": re.compile(
         r"nvml\.(?!nvmlDeviceGetSerial|nvmlDeviceGetPlatformInfo|nvmlVgpuInstanceGetVmID).*"
         r"|ethtool\.(?:statistics|driver).*"
-        r"|netlink\.(?:dcb|fec|link_modes|link_state|pause|rings|module|rdma_statistics).*"
+        r"|netlink\.(?:dcb|fec|link_modes|link_state|pause|rings|module|rdma_statistics"
+        r"|standard_statistics).*"
     ),
 }
 _COUNTER_FILE = re.compile(r"(?<=counters/)[\w.]+$")

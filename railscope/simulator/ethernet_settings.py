@@ -1,19 +1,21 @@
 """How the simulated interfaces are set up, as the kernel's ethtool and dcb interfaces tell it.
 
-Which parts a driver tells is that of linux, drivers/net/ethernet: mlx5 en_dcbnl.c and en_ethtool.c,
-bnxt_dcb.c and bnxt_ethtool.c, ice_dcb_nl.c and ice_ethtool.c; virtio_net and the loopback have next to
-nothing.
+Which parts a driver tells is that of linux, drivers/net/ethernet: mlx5 en_dcbnl.c, en_ethtool.c and
+en_stats.c, bnxt_dcb.c and bnxt_ethtool.c, ice_dcb_nl.c and ice_ethtool.c; virtio_net and the loopback
+have next to nothing.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 
 from railscope.capture import Json, Moment, failure
 from railscope.simulator.fabric import Cable
 from railscope.simulator.ice_statistics import xon_and_xoff
 from railscope.simulator.machine import ETHERNET, LOOPBACK
 from railscope.simulator.model import NodeModel
+from railscope.simulator.nic import statistics_of
 from railscope.simulator.port_settings import (
     BEST_EFFORT,
     DSCP_OF_DATA,
@@ -38,6 +40,30 @@ _MODES = {
     (100, False): ["100000baseCR4/Full", "50000baseCR2/Full"],
 }
 """Modes of optics and of copper, by gigabits a second (linux: net/ethtool/common.c)."""
+_STANDARD_STATISTICS: Mapping[str, Mapping[str, str]] = {
+    "mlx5_core": {
+        "SymbolErrorDuringCarrier": "rx_symbol_err_phy",
+        "FramesTransmittedOK": "tx_packets_phy",
+        "FramesReceivedOK": "rx_packets_phy",
+        "FrameCheckSequenceErrors": "rx_crc_errors_phy",
+        "OctetsTransmittedOK": "tx_bytes_phy",
+        "OctetsReceivedOK": "rx_bytes_phy",
+    },
+    "bnxt_en": {
+        "SymbolErrorDuringCarrier": "rx_pcs_symbol_err",
+        "FramesTransmittedOK": "tx_good_frames",
+        "FramesReceivedOK": "rx_good_frames",
+        "FrameCheckSequenceErrors": "rx_fcs_err_frames",
+        "AlignmentErrors": "rx_align_err_frames",
+        "MACControlFramesReceived": "rx_ctrl_frames",
+        "etherStatsJabbers": "rx_jbr_frames",
+    },
+    "ice": {},
+}
+"""Counters of standard groups by driver, and the names under which the driver itself counts them.
+
+ice fills no group in this kernel; its answer has no statistics.
+"""
 _LINK_DOWN_STATES = {
     "flapping": ("No cable", ""),
     "speed_down": ("Bad signal integrity", "Large number of physical errors"),
@@ -51,6 +77,7 @@ def show(model: NodeModel, into: Moment) -> None:
             "dcb": _dcb(cable),
             "pause": _pause(cable),
             "fec": _fec(cable),
+            "standard_statistics": _standard_statistics(cable),
             "rings": _RINGS[cable.port.nic.driver],
             "link_modes": _link_modes(cable),
             "link_state": _link_state(cable, model.spec.scenario),
@@ -59,7 +86,7 @@ def show(model: NodeModel, into: Moment) -> None:
     refused = failure(OSError(errno.EOPNOTSUPP, ""))
     nothing: dict[str, Json] = dict.fromkeys(
         ("dcb", "pause", "fec", "rings", "link_modes", "module"), refused
-    )
+    ) | {"standard_statistics": {"statistics": {}}}
     unknown_speed = {
         "duplex": "unknown", "autonegotiation": False, "supported": [], "advertised": [], "peer": [],
     }  # fmt: skip
@@ -162,6 +189,12 @@ def _fec(cable: Cable) -> dict[str, Json]:
         "active": "RS" if cable.up else "None",
         "statistics": statistics,
     }
+
+
+def _standard_statistics(cable: Cable) -> dict[str, Json]:
+    counted = statistics_of(cable)
+    names = _STANDARD_STATISTICS[cable.port.nic.driver]
+    return {"statistics": {name: counted[own] for name, own in names.items()}}
 
 
 def _link_modes(cable: Cable) -> dict[str, Json]:
