@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from collector import clock
 from collector.access.credential import MAX_RANK, Credential, Role, is_name
 from collector.access.credentials import digest, new_token, quoted, section
 from collector.at_rest import accept_loss
@@ -128,6 +129,23 @@ def accept_loss_command(config: Path | None) -> None:
     for one in lost:
         click.echo(one)
     click.echo(f"accepted: the next start goes on without {len(lost)} files")
+
+
+@collector.command(name="accept-clock")
+@_config
+@click.confirmation_option(prompt="Is the wall clock of this machine right now?")
+def accept_clock_command(config: Path | None) -> None:
+    """Have the running collector accept the wall clock as it is, where it is suspect."""
+    found = settings.load(CollectorSettings, file=config, prefix=PREFIX)
+    directory = state_directory(found.state_directory, CollectorSettings().state_directory)
+    state = clock.read(directory)
+    if state is None or not state.problem:
+        message = "the clock is not suspect: nothing to accept"
+        raise click.ClickException(message)
+    (directory / clock.ACCEPTED_FILE).touch()
+    click.echo(
+        f"accepted within seconds by the collector that runs; it was suspect: {state.problem}"
+    )
 
 
 @collector.command(name="sample-config")

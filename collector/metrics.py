@@ -91,6 +91,7 @@ class Own:
             (audit_catalog.AUDIT_LOST, self.trail.lost),
             (audit_catalog.DENIALS, self.trail.denied),
             (c.LOG_LINES_LOST, logs.lines.lost),
+            (c.CLOCK_SUSPECT, int(bool(self.settler.hold()))),
             (c.SINK_WRITTEN, self.sink.written),
             (c.SINK_DROPPED, self.sink.dropped),
         ]

@@ -31,6 +31,7 @@ from collector.at_rest import StateFiles
 from collector.audit.draft import Draft
 from collector.audit.office import AuditOffice
 from collector.billing import seller_file
+from collector.clock import ClockState, CollectorClock
 from collector.config import CollectorSettings
 from collector.core import Core
 from collector.evidence.days import Door
@@ -70,6 +71,7 @@ log = structlog.get_logger(__name__)
 CHECKPOINT = "checkpoint"
 OBSERVED = "observed"
 _DAY_NS = 86_400_000_000_000
+NS = 1_000_000_000
 _CHECK_FILES_SECONDS = 86_400.0
 _MAX_NAMED = 100
 
@@ -118,6 +120,8 @@ class Collector:
         self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
         self.files = AdministratorsFiles.of(self.settings)
         self.audit.observed.tenant_of = self._tenant_of
+        self._clock_records: list[Draft] = []
+        self.clock = CollectorClock(self.folder, self._node_offsets, self._clock_changed)
         self.live = LiveAccount(
             self.core.evidence, lambda: self.files.evidence, ready=False,
             pod_jobs=pattern_of(self.settings.pod_jobs),
@@ -125,13 +129,14 @@ class Collector:
         self.settler = Settler(
             self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.folder / "evidence.seen",
-            check=self.audit.watch.check,
+            self.clock.now_ns, lambda: self.clock.problem, self.audit.watch.check,
         )  # fmt: skip
         self.refresher = Refresher(
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
             watch=Watch(self.core, self.files.what_must_be, lambda: self.files.retired.content),
             most_jobs=self.settings.most_jobs, averages=Averages(self.settings.straggler_seconds),
+            wall_ns=self.clock.now_ns,
         )  # fmt: skip
         self.reading = Reading()
         self.quarantine = Quarantine()
@@ -146,6 +151,30 @@ class Collector:
         )  # fmt: skip
         _require_seller(self.settings.billing.seller_file)
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
+
+    def _node_offsets(self) -> list[int]:
+        """How far the wall clocks of nodes that report are ahead of the collector's."""
+        from_ns = self.clock.now_ns() - round(self.settings.stale_seconds * NS)
+        nodes = self.core.fleet.nodes.values()
+        return [node.clock_offset_ns for node in nodes if node.instant_ns >= from_ns]
+
+    def _clock_changed(self, state: ClockState) -> None:
+        """Record that the clock became suspect, or no longer is."""
+        data: Data = {"problem": state.problem, "reference_ns": str(state.reference_ns)}
+        actor = Actor("collector", self.trail.log.source.id)
+        outcome = "failed" if state.problem else "done"
+        self._clock_records.append(
+            Draft("evidence.clock_step", actor, self.trail.wall_ns(), outcome, data=data)
+        )
+
+    async def _record_clock(self) -> None:
+        """Look at the clock every second, and record what changed, until cancelled."""
+        while True:
+            await asyncio.sleep(1)
+            self.clock.now_ns()
+            while self._clock_records:
+                await self.trail.log.append(self._clock_records[0])
+                self._clock_records.pop(0)
 
     def _listed_nodes(self) -> set[str]:
         """The nodes that have a credential."""
@@ -234,7 +263,12 @@ class Collector:
     def application(self) -> Application:
         """All that is served, behind the gate."""
         ingest = Ingest(
-            self.core, self.log, self.settings.limits, self.trail.deny, closed=self.read_only
+            self.core,
+            self.log,
+            self.settings.limits,
+            self.trail.deny,
+            wall_ns=self.clock.now_ns,
+            closed=self.read_only,
         )
         audit = self.audit.numbers()
         own = Own(
@@ -245,6 +279,7 @@ class Collector:
         )  # fmt: skip
         api = Api(
             self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,
+            wall_ns=self.clock.now_ns,
             unwritable=LedgerProbe(self.database.open).problem, read_only=self.read_only,
         )  # fmt: skip
         gate = Gate(
@@ -288,6 +323,7 @@ class Collector:
                 group.create_task(self._check_files())
                 group.create_task(self.files.watch())
                 group.create_task(self.settler.run())
+                group.create_task(self._record_clock())
                 group.create_task(self.refresher.run())
                 group.create_task(self.sink.run())
         finally:
@@ -343,6 +379,9 @@ class Collector:
         self.at_rest.open()
         self.log.open()
         self.restart.read(self.log.stats)
+        self.clock.open(
+            max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
+        )
         self.log.go_on_at(self.restart.first_segment)
         self.at_rest.compare_checkpoint(self.restart.first_segment)
         self.at_rest.compare_schemas(self.core.counts.unknown_schemas)

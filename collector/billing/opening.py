@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from collector import clock
 from collector.billing import seller_file
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Books, By
@@ -104,6 +105,16 @@ class Place:
         if self.ledger:
             return self.ledger
         return ledger_url(self._settings.ledger, self._state_directory())
+
+    def refuse_suspect_clock(self) -> None:
+        """Raise ClosingError while the collector of this machine suspects the wall clock."""
+        state = clock.read(self._state_directory())
+        if state is not None and state.problem:
+            message = (
+                f"the collector's clock is suspect: {state.problem}; fix: set the clock right, or "
+                "run `railscope collector accept-clock`"
+            )
+            raise ClosingError(message)
 
     def _state_directory(self) -> Path:
         current = self._settings.state_directory

@@ -104,6 +104,7 @@ def preview_command(place: Place, words: tuple[str, ...], output: _Output) -> No
 @deciding_command
 def close_command(place: Place, period: Period, *, provisional: bool) -> None:
     """Close PERIOD and issue its invoices, once. What comes later is billed as corrections."""
+    place.refuse_suspect_clock()
     with place.books() as books:
         closed = books.close(period, place.by, provisional=provisional)
         reviews = books.store.reviews(closed.closing.number)

@@ -72,6 +72,8 @@ class Settler:
     state: Path
     """A file that remembers up to when changes of the database have been looked at."""
     wall_ns: Callable[[], int] = time.time_ns
+    hold: Callable[[], str] = lambda: ""
+    """The reason why no day may be finalized now, or an empty text."""
     check: Callable[[], object] = lambda: None
     """Raises LedgerError where the database is not the one to go on with."""
     counts: Counts = field(default_factory=Counts)
@@ -146,7 +148,7 @@ class Settler:
                 await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
                 self._written[kind] = text
         await self._store(door, now_ns, everything=everything)
-        if texts is None:
+        if texts is None or self.hold():
             return
         files = await asyncio.to_thread(door.store.files)
         homes = await asyncio.to_thread(door.store.homes)

@@ -259,6 +259,13 @@ REVISED_DAYS = Metric(
     help="Days of GPUs in the ledger whose GPU time late evidence has changed.",
     origin="collector",
 )
+CLOCK_SUSPECT = Metric(
+    "railscope_collector_clock_suspect",
+    Kind.GAUGE,
+    CLUSTER,
+    help="1 while the collector's wall clock is suspect: no day is finalized and no period closed.",
+    origin="collector",
+)
 LOG_LINES_LOST = Metric(
     "railscope_collector_log_lines_lost_total",
     Kind.COUNTER,

@@ -1,0 +1,178 @@
+"""The collector's clock: the boot clock, placed by a reference that a wrong wall clock cannot move.
+
+now = reference + CLOCK_BOOTTIME, where the reference is wall clock - boot clock as it was found right.
+It is kept over restarts within one boot and follows the wall clock by at most 500 ppm, as NTP slews it.
+A wall clock that leaves it by more than a second is *suspect*, and so is one that starts a boot before the
+newest durable frame, or that most of three or more nodes contradict in one direction by over a minute.
+While it is suspect, frames are placed by the reference, and no ledger day is finalized or period closed.
+That ends when the wall clock returns, or when an administrator accepts it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from collector.segments import write_durably
+
+log = structlog.get_logger(__name__)
+
+FILE = "clock"
+ACCEPTED_FILE = "clock.accepted"
+NS = 1_000_000_000
+MAX_STEP_NS = NS
+MAX_SLEW_PPM = 500
+MAX_NODE_OFFSET_NS = 60 * NS
+MIN_NODES = 3
+KEEP_EVERY_NS = 60 * NS
+LOOK_EVERY_NS = NS
+
+
+class ClockState(msgspec.Struct):
+    """What is kept of the clock: the boot, its reference, and since when and why it is suspect."""
+
+    boot_id: str
+    reference_ns: int
+    problem: str = ""
+    since_ns: int = 0
+
+
+def boot_clock_ns() -> int:
+    """Nanoseconds since the machine was started, time asleep included."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def this_boot() -> str:
+    """The identity of this boot (random(4)), or an empty text where the kernel shows none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+@dataclass(slots=True)
+class CollectorClock:
+    """One clock for everything that is kept, finalized or billed."""
+
+    directory: Path
+    offsets_ns: Callable[[], Collection[int]] = tuple
+    """How far the wall clock of each node that reports is ahead of this clock."""
+    on_change: Callable[[ClockState], None] = lambda _state: None
+    """Called where the clock becomes suspect, and where it no longer is."""
+    wall_ns: Callable[[], int] = time.time_ns
+    boot_ns: Callable[[], int] = boot_clock_ns
+    boot_id: str = field(default_factory=this_boot)
+    _state: ClockState | None = None
+    _looked_ns: int = 0
+    _kept_ns: int = 0
+    _is_open: bool = False
+
+    def open(self, newest_ns: int = 0) -> None:
+        """Read the kept reference, or take the wall clock's. Blocking; raises OSError.
+
+        `newest_ns` is when the newest durable frame was received.
+        """
+        boot_ns = self.boot_ns()
+        found = self._read()
+        if found is None or found.boot_id != self.boot_id or not self.boot_id:
+            found = ClockState(self.boot_id, self.wall_ns() - boot_ns)
+            if self.wall_ns() < newest_ns:
+                found.reference_ns = newest_ns - boot_ns
+                found.problem = "the wall clock is before the newest frame of the frame log"
+                found.since_ns = newest_ns
+                log.error("clock_suspect", problem=found.problem)
+        self._state, self._looked_ns, self._is_open = found, boot_ns, True
+        self._keep(boot_ns)
+
+    def now_ns(self) -> int:
+        """The time by the reference, in nanoseconds since the epoch."""
+        return self._current().reference_ns + self.boot_ns()
+
+    @property
+    def problem(self) -> str:
+        """The reason why the wall clock is suspect, or an empty text."""
+        return self._current().problem
+
+    def _current(self) -> ClockState:
+        if self._state is None:
+            self._state = ClockState(self.boot_id, self.wall_ns() - self.boot_ns())
+        boot_ns = self.boot_ns()
+        passed_ns = boot_ns - self._looked_ns
+        drift_ns = self.wall_ns() - boot_ns - self._state.reference_ns
+        if abs(drift_ns) > MAX_STEP_NS and not self._state.problem:
+            self._suspect(f"the wall clock was stepped by {drift_ns / NS:+.3f} s", boot_ns)
+        if passed_ns >= LOOK_EVERY_NS:
+            self._look(drift_ns, passed_ns, boot_ns)
+        return self._state
+
+    def _look(self, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
+        """Follow the wall clock, or find out whether the reason to suspect it is gone."""
+        state = self._state
+        assert state is not None  # noqa: S101 - set by the only caller
+        self._looked_ns = boot_ns
+        contradicted = self._contradiction()
+        if state.problem:
+            accepted = self.directory / ACCEPTED_FILE
+            if accepted.exists():
+                accepted.unlink(missing_ok=True)
+                state.reference_ns += drift_ns
+                self._trust("accepted by an administrator", boot_ns)
+            elif abs(drift_ns) <= MAX_STEP_NS and not contradicted:
+                self._trust("the wall clock returned", boot_ns)
+            return
+        if contradicted:
+            self._suspect(contradicted, boot_ns)
+            return
+        bound_ns = passed_ns * MAX_SLEW_PPM // 1_000_000
+        state.reference_ns += max(-bound_ns, min(bound_ns, drift_ns))
+        if boot_ns - self._kept_ns >= KEEP_EVERY_NS:
+            self._keep(boot_ns)
+
+    def _contradiction(self) -> str:
+        offsets = list(self.offsets_ns())
+        for sign, word in ((1, "ahead of"), (-1, "behind")):
+            far = sum(sign * offset > MAX_NODE_OFFSET_NS for offset in offsets)
+            if len(offsets) >= MIN_NODES and 2 * far > len(offsets):
+                return f"{far} of {len(offsets)} nodes are over a minute {word} the collector"
+        return ""
+
+    def _suspect(self, problem: str, boot_ns: int) -> None:
+        assert self._state is not None  # noqa: S101 - set by every caller
+        self._state.problem = problem
+        self._state.since_ns = self._state.reference_ns + boot_ns
+        log.error("clock_suspect", problem=problem,
+                  advice="set the clock right, or run `railscope collector accept-clock`")  # fmt: skip
+        self._keep(boot_ns)
+        self.on_change(self._state)
+
+    def _trust(self, reason: str, boot_ns: int) -> None:
+        assert self._state is not None  # noqa: S101 - set by every caller
+        log.warning("clock_trusted", reason=reason, after=self._state.problem)
+        self._state.problem, self._state.since_ns = "", 0
+        self._keep(boot_ns)
+        self.on_change(self._state)
+
+    def _read(self) -> ClockState | None:
+        return read(self.directory)
+
+    def _keep(self, boot_ns: int) -> None:
+        self._kept_ns = boot_ns
+        if not self._is_open:
+            return  # a collector that may not write yet
+        try:
+            write_durably(self.directory / FILE, msgspec.json.encode(self._state))
+        except OSError as error:
+            log.warning("clock_not_kept", problem=str(error))
+
+
+def read(directory: Path) -> ClockState | None:
+    """The state that a collector keeps in its state directory; None without a readable one."""
+    try:
+        return msgspec.json.decode((directory / FILE).read_bytes(), type=ClockState)
+    except (OSError, msgspec.MsgspecError):
+        return None

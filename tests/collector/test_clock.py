@@ -1,0 +1,130 @@
+"""The collector's clock: a wrong wall clock moves nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector import clock
+from collector.clock import NS, ClockState, CollectorClock
+
+DAY_NS = 86_400 * NS
+START_NS = 1_790_000_000 * NS
+
+
+class Machine:
+    """A machine whose clocks a test sets; `right_ns` is the true time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.boot_ns, self.error_ns, self.began_ns = 1000 * NS, 0, START_NS - 1000 * NS
+        self.offsets: list[int] = []
+        self.changes: list[str] = []
+        self.boot = "boot-1"
+
+    @property
+    def right_ns(self) -> int:
+        return self.began_ns + self.boot_ns
+
+    def started(self, newest_ns: int = 0) -> CollectorClock:
+        one = CollectorClock(
+            self.directory, lambda: self.offsets, self._changed,
+            lambda: self.right_ns + self.error_ns, lambda: self.boot_ns, self.boot,
+        )  # fmt: skip
+        one.open(newest_ns)
+        return one
+
+    def _changed(self, state: ClockState) -> None:
+        self.changes.append(state.problem)
+
+
+def test_a_step_is_suspect_at_once_and_moves_nothing(tmp_path: Path):
+    machine = Machine(tmp_path)
+    one = machine.started()
+    for error in (30 * DAY_NS, -5 * DAY_NS, 6 * NS):
+        machine.error_ns = error
+        assert one.now_ns() == machine.right_ns
+        assert "stepped" in one.problem
+        machine.boot_ns += 6 * NS
+        assert one.now_ns() == machine.right_ns
+        machine.error_ns = 0
+        machine.boot_ns += 2 * NS
+        assert one.now_ns() == machine.right_ns
+        assert not one.problem
+    assert [bool(change) for change in machine.changes] == [True, False] * 3
+
+
+def test_a_restart_within_a_boot_keeps_the_reference(tmp_path: Path):
+    machine = Machine(tmp_path)
+    machine.started()
+    machine.error_ns = 30 * DAY_NS
+    one = machine.started()
+    assert one.now_ns() == machine.right_ns
+    assert one.problem
+    found = clock.read(tmp_path)
+    assert found is not None
+    assert found.problem, "other commands see it"
+
+
+def test_an_accepted_step_is_the_new_reference(tmp_path: Path):
+    machine = Machine(tmp_path)
+    one = machine.started()
+    machine.error_ns = 3600 * NS
+    assert one.problem
+    (tmp_path / clock.ACCEPTED_FILE).touch()
+    machine.boot_ns += 2 * NS
+    assert one.now_ns() == machine.right_ns + machine.error_ns
+    assert not one.problem
+    assert not (tmp_path / clock.ACCEPTED_FILE).exists()
+
+
+def test_a_boot_that_begins_before_the_newest_frame_is_suspect(tmp_path: Path):
+    machine = Machine(tmp_path)
+    machine.error_ns = -DAY_NS
+    one = machine.started(newest_ns=START_NS)
+    assert "before the newest frame" in one.problem
+    assert one.now_ns() >= START_NS
+
+
+def test_most_nodes_contradict_a_clock(tmp_path: Path):
+    machine = Machine(tmp_path)
+    one = machine.started()
+    for offsets, suspect in (
+        ([3600 * NS] * 2, False),
+        ([3600 * NS, 3600 * NS, 0], True),
+        ([3600 * NS, -3600 * NS, 0], False),
+        ([-90 * NS] * 40 + [0] * 30, True),
+        ([59 * NS] * 9, False),
+    ):
+        machine.offsets = offsets
+        machine.boot_ns += 2 * NS
+        assert bool(one.problem) is suspect, offsets
+        machine.offsets = []
+        machine.boot_ns += 2 * NS
+        assert not one.problem
+
+
+def test_a_slewed_clock_is_followed(tmp_path: Path):
+    machine = Machine(tmp_path)
+    one = machine.started()
+    for _ in range(4000):
+        machine.boot_ns += NS
+        machine.error_ns += 400_000  # 400 ppm
+        assert not one.problem
+    assert abs(one.now_ns() - machine.right_ns - machine.error_ns) < 1_000_000
+
+
+@given(st.lists(st.tuples(st.integers(-(10**18), 10**18), st.integers(1, 10**12)), max_size=20))
+def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
+    machine = Machine(tmp_path_factory.mktemp("clock"))
+    one = machine.started()
+    passed = 0
+    for error_ns, pause_ns in steps:
+        machine.error_ns = error_ns
+        machine.boot_ns += pause_ns
+        passed += pause_ns
+        allowed = passed * clock.MAX_SLEW_PPM // 1_000_000 + 1
+        assert abs(one.now_ns() - machine.right_ns) <= min(allowed, passed)
+        assert abs(error_ns) <= clock.MAX_STEP_NS + allowed or one.problem
