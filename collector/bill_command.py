@@ -13,6 +13,7 @@ from collector.billing.decide_command import (
     void_command,
 )
 from collector.billing.export_command import export_command
+from collector.billing.overlap_command import overlaps_command
 from collector.billing.period_command import (
     close_command,
     list_command,
@@ -31,7 +32,7 @@ def bill() -> None:
 
 for command in (
     accept_copy_command, adjust_command, close_command, credit_command, demo, export_command, import_jobs,
-    list_command, opening_command, prices,
+    list_command, opening_command, overlaps_command, prices,
     preview_command, reconcile_command, statement_command, void_command,
 ):  # fmt: skip
     bill.add_command(command)

@@ -118,6 +118,15 @@ def within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
     )
 
 
+def overlapping(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
+    """Overlaps of newest revisions that have time in a window."""
+    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
+    joined = query.join_from(overlaps, newest, _same(newest, overlaps))
+    return joined.join(revisions, _same(overlaps, revisions)).where(
+        overlaps.c.t0_ns < end_ns, overlaps.c.t1_ns > start_ns
+    )
+
+
 def times(
     connection: Connection, keys: Sequence[Any], start_ns: int, end_ns: int
 ) -> dict[tuple[Any, ...], Units]:

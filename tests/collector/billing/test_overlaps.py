@@ -1,0 +1,56 @@
+"""`bill overlaps`: what claims requested and others held, with the seconds that moved."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+from click.testing import CliRunner
+
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.store import Ledger
+from collector.ledger.tiling import DAY_NS
+from collector.metering.evidence import Claim, Evidence, Level, Stay
+from railscope.cli import root
+
+S = 1_000_000_000
+DAY = 20_000
+
+
+def claim(name: str, start: int, end: int, **more: object) -> Claim:
+    given: dict = {"level": Level.SCHEDULER, "id": name, "tenant": f"{name}-tenant"}
+    begin = DAY * DAY_NS
+    return Claim(**(given | {"start_ns": begin + start * S, "end_ns": begin + end * S} | more))
+
+
+def test_every_overlap_is_listed_with_the_seconds_it_moved(tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    ledger = Ledger.open(url)
+    thirds = [
+        claim(name, 200, 260, exclusive=False, share=Fraction(1, 2)) for name in ("x", "y", "z")
+    ]
+    claims = (
+        claim("job", 0, 100), claim("check", 40, 42, system=True),
+        claim("lease", 300, 400, level=Level.ADMINISTRATOR), claim("late", 320, 350), *thirds,
+    )  # fmt: skip
+    evidence = Evidence("GPU-1", (Stay(DAY * DAY_NS, "n1"),), claims=claims)
+    ledger.write(MeteredGpu.of(evidence, {}, "sku").day(DAY, Computed("1", 1)))
+    ledger.close()
+    day = "2024-10-04..2024-10-04"
+    outcome = CliRunner().invoke(
+        root, ["bill", "overlaps", day, "--ledger", url, "--format", "json"]
+    )
+    assert outcome.exit_code == 0, outcome.output
+    found = {
+        (one["claim"], one["kind"]): (one["other_claim"], one["gpu_seconds"], one["ratio"])
+        for one in json.loads(outcome.stdout)
+    }
+    assert found == {
+        ("job", "conflict"): ("check", "2", "1"),
+        ("late", "override"): ("lease", "30", "1"),
+        ("x", "oversubscribed"): ("z", "10", "3/2"),
+        ("y", "oversubscribed"): ("z", "10", "3/2"),
+        ("z", "oversubscribed"): ("y", "10", "3/2"),
+    }
+    text = CliRunner().invoke(root, ["bill", "overlaps", day, "--ledger", url]).output
+    assert "5 overlaps, 62.000000000 GPU-seconds moved" in text
