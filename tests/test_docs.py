@@ -60,6 +60,7 @@ def test_generating_again_changes_nothing():
     assert outcome.returncode == 0, outcome.stderr
 
 
+@pytest.mark.timeout(300)  # four runs of the generator, which imports the whole product
 def test_a_stale_page_is_named_and_mended(tmp_path: Path):
     assert generate("--to", str(tmp_path)).returncode == 0
     (tmp_path / "docs" / "cli.md").write_text("old\n")

@@ -79,11 +79,13 @@ def test_there_is_no_folder_without_a_case_and_all_are_small() -> None:
     assert sum(path.stat().st_size for path in HERE.glob("*/*")) < MOST_BYTES_OF_ALL
 
 
+@pytest.mark.timeout(300)  # simulates every case: a minute on a busy machine
 def test_the_check_finds_all_as_they_are_made(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.timeout(300)  # as above
 def test_the_check_names_what_is_not_as_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
