@@ -18,6 +18,7 @@ import msgspec
 
 from collector.core import Core, SeenEvent
 from collector.evidence.book import GpuMemory, Kept
+from collector.evidence.contacts import NodeReceipts
 from collector.evidence.told import Ended, Told
 from collector.sequences import Run
 from railscope.wire import WireEvent
@@ -55,6 +56,7 @@ class NodePart(msgspec.Struct, array_like=True, tag=True):
     name: str
     runs: dict[str, Run]
     memory: NodeMemory | None
+    receipts: NodeReceipts = msgspec.field(default_factory=NodeReceipts)
 
 
 class GpuPart(msgspec.Struct, array_like=True, tag=True):
@@ -98,7 +100,8 @@ def parts_of(core: Core, first_segment: int) -> Iterator[Part]:
     book = core.evidence
     yield Beginning(first_segment)
     for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes]):
-        yield NodePart(name, core.received.nodes.get(name, {}), _memory_of(core, name))
+        runs = core.received.nodes.get(name, {})
+        yield NodePart(name, runs, _memory_of(core, name), book.node(name))
     for uuid in list(book.gpus):
         yield GpuPart(uuid, book.gpu(uuid))
     for key in list(book.chunks):
@@ -188,6 +191,7 @@ def resume(core: Core, parts: Iterable[Part]) -> int:
 
 def _resume_node(core: Core, part: NodePart) -> None:
     core.received.put(part.name, part.runs)
+    core.evidence.receipts[part.name] = part.receipts
     if part.memory:
         node = core.fleet.node(part.name)
         node.agent_version = part.memory.agent_version

@@ -166,6 +166,7 @@ class Core:
                 batch.first_sequence + batch.rows - 1, record.received_wall_ns,
             )  # fmt: skip
             yield
+        self.evidence.receive(record, envelope)
 
     def _show(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
         """Make the last frame of a batch the present state, unless it is that already or older."""

@@ -81,6 +81,8 @@ class Own:
             (c.VIEWS_TIME, views.duration_ns / NS),
             (c.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
             (c.CLAIMS_REFUSED, self.core.evidence.refused),
+            (c.EVIDENCE_AGED, self.core.evidence.aged_rows),
+            (c.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
             (c.EVIDENCE_WAITING, len(self.core.evidence.chunks)),
             (c.EVIDENCE_STORED, self.settler.counts.parts),
             (c.EVIDENCE_FAILURES, self.settler.counts.failures),

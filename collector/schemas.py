@@ -38,6 +38,8 @@ class Gpu:
     lane: int
     columns: Positions
     index: str = ""
+    pci: str = ""
+    """PCI address."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,6 +189,7 @@ def _gpus(wire: WireSchema) -> tuple[Gpu, ...]:
             lane,
             np.array(columns.get(position, ()), np.intp),
             entity.facts.get("index", ""),
+            entity.facts.get("pci_address", ""),
         )
         for position, (entity, lane) in enumerate(zip(wire.entities, lanes(wire), strict=True))
         if entity.kind == GPU_STREAM

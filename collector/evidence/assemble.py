@@ -13,6 +13,7 @@ import numpy as np
 from collector.evidence.calendar_file import Calendar
 from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
 from collector.evidence.claims_file import FileClaims
+from collector.evidence.contacts import Contacts
 from collector.evidence.ends import Ends, ends_of
 from collector.evidence.places import Places, Presence, places
 from collector.evidence.retired_file import Retired
@@ -56,6 +57,8 @@ class Facts(msgspec.Struct, frozen=True):
     cuts: Sequence[Cut] = ()
     reports: Mapping[str, Sequence[Span]] = {}
     """When each node reported anything but GPUs."""
+    contacts: Contacts = {}
+    """Of all GPUs of the nodes that reported this one."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -70,7 +73,11 @@ class Known(msgspec.Struct, frozen=True):
 
 
 def facts_of(
-    gpu: str, chunks: Iterable[Chunk], told: Iterable[Told], ended: Iterable[Ended]
+    gpu: str,
+    chunks: Iterable[Chunk],
+    told: Iterable[Told],
+    ended: Iterable[Ended],
+    contacts: Contacts | None = None,
 ) -> Facts:
     """What chunks and claims say of a GPU."""
     presences: list[Presence] = []
@@ -81,12 +88,12 @@ def facts_of(
             presences.append(Presence(chunk.node, chunk.boot, sighted.heard_ns, sighted.spans))
         cuts += chunk.cuts.get(gpu, ())
         reports.setdefault(chunk.node, []).extend(chunk.reports)
-    return Facts(gpu, presences, tuple(told), tuple(ended), cuts, reports)
+    return Facts(gpu, presences, tuple(told), tuple(ended), cuts, reports, contacts or {})
 
 
 def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     """What metering is told."""
-    where = places(facts.presences)
+    where = places(facts.presences, facts.gpu, facts.contacts)
     ends = ends_of(facts.told, facts.ended, facts.presences)
     claims = _claims(facts, ends, files.tenants)
     told = files.claims.claims(facts.gpu, {stay.node for stay in where.stays})
@@ -248,6 +255,7 @@ def counted(
     """
     moved = {stay.node for stay in stays} != {chunk.node for chunk in chunks}
     moved |= len(stays) > 1
+    since_ns = min((stay.start_ns for stay in stays), default=-FOREVER_NS)
     readings: dict[Counter, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
     lanes = {
         (chunk.node, chunk.boot): sighted.lane
@@ -264,7 +272,8 @@ def counted(
                 cells = readings.setdefault(counter, {}).setdefault((chunk.boot, run), {})
                 for cell in series.cells.values():
                     value = int.from_bytes(cell.values[8 * at : 8 * at + 8], "little", signed=True)
-                    here = not moved or _is_in(chunk.node, stays, cell.instant_ns)
+                    here = cell.instant_ns >= since_ns
+                    here &= not moved or _is_in(chunk.node, stays, cell.instant_ns)
                     if value >= 0 and here:
                         number = cell.boot_ns // GRID_NS
                         new = (cell.boot_ns, cell.instant_ns, value)

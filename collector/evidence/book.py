@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from collector.evidence.assemble import Facts
 from collector.evidence.chunk import Chunk, Cut, Span, add_span, add_spans
 from collector.evidence.claim_index import ClaimIndex
+from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
@@ -36,6 +37,7 @@ from collector.evidence.told import (
 from collector.evidence.trouble import Trouble
 from collector.metering.evidence import Level
 from collector.metering.observation import QUARANTINE_NS
+from collector.metering.units import FOREVER_NS
 from collector.schemas import Known
 from collector.segments import Record
 from railscope.catalog.tenancy import SOURCES
@@ -90,12 +92,18 @@ class EvidenceBook:
     tails: dict[str, Span] = field(default_factory=dict)
     """The newest samples of each GPU, as the account counts with them."""
     listeners: list[Callable[[Trouble], None]] = field(default_factory=list)
+    receipts: dict[str, NodeReceipts] = field(default_factory=dict)
+    """By node."""
     refused: int = 0
     version: int = 0
     """Grows with each claim and each new presence of a GPU."""
     claims: ClaimIndex = field(default_factory=ClaimIndex)
     suppressed: int = 0
     """Troubles of one kind and node beyond those that are reported one by one."""
+    aged_rows: int = 0
+    """Rows that were too old at their receipt to be evidence."""
+    excess_gpus: int = 0
+    """Sightings of GPUs beyond what a node may report."""
     _said: set[tuple[str, ...]] = field(default_factory=set)
     _troubles: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -106,12 +114,17 @@ class EvidenceBook:
     ) -> Iterator[None]:
         """Take the facts of a batch, one quarter of an hour a step."""
         since_boot_ns = _since_boot_ns(record, envelope, batch)
+        oldest_ns = record.received_wall_ns - MAX_AGE_NS - since_boot_ns
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MOST_SNAPPED_NS)
         taking = Taking(
             self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns
         )
-        for number, rows in by_chunk(batch.boot_ns):
+        recent: Sequence[int] = range(batch.rows)
+        if min(batch.boot_ns) < oldest_ns:
+            recent = [row for row in recent if batch.boot_ns[row] >= oldest_ns]
+            self.aged_rows += batch.rows - len(recent)
+        for number, rows in by_chunk(batch.boot_ns, recent):
             kept = self._chunk(taking, number, rows)
             before = kept.parts
             kept.size_bytes += taking.take(kept.chunk, rows)
@@ -158,8 +171,47 @@ class EvidenceBook:
             memory = self.gpus[uuid] = GpuMemory({}, [], [], [])
         return memory
 
-    def see(self, uuid: str, presence: Presence) -> int:
-        """A GPU was seen in a node; when that was first heard of. The presence may be others' too."""
+    def node(self, name: str) -> NodeReceipts:
+        """Receipts of a node."""
+        return self.receipts.setdefault(name, NodeReceipts(0, {}))
+
+    def receive(self, record: Record, envelope: Envelope) -> None:
+        """Take note of an envelope, after what it reports was taken."""
+        self.node(envelope.node).receive(record.received_wall_ns, record.sent, envelope)
+
+    def meet(self, contacts: Contacts) -> None:
+        """Take first contacts that the database has, perhaps from another collector."""
+        for node, gpus in contacts.items():
+            receipts = self.node(node)
+            earlier = [gpu for gpu, contact in gpus.items() if receipts.meet(gpu, contact)]
+            if earlier:
+                self.changed |= receipts.gpus.keys() & self.gpus.keys()
+                self.version += 1
+
+    def contacts_beyond(self, known: Contacts) -> Contacts:
+        """First receipts that are not among these, or are earlier."""
+        found: dict[str, dict[str, Contact]] = {}
+        for node, receipts in self.receipts.items():
+            there = known.get(node, {})
+            new = {g: c for g, c in receipts.gpus.items() if c < there.get(g, _NEVER)}
+            if new:
+                found[node] = new
+        return found
+
+    def see(self, uuid: str, presence: Presence, pci: str) -> int | None:
+        """A GPU was seen in a node; when that was first heard of in that boot.
+
+        None where it cannot be taken: the node reported too many. The presence may be others' too.
+        """
+        receipts = self.node(presence.node)
+        if not receipts.accepts(uuid):
+            self.excess_gpus += 1
+            facts = {"max": str(MAX_GPUS)}
+            self.trouble(Trouble("too_many_gpus", "", presence.node, presence.heard_ns, facts))
+            return None
+        if receipts.meet(uuid, Contact(presence.heard_ns, pci)):
+            self.changed |= receipts.gpus.keys() & self.gpus.keys()
+            self.version += 1
         presences = self.gpu(uuid).presences
         key = f"{presence.node}\n{presence.boot}"
         found = presences.get(key)
@@ -310,7 +362,12 @@ class EvidenceBook:
     def facts(self, uuid: str) -> Facts:
         """What is known of a GPU's time; witnesses are in the database only."""
         memory = self.gpus[uuid]
-        return Facts(uuid, list(memory.presences.values()), memory.told, memory.ended, memory.cuts)
+        presences = list(memory.presences.values())
+        nodes = {presence.node for presence in presences} | {one.node for one in memory.told}
+        contacts = {node: self.node(node).gpus for node in nodes}
+        return Facts(
+            uuid, presences, memory.told, memory.ended, memory.cuts, contacts=contacts
+        )  # fmt: skip
 
     def forget(self, uuid: str, before_ns: int) -> None:
         """Let go what ended before an instant, but for what says how things were then."""
@@ -364,6 +421,7 @@ def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:
     return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
 
 
+_NEVER = Contact(FOREVER_NS)
 _MOST_SAID, _MAX_TROUBLES = 10_000, 200
 """Troubles that are remembered, and those of one kind and node that are reported one by one."""
 _CLAIMS_A_STEP = 256

@@ -2,7 +2,8 @@
 
 Two nodes may say that they have a GPU at the same time. The one that was heard of with it first is
 believed, whatever times the other one gives to its frames; of the other's samples those count that
-are further than a gap from all of the first's.
+are further than a gap from all of the first's. Samples from before a node was first heard with a GPU do not
+count.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import pairwise
 import msgspec
 
 from collector.evidence.chunk import Span, add_spans
+from collector.evidence.contacts import NO_CONTACTS, Contacts, floor_ns
 from collector.metering.evidence import Stay, Stretch
 from collector.metering.observation import GAP_NS
 from collector.metering.units import FOREVER_NS
@@ -37,12 +39,19 @@ class Places(msgspec.Struct, frozen=True):
     """Two nodes: the one that stands, and the one that said it had the GPU at the same time."""
 
 
-def places(presences: Iterable[Presence]) -> Places:
+def places(
+    presences: Iterable[Presence], gpu: str = "", contacts: Contacts = NO_CONTACTS
+) -> Places:
     """What the presences of one GPU come to."""
     believed: list[Presence] = []
     refused: set[tuple[str, str]] = set()
-    for presence in sorted(_joined(presences), key=lambda p: (p.heard_ns, p.node, p.boot)):
-        spans = presence.spans
+    joined = _joined(presences)
+    floors = {
+        node: floor_ns(contacts, gpu, node, (p.heard_ns for p in joined if p.node == node))
+        for node in {presence.node for presence in joined}
+    }
+    for presence in sorted(joined, key=lambda p: (p.heard_ns, p.node, p.boot)):
+        spans = _since(floors[presence.node], presence.spans)
         for other in believed:
             if other.node != presence.node:
                 kept = _without(spans, other.spans)
@@ -68,6 +77,15 @@ def _joined(presences: Iterable[Presence]) -> list[Presence]:
         found[key].heard_ns = min(found[key].heard_ns, one.heard_ns)
         add_spans(found[key].spans, one.spans)
     return list(found.values())
+
+
+def _since(floor_ns: int, spans: Sequence[Span]) -> list[Span]:
+    """Samples from an instant on."""
+    return [
+        span if span.first_ns >= floor_ns else msgspec.structs.replace(span, first_ns=floor_ns)
+        for span in spans
+        if span.last_ns >= floor_ns
+    ]
 
 
 def _without(spans: Sequence[Span], taken: Sequence[Span]) -> list[Span]:

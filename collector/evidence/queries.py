@@ -11,7 +11,8 @@ from sqlalchemy import Connection, Table, and_, exists, func, or_, select, tuple
 from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
-from collector.evidence.schema import claims, files, homes, parts, releases
+from collector.evidence.contacts import Contact, Contacts
+from collector.evidence.schema import claims, contacts, files, homes, parts, releases
 from collector.evidence.told import Ended, Told
 from collector.metering.units import FOREVER_NS
 
@@ -95,6 +96,32 @@ def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list
         {"gpu_uuid": gpu, "node": node, "since_ns": first_ns}
         for (gpu, node), first_ns in since.items()
         if first_ns < least.get((gpu, node), FOREVER_NS)
+    ]
+
+
+def contacts_of(
+    connection: Connection, nodes: Sequence[str] | None = None
+) -> dict[str, dict[str, Contact]]:
+    """First receipts of the GPUs of some nodes, or of all."""
+    found: dict[str, dict[str, Contact]] = {}
+    query = select(contacts)
+    wanted = [query] if nodes is None else [
+        query.where(contacts.c.node.in_(some)) for some in groups_of(nodes)
+    ]  # fmt: skip
+    for one in wanted:
+        for row in connection.execute(one):
+            contact = Contact(row.heard_ns, row.pci)
+            gpus = found.setdefault(row.node, {})
+            gpus[row.gpu_uuid] = min(contact, gpus.get(row.gpu_uuid, contact))
+    return found
+
+
+def contact_rows(found: Contacts) -> list[dict[str, Any]]:
+    """First receipts as rows."""
+    return [
+        {"node": node, "gpu_uuid": gpu, "heard_ns": contact.heard_ns, "pci": contact.pci}
+        for node, gpus in found.items()
+        for gpu, contact in gpus.items()
     ]
 
 

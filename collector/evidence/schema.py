@@ -30,6 +30,16 @@ homes = Table(
 )
 """The nodes a GPU was seen in, and since when: the least counts."""
 
+contacts = Table(
+    "evidence_contact",
+    metadata,
+    Column("node", Text, primary_key=True),
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("heard_ns", BigInteger, primary_key=True),
+    Column("pci", Text, primary_key=True),
+)
+"""First receipts of GPUs from nodes (`contacts`): the least counts."""
+
 claims = Table(
     "evidence_claim",
     metadata,
@@ -67,5 +77,5 @@ files = Table(
 )
 """What administrators' files said, version by version: the newest of each kind counts."""
 
-for _table in (parts, homes, claims, releases, files):
+for _table in (parts, homes, contacts, claims, releases, files):
     make_append_only(_table)

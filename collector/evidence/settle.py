@@ -147,6 +147,7 @@ class Settler:
             if self._written.get(kind) != text:
                 await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
                 self._written[kind] = text
+        await self._meet(door)
         await self._store(door, now_ns, everything=everything)
         if texts is None or self.hold():
             return
@@ -229,6 +230,14 @@ class Settler:
         for some in list(groups_of(kept)) or [[]]:
             await self._write(door, some, told)
             told = []
+
+    async def _meet(self, door: Door) -> None:
+        """Exchange first receipts with the database, before any evidence that rests on them."""
+        known = await asyncio.to_thread(door.store.contacts)
+        self.book.meet(known)
+        new = self.book.contacts_beyond(known)
+        if new:
+            await asyncio.to_thread(door.store.write_contacts, new)
 
     async def _write(self, door: Door, kept: Sequence[Kept], told: Sequence[Told | Ended]) -> None:
         """What was written last is recorded last: what is new is looked for by that instant."""

@@ -16,8 +16,9 @@ from collector.evidence.administration import Version
 from collector.evidence.assemble import Facts, Files, Known, facts_of, known
 from collector.evidence.changes import Change, Late, late, recorded_after
 from collector.evidence.chunk import Chunk
+from collector.evidence.contacts import NO_CONTACTS, TOLERANCE_NS, Contacts
 from collector.evidence.quarantine import Quarantine
-from collector.evidence.schema import claims, files, homes, parts, releases
+from collector.evidence.schema import claims, contacts, files, homes, parts, releases
 from collector.evidence.told import Ended, Told, unplaced_in
 from collector.evidence.trouble import Trouble
 from collector.evidence.unplaced import Placer
@@ -55,6 +56,7 @@ class Loaded(NamedTuple):
     homes: dict[str, set[str]]
     quarantine: Quarantine
     version: int = 0
+    contacts: Contacts = NO_CONTACTS
 
     def known(self, gpu: str, files: Files) -> Known:
         """What is known of one of them."""
@@ -66,7 +68,8 @@ class Loaded(NamedTuple):
 
     def facts(self, gpu: str) -> Facts:
         """The facts of one of them, or of the other GPUs of their nodes."""
-        return facts_of(gpu, self._chunks(gpu), self.told.get(gpu, ()), self.ended.get(gpu, ()))
+        told, ended = self.told.get(gpu, ()), self.ended.get(gpu, ())
+        return facts_of(gpu, self._chunks(gpu), told, ended, self.contacts)
 
     def gpus_in(self, node: str) -> set[str]:
         """The GPUs that were seen in a node."""
@@ -97,7 +100,11 @@ class Loaded(NamedTuple):
 def ready(chunk: Chunk, content: bytes) -> Written:
     """A chunk as it is written; `content` is its bytes."""
     name = sha256(content).hexdigest()
-    gpus = {gpu: s.spans[0].first_ns for gpu, s in chunk.gpus.items() if s.spans}
+    gpus = {
+        gpu: max(s.spans[0].first_ns, s.heard_ns - TOLERANCE_NS)
+        for gpu, s in chunk.gpus.items()
+        if s.spans
+    }
     packed = zstd.compress(content, _LEVEL)
     return Written(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed)
 
@@ -138,6 +145,11 @@ class EvidenceStore:
             queries.insert(connection, claims, starts)
             queries.insert(connection, releases, ends)
             queries.insert(connection, homes, queries.new_homes(connection, since))
+
+    def write_contacts(self, found: Contacts) -> None:
+        """Add first receipts of GPUs."""
+        with self._database.transaction(writes=True) as connection:
+            queries.insert(connection, contacts, queries.contact_rows(found))
 
     def write_file(self, kind: str, text: str, recorded_ns: int) -> bool:
         """Add a version of a file, unless it is the newest already."""
@@ -214,6 +226,11 @@ class EvidenceStore:
                 found.setdefault(row.gpu_uuid, {})[row.node] = row.since
         return found
 
+    def contacts(self) -> Contacts:
+        """First receipts of all GPUs, by node."""
+        with self._database.transaction() as connection:
+            return queries.contacts_of(connection)
+
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> Known:
         """What is known of a GPU in a window, with what has a bearing on it."""
         found = self.homes().get(gpu, {})
@@ -235,7 +252,8 @@ class EvidenceStore:
                     ]
             span = (start_ns, end_ns)
             wanted = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
-            loaded = Loaded(chunks, {}, {}, wanted, self.quarantine)
+            known_contacts = queries.contacts_of(connection, nodes)
+            loaded = Loaded(chunks, {}, {}, wanted, self.quarantine, contacts=known_contacts)
             loaded.read_claims(connection, [*gpus, *map(unplaced_in, nodes)], span)
             # A claim without a device is placed among all that is held in its node.
             for node in filter(loaded.has_unplaced, nodes):

@@ -27,8 +27,11 @@ _SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
 class Hearing(Protocol):
     """Who is told what a batch says of GPUs."""
 
-    def see(self, uuid: str, presence: Presence) -> int:
-        """A GPU was seen in a node; when that was first heard of. The presence may be others' too."""
+    def see(self, uuid: str, presence: Presence, pci: str) -> int | None:
+        """A GPU was seen in a node; when that was first heard of in that boot.
+
+        None where it cannot be taken: the node reported too many. The presence may be others' too.
+        """
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way."""
@@ -93,7 +96,9 @@ class Taking:
                     continue
                 if len(spoke) < len(rows):
                     presence = Presence(chunk.node, chunk.boot, heard_ns, self._spans(spoke))
-            first_ns = self.book.see(gpu.uuid, presence)
+            first_ns = self.book.see(gpu.uuid, presence, gpu.pci)
+            if first_ns is None:
+                continue
             found = chunk.gpus.get(gpu.uuid)
             before = len(found.spans) if found else -_SPANS_OF_A_GPU
             chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), first_ns, presence.spans)
@@ -148,11 +153,12 @@ class Taking:
         self.added_bytes += cell_bytes * (len(series.cells) - before)
 
 
-def by_chunk(boot_ns: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Rows by chunk, in the order of the boot clock."""
-    rows: Sequence[int] = range(len(boot_ns))
+def by_chunk(boot_ns: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """Some rows by chunk, in the order of the boot clock."""
+    if not rows:
+        return
     if sorted(boot_ns) != list(boot_ns):
-        rows = sorted(rows, key=lambda row: boot_ns[row])
+        rows = sorted(rows, key=boot_ns.__getitem__)
     first, last = boot_ns[rows[0]] // CHUNK_NS, boot_ns[rows[-1]] // CHUNK_NS
     if first == last:
         yield first, rows

@@ -31,7 +31,7 @@ _LEVELS = {
     "process": Level.PROCESS,
     "node_plugin": Level.NODE_PLUGIN,
     "scheduler": Level.SCHEDULER,
-    "administrator": MAX_LEVEL,
+    "administrator": Level.ADMINISTRATOR,
 }
 WIRE_CAPACITY = 840
 """Slots of a GPU on the wire and in stored facts, whatever unit metering computes in."""

@@ -243,6 +243,22 @@ CLAIMS_REFUSED = Metric(
     help="Claims in events of agents that could not be understood.",
     origin="collector",
 )
+EVIDENCE_AGED = Metric(
+    "railscope_collector_evidence_aged_frames_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Frames that were more than 72 hours old when they came: acknowledged, but not evidence.",
+    origin="collector",
+)
+EVIDENCE_EXCESS_GPUS = Metric(
+    "railscope_collector_evidence_excess_gpus_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Batches with a GPU beyond the 256 that a node may ever report; it is not evidence.",
+    origin="collector",
+)
 SETTLED_DAYS = Metric(
     "railscope_collector_settled_gpu_days_total",
     Kind.COUNTER,

@@ -99,6 +99,8 @@ class Reporter:
     origin_ns: int = START_NS
     """When second 0 is."""
     sequences: dict[str, int] = field(default_factory=dict)
+    is_known: bool = False
+    """True if an envelope of it came before."""
 
     def _instant(self, second: float) -> Instant:
         wall_ns = self.origin_ns + round((second + self.skew) * SECOND)
@@ -140,9 +142,16 @@ class Reporter:
     def told(
         self, schema: Schema, seconds: Iterable[int], *, each: int = 10, **more: object
     ) -> Envelopes:
-        """Frames at these seconds, so many in an envelope."""
+        """Frames at these seconds, so many in an envelope; the first of the node in one of its own.
+
+        So the node is known from its first frame on, as if it sent each frame at once.
+        """
         frames = self.frames(schema, seconds, **more)  # type: ignore[arg-type]
-        return [self.record(frames[i : i + each]) for i in range(0, len(frames), each)]
+        first = 0 if self.is_known else 1
+        self.is_known = True
+        found = [frames[:first]] if first else []
+        found += [frames[i : i + each] for i in range(first, len(frames), each)]
+        return [self.record(some) for some in found if some]
 
 
 def core_in(folder: Path) -> Core:
@@ -166,7 +175,8 @@ def known_of(core: Core, name: str, files: Files | None = None) -> Known:
     book = core.evidence
     chunks = [kept.chunk for kept in book.chunks.values()]
     memory = book.gpus[name]
-    facts = facts_of(name, chunks, memory.told, memory.ended)
+    contacts = book.facts(name).contacts
+    facts = facts_of(name, chunks, memory.told, memory.ended, contacts)
     return known(facts, chunks, files or Files())
 
 

@@ -30,8 +30,13 @@ class Story:
     def envelopes(self, sizes: list[int]) -> Envelopes:
         """The frames in envelopes of these sizes, in turn."""
         found: Envelopes = []
-        for reporter, frames in self.runs:
+        for reporter, made in self.runs:
             at = turn = 0
+            firsts = {frame.schema.stream: frame for frame in reversed(made)}
+            # Each stream is known from its first frame on, however its frames travel.
+            found += [reporter.record([frame]) for frame in firsts.values()]
+            alone = {id(frame) for frame in firsts.values()}
+            frames = [frame for frame in made if id(frame) not in alone]
             while at < len(frames):
                 size = sizes[turn % len(sizes)]
                 found.append(reporter.record(frames[at : at + size]))

@@ -116,7 +116,7 @@ def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: Core):
     frames = node.frames(gpus_of("GPU-0"), range(0, 7261, 10), events=events)
     newest = node.record(frames[-10:])
     backlog = [node.record(frames[i : i + 50], sent=9000 + i) for i in range(0, len(frames), 50)]
-    accept(core, [newest, *reversed(backlog)])
+    accept(core, [node.record(frames[:1]), newest, *reversed(backlog)])
     assert states(core, 7260) == [
         ("idle", "", 0, 25), ("observed", "alice", 25, 7150), ("idle", "", 7150, 7260),
     ]  # fmt: skip

@@ -1,0 +1,79 @@
+"""Receipts of a node's envelopes: since when a node and its GPUs are known, how far back it is believed.
+
+Nothing is observed before the first accepted frame of a node, and of a GPU in it: whoever holds a
+node's token could invent it. What a node reports late of claims waits for a person. An agent that was
+away sends its spool in order, oldest first: only envelopes with a current frame count as the previous
+one, so that what it reports of its absence is believed for as long as `MAX_AGE_NS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from railscope.wire import Envelope, SentAt
+
+_SECOND_NS = 1_000_000_000
+TOLERANCE_NS = 120 * _SECOND_NS
+"""Time before its first receipt that a GPU may be observed: what the first envelopes carry."""
+LATE_NS = 3_600 * _SECOND_NS
+"""A claim may reach back so far before the previous envelope of its node."""
+MAX_AGE_NS = 72 * LATE_NS
+"""Nothing reaches back further than this before its receipt."""
+MAX_GPUS = 256
+"""GPUs that a node may ever have reported; more are not taken as evidence."""
+
+
+class Contact(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """First receipt of a frame with a GPU in it from a node, and the GPU's PCI address there."""
+
+    heard_ns: int
+    pci: str = ""
+
+
+class NodeReceipts(msgspec.Struct, array_like=True):
+    """Receipts of one node: the last envelope with a current frame (0: none), and its GPUs."""
+
+    current_ns: int = 0
+    gpus: dict[str, Contact] = {}
+
+    def horizon_ns(self, received_ns: int) -> int:
+        """The instant from which on an envelope's claims and ends are believed."""
+        previous_ns = min(self.current_ns, received_ns)
+        return max(previous_ns - LATE_NS, received_ns - MAX_AGE_NS)
+
+    def receive(self, received_ns: int, sent: SentAt, envelope: Envelope) -> None:
+        """Take note of an envelope, after what it reports was taken."""
+        ages = (
+            sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+            for batch in envelope.batches
+            if batch.rows
+        )
+        if min(ages, default=LATE_NS + 1) <= LATE_NS:
+            self.current_ns = max(self.current_ns, received_ns)
+
+    def meet(self, gpu: str, contact: Contact) -> bool:
+        """Take note of a GPU; true if it was not known as early."""
+        known = self.gpus.get(gpu)
+        if known is not None and known <= contact:
+            return False
+        self.gpus[gpu] = contact
+        return True
+
+    def accepts(self, gpu: str) -> bool:
+        """True if the node may report this GPU."""
+        return gpu in self.gpus or len(self.gpus) < MAX_GPUS
+
+
+Contacts = Mapping[str, Mapping[str, Contact]]
+"""By node and GPU."""
+NO_CONTACTS: Contacts = MappingProxyType({})
+
+
+def floor_ns(contacts: Contacts, gpu: str, node: str, heard_ns: Iterable[int] = ()) -> int:
+    """The instant before which a GPU is not observed in a node."""
+    known = contacts.get(node, {}).get(gpu)
+    receipts = [*heard_ns, *([known.heard_ns] if known else ())]
+    return min(receipts, default=0) - TOLERANCE_NS
