@@ -16,7 +16,7 @@ from collector.evidence.assemble import Facts, Files, counts_of, evidence_of
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Places
 from collector.evidence.told import unplaced_in
-from collector.metering.evidence import Evidence
+from collector.metering.evidence import Claim, Evidence
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.placement import Excess, NodeGpu, Placement, place
 
@@ -91,7 +91,7 @@ class Placer:
             ends = ends_of(facts.told, facts.ended, presences)
             counts = counts_of(facts, ends, self.files.tenants)
             found = self._placed[node] = place(
-                [NodeGpu(one.gpu, list(_spans(one, node)), claims_in_force(one)) for one in there],
+                [NodeGpu(one.gpu, list(_spans(one, node)), list(_placed(one))) for one in there],
                 counts,
             )
         return found
@@ -100,6 +100,12 @@ class Placer:
 def _spans(evidence: Evidence, node: str) -> Iterator[tuple[int, int]]:
     """When a GPU is in a node, in service."""
     return ((s.start_ns, s.end_ns) for s in stays(evidence) if s.value.node == node)
+
+
+def _placed(evidence: Evidence) -> Iterator[Claim]:
+    """The placed claims of a GPU, each for the time that it is in force there."""
+    for start_ns, end_ns, claim in claims_in_force(evidence):
+        yield replace(claim, start_ns=start_ns, end_ns=end_ns)
 
 
 def by_node(homes: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:

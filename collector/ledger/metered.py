@@ -14,6 +14,7 @@ from collector.metering.evidence import Claim, Evidence
 from collector.metering.holders import Overlap, claims_in_force, overlaps, requested, stays
 from collector.metering.measures import Increments, Measure, Owners, owners, shares
 from collector.metering.tiling import GpuTimeline
+from collector.metering.timeline import Piece
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 
 
@@ -35,7 +36,7 @@ class MeteredGpu:
     _owners: list[Owners]
     _counted: Mapping[Measure, Increments]
     _claims: Mapping[str, HeldClaim]
-    _in_force: Sequence[Claim]
+    _in_force: Sequence[Piece[Claim]]
     _overlaps: Sequence[Overlap]
 
     @classmethod
@@ -54,10 +55,10 @@ class MeteredGpu:
             start_ns = min(claim.start_ns, before.start_ns) if before else claim.start_ns
             profile = (profiles or {}).get(claim.id, "")
             known[claim.id] = HeldClaim(claim.id, start_ns, profile, None, int(claim.level))
-        for claim in in_force:
+        for _, piece_end_ns, claim in in_force:
             one = known[claim.id]
-            if claim.end_ns < FOREVER_NS:
-                end_ns = max(claim.end_ns, one.end_ns or claim.end_ns)
+            if piece_end_ns < FOREVER_NS:
+                end_ns = max(piece_end_ns, one.end_ns or piece_end_ns)
                 known[claim.id] = replace(one, end_ns=end_ns)
         return cls(
             evidence, sku, evidence_root(evidence), GpuTimeline.of(evidence), owners(evidence),
@@ -112,14 +113,12 @@ def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[O
 
 
 def _requested(
-    claims: Iterable[Claim], present: Sequence[tuple[int, int]]
+    claims: Iterable[Piece[Claim]], present: Sequence[tuple[int, int]]
 ) -> dict[str, tuple[str, str]]:
     """What each claim requested while the GPU was there, in GPU-nanoseconds by tiling, in text."""
     found: dict[str, list[Fraction | None]] = {}
-    for claim in claims:
-        length = sum(
-            max(min(claim.end_ns, end) - max(claim.start_ns, start), 0) for start, end in present
-        )
+    for start_ns, end_ns, claim in claims:
+        length = sum(max(min(end_ns, end) - max(start_ns, start), 0) for start, end in present)
         if length <= 0:
             continue
         sums = found.setdefault(claim.id, [None, None])

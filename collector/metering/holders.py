@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
-from operator import itemgetter
 from typing import NamedTuple, overload
 
 import msgspec
@@ -97,11 +97,12 @@ def stays(evidence: Evidence) -> list[Piece[Stay]]:
     return prevailing(Piece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays)
 
 
-def claims_in_force(evidence: Evidence) -> list[Claim]:
-    """The claims with the ends they really had, in order; those that never began are left out.
+def claims_in_force(evidence: Evidence) -> list[Piece[Claim]]:
+    """When each claim is in force, with the end it really had; in order.
 
-    A claim on a node begins when the GPU enters that node and ends when it leaves. Where the start
-    of one id was reported more than once, each report holds from its own start.
+    A claim is in force while the GPU is in its node, or in any if it names none; it keeps the start
+    that it was reported with, which decides its precedence. Where the start of one id was reported more than
+    once, each report holds from its own start.
     """
     ends: dict[str, int] = {}
     for claim in evidence.claims:
@@ -110,19 +111,16 @@ def claims_in_force(evidence: Evidence) -> list[Claim]:
         if release.claim in ends:
             ends[release.claim] = min(release.instant_ns, ends[release.claim])
     places = stays(evidence)
-    found: set[Claim] = set()
+    found: set[Piece[Claim]] = set()
     for claim in evidence.claims:
-        spans = [(claim.start_ns, ends[claim.id])]
-        if claim.node:
-            spans = [
-                (max(claim.start_ns, place.start_ns), min(ends[claim.id], place.end_ns))
-                for place in places
-                if place.value.node == claim.node
-            ]
-        for start, end in spans:
-            if start < end:
-                found.add(msgspec.structs.replace(claim, start_ns=start, end_ns=end))
-    return sorted(found, key=_order)
+        known = msgspec.structs.replace(claim, end_ns=ends[claim.id])
+        spans = (
+            (max(known.start_ns, place.start_ns), min(known.end_ns, place.end_ns))
+            for place in places
+            if claim.node in ("", place.value.node)
+        )
+        found |= {Piece(start, end, known) for start, end in spans if start < end}
+    return sorted(found, key=lambda piece: (_order(piece.value), piece.start_ns))
 
 
 def _order(claim: Claim) -> tuple[Precedence, int, str, str, str]:
@@ -130,15 +128,17 @@ def _order(claim: Claim) -> tuple[Precedence, int, str, str, str]:
 
 
 def allocations(
-    claims: Iterable[Claim], tiling: Tiling
+    claims: Sequence[Piece[Claim]], tiling: Tiling
 ) -> Iterator[tuple[int, int, Sequence[Claim], list[Hold]]]:
-    """Spans in which no claim begins or ends: the claims in force (greatest first), what they hold."""
-    keyed = sorted(((_order(claim), claim) for claim in claims), key=itemgetter(0))
+    """Spans in which no claim begins or ends: the claims in force (greatest first), what they hold.
+
+    Claims are given in ascending precedence, as `claims_in_force` returns them.
+    """
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
-    for rank, (_, claim) in enumerate(keyed):
-        begins.setdefault(claim.start_ns, []).append(-rank)
-        ends.setdefault(claim.end_ns, []).append(-rank)
+    for rank, piece in enumerate(claims):
+        begins.setdefault(piece.start_ns, []).append(-rank)
+        ends.setdefault(piece.end_ns, []).append(-rank)
     active: list[int] = []
     for now, until in pairwise(sorted({*begins, *ends})):
         for rank in ends.get(now, ()):
@@ -146,15 +146,15 @@ def allocations(
         for rank in begins.get(now, ()):
             insort(active, rank)
         if active:
-            in_force = _InForce(keyed, active)
+            in_force = _InForce(claims, active)
             yield now, until, in_force, allocate(in_force, tiling)
 
 
 class _InForce(Sequence[Claim]):
     """Claims by their ranks: looked up and not copied, as the first of many often take all."""
 
-    def __init__(self, keyed: Sequence[tuple[object, Claim]], ranks: Sequence[int]) -> None:
-        self._keyed, self._ranks = keyed, ranks
+    def __init__(self, claims: Sequence[Piece[Claim]], ranks: Sequence[int]) -> None:
+        self._claims, self._ranks = claims, ranks
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -165,32 +165,55 @@ class _InForce(Sequence[Claim]):
     def __getitem__(self, index: slice) -> Sequence[Claim]: ...
     def __getitem__(self, index: int | slice) -> Claim | Sequence[Claim]:
         if isinstance(index, slice):
-            return [self._keyed[-rank][1] for rank in self._ranks[index]]
-        return self._keyed[-self._ranks[index]][1]
+            return [self._claims[-rank].value for rank in self._ranks[index]]
+        return self._claims[-self._ranks[index]].value
 
 
 def allocate(in_force: Sequence[Claim], tiling: Tiling) -> list[Hold]:
     """What claims in force hold, given in descending precedence."""
     free = [WHOLE]
     found: list[Hold] = []
+    waiting: deque[Claim] = deque()
+    """Claims of the rank at hand that a group was chosen from."""
     at = 0
-    while free and at < len(in_force):
-        claim = in_force[at]
+    while free and (waiting or at < len(in_force)):
+        if not waiting:
+            waiting.append(in_force[at])
+            at += 1
+        claim = waiting.popleft()
         if claim.exclusive:
             taken, free = _take(free, claim.slots(tiling))
             found += (Hold(slots, claim) for slots in taken)
-            at += 1
             continue
-        group = [claim]
-        at += 1
-        while at < len(in_force):
-            following = in_force[at]
-            if following.exclusive or following.level is not claim.level:
-                break
-            group.append(following)
+        while at < len(in_force) and in_force[at].level is claim.level:
+            waiting.append(in_force[at])
             at += 1
+        group, waiting = _group(claim, waiting, tiling)
         free = _share(group, tiling, free, found)
     return found
+
+
+def _group(
+    first: Claim, following: Iterable[Claim], tiling: Tiling
+) -> tuple[list[Claim], deque[Claim]]:
+    """The group of a shared claim among those of its rank, and the others of them.
+
+    An exclusive claim ends a group on its own slots: it does not divide claims on another instance.
+    """
+    group, others, taken = [first], deque[Claim](), set[Slots]()
+    for claim in following:
+        slots = claim.slots(tiling)
+        if claim.exclusive or any(_meet(slots, one) for one in taken):
+            others.append(claim)
+        else:
+            group.append(claim)
+        if claim.exclusive:
+            taken.add(slots)
+    return group, others
+
+
+def _meet(one: Slots, other: Slots) -> bool:
+    return max(one.low, other.low) < min(one.high, other.high)
 
 
 def _share(
@@ -254,7 +277,9 @@ def _take_lowest(free: Sequence[Slots], size: Units) -> tuple[list[Slots], list[
     return taken, rest
 
 
-def bands(claims: Iterable[Claim], tiling: Tiling, edges: Iterable[Units] = ()) -> list[Band]:
+def bands(
+    claims: Sequence[Piece[Claim]], tiling: Tiling, edges: Iterable[Units] = ()
+) -> list[Band]:
     """All slots of a GPU, cut wherever a holder's (and further edges) cut them, with their holders."""
     spans = [(now, until, held) for now, until, _, held in allocations(claims, tiling)]
     cuts = sorted(
@@ -308,6 +333,22 @@ def _overlaps(
             )  # fmt: skip
 
 
+def _group_of(claim: Claim, in_force: Iterable[Claim], tiling: Tiling) -> list[Claim]:
+    """The claims that a shared claim divides its device with, itself among them."""
+    device = claim.slots(tiling)
+    group: list[Claim] = []
+    for other in in_force:
+        if other.level is not claim.level:
+            continue
+        if other.exclusive and _meet(other.slots(tiling), device):
+            if claim in group:
+                break
+            group = []
+        elif not other.exclusive and other.slots(tiling) == device:
+            group.append(other)
+    return group
+
+
 def requested(claim: Claim, device: Slots) -> Units | None:
     """The size that a claim requests of its device; None for a shared claim without a share."""
     size = device.high - device.low
@@ -321,11 +362,8 @@ def _holders_of(
 ) -> Iterator[tuple[Claim, OverlapKind, Units, Fraction]]:
     """The claims that hold what a claim lacks, greatest slots first to the exact amount."""
     device = claim.slots(tiling)
-    group = [
-        other for other in in_force
-        if not other.exclusive and other.level is claim.level and other.slots(tiling) == device
-    ]  # fmt: skip
-    own = set(group) if not claim.exclusive else {claim}
+    group = [claim] if claim.exclusive else _group_of(claim, in_force, tiling)
+    own = set(group)
     for slots, other in held:
         within = min(slots.high, device.high) - max(slots.low, device.low)
         if other in own or within <= 0 or missing <= 0:

@@ -156,7 +156,7 @@ def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[Entry]:
     return GpuTimeline.of(evidence).entries(start_ns, end_ns)
 
 
-def _strips(evidence: Evidence, claims: list[Claim], tiling: Tiling) -> list[_Strip]:
+def _strips(evidence: Evidence, claims: list[Piece[Claim]], tiling: Tiling) -> list[_Strip]:
     """All slots of a tiling, in bands that nothing divides."""
     stranded = {layout: layout.stranded(tiling) for layout in evidence.layouts}
     kept = {reservation: reservation.slots(tiling) for reservation in evidence.reservations}

@@ -49,7 +49,11 @@ def holdings(evidence: Evidence, entries: Iterable[Entry], instant_ns: int) -> t
 
     A claim counts from when it began, also where the GPU was first heard of later.
     """
-    present = [c for c in claims_in_force(evidence) if c.start_ns <= instant_ns < c.end_ns]
+    present = [
+        claim
+        for start_ns, end_ns, claim in claims_in_force(evidence)
+        if start_ns <= instant_ns < end_ns
+    ]
     by_id = {claim.id: claim for claim in present}
     starts = {claim.id: claim.start_ns for claim in evidence.claims}
     named = [claim for claim in present if claim.workload and claim.level > Level.PROCESS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from random import Random
 
 import msgspec
@@ -27,6 +28,7 @@ from collector.metering.measures import Readings
 from collector.metering.units import (
     FOREVER_NS,
     WHOLE,
+    Units,
     compute_slices,
     memory_slices,
     replica,
@@ -47,8 +49,10 @@ class Case:
     start: int
     middle: int
     end: int
-    points: tuple[tuple[int, int], ...]
-    """Instants and slots to look at."""
+    points: tuple[tuple[int, Units], ...]
+    """Instants and slots to compare with the model."""
+    extra: Claim
+    """A claim that is not part of the history."""
     other_stretches: tuple[Stretch, ...]
     random: Random
 
@@ -91,23 +95,62 @@ def slot_ranges(draw):
     )
 
 
+starts = st.one_of(seconds, st.integers(0, 4).map(lambda step: step * 100 * S))
+"""Any second, or one of few, so that claims begin at the same time."""
+names = st.one_of(
+    st.text("abc", min_size=1, max_size=4),
+    st.integers(0, 12).map("j{}".format),
+    st.integers(0, 120).map("{:03d}x".format),
+)
+sizes = st.one_of(
+    st.sampled_from([Fraction(1, n) for n in (1, 2, 3, 4, 9, 16, 840)]),
+    st.integers(1, 1000).map(lambda n: Fraction(n, 1000)),
+    st.integers(1, 81_559).map(lambda n: Fraction(n, 81_559)),
+)
+"""Shares of a device: parts, thousandths, and MiB of 81,559."""
+levels = st.sampled_from([Level.SCHEDULER, Level.SCHEDULER, *Level])
+
+
 @st.composite
-def claims(draw):
+def claims(draw, ids=names):
     compute, memory = draw(slot_ranges())
-    start = draw(seconds)
+    start = draw(starts)
+    level = draw(levels)
+    exclusive = draw(st.sampled_from([True, True, False]))
     return Claim(
-        level=draw(st.sampled_from([Level.SCHEDULER, Level.SCHEDULER, *list(Level)[1:]])),
+        level=level,
         start_ns=start,
-        id=draw(st.text("abc", min_size=1, max_size=4)),
+        id=draw(ids),
         tenant=draw(tenants),
         end_ns=draw(st.one_of(lengths.map(lambda length: start + length), st.just(FOREVER_NS))),
         workload=draw(st.sampled_from(["", "job"])),
         node=draw(st.sampled_from(["", "", "", "n1", "n2"])),
         compute=compute,
         memory=memory,
-        exclusive=draw(st.sampled_from([True, True, True, False])),
+        exclusive=exclusive,
         system=draw(st.sampled_from([False] * 6 + [True])),
+        source=draw(st.sampled_from(["slurm", "file"])),
+        share=None if exclusive else draw(st.one_of(st.none(), sizes, sizes)),
+        review="late" if level is Level.REVIEW else "",
+        assumed=draw(st.sampled_from([False] * 6 + [True])),
     )
+
+
+@st.composite
+def claim_sets(draw):
+    """Claims with ids of their own; some lie within an earlier one, some are reported twice."""
+    found = draw(st.lists(claims(), max_size=7, unique_by=lambda claim: claim.id))
+    for at in range(1, len(found)):
+        outer = found[draw(st.integers(0, at - 1))]
+        if outer.end_ns < FOREVER_NS and draw(st.booleans()):
+            end = draw(st.integers(outer.start_ns // S, outer.end_ns // S)) * S
+            start = min(found[at].start_ns, end)
+            inner = {"start_ns": max(start, outer.start_ns), "end_ns": end}
+            found[at] = msgspec.structs.replace(found[at], **inner, level=outer.level,
+                                                review=outer.review)  # fmt: skip
+    if found and draw(st.booleans()):
+        found.append(msgspec.structs.replace(found[0], end_ns=found[0].start_ns + draw(lengths)))
+    return tuple(found)
 
 
 @st.composite
@@ -163,13 +206,18 @@ def reservations(draw):
     return Reservation(draw(seconds), name, draw(tenants), draw(ends), compute, memory)
 
 
+slots = st.one_of(
+    st.integers(0, 839), st.integers(0, 840 * 27 - 1).map(lambda at: Fraction(at, 27))
+)
+
+
 def few(strategy, most=2):
     return st.lists(strategy, max_size=most).map(tuple)
 
 
 @st.composite
 def histories(draw):
-    held = tuple(draw(st.lists(claims(), max_size=7, unique_by=lambda claim: claim.id)))
+    held = draw(claim_sets())
     ids = st.sampled_from([claim.id for claim in held] or ["unheard of"])
     nodes = st.sampled_from(["n1", "n2"])
     moves = st.lists(st.builds(Stay, seconds, nodes, ends), min_size=1, max_size=3).map(tuple)
@@ -197,9 +245,8 @@ def cases(draw):
         start=start,
         middle=middle,
         end=end,
-        points=tuple(
-            draw(st.lists(st.tuples(seconds, st.integers(0, 839)), min_size=1, max_size=6))
-        ),
+        points=tuple(draw(st.lists(st.tuples(seconds, slots), min_size=1, max_size=6))),
+        extra=draw(claims(st.just("extra"))),
         other_stretches=draw(samples()),
         random=draw(st.randoms(use_true_random=False)),
     )

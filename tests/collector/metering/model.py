@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
+from math import floor
 
 import msgspec
 
@@ -12,58 +15,189 @@ from collector.metering.evidence import Claim, Evidence, Witness
 from collector.metering.measures import Readings, Use
 from collector.metering.observation import GAP_NS
 from collector.metering.tiling import Entry, State
-from collector.metering.units import FOREVER_NS, Tiling
+from collector.metering.units import FOREVER_NS, Slots, Tiling, Units
 
 
-def holder(claims: Iterable[Claim], tiling: Tiling, slot: int, instant: int) -> Claim | None:
-    """Who holds a slot at an instant, for claims without nodes that end when they end."""
-    over = [
-        c
-        for c in claims
-        if c.start_ns < c.end_ns and c.slots(tiling)[0] <= slot < c.slots(tiling)[1]
+@dataclass(frozen=True)
+class Part:
+    """Slots [low, high) of a GPU and the claim that holds them, if any."""
+
+    low: Fraction
+    high: Fraction
+    claim: Claim | None = None
+
+
+def natural_before(one: str, other: str) -> bool:
+    """True if one id is lower than another one of the same start and rank."""
+    while one and other:
+        (first, one), (second, other) = _run(one), _run(other)
+        if first == second:
+            continue
+        if first.isdigit() and second.isdigit():
+            if int(first) != int(second):
+                return int(first) < int(second)
+        elif first.isdigit() or second.isdigit():
+            return first.isdigit()
+        elif first != second:
+            return first < second
+    return bool(other) and not one
+
+
+def _run(text: str) -> tuple[str, str]:
+    """The first run of ASCII digits or of other characters, and the rest."""
+    digits = text[0] in "0123456789"
+    end = next((at for at, c in enumerate(text) if (c in "0123456789") != digits), len(text))
+    return text[:end], text[end:]
+
+
+def before(one: Claim, other: Claim) -> bool:
+    """True if one claim takes slots after another: lower rank, earlier start, lower id or source."""
+    if (one.level, one.start_ns) != (other.level, other.start_ns):
+        return (one.level, one.start_ns) < (other.level, other.start_ns)
+    if one.id != other.id:
+        return id_before(one.id, other.id)
+    return one.source < other.source
+
+
+def id_before(one: str, other: str) -> bool:
+    """True if an id is lower: naturally, or by its bytes where that makes no difference."""
+    if natural_before(one, other) or natural_before(other, one):
+        return natural_before(one, other)
+    return one.encode() < other.encode()
+
+
+def greatest_first(claims: Iterable[Claim]) -> list[Claim]:
+    """Claims in descending precedence."""
+    left, found = list(claims), []
+    while left:
+        top = next(c for c in left if not any(before(c, d) for d in left if d is not c))
+        left = [claim for claim in left if claim is not top]
+        found.append(top)
+    return found
+
+
+def in_force(evidence: Evidence, instant: int) -> list[Claim]:
+    """Claims in force at an instant, greatest first."""
+    here = node(evidence, instant) if present(evidence, instant) else None
+    found = [
+        claim
+        for claim in set(ended(evidence))
+        if claim.start_ns <= instant < claim.end_ns
+        if here is not None and claim.node in ("", here)
     ]
-    later = {
-        c: [d for d in over if d.level == c.level and (d.start_ns, d.id) > (c.start_ns, c.id)]
-        for c in over
-    }
-    ends = {
-        c: min([c.end_ns, *(d.start_ns for d in later[c] if c.exclusive or d.exclusive)])
-        for c in over
-    }
-    live = [c for c in over if c.start_ns <= instant < ends[c]]
-    return max(live, key=lambda c: (c.level, c.start_ns, c.id), default=None)  # fmt: skip
+    return greatest_first(found)
 
 
-def anywhere(evidence: Evidence) -> Evidence:
-    """The same evidence, with claims that do not ask where the GPU is."""
-    claims = tuple(msgspec.structs.replace(claim, node="") for claim in evidence.claims)
-    return msgspec.structs.replace(evidence, claims=claims)
+def divided(claims: list[Claim], tiling: Tiling) -> list[Part]:
+    """The division of a GPU among claims that are in force, given greatest first."""
+    parts = [Part(Fraction(0), Fraction(840))]
+    waiting = list(claims)
+    while waiting:
+        first = waiting[0]
+        if first.exclusive:
+            parts = _give(parts, first, first.slots(tiling), Fraction(840))
+            waiting = waiting[1:]
+            continue
+        group = _group(waiting, tiling)
+        for device in sorted({c.slots(tiling) for c in group}, key=lambda s: (s[1] - s[0], s)):
+            members = [claim for claim in group if claim.slots(tiling) == device]
+            sizes = amounts(members, device, _left(parts, device))
+            for claim in reversed(members):
+                parts = _give(parts, claim, device, sizes[claim])
+        waiting = [claim for claim in waiting if claim not in group]
+    return parts
+
+
+def _group(waiting: list[Claim], tiling: Tiling) -> list[Claim]:
+    """The shared claims of the first one's rank without an exclusive claim on their device between."""
+    same = [claim for claim in waiting if claim.level == waiting[0].level]
+    return [
+        claim
+        for at, claim in enumerate(same)
+        if not claim.exclusive
+        if not any(d.exclusive and meet(d.slots(tiling), claim.slots(tiling)) for d in same[:at])
+    ]
+
+
+def meet(one: tuple, other: tuple) -> bool:
+    """True if two ranges of slots have one in common."""
+    return max(one[0], other[0]) < min(one[1], other[1])
+
+
+def amounts(members: list[Claim], device: Slots, left: Fraction) -> dict[Claim, Fraction]:
+    """What each claim of a group on one device gets of what is left of it."""
+    size = Fraction(device.high - device.low)
+    asked = {claim: size * claim.share for claim in members if claim.share is not None}
+    total = sum(asked.values(), Fraction(0))
+    scale = left / total if total > left else Fraction(1)
+    found = {claim: d * scale for claim, d in asked.items()}
+    rest = left - sum(found.values(), Fraction(0))
+    bare = [claim for claim in members if claim.share is None]
+    return found | {claim: rest / len(bare) for claim in bare}
+
+
+def _left(parts: list[Part], device: Slots) -> Fraction:
+    found = (
+        min(p.high, device.high) - max(p.low, device.low)
+        for p in parts
+        if p.claim is None and meet((p.low, p.high), device)
+    )
+    return sum(found, Fraction(0))
+
+
+def _give(parts: list[Part], claim: Claim, device: Slots, size: Fraction) -> list[Part]:
+    """The lowest free slots of a device, up to a size, go to a claim."""
+    found = []
+    for part in parts:
+        low = max(part.low, Fraction(device.low))
+        high = min(part.high, Fraction(device.high), low + size)
+        if part.claim is not None or low >= high:
+            found.append(part)
+            continue
+        size -= high - low
+        edges = [(part.low, low, None), (low, high, claim), (high, part.high, None)]
+        found += [Part(*edge) for edge in edges if edge[0] < edge[1]]
+    return found
+
+
+def held(claims: list[Claim], tiling: Tiling) -> dict[Claim, Fraction]:
+    """What each of the claims in force holds, given greatest first."""
+    found = dict.fromkeys(claims, Fraction(0))
+    for part in divided(claims, tiling):
+        if part.claim is not None:
+            found[part.claim] += part.high - part.low
+    return found
+
+
+def requested(claim: Claim, tiling: Tiling) -> Fraction | None:
+    """What a claim requests; None for one that is shared and names no share."""
+    size = Fraction(claim.slots(tiling).high - claim.slots(tiling).low)
+    if claim.exclusive:
+        return size
+    return None if claim.share is None else size * claim.share
+
+
+def holder(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> Claim | None:
+    """The claim that holds a slot at an instant."""
+    claims = in_force(evidence, instant)
+    if all(claim.exclusive for claim in claims):
+        over = [c for c in claims if c.slots(tiling).low <= slot < c.slots(tiling).high]
+        return over[0] if over else None
+    return next(part.claim for part in divided(claims, tiling) if part.low <= slot < part.high)
 
 
 def ended(evidence: Evidence) -> list[Claim]:
-    """Claims with the ends that releases gave them."""
-    return [
-        msgspec.structs.replace(
-            claim,
-            end_ns=min(
-                [claim.end_ns, *(r.instant_ns for r in evidence.releases if r.claim == claim.id)]
-            ),
+    """Claims with the earliest end that a report or a release gave them."""
+    ends = {
+        claim.id: min(
+            [
+                *(other.end_ns for other in evidence.claims if other.id == claim.id),
+                *(r.instant_ns for r in evidence.releases if r.claim == claim.id),
+            ]
         )
         for claim in evidence.claims
-    ]
-
-
-def ended_early(evidence: Evidence) -> list[tuple[Claim, Claim]]:
-    """Two claims of one level on one slot at one instant, not both shared, the earlier first."""
-    claims = [claim for claim in ended(evidence) if claim.start_ns < claim.end_ns]
-    return [
-        (c, d)
-        for c in claims
-        for d in claims
-        if (c.level, c.start_ns, c.id) < (d.level, d.start_ns, d.id) and c.level == d.level
-        if d.start_ns < c.end_ns and (c.exclusive or d.exclusive)
-        if any(set(range(*c.slots(each))) & set(range(*d.slots(each))) for each in Tiling)
-    ]
+    }
+    return [msgspec.structs.replace(claim, end_ns=ends[claim.id]) for claim in evidence.claims]
 
 
 def present(evidence: Evidence, instant: int) -> bool:
@@ -108,7 +242,7 @@ def out_of_order(evidence: Evidence, instant: int) -> State | None:
     return State.MAINTENANCE if True in kinds else State.DOWN
 
 
-def stranded(evidence: Evidence, tiling: Tiling, slot: int, instant: int) -> bool:
+def stranded(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> bool:
     """Whether no instance has the slot and none can be made with it."""
     begun = [layout for layout in evidence.layouts if layout.start_ns <= instant]
     layout = max(begun, key=lambda layout: (layout.start_ns, layout.id, layout), default=None)
@@ -123,17 +257,17 @@ def stranded(evidence: Evidence, tiling: Tiling, slot: int, instant: int) -> boo
         for kind in Tiling
     }
     full = [kind for kind in Tiling if len(taken[kind]) == 840]
-    return slot not in taken[tiling] and bool(full)
+    return floor(slot) not in taken[tiling] and bool(full)
 
 
-def the_entry(entries: Iterable[Entry], tiling: Tiling, slot: int, instant: int) -> Entry:
+def the_entry(entries: Iterable[Entry], tiling: Tiling, slot: Units, instant: int) -> Entry:
     """The one entry that says something of a slot and instant."""
     found = at(entries, tiling, slot, instant)
     assert len(found) == 1
     return found[0]
 
 
-def at(entries: Iterable[Entry], tiling: Tiling, slot: int, instant: int) -> list[Entry]:
+def at(entries: Iterable[Entry], tiling: Tiling, slot: Units, instant: int) -> list[Entry]:
     """All entries that say something of a slot and instant."""
     return [
         entry
@@ -145,10 +279,10 @@ def at(entries: Iterable[Entry], tiling: Tiling, slot: int, instant: int) -> lis
 
 
 def instants(evidence: Evidence) -> set[int]:
-    """All instants at which a claim or an outage begins or ends."""
+    """All instants at which a claim, an outage or a stay begins or ends."""
     return {
         instant
-        for fact in (*evidence.claims, *evidence.outages)
+        for fact in (*evidence.claims, *evidence.outages, *evidence.stays)
         for instant in (fact.start_ns, fact.end_ns)
     } | {release.instant_ns for release in evidence.releases}
 
@@ -173,24 +307,30 @@ def counted(runs: Iterable[Readings]) -> list[tuple[int, int, int, bool]]:
 
 def shares(evidence: Evidence, runs: Iterable[Readings], start: int, end: int) -> Counter:
     """Energy by use and claim, in a window."""
-    claims = ended(evidence)
-    cuts = sorted({0, 840, *(edge for claim in claims for edge in claim.compute)})
     changes = instants(evidence)
+    parts = {
+        at: [] if out_of_order(evidence, at) else divided(in_force(evidence, at), Tiling.COMPUTE)
+        for at in changes
+    }
+    cuts = {Fraction(0), Fraction(840)}
+    cuts |= {edge for found in parts.values() for part in found for edge in (part.low, part.high)}
     total: Counter = Counter()
     for t0, t1, amount, same in counted(runs):
         if not start < t1 <= end:
             continue
-        within = [t0, *(change for change in changes if t0 < change < t1)]
-        for low, high in pairwise(cuts):
-            share = amount * high // 840 - amount * low // 840
-            held = {
-                None if out_of_order(evidence, instant) else by and by.id
-                for instant in within
-                for by in [holder(claims, Tiling.COMPUTE, low, instant)]
-            }
-            if not same or len(held) > 1:
+        # The last change counts until the next one.
+        before = max((change for change in changes if change <= t0), default=None)
+        within = [before, *(change for change in changes if t0 < change < t1)]
+        for low, high in pairwise(sorted(cuts)):
+            share = floor(amount * high / 840) - floor(amount * low / 840)
+            holders = {_owner(parts.get(instant, []), low) for instant in within}
+            one = holders.pop() if len(holders) == 1 else None
+            if not same or holders or (one and one.assumed):
                 total[Use.UNATTRIBUTED, ""] += share
             else:
-                claim = held.pop()
-                total[(Use.ATTRIBUTED, claim) if claim else (Use.IDLE, "")] += share
+                total[(Use.ATTRIBUTED, one.id) if one else (Use.IDLE, "")] += share
     return +total
+
+
+def _owner(parts: list[Part], slot: Fraction) -> Claim | None:
+    return next((part.claim for part in parts if part.low <= slot < part.high), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 
 import msgspec
 import numpy as np
@@ -10,8 +11,8 @@ import properties
 from histories import S
 from properties import Metering
 
-from collector.metering.evidence import Claim, Evidence, Witness
-from collector.metering.holders import Conflict, claims_in_force
+from collector.metering.evidence import Claim, Evidence, Level, Witness
+from collector.metering.holders import Overlap, claims_in_force, overlaps
 from collector.metering.measures import Increments, Owners, Readings, increments, owners
 from collector.metering.tiling import Entry, State, tile
 from collector.metering.units import FOREVER_NS, Slots
@@ -38,7 +39,7 @@ def arrival_order(evidence: Evidence, start: int, end: int) -> list[Entry]:
 
 def counted_twice(evidence: Evidence, start: int, end: int) -> list[Entry]:
     """Every claim has its slots, whoever else has them."""
-    claims = claims_in_force(evidence)
+    claims = {piece.value for piece in claims_in_force(evidence)}
     alone = [tile(msgspec.structs.replace(evidence, claims=()), start, end)]
     alone += [
         [
@@ -133,7 +134,10 @@ def clipped_samples(evidence: Evidence, start: int, end: int) -> list[Entry]:
 def ignored_level(evidence: Evidence, start: int, end: int) -> list[Entry]:
     """The latest claim holds, whoever's word it is."""
     highest = max((claim.level for claim in evidence.claims), default=None)
-    same = tuple(msgspec.structs.replace(claim, level=highest) for claim in evidence.claims)
+    review = "late" if highest is Level.REVIEW else ""
+    same = tuple(
+        msgspec.structs.replace(claim, level=highest, review=review) for claim in evidence.claims
+    )
     return tile(msgspec.structs.replace(evidence, claims=same), start, end)
 
 
@@ -155,15 +159,165 @@ def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[Entry]:
     ]
 
 
-def no_conflicts(_: Evidence) -> list[Conflict]:
-    """Overlaps are settled without a word."""
+def no_overlaps(_: Evidence) -> list[Overlap]:
+    """What a claim requested and did not hold is on no record."""
     return []
 
 
+def changed(evidence: Evidence, *claims: Claim) -> Evidence:
+    return msgspec.structs.replace(evidence, claims=claims)
+
+
+def later_ends_earlier(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """A claim that begins ends the earlier ones of its rank on its slots."""
+    claims = evidence.claims
+    return tile(
+        changed(
+            evidence,
+            *(
+                msgspec.structs.replace(
+                    one,
+                    end_ns=min(
+                        [one.end_ns]
+                        + [
+                            other.start_ns
+                            for other in claims
+                            if other.level == one.level and other.start_ns > one.start_ns
+                            if other.compute == one.compute
+                        ]
+                    ),
+                )
+                for one in claims
+            ),
+        ),
+        start,
+        end,
+    )
+
+
+def ids_as_text(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """Of two claims that begin together, the id that is later as text holds: 9 is after 10."""
+    names = sorted({claim.id for claim in evidence.claims})
+    place = {name: f"{at:03}" for at, name in enumerate(names)}
+    claims = (msgspec.structs.replace(one, id=place[one.id]) for one in evidence.claims)
+    releases = tuple(
+        msgspec.structs.replace(one, claim=place.get(one.claim, "none"))
+        for one in evidence.releases
+    )
+    renamed = msgspec.structs.replace(changed(evidence, *claims), releases=releases)
+    return [
+        msgspec.structs.replace(entry, claim=names[int(entry.claim)])
+        if entry.claim.isdigit()
+        else entry
+        for entry in tile(renamed, start, end)
+    ]
+
+
+def ids_as_text_in_overlaps(evidence: Evidence) -> list[Overlap]:
+    """The same order of ids where overlaps are found."""
+    names = sorted({claim.id for claim in evidence.claims})
+    place = {name: f"{at:03}" for at, name in enumerate(names)}
+    claims = (msgspec.structs.replace(one, id=place[one.id]) for one in evidence.claims)
+    return [
+        msgspec.structs.replace(one, claim=names[int(one.claim)], other=names[int(one.other)])
+        for one in overlaps(changed(evidence, *claims))
+    ]
+
+
+def start_of_the_stay(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """A claim on a node begins when the GPU comes, also for its precedence."""
+    claims = (
+        msgspec.structs.replace(piece.value, start_ns=piece.start_ns, end_ns=piece.end_ns)
+        for piece in claims_in_force(evidence)
+    )
+    return tile(msgspec.structs.replace(changed(evidence, *claims), releases=()), start, end)
+
+
+def last_share_takes_the_gpu(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """The last of the claims that share a GPU has all that is left of it."""
+    last = max(claim.start_ns for claim in evidence.claims) if evidence.claims else 0
+    claims = (
+        msgspec.structs.replace(one, share=None) if one.start_ns == last else one
+        for one in evidence.claims
+    )
+    return tile(changed(evidence, *claims), start, end)
+
+
+def share_of_each_floored(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """A share is so many whole units of the GPU."""
+    claims = (
+        one
+        if one.share is None
+        else msgspec.structs.replace(one, share=Fraction(max(1, int(one.share * 840)), 840))
+        for one in evidence.claims
+    )
+    return tile(changed(evidence, *claims), start, end)
+
+
+def shares_one_after_another(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """Shares that exceed the GPU are served in order: the last has nothing, and no one a part."""
+    left: dict[str, Fraction] = {}
+    claims = []
+    for one in sorted(evidence.claims, key=lambda claim: claim.start_ns, reverse=True):
+        share = one.share
+        if share is not None:
+            share = min(share, 1 - sum(left.values(), Fraction(0)))
+            left[one.id] = share
+        if share is None or share > 0:
+            claims.append(msgspec.structs.replace(one, share=share))
+    return tile(changed(evidence, *claims), start, end)
+
+
+def ignored_review(evidence: Evidence, start: int, end: int) -> list[Entry]:
+    """What waits for a person counts like what a scheduler reports."""
+    claims = (
+        msgspec.structs.replace(one, level=Level.SCHEDULER, review="") if one.review else one
+        for one in evidence.claims
+    )
+    return tile(changed(evidence, *claims), start, end)
+
+
 MUTANTS = {
-    "conflict not told": (
-        Metering(conflicts=no_conflicts),
-        properties.p7_a_conflict_names_every_claim_that_had_to_end,
+    "overlap without a record": (
+        Metering(overlaps=no_overlaps),
+        properties.p20_requested_is_held_and_moved,
+    ),
+    "later start ends the earlier claim": (
+        Metering(tile=later_ends_earlier),
+        properties.p19_a_claim_changes_no_holder_outside_its_span,
+    ),
+    "ids as text": (Metering(tile=ids_as_text), properties.p21_only_the_order_of_ids_matters),
+    "ids as text in overlaps": (
+        Metering(overlaps=ids_as_text_in_overlaps),
+        properties.p21_only_the_order_of_ids_matters,
+    ),
+    "start of the stay": (
+        Metering(tile=start_of_the_stay),
+        properties.p13_handover_has_one_holder_at_every_instant,
+    ),
+    "last share takes the GPU": (
+        Metering(tile=last_share_takes_the_gpu),
+        properties.p22_shares_are_exact_in_any_order,
+    ),
+    "share of each floored": (
+        Metering(tile=share_of_each_floored),
+        properties.p22_shares_are_exact_in_any_order,
+    ),
+    "shares one after another": (
+        Metering(tile=shares_one_after_another),
+        properties.p22_shares_are_exact_in_any_order,
+    ),
+    "administrator overridden": (
+        Metering(tile=ignored_level),
+        properties.p23_no_envelope_changes_what_an_administrator_gave,
+    ),
+    "review ignored": (
+        Metering(tile=ignored_review),
+        properties.p24_a_claim_under_review_moves_no_other_claims_time,
+    ),
+    "slot counted twice, requested": (
+        Metering(tile=counted_twice),
+        properties.p20_requested_is_held_and_moved,
     ),
     "dropped last interval": (
         Metering(tile=dropped_last_interval),

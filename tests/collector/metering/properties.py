@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from fractions import Fraction
+from itertools import combinations, pairwise
 
 import model
 import msgspec
-from histories import Case, S
+from histories import LAST, Case, S
 
 from collector.metering import holders, measures, tiling
-from collector.metering.evidence import Evidence
-from collector.metering.holders import Conflict
+from collector.metering.evidence import Claim, Evidence, Level, Stay
+from collector.metering.holders import Overlap, OverlapKind
 from collector.metering.measures import Increments, Owners, Readings, Share
 from collector.metering.observation import GAP_NS
 from collector.metering.tiling import Entry, State
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Tiling, Units
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Metering:
     """An implementation of metering; ours, if nothing else is said."""
 
     tile: Callable[[Evidence, int, int], list[Entry]] = tiling.tile
-    conflicts: Callable[[Evidence], list[Conflict]] = holders.conflicts
+    overlaps: Callable[[Evidence], list[Overlap]] = holders.overlaps
     increments: Callable[[Iterable[Readings]], Increments] = measures.increments
     owners: Callable[[Evidence], list[Owners]] = measures.owners
 
@@ -84,7 +85,7 @@ def p2_order_and_repetition_change_nothing(metering: Metering, case: Case) -> No
     assert metering.tile(again, case.start, case.end) == metering.tile(
         case.evidence, case.start, case.end
     )
-    assert metering.conflicts(again) == metering.conflicts(case.evidence)
+    assert metering.overlaps(again) == metering.overlaps(case.evidence)
     counted = metering.increments(case.readings)
     repeated = metering.increments(case.mixed(case.readings))
     window = (case.start, case.end)
@@ -94,7 +95,7 @@ def p2_order_and_repetition_change_nothing(metering: Metering, case: Case) -> No
 
 
 def p3_pointwise_oracle(metering: Metering, case: Case) -> None:
-    evidence = model.anywhere(case.evidence)
+    evidence = case.evidence
     entries = metering.tile(evidence, case.start, case.end)
     for instant, slot in case.points:
         for each in Tiling:
@@ -105,16 +106,13 @@ def p3_pointwise_oracle(metering: Metering, case: Case) -> None:
                 assert not model.at(entries, each, slot, instant)
 
 
-def _as_the_model_says(evidence: Evidence, entry: Entry, slot: int, instant: int) -> None:
-    claim = model.holder(model.ended(evidence), entry.tiling, slot, instant)
+def _as_the_model_says(evidence: Evidence, entry: Entry, slot: Units, instant: int) -> None:
+    claim = model.holder(evidence, entry.tiling, slot, instant)
     outage = model.out_of_order(evidence, instant)
     assert entry.node == model.node(evidence, instant)
     if claim:
-        assert (entry.claim, entry.tenant, entry.workload) == (
-            claim.id,
-            claim.tenant,
-            claim.workload,
-        )
+        holder = (claim.id, claim.tenant, claim.workload, claim.assumed)
+        assert (entry.claim, entry.tenant, entry.workload, entry.assumed) == holder
     elif entry.state is not State.RESERVED:
         assert (entry.claim, entry.tenant) == ("", "")
     if outage:
@@ -123,7 +121,9 @@ def _as_the_model_says(evidence: Evidence, entry: Entry, slot: int, instant: int
         expected = {State.OBSERVED, State.INFERRED}
         expected = {State.ROGUE} if claim.level == 1 else expected
         expected = {State.SYSTEM} if claim.system else expected
+        expected = {State.REVIEW} if claim.level == 0 else expected
         assert entry.state in expected
+        assert entry.reason == (claim.review if entry.state is State.REVIEW else "")
     elif model.stranded(evidence, entry.tiling, slot, instant):
         assert entry.state is State.STRANDED
     elif any(
@@ -204,17 +204,8 @@ def p7_slots_have_one_tenant(metering: Metering, case: Case) -> None:
             assert all(before[1] <= after[0] for before, after in pairwise(over))
 
 
-def p7_a_conflict_names_every_claim_that_had_to_end(metering: Metering, case: Case) -> None:
-    evidence = model.anywhere(case.evidence)
-    expected = model.ended_early(evidence)
-    found = metering.conflicts(evidence)
-    assert {conflict.earlier for conflict in found} == {earlier.id for earlier, _ in expected}
-    pairs = {(c.id, d.id, d.start_ns, min(c.end_ns, d.end_ns)) for c, d in expected}
-    assert {(c.earlier, c.later, c.start_ns, c.end_ns) for c in found} <= pairs
-
-
 def p12_amounts_add_up_to_the_counter(metering: Metering, case: Case) -> None:
-    evidence = model.anywhere(case.evidence)
+    evidence = case.evidence
     counted = metering.increments(case.readings)
     found = metering.shares(evidence, counted, case.start, case.end)
     assert all(share.amount > 0 for share in found)
@@ -230,7 +221,7 @@ def p12_amounts_add_up_to_the_counter(metering: Metering, case: Case) -> None:
 
 
 def p13_handover_has_one_holder_at_every_instant(metering: Metering, case: Case) -> None:
-    evidence = model.anywhere(case.evidence)
+    evidence = case.evidence
     entries = metering.tile(evidence, case.start, case.end)
     instants = {instant for change in model.instants(evidence) for instant in (change - 1, change)}
     for instant in instants:
@@ -267,6 +258,178 @@ def p15_a_wrong_clock_moves_no_claim(metering: Metering, case: Case) -> None:
     )
 
 
+def claim_time(entries: Iterable[Entry]) -> Counter:
+    """What each claim holds, by tiling."""
+    total: Counter = Counter()
+    for entry in entries:
+        if entry.claim and entry.state is not State.RESERVED:
+            total[entry.claim, entry.tiling] += entry.quantity
+    return total
+
+
+def with_claims(evidence: Evidence, *claims: Claim) -> Evidence:
+    return msgspec.structs.replace(evidence, claims=(*evidence.claims, *claims))
+
+
+def without_claim(evidence: Evidence, name: str) -> Evidence:
+    left = tuple(claim for claim in evidence.claims if claim.id != name)
+    return msgspec.structs.replace(evidence, claims=left)
+
+
+def p19_a_claim_changes_no_holder_outside_its_span(metering: Metering, case: Case) -> None:
+    both = with_claims(case.evidence, case.extra)
+    for one in {claim.id: claim for claim in model.ended(both)}.values():
+        alone = without_claim(both, one.id)
+        for start, end in ((case.start, one.start_ns), (one.end_ns, case.end)):
+            window = max(start, case.start), min(end, case.end)
+            if window[0] < window[1]:
+                assert by_claim(metering.tile(both, *window)) == by_claim(
+                    metering.tile(alone, *window)
+                )
+
+
+def p19_a_claim_frees_nothing_that_was_held(metering: Metering, case: Case) -> None:
+    """Of shares, those on one device: a share of a GPU has its lowest slots, of any instance."""
+    both = with_claims(case.evidence, case.extra)
+    shared = [claim for claim in both.claims if not claim.exclusive]
+    for one, other in combinations(shared, 2):
+        if any(one.slots(t) != other.slots(t) and model.meet(one.slots(t), other.slots(t))
+               for t in Tiling):  # fmt: skip
+            return
+    before = metering.tile(case.evidence, case.start, case.end)
+    after = metering.tile(both, case.start, case.end)
+    for entry in before:
+        if not entry.claim or entry.state is State.RESERVED:
+            continue
+        still = [
+            other
+            for other in after
+            if other.tiling is entry.tiling and other.claim and other.state is not State.RESERVED
+        ]
+        kept = sum(
+            max(0, min(o.t1_ns, entry.t1_ns) - max(o.t0_ns, entry.t0_ns))
+            * max(0, min(o.slot_hi, entry.slot_hi) - max(o.slot_lo, entry.slot_lo))
+            for o in still
+        )
+        assert kept == entry.quantity
+
+
+def p20_requested_is_held_and_moved(metering: Metering, case: Case) -> None:
+    evidence = with_claims(case.evidence, case.extra)
+    asked: Counter = Counter()
+    edges = {edge for edge in model.instants(evidence) if case.start < edge < case.end}
+    for start, end in pairwise(sorted({case.start, *edges, case.end})):
+        for claim in model.in_force(evidence, start):
+            for each in Tiling:
+                size = model.requested(claim, each)
+                asked[claim.id, each] += (size or 0) * (end - start)
+    bare = {claim.id for claim in evidence.claims if not claim.exclusive and claim.share is None}
+    found = claim_time(metering.tile(evidence, case.start, case.end))
+    for one in metering.overlaps(evidence):
+        assert one.units > 0
+        length = min(one.end_ns, case.end) - max(one.start_ns, case.start)
+        found[one.claim, one.tiling] += one.units * max(0, length)
+        assert one.claim not in bare
+        _names_both_claims(evidence, one)
+    assert {key: time for key, time in found.items() if time and key[0] not in bare} == {
+        key: time for key, time in asked.items() if time
+    }
+
+
+def _names_both_claims(evidence: Evidence, one: Overlap) -> None:
+    """Both claims are in force throughout, and the kind is that of their ranks."""
+    for instant in (one.start_ns, one.end_ns - 1):
+        levels = {claim.id: claim.level for claim in model.in_force(evidence, instant)}
+        assert {one.claim, one.other} <= levels.keys()
+        higher = levels[one.other] > levels[one.claim]
+        assert higher == (one.kind is OverlapKind.OVERRIDE)
+        assert levels[one.other] >= levels[one.claim]
+
+
+def p21_only_the_order_of_ids_matters(metering: Metering, case: Case) -> None:
+    lowest_first: list[str] = []
+    for name in {claim.id for claim in case.evidence.claims}:
+        later = (at for at, o in enumerate(lowest_first) if model.id_before(name, o))
+        lowest_first.insert(next(later, len(lowest_first)), name)
+    renamed = {name: f"j{at + 8}" for at, name in enumerate(lowest_first)}
+    back = {new: old for old, new in renamed.items()}
+    claims = tuple(
+        msgspec.structs.replace(claim, id=renamed[claim.id]) for claim in case.evidence.claims
+    )
+    releases = tuple(
+        msgspec.structs.replace(one, claim=renamed.get(one.claim, one.claim))
+        for one in case.evidence.releases
+    )
+    evidence = msgspec.structs.replace(case.evidence, claims=claims, releases=releases)
+    found = [
+        msgspec.structs.replace(entry, claim=back.get(entry.claim, entry.claim))
+        for entry in metering.tile(evidence, case.start, case.end)
+    ]
+    assert found == metering.tile(case.evidence, case.start, case.end)
+    moved = {
+        msgspec.structs.replace(one, claim=back[one.claim], other=back[one.other])
+        for one in metering.overlaps(evidence)
+    }
+    assert moved == set(metering.overlaps(case.evidence))
+
+
+def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
+    """Claims of one rank on a GPU, a part of which a claim of a higher rank may hold."""
+    usual = {"level": Level.SCHEDULER, "review": "", "exclusive": False, "node": "",
+             "compute": WHOLE, "memory": WHOLE, "end_ns": FOREVER_NS}  # fmt: skip
+    first = {claim.id: claim for claim in case.evidence.claims}.values()
+    members = [
+        msgspec.structs.replace(claim, **usual, share=claim.share or Fraction(1, 1 + len(claim.id)))
+        for claim in first
+    ]
+    above = msgspec.structs.replace(
+        case.extra, level=Level.ADMINISTRATOR, review="", exclusive=True, share=None, start_ns=0,
+        end_ns=FOREVER_NS, node="",
+    )  # fmt: skip
+    starts = [claim.start_ns for claim in members]
+    case.random.shuffle(starts)
+    mixed = [
+        msgspec.structs.replace(claim, start_ns=start)
+        for claim, start in zip(members, starts, strict=True)
+    ]
+    window = (LAST * S, (LAST + 1) * S)
+    for higher in ((), (above,)):
+        for claims in (members, mixed):
+            evidence = Evidence("GPU-1", (Stay(0, "n1"),), (*claims, *higher))
+            found = claim_time(metering.tile(evidence, *window))
+            for each in Tiling:
+                left = GPU_CAPACITY - sum(c.slots(each).high - c.slots(each).low for c in higher)
+                asked = sum((Fraction(GPU_CAPACITY) * (c.share or 0) for c in members), Fraction(0))
+                scale = min(Fraction(1), Fraction(left) / asked) if asked else Fraction(1)
+                for claim in members:
+                    size = GPU_CAPACITY * (claim.share or 0) * scale
+                    assert found[claim.id, each] == size * S
+
+
+def p23_no_envelope_changes_what_an_administrator_gave(metering: Metering, case: Case) -> None:
+    level = min(case.extra.level, Level.SCHEDULER)
+    extra = msgspec.structs.replace(case.extra, level=level)
+    high = {claim.id for claim in case.evidence.claims if claim.level is Level.ADMINISTRATOR}
+    before, after = (
+        claim_time(metering.tile(evidence, case.start, case.end))
+        for evidence in (case.evidence, with_claims(case.evidence, extra))
+    )
+    for key in before.keys() | after.keys():
+        assert key[0] not in high or before[key] == after[key]
+
+
+def p24_a_claim_under_review_moves_no_other_claims_time(metering: Metering, case: Case) -> None:
+    extra = msgspec.structs.replace(case.extra, level=Level.REVIEW, review="late")
+    waiting = {claim.id for claim in case.evidence.claims if claim.level is Level.REVIEW}
+    entries = metering.tile(with_claims(case.evidence, extra), case.start, case.end)
+    before = claim_time(metering.tile(case.evidence, case.start, case.end))
+    after = claim_time(entries)
+    for key in before.keys() | after.keys():
+        assert key[0] in {*waiting, "extra"} or before[key] == after[key]
+    outage = {State.DOWN, State.MAINTENANCE}
+    assert {e.state for e in entries if e.claim == "extra"} <= {State.REVIEW, *outage}
+
+
 PROPERTIES = [
     p1_quantities_add_up_to_capacity,
     p2_order_and_repetition_change_nothing,
@@ -275,9 +438,15 @@ PROPERTIES = [
     p5_samples_never_move_time_between_tenants,
     p6_nothing_is_seen_within_a_gap,
     p7_slots_have_one_tenant,
-    p7_a_conflict_names_every_claim_that_had_to_end,
     p12_amounts_add_up_to_the_counter,
     p13_handover_has_one_holder_at_every_instant,
     p14_both_tilings_are_complete_in_every_layout,
     p15_a_wrong_clock_moves_no_claim,
+    p19_a_claim_changes_no_holder_outside_its_span,
+    p19_a_claim_frees_nothing_that_was_held,
+    p20_requested_is_held_and_moved,
+    p21_only_the_order_of_ids_matters,
+    p22_shares_are_exact_in_any_order,
+    p23_no_envelope_changes_what_an_administrator_gave,
+    p24_a_claim_under_review_moves_no_other_claims_time,
 ]

@@ -1,5 +1,7 @@
 """One GPU, one story each: what the rules mean where a property only says that they hold."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from collector.metering.evidence import (
     Stretch,
     Witness,
 )
-from collector.metering.holders import Conflict, conflicts
+from collector.metering.holders import OverlapKind, overlaps
 from collector.metering.measures import Readings, Reset, Share, Use, increments, owners, shares
 from collector.metering.observation import joined, stretches
 from collector.metering.tiling import State, tile
@@ -60,24 +62,100 @@ def test_an_hour_of_a_gpu_is_one_gpu_hour_in_both_tilings():
     ]
 
 
-def test_the_earlier_of_two_equal_claims_ends_for_good_and_a_conflict_names_both():
+def moved(evidence):
+    """Start, end, both claims, kind and units of each overlap in compute."""
+    return [
+        (one.start_ns // S, one.end_ns // S, one.claim, one.other, one.kind, one.units)
+        for one in overlaps(evidence)
+        if one.tiling is Tiling.COMPUTE
+    ]
+
+
+def test_the_earlier_of_two_equal_claims_holds_again_and_an_overlap_names_both():
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 90), claim("b", 20, 40)))
     assert told(evidence) == [
         (0, 20, State.INFERRED, "a"),
         (20, 40, State.INFERRED, "b"),
-        (40, 100, State.UNKNOWN, ""),
+        (40, 90, State.INFERRED, "a"),
+        (90, 100, State.UNKNOWN, ""),
     ]
-    assert conflicts(evidence) == [Conflict(20 * S, 40 * S, "a", "b")]
+    assert moved(evidence) == [(20, 40, "a", "b", OverlapKind.CONFLICT, 840)]
 
 
-def test_a_claim_that_is_not_exclusive_goes_on_after_another():
+def test_shared_claims_without_a_share_have_equal_parts_while_both_last():
     shared = (claim("a", 0, 90, exclusive=False), claim("b", 20, 40, exclusive=False))
     evidence = Evidence("g", HERE, claims=shared)
-    assert [row[3] for row in told(evidence)] == ["a", "b", "a", ""]
-    assert conflicts(evidence) == []
+    entries = [e for e in tile(evidence, 0, 90 * S) if e.tiling is Tiling.COMPUTE]
+    assert [(e.t0_ns // S, e.t1_ns // S, e.slot_lo, e.slot_hi, e.claim) for e in entries] == [
+        (0, 20, 420, 840, "a"),
+        (0, 90, 0, 420, "a"),
+        (20, 40, 420, 840, "b"),
+        (40, 90, 420, 840, "a"),
+    ]
+    assert moved(evidence) == []
 
 
-def test_a_higher_word_holds_for_as_long_as_it_lasts():
+def test_an_exclusive_claim_on_one_instance_does_not_divide_shares_of_another():
+    first, second = (
+        {"compute": compute_slices(3 * at, 3), "memory": memory_slices(4 * at, 4)} for at in (0, 1)
+    )
+    shared = {**second, "exclusive": False, "share": Fraction(3, 4)}
+    claims = (
+        claim("a", 0, 90, **shared),
+        claim("m", 10, 90, **first),
+        claim("b", 20, 90, **shared),
+    )
+    evidence = Evidence("g", HERE, claims=claims)
+    entries = [e for e in tile(evidence, 30 * S, 90 * S) if e.tiling is Tiling.COMPUTE]
+    assert [(e.slot_lo, e.slot_hi, e.claim) for e in entries] == [
+        (0, 360, "m"), (360, 540, "a"), (540, 720, "b"), (720, 840, "")
+    ]  # fmt: skip
+    found = [one for one in overlaps(evidence) if one.tiling is Tiling.COMPUTE]
+    assert [(o.claim, o.other, o.kind, o.units, o.ratio) for o in found] == [
+        ("a", "b", OverlapKind.OVERSUBSCRIBED, 90, Fraction(3, 2)),
+        ("b", "a", OverlapKind.OVERSUBSCRIBED, 90, Fraction(3, 2)),
+    ]
+
+
+def test_a_share_that_another_group_of_its_rank_leaves_nothing_is_in_conflict():
+    part = {"exclusive": False, "share": Fraction(1, 2)}
+    claims = (claim("a", 0, 90, **part), claim("m", 10, 90), claim("b", 20, 90, **part))
+    assert moved(Evidence("g", HERE, claims=claims)) == [
+        (10, 20, "a", "m", OverlapKind.CONFLICT, 420),
+        (20, 90, "a", "b", OverlapKind.CONFLICT, 420),
+        (20, 90, "m", "b", OverlapKind.CONFLICT, 420),
+    ]
+
+
+def test_a_claim_keeps_its_precedence_where_the_gpu_comes_later():
+    late = (Stay(50 * S, "n1"), Stay(70 * S, "n1"))
+    claims = (claim("z", 0, 90, node="n1"), claim("a", 20, 80, node="n1"))
+    assert told(Evidence("g", late, claims=claims)) == [
+        (50, 80, State.INFERRED, "a"),
+        (80, 90, State.INFERRED, "z"),
+        (90, 100, State.UNKNOWN, ""),
+    ]
+
+
+def test_a_claim_without_a_node_is_in_force_while_the_gpu_is_in_any():
+    moves = (Stay(10 * S, "n1", 20 * S), Stay(40 * S, "n2"))
+    evidence = Evidence("g", moves, claims=(claim("a", 0, 60), claim("b", 15, 50)))
+    assert [(row[0], row[1], row[3]) for row in told(evidence)] == [
+        (10, 15, "a"), (15, 20, "b"), (40, 50, "b"), (50, 60, "a"), (60, 100, "")
+    ]  # fmt: skip
+    assert [row[:4] for row in moved(evidence)] == [(15, 20, "a", "b"), (40, 50, "a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher"),
+    [("9", "10"), ("j9", "j10"), ("a", "aa"), ("1", "a"), ("07", "7"), ("a2b", "a10"), ("Z", "a")],
+)
+def test_ids_are_ordered_by_the_numbers_in_them(lower, higher):
+    both = (claim(lower, 0, 100), claim(higher, 0, 40))
+    assert [row[3] for row in told(Evidence("g", HERE, claims=both))] == [higher, lower]
+
+
+def test_a_higher_rank_holds_for_as_long_as_it_lasts():
     override = claim("o", 20, 40, Level.ADMINISTRATOR, system=True)
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 60), override))
     assert told(evidence) == [
@@ -86,7 +164,20 @@ def test_a_higher_word_holds_for_as_long_as_it_lasts():
         (40, 60, State.INFERRED, "a"),
         (60, 100, State.UNKNOWN, ""),
     ]
-    assert conflicts(evidence) == []
+    assert moved(evidence) == [(20, 40, "a", "o", OverlapKind.OVERRIDE, 840)]
+
+
+def test_a_claim_under_review_holds_what_no_other_claim_does():
+    late = claim("r", 0, 50, Level.REVIEW, review="received too late")
+    evidence = Evidence("g", HERE, claims=(late, claim("p", 20, 30, Level.PROCESS)))
+    assert told(evidence) == [
+        (0, 20, State.REVIEW, "r"),
+        (20, 30, State.ROGUE, "p"),
+        (30, 50, State.REVIEW, "r"),
+        (50, 100, State.UNKNOWN, ""),
+    ]
+    reasons = {entry.reason for entry in tile(evidence, 0, 100 * S) if entry.claim == "r"}
+    assert reasons == {"received too late"}
 
 
 def test_a_process_that_no_one_gave_the_gpu_to_is_rogue():
@@ -114,16 +205,16 @@ def test_a_claim_that_is_told_again_with_its_end_has_ended():
 
 
 def test_a_claim_on_a_node_holds_while_the_gpu_is_in_it():
-    moved = (Stay(0, "n1", 30 * S), Stay(40 * S, "n2"))
+    moves = (Stay(0, "n1", 30 * S), Stay(40 * S, "n2"))
     here, there = claim("c1", 10, 90, node="n1"), claim("c2", 0, 80, node="n2")
-    evidence = Evidence("g", moved, claims=(here, there))
+    evidence = Evidence("g", moves, claims=(here, there))
     assert told(evidence) == [
         (0, 10, State.UNKNOWN, ""),
         (10, 30, State.INFERRED, "c1"),
         (40, 80, State.INFERRED, "c2"),
         (80, 100, State.UNKNOWN, ""),
     ]
-    assert conflicts(evidence) == []
+    assert moved(evidence) == []
 
 
 def test_silence_is_inferred_with_the_best_witness_and_its_whole_length():
