@@ -1,0 +1,151 @@
+"""A ledger of schema version 2, as an earlier release wrote it, opens and goes on."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+import pytest
+from days import DAY, START, held, metered
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from collector.ledger.database import Database
+from collector.ledger.store import Ledger
+from collector.ledger.tiling import DAY_NS, units_of
+
+KEY = "gpu_uuid TEXT NOT NULL, day BIGINT NOT NULL, revision BIGINT NOT NULL"
+OF_REVISION = (
+    "FOREIGN KEY (gpu_uuid, day, revision) REFERENCES ledger_revision (gpu_uuid, day, revision)"
+)
+SLOTS = "CONSTRAINT slots_exist CHECK (0 <= slot_lo AND slot_lo < slot_hi AND slot_hi <= 840)"
+VERSION_2 = (
+    "CREATE TABLE ledger_schema (version BIGINT NOT NULL PRIMARY KEY)",
+    (
+        f"CREATE TABLE ledger_revision ({KEY}, supersedes BIGINT, sku TEXT NOT NULL,"
+        " content_root TEXT NOT NULL, evidence_root TEXT NOT NULL, engine_version TEXT NOT NULL,"
+        " computed_ns BIGINT NOT NULL, PRIMARY KEY (gpu_uuid, day, revision))"
+    ),
+    (
+        f"CREATE TABLE ledger_entry ({KEY}, entry BIGINT NOT NULL, tiling TEXT NOT NULL,"
+        " slot_lo BIGINT NOT NULL, slot_hi BIGINT NOT NULL, t0_ns BIGINT NOT NULL,"
+        " t1_ns BIGINT NOT NULL, node TEXT NOT NULL, state TEXT NOT NULL, witness TEXT,"
+        " silence_ns BIGINT NOT NULL, tenant_id TEXT NOT NULL, workload_id TEXT NOT NULL,"
+        " claim_id TEXT NOT NULL, layout_id TEXT NOT NULL, qty_capns BIGINT NOT NULL,"
+        f" PRIMARY KEY (gpu_uuid, day, revision, entry), {OF_REVISION}, {SLOTS},"
+        " CONSTRAINT quantity_is_exact CHECK (qty_capns = (slot_hi - slot_lo) * (t1_ns - t0_ns)))"
+    ),
+    (
+        f"CREATE TABLE ledger_share ({KEY}, share BIGINT NOT NULL, measure TEXT NOT NULL,"
+        " use TEXT NOT NULL, slot_lo BIGINT NOT NULL, slot_hi BIGINT NOT NULL,"
+        " t0_ns BIGINT NOT NULL, t1_ns BIGINT NOT NULL, amount BIGINT NOT NULL,"
+        " tenant_id TEXT NOT NULL, workload_id TEXT NOT NULL, claim_id TEXT NOT NULL,"
+        f" PRIMARY KEY (gpu_uuid, day, revision, share), {OF_REVISION}, {SLOTS})"
+    ),
+    (
+        f"CREATE TABLE ledger_claim ({KEY}, claim_id TEXT NOT NULL, start_ns BIGINT NOT NULL,"
+        f" mig_profile TEXT NOT NULL, PRIMARY KEY (gpu_uuid, day, revision, claim_id), {OF_REVISION})"
+    ),
+    "CREATE VIEW ledger AS SELECT e.gpu_uuid, e.qty_capns FROM ledger_entry e",
+    "INSERT INTO ledger_schema VALUES (2)",
+)
+TABLES = ("schema", "revision", "entry", "share", "claim")
+CLAIM = {"id": "job-1", "start_ns": START, "mig_profile": ""}
+ENTRIES = [
+    {
+        "gpu": "GPU-0", "tiling": tiling, "t0_ns": START, "slot_lo": 0, "slot_hi": 840,
+        "t1_ns": START + DAY_NS, "node": "node1", "state": "inferred", "witness": 0,
+        "silence_ns": 7, "tenant": "red", "workload": "", "claim": "job-1", "layout": "",
+    }
+    for tiling in ("compute", "memory")
+]  # fmt: skip
+SHARE = {
+    "t0_ns": START, "t1_ns": START + 9, "slot_lo": 0, "slot_hi": 840, "use": "attributed",
+    "amount": 5, "tenant": "red", "workload": "", "claim": "job-1",
+}  # fmt: skip
+CONTENT = ("h100-sxm", ENTRIES, [{"measure": "energy", "share": SHARE}], [CLAIM])
+ROOT = sha256(json.dumps(CONTENT, separators=(",", ":")).encode()).hexdigest()
+
+
+def triggers(dialect: str) -> list[str]:
+    """The statements that made the tables of that release append-only."""
+    if dialect == "postgresql":
+        refuse = (
+            "CREATE FUNCTION ledger_is_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$"
+        )
+        return [refuse] + [
+            f"CREATE TRIGGER ledger_{name}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON "
+            f"ledger_{name} FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_append_only()"
+            for name in TABLES
+        ]
+    return [
+        f"CREATE TRIGGER ledger_{name}_no_{change.lower()} BEFORE {change} ON ledger_{name} "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+        for name in TABLES
+        for change in ("UPDATE", "DELETE")
+    ]
+
+
+def write_version_2(url: str) -> None:
+    """Make the tables of version 2 and one revision of a GPU-day."""
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    key = {"gpu_uuid": "GPU-0", "day": DAY, "revision": 1}
+    names = {"tenant": "tenant_id", "workload": "workload_id", "claim": "claim_id",
+             "layout": "layout_id"}  # fmt: skip
+
+    def insert(table: str, values: dict[str, object]) -> None:
+        row = {**key, **{names.get(name, name): value for name, value in values.items()}}
+        row.pop("gpu", None)
+        places = ", ".join(f":{name}" for name in row)
+        into = f"INSERT INTO ledger_{table} ({', '.join(row)}) VALUES ({places})"  # noqa: S608 - constant names
+        connection.execute(text(into), row)
+
+    with engine.begin() as connection:
+        for statement in (*VERSION_2, *triggers(engine.dialect.name)):
+            connection.execute(text(statement))
+        insert("revision", {"sku": "h100-sxm", "content_root": ROOT, "evidence_root": "e",
+                            "engine_version": "1", "computed_ns": START + DAY_NS})  # fmt: skip
+        for at, entry in enumerate(ENTRIES):
+            quantity = {"entry": at, "witness": "none", "qty_capns": 840 * DAY_NS}
+            insert("entry", {**entry, **quantity})
+        insert("share", {**SHARE, "share": 0, "measure": "energy"})
+        insert("claim", {"claim_id": "job-1", "start_ns": START, "mig_profile": ""})
+    engine.dispose()
+
+
+def test_a_ledger_of_version_2_keeps_its_revisions_and_takes_new_ones(url):
+    write_version_2(url)
+    for _ in range(2):  # the second time it is of this version
+        ledger = Ledger.open(url)
+        old = ledger.revision("GPU-0", DAY, 1)
+        assert (old.content_root, units_of(old.tiling)) == (ROOT, 840)
+        assert [(e.slot_lo, e.slot_hi, e.claim) for e in old.tiling.entries] == [
+            (0, 840, "job-1"), (0, 840, "job-1")
+        ]  # fmt: skip
+        assert [one.share.amount for one in old.tiling.shares] == [5]
+        assert sum(ledger.tiled(DAY, DAY + 1).values()) == 2 * 840 * DAY_NS
+        new = metered(held("GPU-0", "red", "blue"))
+        assert ledger.write(new).revision == 2
+        found = ledger.revision("GPU-0", DAY)
+        assert (found.supersedes, units_of(found.tiling)) == (1, 84_000)
+        assert sum(ledger.tiled(DAY, DAY + 1).values()) == 2 * 840 * DAY_NS
+        ledger.close()
+
+
+def test_a_migrated_ledger_refuses_changes_of_its_rows(url):
+    write_version_2(url)
+    database = Database(url)
+    changes = [f"UPDATE ledger_{name} SET revision = 9" for name in TABLES[1:]]  # noqa: S608 - constant names
+    changes += [f"DELETE FROM ledger_{name}" for name in TABLES]  # noqa: S608 - constant names
+    for change in changes:
+        with (
+            pytest.raises(DBAPIError, match="append-only"),
+            database.engine.connect() as connection,
+            connection.begin(),
+        ):
+            connection.execute(text(change))
+    with database.transaction() as connection:
+        rows = connection.execute(text("SELECT capacity_units, slot_hi, mem_hi FROM ledger")).all()
+    assert sorted(map(tuple, rows), key=str) == [(840, 840, None), (840, None, 840)]
+    database.close()
