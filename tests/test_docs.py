@@ -278,6 +278,7 @@ def test_the_source_that_the_page_adds_is_well_formed(followed: Path):
     within(followed, "-m", "ruff", "format", "--no-cache", "--check", source)
 
 
+@pytest.mark.timeout(300)  # generates the documents and dashboards of a copy
 def test_the_panel_and_the_alert_that_the_page_adds_work(followed: Path):
     within(followed, "-m", "dashboards")
     within(followed, "docs/generate.py")
