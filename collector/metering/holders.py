@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
@@ -321,32 +321,57 @@ def _overlaps(
     sizes: dict[Claim, Units] = {}
     for slots, claim in held:
         sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
+    groups = _groups(in_force, sizes, held, tiling)
     for claim in in_force:
         asked = requested(claim, claim.slots(tiling))
         missing = asked - sizes.get(claim, 0) if asked is not None else 0
         if missing <= 0:
             continue
-        for other, kind, units, ratio in _holders_of(claim, missing, in_force, held, tiling):
+        group = groups.get(claim) or _Group((claim,), held)
+        for other, kind, units, ratio in _holders_of(claim, missing, group, tiling):
             yield Overlap(
                 now, until, tiling, claim.id, claim.tenant, other.id, other.tenant, kind,
                 exact(units), ratio,
             )  # fmt: skip
 
 
-def _group_of(claim: Claim, in_force: Iterable[Claim], tiling: Tiling) -> list[Claim]:
-    """The claims that a shared claim divides its device with, itself among them."""
-    device = claim.slots(tiling)
-    group: list[Claim] = []
-    for other in in_force:
-        if other.level is not claim.level:
-            continue
-        if other.exclusive and _meet(other.slots(tiling), device):
-            if claim in group:
-                break
-            group = []
-        elif not other.exclusive and other.slots(tiling) == device:
-            group.append(other)
-    return group
+class _Group(NamedTuple):
+    """Claims that divide a device, greatest first, and what others hold of the GPU."""
+
+    claims: Sequence[Claim]
+    others: Sequence[Hold]
+    ratio: Fraction = Fraction(0)
+    """The sum of the requested shares over what the group holds; 0 where that is nothing."""
+
+
+def _groups(
+    in_force: Iterable[Claim], sizes: Mapping[Claim, Units], held: Sequence[Hold], tiling: Tiling
+) -> dict[Claim, _Group]:
+    """The group of each shared claim; each is worked out once, however many claims it has."""
+    found: list[list[Claim]] = []
+    current: dict[Slots, list[Claim]] = {}
+    level: Level | None = None
+    for claim in in_force:
+        if claim.level is not level:
+            current, level = {}, claim.level
+        slots = claim.slots(tiling)
+        if claim.exclusive:
+            current = {device: group for device, group in current.items()
+                       if not _meet(device, slots)}  # fmt: skip
+        elif slots in current:
+            current[slots].append(claim)
+        else:
+            found.append([claim])
+            current[slots] = found[-1]
+    groups: dict[Claim, _Group] = {}
+    for claims in found:
+        own = set(claims)
+        asked = (Fraction(requested(one, one.slots(tiling)) or 0) for one in claims)
+        had = sum((Fraction(sizes.get(one, 0)) for one in claims), Fraction(0))
+        ratio = sum(asked, Fraction(0)) / had if had else Fraction(0)
+        group = _Group(claims, [hold for hold in held if hold.claim not in own], ratio)
+        groups |= dict.fromkeys(claims, group)
+    return groups
 
 
 def requested(claim: Claim, device: Slots) -> Units | None:
@@ -358,23 +383,18 @@ def requested(claim: Claim, device: Slots) -> Units | None:
 
 
 def _holders_of(
-    claim: Claim, missing: Units, in_force: Sequence[Claim], held: Sequence[Hold], tiling: Tiling
+    claim: Claim, missing: Units, group: _Group, tiling: Tiling
 ) -> Iterator[tuple[Claim, OverlapKind, Units, Fraction]]:
     """The claims that hold what a claim lacks, greatest slots first to the exact amount."""
     device = claim.slots(tiling)
-    group = [claim] if claim.exclusive else _group_of(claim, in_force, tiling)
-    own = set(group)
-    for slots, other in held:
+    for slots, other in group.others:
         within = min(slots.high, device.high) - max(slots.low, device.low)
-        if other in own or within <= 0 or missing <= 0:
+        if other is claim or within <= 0 or missing <= 0:
             continue
         kind = OverlapKind.CONFLICT if other.level is claim.level else OverlapKind.OVERRIDE
         units = min(within, missing)
         missing -= units
         yield other, kind, units, Fraction(1)
     if missing > 0:
-        others = [other for other in group if other is not claim]
-        total = sum((Fraction(requested(one, device) or 0) for one in group), Fraction(0))
-        had = size_of(slots for slots, other in held if other in own)
-        ratio = total / Fraction(had) if had else Fraction(0)
-        yield (others or [claim])[0], OverlapKind.OVERSUBSCRIBED, missing, ratio
+        other = next((one for one in group.claims if one is not claim), claim)
+        yield other, OverlapKind.OVERSUBSCRIBED, missing, group.ratio
