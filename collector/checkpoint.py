@@ -42,6 +42,7 @@ class NodeMemory(msgspec.Struct, array_like=True):
     clock_offset_ns: int
     instant_ns: int
     gpus: dict[int, str]
+    stream_instants_ns: dict[str, int] = {}
 
 
 class Beginning(msgspec.Struct, array_like=True, tag=True):
@@ -128,8 +129,9 @@ def _memory_of(core: Core, name: str) -> NodeMemory | None:
     if node is None:
         return None
     return NodeMemory(
-        node.agent_version, node.clock_offset_ns, node.instant_ns, core.holders_of(name)
-    )
+        node.agent_version, node.clock_offset_ns, node.instant_ns, core.holders_of(name),
+        dict(node.stream_instants_ns),
+    )  # fmt: skip
 
 
 def encode(part: Part) -> bytes:
@@ -197,4 +199,5 @@ def _resume_node(core: Core, part: NodePart) -> None:
         node.agent_version = part.memory.agent_version
         node.clock_offset_ns = part.memory.clock_offset_ns
         node.instant_ns = part.memory.instant_ns
+        node.stream_instants_ns = dict(part.memory.stream_instants_ns)
         core.gpus_of[part.name] = part.memory.gpus

@@ -45,6 +45,8 @@ class Node:
     agent_version: str = ""
     clock_offset_ns: int = 0
     instant_ns: int = 0
+    stream_instants_ns: dict[str, int] = field(default_factory=dict)
+    """Of the newest frame of each stream; kept over a restart, unlike the frames themselves."""
 
 
 class Update(NamedTuple):
@@ -117,7 +119,8 @@ class Fleet:
         block.instants_ns[index] = update.instant_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
         row.instant_ns = update.instant_ns
-        node.instant_ns = max([row.instant_ns for row in node.rows.values()])
+        node.stream_instants_ns[update.layout.stream] = update.instant_ns
+        node.instant_ns = max(node.stream_instants_ns.values())
         return True
 
     def _row(self, node: Node, update: Update) -> Row:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stories import stories
 from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer
-from support.story import Reporter, accept, core_in, gpus_of
+from support.story import Reporter, accept, at, core_in, gpus_of, host
 
 from collector.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of
 from collector.core import Core
@@ -63,6 +63,18 @@ def test_what_comes_while_a_checkpoint_is_made_is_neither_lost_nor_told_twice(st
         np.testing.assert_equal(present_of(restarted)[stream][2], told[2])
     for name, node in before.fleet.nodes.items():
         assert restarted.fleet.nodes[name].instant_ns == node.instant_ns
+
+
+def test_a_stream_heard_again_does_not_make_a_resumed_node_older():
+    """The newest frame is of a stream that has not reported since the checkpoint."""
+    node = Reporter()
+    host_frame, gpu_frame = node.told(host(), [50]), node.told(gpus_of("GPU-0"), [10])
+    before, restarted = empty(), empty()
+    accept(before, host_frame)
+    resume_from(restarted, checkpoint_of(before))
+    for core in (before, restarted):
+        accept(core, gpu_frame)
+    assert restarted.fleet.nodes["n1"].instant_ns == before.fleet.nodes["n1"].instant_ns == at(50)
 
 
 def written_once() -> bytes:
