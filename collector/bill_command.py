@@ -22,6 +22,7 @@ from collector.billing.period_command import (
     statement_command,
 )
 from collector.billing.price_command import prices
+from collector.billing.review_command import accept_command, reject_command, review_command
 from collector.jobs.command import import_jobs
 
 
@@ -31,8 +32,9 @@ def bill() -> None:
 
 
 for command in (
-    accept_copy_command, adjust_command, close_command, credit_command, demo, export_command, import_jobs,
-    list_command, opening_command, overlaps_command, prices,
-    preview_command, reconcile_command, statement_command, void_command,
+    accept_command, accept_copy_command, adjust_command, close_command, credit_command, demo,
+    export_command, import_jobs, list_command, opening_command, overlaps_command, prices,
+    preview_command, reconcile_command, reject_command, review_command, statement_command,
+    void_command,
 ):  # fmt: skip
     bill.add_command(command)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from collector.evidence.assemble import Files
 from collector.evidence.calendar_file import Calendar, calendar_file
 from collector.evidence.claims_file import FileClaims, claims_file
 from collector.evidence.retired_file import Retired, retired_file
+from collector.evidence.review import Decisions
 from collector.evidence.tenants_file import Tenants, tenants_file
 from collector.evidence.watched import Watched
 from collector.inventory.inventory_file import Inventory, inventory_file
@@ -34,7 +36,10 @@ class AdministratorsFiles:
     quotas: Watched[Quotas]
     retired: Watched[Retired]
     inventory: Watched[Inventory]
-    _now: Files | None = None
+    decisions: Decisions = field(default_factory=Decisions)
+    """What people decided of evidence under review, as the database has it."""
+    _parts: tuple[Any, ...] = ()
+    _now: Files = field(default_factory=Files)
 
     @classmethod
     def of(cls, settings: CollectorSettings) -> AdministratorsFiles:
@@ -61,17 +66,13 @@ class AdministratorsFiles:
     @property
     def evidence(self) -> Files:
         """What metering is told by them; the same object until one changes."""
-        claims, tenants = self.claims.content, self.tenants.content
-        calendar, retired, now = self.calendar.content, self.retired.content, self._now
-        if (
-            now is None
-            or now.claims is not claims
-            or now.tenants is not tenants
-            or now.calendar is not calendar
-            or now.retired is not retired
-        ):
-            now = self._now = Files(claims, tenants, calendar, retired)
-        return now
+        parts = (
+            self.claims.content, self.tenants.content, self.calendar.content,
+            self.retired.content, self.inventory.content, self.decisions,
+        )  # fmt: skip
+        if len(self._parts) != len(parts) or any(map(is_not, self._parts, parts)):
+            self._parts, self._now = parts, Files(*parts)
+        return self._now
 
     @property
     def unknown(self) -> str:

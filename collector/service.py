@@ -36,6 +36,7 @@ from collector.config import CollectorSettings
 from collector.core import Core
 from collector.evidence.days import Door
 from collector.evidence.quarantine import Quarantine
+from collector.evidence.review import Decisions
 from collector.evidence.settle import Settler
 from collector.evidence.store import EvidenceStore
 from collector.files import AdministratorsFiles
@@ -130,6 +131,7 @@ class Collector:
             self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.folder / "evidence.seen",
             self.clock.now_ns, lambda: self.clock.problem, self.audit.watch.check,
+            self._decided,
         )  # fmt: skip
         self.refresher = Refresher(
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
@@ -183,6 +185,10 @@ class Collector:
 
     def _tenant_of(self, source: str, owner: str, instant_ns: int) -> str:
         return self.files.tenants.content.at(source, owner, instant_ns)
+
+    def _decided(self, decisions: Decisions) -> None:
+        if decisions != self.files.decisions:
+            self.files.decisions = decisions
 
     def _door(self) -> Door:
         """The ledger and the evidence in its database. Blocking; raises LedgerError."""

@@ -15,13 +15,22 @@ from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
 from collector.evidence.claims_file import FileClaims
 from collector.evidence.contacts import Contacts
 from collector.evidence.ends import Ends, ends_of
+from collector.evidence.node_claims import (
+    ClaimPart,
+    Reported,
+    cut_to,
+    extended,
+    in_service,
+    node_claims,
+)
 from collector.evidence.places import Places, Presence, places
 from collector.evidence.retired_file import Retired
+from collector.evidence.review import Decisions, Expectation
 from collector.evidence.seen import OF_THE_AGENT, Counter, Part
 from collector.evidence.tenants_file import Tenants
-from collector.evidence.told import MAX_LEVEL, WIRE_CAPACITY, Ended, Told, first_report
+from collector.evidence.told import Ended, Told
+from collector.inventory.inventory_file import Inventory
 from collector.metering.evidence import (
-    Claim,
     Evidence,
     Instance,
     Layout,
@@ -32,19 +41,26 @@ from collector.metering.evidence import (
 )
 from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.placement import UnplacedClaim
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots
+from collector.metering.units import FOREVER_NS, Slots
 from railscope.frame import NO_LANE
-from railscope.shares import parse_share
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What administrators say."""
+    """What administrators say, in files and by decisions."""
 
     claims: FileClaims = field(default_factory=FileClaims)
     tenants: Tenants = field(default_factory=Tenants)
     calendar: Calendar = field(default_factory=Calendar)
     retired: Retired = field(default_factory=Retired)
+    inventory: Inventory = field(default_factory=Inventory)
+    """Without a row there is no inventory."""
+    decisions: Decisions = field(default_factory=Decisions)
+
+    @property
+    def expected(self) -> Expectation:
+        """The GPUs that there should be."""
+        return Expectation(self.inventory, self.retired, self.decisions)
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -95,13 +111,19 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     """What metering is told."""
     where = places(facts.presences, facts.gpu, facts.contacts)
     ends = ends_of(facts.told, facts.ended, facts.presences)
-    claims = _claims(facts, ends, files.tenants)
-    told = files.claims.claims(facts.gpu, {stay.node for stay in where.stays})
-    claims += (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
-    stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in where.stays]
+    nodes = {stay.node for stay in where.stays}
+    parts = node_claims(_reported(facts), ends, files.tenants, files.expected)
+    excess = {node: files.expected.excess(facts.gpu, node, facts.contacts) for node in nodes}
+    served = in_service(facts.gpu, where.stays, excess, files.expected)
+    extra = extended(parts, where.stays, served)
+    told = files.claims.claims(facts.gpu, nodes)
+    own = (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
+    claims = [part.claim for part in parts]
+    claims += (piece for claim in own for piece in (cut_to(claim, served) if extra else (claim,)))
+    stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in served]
     evidence = Evidence(
         gpu=facts.gpu,
-        stays=files.retired.in_service(facts.gpu, where.stays),
+        stays=files.retired.in_service(facts.gpu, sorted((*served, *extra))),
         claims=tuple(sorted(set(claims))),
         stretches=tuple(sorted(where.stretches)),
         layouts=tuple(_layouts(facts.cuts)),
@@ -110,6 +132,17 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
         sightings=tuple(sorted(set(_sightings(facts, ends, where)))),
     )
     return evidence, where
+
+
+def _reported(facts: Facts) -> Reported:
+    return Reported(facts.gpu, facts.told, facts.ended, facts.presences, facts.contacts)
+
+
+def waiting_of(facts: Facts, files: Files) -> list[ClaimPart]:
+    """The parts of claims on a GPU that wait for a person."""
+    ends = ends_of(facts.told, facts.ended, facts.presences)
+    parts = node_claims(_reported(facts), ends, files.tenants, files.expected)
+    return [part for part in parts if part.claim.review]
 
 
 def known(
@@ -127,69 +160,20 @@ def known(
 # Claims -----------------------------------------------------------------------------------------
 
 
-def _claims(facts: Facts, ends: Ends, tenants: Tenants) -> list[Claim]:
-    """Claims with their ends and tenants; one whose owner changes its tenant is cut there."""
-    first: dict[tuple[str, str], Told] = {}
-    for one in facts.told:
-        key = (one.node, one.id)
-        first[key] = min(one, first.get(key, one), key=first_report)
-    taken: set[str] = set()
-    found: list[Claim] = []
-    for one in sorted(first.values()):
-        name = f"{one.id}@{one.node}" if one.id in taken else one.id
-        taken.add(name)
-        found += _pieces(one, name, ends.get((one.node, one.id), FOREVER_NS), tenants)
-    return found
-
-
-def counts_of(facts: Facts, ends: Ends, tenants: Tenants) -> list[UnplacedClaim]:
+def counts_of(
+    facts: Facts, ends: Ends, tenants: Tenants, decisions: Decisions
+) -> list[UnplacedClaim]:
     """Claims of a node without a device, by the facts that are kept under it."""
-    first: dict[tuple[str, str], Told] = {}
-    for one in facts.told:
-        key = (one.node, one.id)
-        first[key] = min(one, first.get(key, one), key=first_report)
+    found = node_claims(_reported(facts), ends, tenants, Expectation(decisions=decisions))
+    counts = {(one.node, one.id): one.count for one in facts.told}
     return [
         UnplacedClaim(
-            piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
-            one.node, one.count, piece.share or Fraction(1), piece.system, piece.source,
+            piece.level, piece.begins_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
+            piece.node, counts[subject.node, subject.name], piece.share or Fraction(1),
+            piece.system, piece.source, piece.review,
         )
-        for one in sorted(first.values())
-        for piece in _pieces(one, one.id, ends.get((one.node, one.id), FOREVER_NS), tenants)
+        for piece, subject, _ in found
     ]  # fmt: skip
-
-
-def _pieces(one: Told, name: str, end_ns: int, tenants: Tenants) -> Iterator[Claim]:
-    if end_ns <= one.start_ns:
-        return
-    if one.tenant:
-        yield _claim(one, name, one.tenant, (one.start_ns, end_ns))
-        return
-    for start, end, tenant in tenants.pieces(one.source, one.owner, one.start_ns, end_ns):
-        piece = name if start == one.start_ns else f"{name}#{start}"
-        yield _claim(one, piece, tenant, (start, end))
-
-
-def _slots(slots: tuple[int, int]) -> Slots:
-    """Slots of the wire in the units of metering."""
-    return Slots(*(edge * GPU_CAPACITY // WIRE_CAPACITY for edge in slots))
-
-
-def _claim(one: Told, name: str, tenant: str, span: tuple[int, int]) -> Claim:
-    return Claim(
-        level=min(one.level, MAX_LEVEL),
-        start_ns=span[0],
-        id=name,
-        tenant=tenant,
-        end_ns=span[1],
-        workload=one.workload,
-        node=one.node,
-        compute=_slots(one.compute),
-        memory=_slots(one.memory),
-        exclusive=one.exclusive,
-        system=one.system,
-        source=one.source,
-        share=parse_share(one.share) if one.share else None,
-    )
 
 
 # Layouts, witnesses -----------------------------------------------------------------------------
@@ -230,10 +214,12 @@ def _sightings(facts: Facts, ends: Ends, where: Places) -> Iterator[Sighting]:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
         heard[presence.node] = max(last, heard.get(presence.node, -FOREVER_NS))
     for one in facts.told:
+        # What was reported late is no witness of the time before.
+        start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.level is Level.SCHEDULER:
             until = ends.get((one.node, one.id), heard.get(one.node, one.start_ns))
-            if one.start_ns < until:
-                yield Sighting(Witness.SCHEDULER, one.start_ns, until)
+            if start_ns < until:
+                yield Sighting(Witness.SCHEDULER, start_ns, until)
 
 
 def _within(stay: Stay, spans: Iterable[Span]) -> Iterator[Sighting]:

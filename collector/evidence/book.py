@@ -29,6 +29,7 @@ from collector.evidence.told import (
     Teller,
     Told,
     ToldError,
+    dated,
     is_gpu,
     repeats,
     told,
@@ -248,6 +249,7 @@ class EvidenceBook:
         if not events:
             return
         since_boot_ns = _since_boot_ns(record, envelope, batch)
+        horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
         teller = Teller(envelope.node, envelope.boot_id, since_boot_ns)
         for number, event in enumerate(events):
             if number % _CLAIMS_A_STEP == 0:
@@ -262,6 +264,7 @@ class EvidenceBook:
                 continue
             if isinstance(fact, Told):
                 fact = self._limited(record, fact)
+            fact = dated(fact, horizon_ns)
             if self._keep(fact):
                 self.unwritten[fact] = None
                 self._touch(fact)
@@ -306,7 +309,11 @@ class EvidenceBook:
             if new:
                 memory.told.append(fact)
         else:
-            new = fact not in self.claims.ends(fact)
+            new = not any(
+                replace(fact, trusted_from_ns=one.trusted_from_ns) == one
+                and one.trusted_from_ns <= fact.trusted_from_ns
+                for one in self.claims.ends(fact)
+            )
             if new:
                 memory.ended.append(fact)
         if new:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, func, select
 
 from collector.evidence import queries
-from collector.evidence.schema import claims, files, parts, releases
+from collector.evidence.schema import claims, decisions, files, parts, releases
 from collector.ledger.tiling import DAY_NS
 from collector.metering.units import FOREVER_NS
 
@@ -46,8 +46,11 @@ def recorded_after(connection: Connection, instant_ns: int) -> Iterator[Change]:
         last_one = connection.execute(queries.newest_file(older)).first()
         before_it = last_one.content if last_one else ""
         name = f"{version.kind} {version.recorded_ns} {version.digest}"
-        for gpu, *span in queries.differences(version.kind, before_it, version.content):
-            yield Change(name, "", gpu, *span)
+        for about in queries.differences(version.kind, before_it, version.content):
+            yield Change(name, *about)
+    new_decisions = select(decisions).where(decisions.c.recorded_ns > instant_ns)
+    for row in connection.execute(new_decisions):
+        yield Change(row.id, row.node, "", row.start_ns, row.end_ns)
 
 
 def late(

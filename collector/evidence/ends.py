@@ -22,12 +22,13 @@ def ends_of(told: Collection[Told], ended: Iterable[Ended], presences: Iterable[
     ends: dict[tuple[str, str], int] = {}
     for end in ended:
         key = (end.node, end.id)
-        ends[key] = min(end.instant_ns, ends.get(key, end.instant_ns))
+        ends[key] = min(end.believed_ns, ends.get(key, end.believed_ns))
     late: dict[tuple[str, str], int] = {}
     for claim in told:
         key = (claim.node, claim.id)
         if claim.end_ns and key not in ends:
-            late[key] = min(claim.end_ns, late.get(key, claim.end_ns))
+            end_ns = max(claim.end_ns, claim.trusted_from_ns)
+            late[key] = min(end_ns, late.get(key, end_ns))
     ends |= late
     began: dict[str, dict[str, int]] = {}
     for one in presences:
@@ -46,3 +47,14 @@ def ends_of(told: Collection[Told], ended: Iterable[Ended], presences: Iterable[
         if after:
             ends[key] = min(*after, ends.get(key, FOREVER_NS))
     return ends
+
+
+def freed_of(told: Iterable[Told], ended: Iterable[Ended], ends: Ends) -> Ends:
+    """Where claims would have ended before their end counts, had it not been reported late."""
+    freed: dict[tuple[str, str], int] = {}
+    found = [((end.node, end.id), end.instant_ns) for end in ended]
+    found += [((claim.node, claim.id), claim.end_ns) for claim in told if claim.end_ns]
+    for key, instant_ns in found:
+        if instant_ns < ends.get(key, -FOREVER_NS):
+            freed[key] = min(instant_ns, freed.get(key, instant_ns))
+    return freed

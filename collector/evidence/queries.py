@@ -12,8 +12,19 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.contacts import Contact, Contacts
-from collector.evidence.schema import claims, contacts, files, homes, parts, releases
+from collector.evidence.review import Decisions, Subject, What
+from collector.evidence.schema import (
+    claims,
+    contacts,
+    decisions,
+    files,
+    homes,
+    parts,
+    releases,
+    trust,
+)
 from collector.evidence.told import Ended, Told
+from collector.inventory import inventory_file
 from collector.metering.units import FOREVER_NS
 
 CONTEXT_NS = 3_600_000_000_000
@@ -24,6 +35,7 @@ PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
     "tenants": tenants_file.parse,
     "calendar": calendar_file.parse,
     "retired": retired_file.parse,
+    "inventory": inventory_file.parse,
 }
 """What each kind of file says that metering is told by."""
 
@@ -48,7 +60,11 @@ def parts_of(
 
 def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
     """Claims of GPUs that may have been in force in or around a window."""
+    late = exists().where(
+        trust.c.fact == releases.c.fact, trust.c.trusted_from_ns >= start_ns - CONTEXT_NS
+    )
     over = exists().where(
+        ~late,
         releases.c.gpu_uuid == claims.c.gpu_uuid,
         releases.c.node == claims.c.node,
         releases.c.claim_id == claims.c.claim_id,
@@ -62,7 +78,9 @@ def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
 def releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
     """The ends of claims, each named by GPU, node and id."""
     key = tuple_(releases.c.gpu_uuid, releases.c.node, releases.c.claim_id)
-    return select(releases).where(key.in_(pairs))
+    trusted = func.coalesce(trust.c.trusted_from_ns, 0).label("trusted_from_ns")
+    joined = releases.outerjoin(trust, trust.c.fact == releases.c.fact)
+    return select(releases, trusted).select_from(joined).where(key.in_(pairs))
 
 
 def newest_file(which: Any) -> Any:
@@ -70,18 +88,20 @@ def newest_file(which: Any) -> Any:
     return select(files).where(which).order_by(files.c.recorded_ns.desc()).limit(1)
 
 
-def differences(kind: str, before: str, after: str) -> list[tuple[str, int, int]]:
-    """About which GPU (empty for any) and when two versions of a file say different things."""
+def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int, int]]:
+    """About which node, GPU (empty for any) and when two versions of a file say different things."""
     if kind not in PARSERS:
         return []
     told = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
     different = told[0] ^ told[1]
     if kind == "retired":
-        return sorted({(one.gpu, one.start_ns, one.end_ns) for one in different})
+        return sorted({("", one.gpu, one.start_ns, one.end_ns) for one in different})
+    if kind == "inventory" and before and after:
+        return sorted({(one.node, "", one.start_ns, one.end_ns) for one in different})
     if not different:
         return []
     start_ns, end_ns = min(one.start_ns for one in different), max(one.end_ns for one in different)
-    return [("", start_ns, end_ns)]
+    return [("", "", start_ns, end_ns)]
 
 
 def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
@@ -149,6 +169,24 @@ def release_row(one: Ended, recorded_ns: int) -> dict[str, Any]:
         "instant_ns": one.instant_ns,
         "recorded_ns": recorded_ns,
     }
+
+
+def trust_rows(ends: Iterable[Ended]) -> list[dict[str, Any]]:
+    """From when on the ends that were reported late are trusted, as rows."""
+    return [
+        {"fact": release_row(one, 0)["fact"], "trusted_from_ns": one.trusted_from_ns}
+        for one in ends
+        if one.trusted_from_ns
+    ]
+
+
+def decisions_of(connection: Connection) -> Decisions:
+    """What people decided; of two decisions the later one counts."""
+    query = select(decisions).order_by(decisions.c.recorded_ns, decisions.c.id)
+    return Decisions({
+        Subject(What(row.what), row.node, row.name): bool(row.accepted)
+        for row in connection.execute(query)
+    })  # fmt: skip
 
 
 def insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:

@@ -67,6 +67,30 @@ releases = Table(
 )
 """Claims and their ends as they were told, each named by the SHA-256 of its words."""
 
+trust = Table(
+    "evidence_release_trust",
+    metadata,
+    Column("fact", Text, primary_key=True),
+    Column("trusted_from_ns", BigInteger, nullable=False),
+)
+"""Ends that were reported late, by their names: the time before an instant waits for a person."""
+
+decisions = Table(
+    "evidence_decision",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("what", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("accepted", BigInteger, nullable=False),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("end_ns", BigInteger, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Column("content", Text, nullable=False),
+    Index("evidence_decision_recorded", "recorded_ns"),
+)
+"""What people decided of evidence under review, as events (CloudEvents): the newest counts."""
+
 files = Table(
     "evidence_file",
     metadata,
@@ -77,5 +101,5 @@ files = Table(
 )
 """What administrators' files said, version by version: the newest of each kind counts."""
 
-for _table in (parts, homes, contacts, claims, releases, files):
+for _table in (parts, homes, contacts, claims, releases, trust, decisions, files):
     make_append_only(_table)

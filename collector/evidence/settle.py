@@ -27,8 +27,10 @@ from collector.evidence.days import (
     write_days,
 )
 from collector.evidence.due import due_days, windows
+from collector.evidence.node_claims import early_claims
 from collector.evidence.open_days import OpenDays
 from collector.evidence.queries import groups_of
+from collector.evidence.review import Decisions
 from collector.evidence.settled import settled
 from collector.evidence.store import ready
 from collector.evidence.told import Ended, Told, is_gpu, node_of, unplaced_in
@@ -76,6 +78,8 @@ class Settler:
     """The reason why no day may be finalized now, or an empty text."""
     check: Callable[[], object] = lambda: None
     """Raises LedgerError where the database is not the one to go on with."""
+    decided: Callable[[Decisions], None] = lambda _decisions: None
+    """Called with what people decided of evidence under review."""
     counts: Counts = field(default_factory=Counts)
     failing: bool = False
     _troubles: list[Trouble] = field(default_factory=list)
@@ -152,6 +156,7 @@ class Settler:
         if texts is None or self.hold():
             return
         files = await asyncio.to_thread(door.store.files)
+        self.decided(files.decisions)
         homes = await asyncio.to_thread(door.store.homes)
         homes = {gpu: homes[gpu] for gpu in self._taken_up & homes.keys()}
         await self._settle(door, homes, now_ns)
@@ -245,7 +250,8 @@ class Settler:
             return
         try:
             written = [ready(one.chunk, content) async for one, content in _encoded(kept)]
-            await asyncio.to_thread(door.store.write, written, told, self.wall_ns())
+            early = early_claims(told, self.book.receipts)
+            await asyncio.to_thread(door.store.write, written, told, self.wall_ns(), early)
         except BaseException:
             for one in kept:
                 one.stored = False

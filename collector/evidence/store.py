@@ -18,10 +18,12 @@ from collector.evidence.changes import Change, Late, late, recorded_after
 from collector.evidence.chunk import Chunk
 from collector.evidence.contacts import NO_CONTACTS, TOLERANCE_NS, Contacts
 from collector.evidence.quarantine import Quarantine
-from collector.evidence.schema import claims, contacts, files, homes, parts, releases
+from collector.evidence.schema import claims, contacts, files, homes, parts, releases, trust
 from collector.evidence.told import Ended, Told, unplaced_in
 from collector.evidence.trouble import Trouble
 from collector.evidence.unplaced import Placer
+from collector.inventory import inventory_file
+from collector.inventory.inventory_file import Inventory
 from collector.ledger.database import Database
 from collector.metering.units import FOREVER_NS
 
@@ -90,7 +92,8 @@ class Loaded(NamedTuple):
             pairs = [(one.gpu, one.node, one.id) for gpu in some for one in self.told.get(gpu, ())]
             for few in queries.groups_of(pairs):
                 for row in connection.execute(queries.releases_of(few)):
-                    end = Ended(row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
+                    key = (row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
+                    end = Ended(*key, row.trusted_from_ns)
                     self.ended.setdefault(end.gpu, []).append(end)
 
     def _chunks(self, gpu: str) -> list[Chunk]:
@@ -119,11 +122,19 @@ class EvidenceStore:
     # Writing -----------------------------------------------------------------------------------
 
     def write(
-        self, chunks: Sequence[Written], told: Iterable[Told | Ended], recorded_ns: int
+        self,
+        chunks: Sequence[Written],
+        told: Sequence[Told | Ended],
+        recorded_ns: int,
+        early: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        """Add facts; those that are there already are there once."""
+        """Add facts; those that are there already are there once.
+
+        `early` has since when claims hold a GPU (by GPU and node) before it was first heard of.
+        """
         starts = [queries.claim_row(one, recorded_ns) for one in told if isinstance(one, Told)]
-        ends = [queries.release_row(one, recorded_ns) for one in told if isinstance(one, Ended)]
+        late = [one for one in told if isinstance(one, Ended)]
+        ends = [queries.release_row(one, recorded_ns) for one in late]
         rows = [
             {
                 "part": one.name,
@@ -135,7 +146,7 @@ class EvidenceStore:
             }
             for one in chunks
         ]
-        since: dict[tuple[str, str], int] = {}
+        since = dict(early or {})
         for one in chunks:
             for gpu, first_ns in one.gpus.items():
                 key = (gpu, one.node)
@@ -144,6 +155,7 @@ class EvidenceStore:
             queries.insert(connection, parts, rows)
             queries.insert(connection, claims, starts)
             queries.insert(connection, releases, ends)
+            queries.insert(connection, trust, queries.trust_rows(late))
             queries.insert(connection, homes, queries.new_homes(connection, since))
 
     def write_contacts(self, found: Contacts) -> None:
@@ -194,6 +206,7 @@ class EvidenceStore:
                 kind: connection.execute(queries.newest_file(files.c.kind == kind)).first()
                 for kind in queries.PARSERS
             }
+            decided = queries.decisions_of(connection)
         said = {kind: row.content for kind, row in texts.items() if row}
         return Files(
             claims_file.parse(said["claims"]) if "claims" in said else claims_file.FileClaims(),
@@ -202,6 +215,8 @@ class EvidenceStore:
             if "calendar" in said
             else calendar_file.Calendar(),
             retired_file.parse(said["retired"]) if "retired" in said else retired_file.Retired(),
+            inventory_file.parse(said["inventory"]) if "inventory" in said else Inventory(),
+            decided,
         )
 
     def file(self, kind: str) -> str | None:

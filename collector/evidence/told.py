@@ -100,6 +100,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """The start on the boot clock, by which `start_ns` was placed; -1 where the event has none."""
     end_ns: int = 0
     """The end by the wall clock, of a claim that ended in an earlier boot than the event's; else 0."""
+    trusted_from_ns: int = 0
+    """The part of the claim before it was reported late and waits for a person; 0 for none."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -109,6 +111,13 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     gpu: str
     node: str
     id: str
+    trusted_from_ns: int = 0
+    """The time that the end frees before it waits for a person: it was reported late; 0 for none."""
+
+    @property
+    def believed_ns(self) -> int:
+        """The end as it counts until a person accepts it."""
+        return max(self.instant_ns, self.trusted_from_ns)
 
 
 class Teller(NamedTuple):
@@ -157,6 +166,15 @@ def told(teller: Teller, event: WireEvent) -> Told | Ended:
     )
 
 
+def dated(fact: Told | Ended, horizon_ns: int) -> Told | Ended:
+    """The fact of an envelope that is believed from an instant on."""
+    if isinstance(fact, Told):
+        late = fact.level > Level.PROCESS and fact.start_ns < horizon_ns
+    else:
+        late = fact.instant_ns < horizon_ns
+    return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns) if late else fact
+
+
 def first_report(one: Told) -> tuple[bool, int, Told]:
     """Sort key of the reports of one claim: the first one counts, those by a boot clock before others.
 
@@ -173,7 +191,11 @@ def repeats(one: Told, other: Told) -> bool:
     is_same_start = one.start_boot_ns >= 0 and one.boot == other.boot
     is_same_start &= one.start_boot_ns == other.start_boot_ns
     start_ns = one.start_ns if is_same_start else other.start_ns
-    return msgspec.structs.replace(other, told_ns=one.told_ns, start_ns=start_ns) == one
+    trusted_ns = max(one.trusted_from_ns, other.trusted_from_ns)
+    same = {"told_ns": one.told_ns, "start_ns": start_ns, "trusted_from_ns": trusted_ns}
+    return msgspec.structs.replace(other, **same) == msgspec.structs.replace(
+        one, trusted_from_ns=trusted_ns
+    ) and (one.trusted_from_ns <= other.trusted_from_ns)
 
 
 def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:

@@ -89,7 +89,7 @@ class Placer:
                 p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
             ]
             ends = ends_of(facts.told, facts.ended, presences)
-            counts = counts_of(facts, ends, self.files.tenants)
+            counts = counts_of(facts, ends, self.files.tenants, self.files.decisions)
             found = self._placed[node] = place(
                 [NodeGpu(one.gpu, list(_spans(one, node)), list(_placed(one))) for one in there],
                 counts,

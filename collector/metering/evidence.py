@@ -63,6 +63,8 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
     """Reason why the claim waits for a person; its level is then REVIEW."""
     assumed: bool = False
     """True if the provider reported a number of GPUs and the GPU was chosen by metering."""
+    from_ns: int = -FOREVER_NS
+    """In force only from then on, where that is later than its start; that decides its precedence."""
 
     def __post_init__(self) -> None:
         """Reject slots and shares that a GPU does not have."""
@@ -76,6 +78,11 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
                 f"claim {self.id}: level {self.level.name}: expected REVIEW with a reason only"
             )
             raise ValueError(message)
+
+    @property
+    def begins_ns(self) -> int:
+        """The first instant that it is in force."""
+        return max(self.start_ns, self.from_ns)
 
     def slots(self, tiling: Tiling) -> Slots:
         """Slots of the device that it names, in one of the tilings."""

@@ -115,7 +115,10 @@ def claims_in_force(evidence: Evidence) -> list[Piece[Claim]]:
     for claim in evidence.claims:
         known = msgspec.structs.replace(claim, end_ns=ends[claim.id])
         spans = (
-            (max(known.start_ns, place.start_ns), min(known.end_ns, place.end_ns))
+            (
+                max(known.begins_ns, place.start_ns),
+                min(known.end_ns, place.end_ns),
+            )
             for place in places
             if claim.node in ("", place.value.node)
         )

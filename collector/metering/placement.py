@@ -34,6 +34,8 @@ class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     share: Fraction = Fraction(1)
     system: bool = False
     source: str = ""
+    review: str = ""
+    """Reason why it waits for a person; its level is then REVIEW."""
 
 
 class NodeGpu(NamedTuple):
@@ -234,7 +236,7 @@ def _claims(gpu: str, part: _Part, spans: Sequence[tuple[int, int]]) -> Iterator
             level=count.level, start_ns=start_ns,
             id=f"{count.id}/{gpu}" + ("" if is_first else f"#{start_ns}"),
             tenant=count.tenant, end_ns=end_ns, workload=count.workload, node=count.node,
-            exclusive=count.share == 1, system=count.system, source=count.source,
+            exclusive=count.share == 1, system=count.system, source=count.source, review=count.review,
             share=None if count.share == 1 else part.share, assumed=part.assumed,
         )  # fmt: skip
 

@@ -14,11 +14,16 @@ from collector.core import Core
 from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.assemble import Files
 from collector.evidence.days import Door
+from collector.evidence.decisions import Decision, decide, waiting
+from collector.evidence.review import Decisions
 from collector.evidence.settle import Settler
 from collector.evidence.store import EvidenceStore
+from collector.inventory import inventory_file
+from collector.inventory.inventory_file import Inventory
 from collector.ledger.database import Database
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
+from railscope.audit.record import Actor
 
 SETTINGS = MeteringSettings(quiet_seconds=60, settle_delay_seconds=3600)
 
@@ -30,6 +35,7 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.url, self.settings = folder, url, settings
         self.texts: dict[str, str] = {}
+        self.decisions = Decisions()
         self.now = 0.0
         self._begin(core_in(folder / "schemas"))
 
@@ -39,8 +45,13 @@ class Site:
         self.live = LiveAccount(core.evidence, self.files, ready=False)
         self.settler = Settler(
             core.evidence, self.live, self._open, lambda: dict(self.texts), self.settings,
-            self.folder / "seen", wall_ns=lambda: at(self.now),
+            self.folder / "seen", wall_ns=lambda: at(self.now), decided=self._decided,
         )  # fmt: skip
+
+    def _decided(self, decisions: Decisions) -> None:
+        if decisions != self.decisions:
+            self.decisions = decisions
+            self._said = ({"": ""}, Files())
 
     def _open(self) -> Door:
         database = Database(self.url)
@@ -54,6 +65,10 @@ class Site:
                 tenants_file.parse(self.texts.get("tenants", "tenant,source,owner,from,to\n")),
                 calendar_file.parse(self.texts.get("calendar", "")),
                 retired_file.parse(self.texts.get("retired", "gpu,from,to,why\n")),
+                inventory_file.parse(self.texts["inventory"])
+                if "inventory" in self.texts
+                else Inventory(),
+                self.decisions,
             )
             self._said = dict(self.texts), found
         return self._said[1]
@@ -73,6 +88,12 @@ class Site:
         """The account at a second."""
         self.now = now
         return await self.live.refresh(at(now), no_turns)
+
+    def accept_all(self, second: float) -> int:
+        """A person accepts everything that waits; how much."""
+        found = waiting(self.door.store, self.door.ledger.database, at(second))
+        decision = Decision(accepted=True, actor=Actor("operator", "x"), now_ns=at(second))
+        return decide(self.door.ledger.database, found, decision)
 
     def restart(self, checkpoint: bytes | None = None) -> None:
         """End, and begin anew from a checkpoint, or from nothing."""

@@ -55,9 +55,13 @@ seconds = st.integers(0, LAST)
 
 
 @st.composite
-def claim_events(draw, gpus):
-    """Claims that begin and perhaps end, told somewhat later."""
+def claim_events(draw, gpus, shift=0):
+    """Claims that begin and perhaps end, told somewhat later, or earlier; from a second on."""
     found: dict[int, list] = {}
+
+    def soon(second: int) -> int:
+        return shift + min(max(second + draw(st.integers(-300, 600)), 0), LAST)
+
     for number in range(draw(st.integers(0, 4))):
         gpu, name = draw(st.sampled_from(gpus)), f"claim-{draw(st.integers(0, 3))}-{number}"
         begin = draw(seconds)
@@ -71,11 +75,11 @@ def claim_events(draw, gpus):
             "exclusive": draw(st.sampled_from(["true", "false"])),
             "system": draw(st.sampled_from(["false", "false", "true"])),
         }
-        told = started(gpu, name, begin, **facts)
-        found.setdefault(draw(seconds), []).append(told)
+        told = started(gpu, name, shift + begin, **facts)
+        found.setdefault(soon(begin), []).append(told)
         if draw(st.booleans()):
-            end = ended(gpu, name, begin + draw(st.integers(-10, 900)))
-            found.setdefault(draw(seconds), []).append(end)
+            last = begin + draw(st.integers(-10, 900))
+            found.setdefault(soon(last), []).append(ended(gpu, name, shift + last))
     return found
 
 
@@ -102,7 +106,7 @@ def runs_of(draw, node, gpus, boots):
             uncertainty_ns=draw(st.sampled_from([None, 0, 1_000_000_000])),
         )  # fmt: skip
         shift = number * (LAST + 300)
-        events = {s + shift: e for s, e in draw(claim_events(gpus)).items()}
+        events = draw(claim_events(gpus, shift))
         frames = []
         for schema in draw(st.sampled_from([(gpus_of(*gpus),), (gpus_of(*gpus), ports_of(2))])):
             times = sorted({s + shift for s in draw(visits())} | events.keys())

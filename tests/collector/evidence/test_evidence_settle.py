@@ -104,6 +104,10 @@ async def test_a_claim_told_late_moves_settled_time_to_its_tenant(site: Site):
     told = started("GPU-0", "x", 20 * HOURS, **ALICE)
     accept(site.core, node.told(host(), [LATER], events={LATER: [told]}))
     await site.round(LATER + 600)
+    waits = hours(site)
+    assert waits["review", "alice"] > 3.9, "all but the last seconds of the hour before"
+    site.accept_all(LATER + 700)
+    await site.round(LATER + 800)
     assert hours(site) == {("idle", ""): 20, ("observed", "alice"): 4}
     assert amount(site, "alice") > 0
 
@@ -146,6 +150,8 @@ async def test_a_claim_told_late_counts_though_another_ended_where_it_starts(sit
     for second, events in ((LATER + 30, late), (LATER + 60, [bob])):
         accept(site.core, node.told(host(), [second], events={second: events}))
         await site.round(second)
+    site.accept_all(LATER + 700)
+    await site.round(LATER + 800)
     assert hours(site) == {
         ("idle", ""): 10, ("observed", "alice"): 10, ("observed", "bob"): 4,
     }  # fmt: skip

@@ -128,10 +128,15 @@ async def test_a_count_that_comes_late_is_a_revision_of_all_gpus_of_its_node(
     events = {late: [count("u", 8 * HOURS, 2, **BOB), ended("", "u", 20 * HOURS)]}
     accept(site.core, node.told(schema, [late], events=events))
     await site.round(late + 600, everything=True)
+    assert ("observed", "bob") not in hours(site), "it waits for a person"
+    assert site.accept_all(late + 620) == 1
+    await site.round(late + 640)
     assert hours(site) == {("idle", ""): 48, ("observed", "bob"): 24}
     more = {late + 700: [started("GPU-0", "a", 0, **ALICE), ended("GPU-0", "a", 24 * HOURS)]}
     accept(site.core, node.told(schema, [late + 700], events=more))
     await site.round(late + 1400, everything=True)
+    assert site.accept_all(late + 1420) == 1
+    await site.round(late + 1440)
     assert hours(site) == {
         ("idle", ""): 24, ("observed", "bob"): 24, ("observed", "alice"): 24,
     }, "the count makes way, on other GPUs of the node"  # fmt: skip

@@ -1,0 +1,163 @@
+"""What waits for a person, and what people decide of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from hashlib import sha256
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from collector.audit import outbox
+from collector.audit.draft import Draft
+from collector.audit.events import clean
+from collector.evidence import queries
+from collector.evidence.assemble import Files, facts_of, waiting_of
+from collector.evidence.contacts import LATE_NS, Contacts
+from collector.evidence.node_claims import ClaimPart
+from collector.evidence.review import Expectation, Subject, What
+from collector.evidence.schema import claims, decisions, releases, trust
+from collector.evidence.store import EvidenceStore
+from collector.ledger.database import Database
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from railscope.audit.record import Actor, Data
+from railscope.audit.record import Subject as RecordSubject
+
+EVENT_TYPE = "evidence.decide.v1"
+RECORD_TYPE = "evidence.decide"
+
+
+class Waiting(NamedTuple):
+    """Evidence that waits for a decision: about what, of which GPUs and tenants, and why."""
+
+    subject: Subject
+    gpus: tuple[str, ...]
+    tenants: tuple[str, ...]
+    reasons: tuple[str, ...]
+    start_ns: int
+    end_ns: int
+    gpu_ns: Fraction
+    """GPU time that is requested by it so far."""
+
+
+class Decision(NamedTuple):
+    """What somebody decides, when and why."""
+
+    accepted: bool
+    actor: Actor
+    now_ns: int
+    reason: str = ""
+
+
+def waiting(store: EvidenceStore, database: Database, now_ns: int) -> list[Waiting]:
+    """Everything that waits, in order. Blocking; raises LedgerError."""
+    files, contacts = store.files(), store.contacts()
+    with database.transaction() as connection:
+        candidates = _candidates(connection, files, contacts)
+    parts: dict[Subject, list[tuple[str, ClaimPart]]] = {
+        Subject(What.GPU, node, gpu): []
+        for node, gpus in contacts.items()
+        for gpu in gpus
+        if Expectation(files.inventory, files.retired, files.decisions).excess(gpu, node, contacts)
+    }
+    for some in queries.groups_of(sorted(candidates)):
+        loaded = store.load(some, {}, 0, FOREVER_NS - queries.CONTEXT_NS)
+        for gpu in some:
+            told, ended = loaded.told.get(gpu, ()), loaded.ended.get(gpu, ())
+            for part in waiting_of(facts_of(gpu, (), told, ended, contacts), files):
+                if part.claim.begins_ns < now_ns:
+                    parts.setdefault(part.subject, []).append((gpu, part))
+    return [_summed(subject, found, now_ns) for subject, found in sorted(parts.items())]
+
+
+def _candidates(connection: Connection, files: Files, contacts: Contacts) -> set[str]:
+    """GPUs of which a claim was reported late, or before the GPU was, or that are in excess."""
+    late = select(claims.c.gpu_uuid).where(claims.c.recorded_ns - claims.c.start_ns > LATE_NS // 60)
+    found = set(connection.execute(late.distinct()).scalars())
+    ends = select(releases.c.gpu_uuid).join(trust, trust.c.fact == releases.c.fact)
+    found |= set(connection.execute(ends.distinct()).scalars())
+    expected = Expectation(files.inventory, files.retired, files.decisions)
+    found |= {
+        gpu
+        for node, gpus in contacts.items()
+        for gpu in gpus
+        if gpu not in found and expected.excess(gpu, node, contacts)
+    }
+    return found
+
+
+def _summed(subject: Subject, found: Sequence[tuple[str, ClaimPart]], now_ns: int) -> Waiting:
+    gpus = {gpu for gpu, _ in found} | ({subject.name} if subject.what is What.GPU else set())
+    claims_ = [part.claim for _, part in found]
+    total = Fraction(0)
+    for claim in claims_:
+        size = claim.share or Fraction(claim.compute.high - claim.compute.low, GPU_CAPACITY)
+        total += size * max(0, min(claim.end_ns, now_ns) - claim.begins_ns)
+    return Waiting(
+        subject,
+        tuple(sorted(gpus)),
+        tuple(sorted({claim.tenant for claim in claims_})),
+        tuple(sorted({claim.review for claim in claims_})),
+        min((claim.begins_ns for claim in claims_), default=now_ns),
+        min(now_ns, max((claim.end_ns for claim in claims_), default=now_ns)),
+        total,
+    )
+
+
+def decide(database: Database, found: Iterable[Waiting], decision: Decision) -> int:
+    """Record a decision about each of these, with its audit record; how many. Raises LedgerError."""
+    count = 0
+    with database.transaction(writes=True) as connection:
+        for one in found:
+            content = _event(one, decision)
+            name = sha256(content.encode()).hexdigest()
+            row = {
+                "id": name,
+                "what": one.subject.what.value,
+                "node": one.subject.node,
+                "name": one.subject.name,
+                "accepted": int(decision.accepted),
+                "start_ns": one.start_ns,
+                "end_ns": FOREVER_NS,
+                "recorded_ns": decision.now_ns,
+                "content": content,
+            }
+            queries.insert(connection, decisions, [row])
+            outbox.put(connection, f"evidence_decision/{name}", _draft(one, decision, name))
+            count += 1
+    return count
+
+
+def _event(one: Waiting, decision: Decision) -> str:
+    data = {
+        "subject": one.subject.id,
+        "what": one.subject.what.value,
+        "node": one.subject.node,
+        "name": one.subject.name,
+        "accepted": decision.accepted,
+        "reason": decision.reason,
+        "actor": decision.actor.id,
+        "recorded_ns": str(decision.now_ns),
+        "gpu_ns": str(one.gpu_ns),
+    }
+    event = {"specversion": "1.0", "type": EVENT_TYPE, "source": "railscope/bill", "data": data}
+    event["id"] = sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    return json.dumps(event, sort_keys=True)
+
+
+def _draft(one: Waiting, decision: Decision, name: str) -> Draft:
+    data: Data = {
+        "what": one.subject.what.value,
+        "verdict": "accept" if decision.accepted else "reject",
+        "name": clean(one.subject.name),
+        "gpu_ns": str(one.gpu_ns),
+        "tenants": ", ".join(map(clean, one.tenants))[:400],
+        "why": ", ".join(one.reasons),
+        "reason": clean(decision.reason)[:400],
+        "sha256": name,
+    }
+    gpu = clean(one.gpus[0]) if len(one.gpus) == 1 else ""
+    about = RecordSubject(node=clean(one.subject.node), gpu=gpu)
+    return Draft(RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data)

@@ -1,0 +1,221 @@
+"""Claims that nodes reported, with their tenants, cut where a part of them waits for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from collector.evidence.contacts import TOLERANCE_NS, Contacts, NodeReceipts, floor_ns
+from collector.evidence.ends import Ends, freed_of
+from collector.evidence.places import Presence
+from collector.evidence.review import Expectation, Part, Subject, What, overlaid, parts
+from collector.evidence.tenants_file import Tenants
+from collector.evidence.told import MAX_LEVEL, WIRE_CAPACITY, Ended, Told, first_report, is_gpu
+from collector.metering.evidence import Claim, Level, Stay
+from collector.metering.timeline import Piece, without
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots
+from railscope.shares import parse_share
+
+MAX_BEFORE_NS = 62 * 86_400_000_000_000
+"""A claim under review holds at most so much time before its GPU was first heard of."""
+
+
+class Reported(NamedTuple):
+    """What is known of one GPU that claims depend on."""
+
+    gpu: str
+    told: Sequence[Told]
+    ended: Sequence[Ended]
+    presences: Sequence[Presence]
+    contacts: Contacts
+
+
+class ClaimPart(NamedTuple):
+    """A part of a claim, as metering takes it; a person decides about `subject`, if it waits."""
+
+    claim: Claim
+    subject: Subject
+    contact_ns: int
+    """Before it, the part is metered although the GPU is not in service."""
+
+
+def node_claims(
+    facts: Reported, ends: Ends, tenants: Tenants, expected: Expectation
+) -> list[ClaimPart]:
+    """Claims with their ends and tenants; one whose owner changes its tenant is cut there."""
+    reports: dict[tuple[str, str], list[Told]] = {}
+    for one in facts.told:
+        reports.setdefault((one.node, one.id), []).append(one)
+    freed = freed_of(facts.told, facts.ended, ends)
+    excess: dict[str, list[Piece[str]]] = {}
+    taken: set[str] = set()
+    found: list[ClaimPart] = []
+    firsts = sorted((min(some, key=first_report), key) for key, some in reports.items())
+    for one, key in firsts:
+        name = f"{one.id}@{one.node}" if one.id in taken else one.id
+        taken.add(name)
+        if one.node not in excess:
+            excess[one.node] = expected.excess(facts.gpu, one.node, facts.contacts)
+        end = (ends.get(key, FOREVER_NS), freed.get(key, FOREVER_NS))
+        cut = _cut(facts, reports[key], end, expected)
+        waits = Subject(What.GPU, one.node, facts.gpu)
+        pieces = _pieces(one, name, list(overlaid(cut, excess[one.node], waits)), tenants)
+        contact_ns = _contact_ns(facts, one.node)
+        found += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
+    return found
+
+
+def _contact_ns(facts: Reported, node: str) -> int:
+    if not is_gpu(facts.gpu):  # a claim without a device: that of the first GPU of the node
+        known = (contact.heard_ns for contact in facts.contacts.get(node, {}).values())
+        return min(known, default=0) - TOLERANCE_NS
+    heard = [p.heard_ns for p in facts.presences if p.node == node]
+    return floor_ns(facts.contacts, facts.gpu, node, heard)
+
+
+def _cut(
+    facts: Reported, reports: Sequence[Told], end: tuple[int, int], expected: Expectation
+) -> Iterator[Part]:
+    """The parts of one claim of which something is left after what people decided."""
+    one = min(reports, key=first_report)
+    end_ns, freed_ns = end
+    decided = expected.decisions.of(What.END, one.node, one.id)
+    if decided is not None:
+        end_ns, freed_ns = min(end_ns, freed_ns) if decided else end_ns, FOREVER_NS
+    contact_ns = _contact_ns(facts, one.node)
+    trusted_ns = min(max(report.start_ns, report.trusted_from_ns) for report in reports)
+    subject = Subject(What.CLAIM, one.node, one.id)
+    start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
+    for part in parts(subject, (start_ns, end_ns), (contact_ns, trusted_ns), freed_ns):
+        verdict = expected.decisions.of(What.CLAIM, one.node, one.id)
+        if not part.reason or part.subject != subject or verdict is None:
+            yield part
+        elif verdict:
+            yield part._replace(reason="")
+
+
+def _pieces(
+    one: Told, name: str, cut: Sequence[Part], tenants: Tenants
+) -> Iterator[tuple[Claim, Subject]]:
+    """The parts by tenant. What goes on without a decision is one claim."""
+    joined: list[Part] = []
+    for part in cut:
+        if joined and not (joined[-1].reason or part.reason) and joined[-1].end_ns == part.start_ns:
+            joined[-1] = joined[-1]._replace(end_ns=part.end_ns)
+        else:
+            joined.append(part)
+    if not joined:
+        return
+    end_ns = joined[-1].end_ns
+    own = [Piece(one.start_ns, end_ns, one.tenant)]
+    owners = own if one.tenant else tenants.pieces(one.source, one.owner, one.start_ns, end_ns)
+    for since, until, tenant in owners:
+        base = name if since == one.start_ns else f"{name}#{since}"
+        is_named = False
+        for part in joined:
+            start, end = max(since, part.start_ns), min(until, part.end_ns)
+            if start >= end or (part.reason and one.level <= Level.PROCESS):
+                continue
+            is_first = not (part.reason or is_named)
+            is_named |= is_first
+            claim = _claim(one, base if is_first else f"{base}#{start}", tenant, part.reason)
+            held = replace(claim, start_ns=since, end_ns=end)
+            yield held if start == since else replace(held, from_ns=start), part.subject
+
+
+def _slots(slots: tuple[int, int]) -> Slots:
+    """Slots of the wire in the units of metering."""
+    return Slots(*(edge * GPU_CAPACITY // WIRE_CAPACITY for edge in slots))
+
+
+def _claim(one: Told, name: str, tenant: str, review: str) -> Claim:
+    return Claim(
+        level=Level.REVIEW if review else min(one.level, MAX_LEVEL),
+        start_ns=one.start_ns,
+        id=name,
+        tenant=tenant,
+        workload=one.workload,
+        node=one.node,
+        compute=_slots(one.compute),
+        memory=_slots(one.memory),
+        exclusive=one.exclusive,
+        system=one.system,
+        source=one.source,
+        share=parse_share(one.share) if one.share else None,
+        review=review,
+    )
+
+
+def in_service(
+    gpu: str,
+    stays: Iterable[Stay],
+    excess: Mapping[str, Sequence[Piece[str]]],
+    expected: Expectation,
+) -> tuple[Stay, ...]:
+    """The stays of a GPU without the time that it waits for a person, or was rejected."""
+    found: list[Stay] = []
+    for stay in stays:
+        if expected.decisions.of(What.GPU, stay.node, gpu) is False:
+            continue
+        waits = [(piece.start_ns, piece.end_ns) for piece in excess.get(stay.node, ())]
+        for start, end, _ in without(Piece(stay.start_ns, stay.end_ns, stay), waits):
+            found.append(Stay(start, stay.node, end))
+    return tuple(found)
+
+
+def extended(
+    found: Iterable[ClaimPart], stays: Sequence[Stay], served: Sequence[Stay]
+) -> tuple[Stay, ...]:
+    """The time outside of service that claims hold all the same: it is metered, and nothing else.
+
+    Before the first stay that is in its node, and while a GPU waits in the node that it is in.
+    """
+    first = min(stays, default=None)
+    if first is None:
+        return ()
+    spans = [(stay.start_ns, stay.end_ns) for stay in served]
+    extra: set[Stay] = set()
+    for part in found:
+        claim = part.claim
+        if claim.level == Level.PROCESS:
+            continue
+        places = [(s.start_ns, s.end_ns) for s in stays if s.node == claim.node and claim.review]
+        if claim.node == first.node:
+            places.append((-FOREVER_NS, min(first.start_ns, part.contact_ns)))
+        for start, end in places:
+            low, high = max(start, claim.begins_ns), min(end, claim.end_ns)
+            if low < high:
+                left = without(Piece(low, high, claim.node), spans)
+                extra.update(Stay(a, node, b) for a, b, node in left)
+    return tuple(sorted(extra))
+
+
+def cut_to(claim: Claim, served: Iterable[Stay]) -> Iterator[Claim]:
+    """A claim of an administrator, which holds only what is in service."""
+    is_first = True
+    for stay in sorted(served):
+        start, end = max(claim.start_ns, stay.start_ns), min(claim.end_ns, stay.end_ns)
+        if start < end:
+            name = claim.id if is_first else f"{claim.id}#{start}"
+            yield replace(claim, id=name, from_ns=start, end_ns=end)
+            is_first = False
+
+
+def early_claims(
+    facts: Iterable[Told | Ended], receipts: Mapping[str, NodeReceipts]
+) -> dict[tuple[str, str], int]:
+    """Since when claims hold GPUs, by GPU and node, that were first heard of there after that."""
+    found: dict[tuple[str, str], int] = {}
+    for one in facts:
+        node = receipts.get(one.node)
+        contact = node.gpus.get(one.gpu) if node else None
+        if contact is None or not isinstance(one, Told) or one.level <= Level.PROCESS:
+            continue
+        contact_ns = contact.heard_ns - TOLERANCE_NS
+        if one.start_ns < contact_ns:
+            start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
+            key = (one.gpu, one.node)
+            found[key] = min(start_ns, found.get(key, start_ns))
+    return found

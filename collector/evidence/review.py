@@ -1,0 +1,172 @@
+"""Evidence that waits for a person: late claims, late ends, and GPUs that nobody expects.
+
+It is held and not billed (state `review`). `accept` lets it count as reported, `reject` removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from itertools import pairwise
+from typing import NamedTuple
+
+from collector.evidence.contacts import Contact, Contacts
+from collector.evidence.retired_file import Retired
+from collector.inventory.inventory_file import Inventory
+from collector.metering.timeline import Piece, extend
+from collector.metering.units import FOREVER_NS
+
+MAX_GPUS_AT_ONCE = 32
+MAX_NEW_GPUS = 64
+NEW_NS = 30 * 86_400_000_000_000
+"""Without an inventory: so many GPUs of a node, and so many new ones in this time, are expected."""
+BEFORE_CONTACT = "before the GPU was first heard of in its node"
+LATE_CLAIM = "claim reported late"
+LATE_END = "end of a claim reported late"
+UNLISTED = "node not in the inventory"
+BEYOND_INVENTORY = "more GPUs than the inventory lists"
+TOO_MANY = f"more than {MAX_GPUS_AT_ONCE} GPUs of one node"
+TOO_MANY_NEW = f"more than {MAX_NEW_GPUS} new GPUs of one node in 30 days"
+
+
+class What(StrEnum):
+    """Kind of evidence that is decided about."""
+
+    CLAIM = "claim"
+    END = "end"
+    GPU = "gpu"
+
+
+class Subject(NamedTuple):
+    """What is decided: a claim or the end of one by its id, or a GPU by its UUID; of one node."""
+
+    what: What
+    node: str
+    name: str
+
+    @property
+    def id(self) -> str:
+        """Short name for commands."""
+        return sha256("\0".join(self).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions of people: true for accepted, false for rejected."""
+
+    by_subject: Mapping[Subject, bool] = field(default_factory=dict)
+
+    def of(self, what: What, node: str, name: str) -> bool | None:
+        """The decision about something; None while it waits."""
+        return self.by_subject.get(Subject(what, node, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What administrators say of the GPUs that there should be."""
+
+    inventory: Inventory = field(default_factory=Inventory)
+    """Without a row there is no inventory."""
+    retired: Retired = field(default_factory=Retired)
+    decisions: Decisions = field(default_factory=Decisions)
+
+    def excess(self, gpu: str, node: str, contacts: Contacts) -> list[Piece[str]]:
+        """When a GPU of a node waits for a person, and why.
+
+        The GPUs of a node count in the order of their first report, then by PCI address. One that was
+        reported by another node since, that is retired or was rejected leaves its place to others.
+        """
+        gpus = contacts.get(node, {})
+        own = gpus.get(gpu)
+        if own is None or self.decisions.of(What.GPU, node, gpu) is not None:
+            return []
+        before = sorted(
+            (contact, one)
+            for one, contact in gpus.items()
+            if (contact, one) < (own, gpu) and self.decisions.of(What.GPU, node, one) is not False
+        )
+        found: list[Piece[str]] = []
+        for start, end, expected, listed in self._spans(node):
+            if reason := self._reason((own, before), expected, (start, node), listed=listed):
+                extend(found, Piece(start, end, reason))
+        return found
+
+    def _spans(self, node: str) -> Iterator[tuple[int, int, int | None, bool]]:
+        """All time, cut where the inventory says something else of the node."""
+        rows = self.inventory.by_node.get(node, ())
+        edges = {-FOREVER_NS, FOREVER_NS, *(e for row in rows for e in (row.start_ns, row.end_ns))}
+        cuts = sorted(edges)
+        for start, end in pairwise(cuts):
+            in_force = [row for row in rows if row.start_ns <= start < row.end_ns]
+            listed = bool(in_force) or not self.inventory.by_node
+            yield start, end, in_force[-1].gpus if in_force else None, listed
+
+    def _reason(
+        self,
+        ranked: tuple[Contact, list[tuple[Contact, str]]],
+        expected: int | None,
+        place: tuple[int, str],
+        *,
+        listed: bool,
+    ) -> str:
+        """Why a GPU waits that comes after others; empty where it does not."""
+        own, before = ranked
+        if not listed:
+            return UNLISTED
+        in_service = [
+            one for _, one in before if not self.retired.at(one, max(own.heard_ns, place[0]))
+        ]
+        if expected is not None:
+            return BEYOND_INVENTORY if len(in_service) >= expected else ""
+        if len(in_service) >= MAX_GPUS_AT_ONCE:
+            return TOO_MANY
+        new = sum(contact.heard_ns > own.heard_ns - NEW_NS for contact, _ in before)
+        return TOO_MANY_NEW if new >= MAX_NEW_GPUS else ""
+
+
+class Part(NamedTuple):
+    """A part of a claim: from when to when, and why it waits; empty where it does not."""
+
+    start_ns: int
+    end_ns: int
+    reason: str
+    subject: Subject
+
+
+def parts(
+    claim: Subject, span: tuple[int, int], believed: tuple[int, int], freed_ns: int
+) -> Iterator[Part]:
+    """A claim, cut where it begins to be believed and where its late end frees it.
+
+    `believed` are the instants of first contact and of the trusted report; from `freed_ns` on the
+    claim goes on only because its end came late: where the claim itself is believed.
+    """
+    start, end = span
+    contact_ns, trusted_ns = believed
+    waits = Subject(What.END, claim.node, claim.name)
+    cuts = (
+        (start, min(contact_ns, freed_ns, end), BEFORE_CONTACT, claim),
+        (max(start, contact_ns), min(trusted_ns, freed_ns, end), LATE_CLAIM, claim),
+        (max(start, contact_ns, trusted_ns), min(freed_ns, end), "", claim),
+        (max(start, contact_ns, trusted_ns, freed_ns), end, LATE_END, waits),
+    )
+    yield from (Part(*cut) for cut in cuts if cut[0] < cut[1])
+
+
+def overlaid(found: Iterable[Part], excess: Iterable[Piece[str]], gpu: Subject) -> Iterator[Part]:
+    """The same where the whole GPU waits at times."""
+    pieces = list(excess)
+    for part in found:
+        now = part.start_ns
+        for start, end, reason in pieces:
+            low, high = max(now, start), min(part.end_ns, end)
+            if low >= high:
+                continue
+            if now < low:
+                yield part._replace(start_ns=now, end_ns=low)
+            yield Part(low, high, reason, gpu)
+            now = high
+        if now < part.end_ns:
+            yield part._replace(start_ns=now)

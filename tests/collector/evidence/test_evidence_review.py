@@ -1,0 +1,321 @@
+"""Evidence that waits for a person: late claims, late ends, GPUs that nobody expects."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from looks import ALICE, states
+from sqlalchemy import select
+from support.settling import Site
+from support.story import (
+    DAY_SECONDS,
+    SECOND,
+    Reporter,
+    accept,
+    at,
+    core_in,
+    ended,
+    gpus_of,
+    host,
+    known_of,
+    started,
+)
+
+from collector.audit.outbox import outbox
+from collector.billing.review_command import accept_command, reject_command, review_command
+from collector.core import Core
+from collector.evidence.assemble import Files
+from collector.evidence.decisions import Decision, Waiting, decide, waiting
+from collector.evidence.review import (
+    BEFORE_CONTACT,
+    BEYOND_INVENTORY,
+    LATE_CLAIM,
+    MAX_GPUS_AT_ONCE,
+    TOO_MANY,
+    UNLISTED,
+    Decisions,
+    Subject,
+    What,
+)
+from collector.inventory import inventory_file
+from railscope.audit.record import Actor
+from railscope.frame import Event
+
+HOUR = 3600
+SENT = 600
+"""Seconds from one envelope to the next."""
+
+
+def inventory(*rows: str) -> Files:
+    """What an inventory says: rows of node,gpus."""
+    lines = ["node,gpus,rdma_ports,from,to", *(f"{row},,2026-01-01T00:00:00Z," for row in rows)]
+    return Files(inventory=inventory_file.parse("\n".join(lines) + "\n"))
+
+
+def reporting(
+    *, until: int = 10 * HOUR, step: int = 30, events: dict[int, list] | None = None
+) -> list:
+    """A node that sends an envelope every ten minutes."""
+    seconds = range(0, until + 1, step)
+    return Reporter().told(gpus_of("GPU-0"), seconds, events=events, each=SENT // step)
+
+
+# Late claims -----------------------------------------------------------------------------------
+
+
+def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: Core):
+    events = {5 * HOUR: [started("GPU-0", "job", 4 * HOUR, **ALICE)]}
+    accept(core, reporting(events=events))
+    assert states(core, 10 * HOUR) == [
+        ("idle", "", 0, 4 * HOUR), ("observed", "alice", 4 * HOUR, 10 * HOUR),
+    ]  # fmt: skip
+
+
+def test_what_a_claim_says_of_the_time_before_waits(core: Core):
+    events = {5 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
+    accept(core, reporting(events=events))
+    assert states(core, 10 * HOUR) == [
+        ("idle", "", 0, HOUR), ("review", "alice", HOUR, 4 * HOUR - SENT),
+        ("observed", "alice", 4 * HOUR - SENT, 10 * HOUR),
+    ]  # fmt: skip
+
+
+def test_the_first_receipt_counts(core: Core):
+    job = started("GPU-0", "job", HOUR, **ALICE)
+    accept(core, reporting(events={HOUR: [job], 5 * HOUR: [job], 6 * HOUR: [job]}))
+    assert states(core, 10 * HOUR)[1:] == [("observed", "alice", HOUR, 10 * HOUR)]
+
+
+def test_a_late_end_frees_nothing_before_it_is_accepted(core: Core):
+    events = {0: [started("GPU-0", "job", 0, **ALICE)], 5 * HOUR: [ended("GPU-0", "job", HOUR)]}
+    accept(core, reporting(events=events))
+    assert states(core, 10 * HOUR) == [
+        ("observed", "alice", 0, HOUR), ("review", "alice", HOUR, 4 * HOUR - SENT),
+        ("idle", "", 4 * HOUR - SENT, 10 * HOUR),
+    ]  # fmt: skip
+    subject = Subject(What.END, "n1", "job")
+    accepted = Files(decisions=Decisions({subject: True}))
+    assert states(core, 10 * HOUR, files=accepted)[1] == ("idle", "", HOUR, 10 * HOUR)
+    rejected = Files(decisions=Decisions({subject: False}))
+    assert states(core, 10 * HOUR, files=rejected)[0] == ("observed", "alice", 0, 4 * HOUR - SENT)
+
+
+def test_an_agent_that_was_away_is_believed_for_three_days(core: Core):
+    """It sends its spool in order, oldest first; only current frames move the limit."""
+    node = Reporter()
+    accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
+    events = {
+        2 * HOUR: [started("GPU-0", "a", 2 * HOUR, **ALICE)],
+        40 * HOUR: [ended("GPU-0", "a", 40 * HOUR), started("GPU-0", "b", 40 * HOUR, tenant="bob")],
+    }
+    frames = node.frames(gpus_of("GPU-0"), range(330, 48 * HOUR + 1, 30), events=events)
+    back = [node.record(frames[i : i + 500], sent=48 * HOUR + i // 500)
+            for i in range(0, len(frames), 500)]  # fmt: skip
+    accept(core, back)
+    assert states(core, 48 * HOUR)[1:] == [
+        ("observed", "alice", 2 * HOUR, 40 * HOUR), ("observed", "bob", 40 * HOUR, 48 * HOUR),
+    ]  # fmt: skip
+
+
+def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: Core):
+    node = Reporter()
+    accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
+    events = {330: [started("GPU-0", "a", 320, **ALICE)]}
+    frames = node.frames(gpus_of("GPU-0"), range(330, 100 * HOUR + 1, 30), events=events)
+    accept(core, [node.record(frames[i : i + 5000], sent=100 * HOUR)
+                  for i in range(0, len(frames), 5000)])  # fmt: skip
+    found = states(core, 100 * HOUR)
+    assert ("review", "alice", 320, 28 * HOUR) in found
+    assert found[-1] == ("observed", "alice", 28 * HOUR, 100 * HOUR)
+
+
+def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: Core):
+    events = {8 * HOUR: [started("GPU-0", "job", HOUR, **ALICE), ended("GPU-0", "job", 3 * HOUR)]}
+    accept(core, reporting(events=events))
+    assert states(core, 10 * HOUR)[1:] == [
+        ("review", "alice", HOUR, 3 * HOUR), ("idle", "", 3 * HOUR, 10 * HOUR),
+    ]  # fmt: skip
+    accepted = Files(decisions=Decisions({Subject(What.CLAIM, "n1", "job"): True}))
+    assert states(core, 10 * HOUR, files=accepted)[1:] == [
+        ("observed", "alice", HOUR, 3 * HOUR), ("idle", "", 3 * HOUR, 10 * HOUR),
+    ]  # fmt: skip
+
+
+# First contact ---------------------------------------------------------------------------------
+
+
+def test_a_claim_from_before_first_contact_waits_and_nothing_else_is_metered(core: Core):
+    node = Reporter()
+    events = {0: [started("GPU-0", "job", -27 * DAY_SECONDS, compute="0-420", **ALICE)]}
+    accept(core, node.told(gpus_of("GPU-0"), range(0, 601, 30), events=events))
+    stays = known_of(core, "GPU-0").evidence.stays
+    assert [((s.start_ns - at(0)) / SECOND, s.end_ns > at(10**9)) for s in stays] == [
+        (-27 * DAY_SECONDS, False), (0, True),
+    ]  # fmt: skip
+    (waits,) = (c for c in known_of(core, "GPU-0").evidence.claims if c.review)
+    assert (waits.review, (waits.begins_ns - at(0)) / SECOND, (waits.end_ns - at(0)) / SECOND) == (
+        BEFORE_CONTACT, -27 * DAY_SECONDS, -120,
+    )  # fmt: skip
+
+
+@given(st.integers(1, 100), st.booleans())
+def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, hours, exclusive):
+    def held(*more: Event) -> list:
+        core = core_in(tmp_path_factory.mktemp("schemas"))
+        events = {0: [started("GPU-0", "own", 0, level="node_plugin", **ALICE)], 101 * HOUR: more}
+        accept(core, reporting(until=102 * HOUR, step=SENT, events=events))
+        return [one for one in states(core, 99 * HOUR) if one[1] == "alice"]
+
+    late = started("GPU-0", "late", (99 - min(hours, 98)) * HOUR, tenant="mallory",
+                   exclusive=str(exclusive).lower())  # fmt: skip
+    assert held(late) == held() != []
+
+
+# GPUs that nobody expects ------------------------------------------------------------------------
+
+
+def gpus_reporting(*names: str) -> list:
+    """GPUs of a node, each held from its first frame on."""
+    events = {60: [started(name, f"job-{name}", 60, **ALICE) for name in names]}
+    return Reporter().told(gpus_of(*names), range(0, 601, 30), events=events)
+
+
+def test_gpus_beyond_the_inventory_wait(core: Core):
+    names = [f"GPU-{number}" for number in range(4)]
+    accept(core, gpus_reporting(*names))
+    files = inventory("n1,3")
+    held = {name: {s for s, *_ in states(core, 600, name, files)} for name in names}
+    assert held == {name: {"idle", "observed"} for name in names[:3]} | {"GPU-3": {"review"}}
+    (claim,) = known_of(core, "GPU-3", files).evidence.claims
+    assert claim.review == BEYOND_INVENTORY
+    accepted = Files(
+        inventory=files.inventory, decisions=Decisions({Subject(What.GPU, "n1", "GPU-3"): True})
+    )
+    assert {s for s, *_ in states(core, 600, "GPU-3", accepted)} == {"idle", "observed"}
+    rejected = Files(
+        inventory=files.inventory, decisions=Decisions({Subject(What.GPU, "n1", "GPU-3"): False})
+    )
+    assert states(core, 600, "GPU-3", rejected) == []
+
+
+def test_gpus_of_an_unlisted_node_wait_and_an_empty_inventory_is_none(core: Core):
+    accept(core, gpus_reporting("GPU-0"))
+    (claim,) = known_of(core, "GPU-0", inventory("n2,8")).evidence.claims
+    assert claim.review == UNLISTED
+    assert {s for s, *_ in states(core, 600, files=inventory())} == {"idle", "observed"}
+
+
+def test_without_an_inventory_a_node_has_so_many_gpus(core: Core):
+    names = [f"GPU-{number:02}" for number in range(MAX_GPUS_AT_ONCE + 2)]
+    accept(core, gpus_reporting(*names))
+    waits = {
+        name: claim.review for name in names
+        for claim in known_of(core, name).evidence.claims if claim.review
+    }  # fmt: skip
+    assert waits == dict.fromkeys(names[-2:], TOO_MANY)
+
+
+# Decisions ---------------------------------------------------------------------------------------
+
+
+def everything(site: Site, second: int) -> list[Waiting]:
+    """What waits at a second."""
+    return waiting(site.door.store, site.door.ledger.database, at(second))
+
+
+def ledger_hours(site: Site) -> dict:
+    """GPU-hours of the first day by state and tenant."""
+    found: dict = {}
+    for entry in site.door.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0"):
+        if entry.tiling.value == "compute":
+            key = (entry.state.value, entry.tenant)
+            found[key] = found.get(key, 0) + (entry.t1_ns - entry.t0_ns) / SECOND / HOUR
+    return found
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accepted: bool):
+    events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)], 20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)]}  # fmt: skip
+    accept(site.core, reporting(until=24 * HOUR, events=events))
+    now = 26 * HOUR
+    await site.round(now, everything=True)
+    late = 10 - SENT / HOUR
+    assert ledger_hours(site) == pytest.approx(
+        {("idle", ""): 5, ("review", "alice"): late, ("observed", "alice"): 19 - late}
+    )
+    (one,) = everything(site, now)
+    assert (one.subject, one.tenants, one.reasons, one.gpus) == (
+        Subject(What.CLAIM, "n1", "job"), ("alice",), (LATE_CLAIM,), ("GPU-0",),
+    )  # fmt: skip
+    assert one.gpu_ns == Fraction(round(late * HOUR) * SECOND)
+    decision = Decision(accepted, Actor("operator", "ann"), at(now + 60), "checked")
+    assert decide(site.door.ledger.database, [one], decision) == 1
+    await site.round(now + 120)
+    expected = {("idle", ""): 5, ("observed", "alice"): 19} if accepted else {
+        ("idle", ""): 5 + late, ("observed", "alice"): 19 - late,
+    }  # fmt: skip
+    assert ledger_hours(site) == pytest.approx(expected)
+    assert everything(site, now + 120) == []
+    account = await site.account(now + 120)
+    assert account.balances
+    with site.door.ledger.database.transaction() as connection:
+        records = connection.execute(
+            select(outbox.c.type, outbox.c.data).where(outbox.c.type == "evidence.decide")
+        ).all()
+    assert len(records) == 1
+    assert f'"verdict":"{"accept" if accepted else "reject"}"' in records[0].data
+
+
+async def test_time_before_first_contact_is_in_the_ledger_as_review(site: Site):
+    node = Reporter()
+    events = {2 * DAY_SECONDS: [started("GPU-0", "job", 0, **ALICE)]}
+    seconds = range(2 * DAY_SECONDS, 3 * DAY_SECONDS, 30)
+    accept(site.core, node.told(gpus_of("GPU-0"), seconds, events=events, each=40))
+    now = 3 * DAY_SECONDS + 2 * HOUR
+    await site.round(now, everything=True)
+    assert ledger_hours(site) == {("review", "alice"): 24}
+    (one,) = everything(site, now)
+    assert one.gpu_ns == (2 * DAY_SECONDS - 120) * SECOND
+    account = await site.account(now)
+    assert account.balances
+
+
+async def test_two_collectors_tell_the_same_of_late_claims(site: Site):
+    events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
+    envelopes = reporting(until=24 * HOUR, events=events)
+    accept(site.core, envelopes)
+    await site.round(26 * HOUR, everything=True)
+    once = ledger_hours(site)
+    site.restart()
+    accept(site.core, [*envelopes, *envelopes[:5]])
+    accept(site.core, Reporter(run="other").told(host(), [24 * HOUR + 60]))
+    await site.round(26 * HOUR + 60, everything=True)
+    assert ledger_hours(site) == once
+
+
+async def test_people_see_and_decide_what_waits_by_commands(site: Site):
+    events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
+    accept(site.core, reporting(until=24 * HOUR, events=events))
+    await site.round(26 * HOUR, everything=True)
+    where = ["--ledger", site.url]
+    listed = CliRunner().invoke(review_command, [*where, "--format", "json"])
+    (row,) = json.loads(listed.stdout)
+    assert (row["node"], row["gpus"], row["tenants"], row["reasons"]) == (
+        "n1", ["GPU-0"], ["alice"], [LATE_CLAIM],
+    )  # fmt: skip
+    assert row["gpu_hours"] == f"{10 - SENT / HOUR:.6f}"
+    text = CliRunner().invoke(review_command, where)
+    assert "claim job on n1: 9.833333 GPU-hours, alice" in text.output
+    wrong = CliRunner().invoke(accept_command, [*where, "nothing"])
+    assert wrong.exit_code == 1
+    assert "expected the id of something that waits" in wrong.output
+    done = CliRunner().invoke(reject_command, [*where, row["id"], "--as", "ann", "--reason", "no"])
+    assert done.exit_code == 0, done.output
+    assert "rejected" in done.output
+    again = CliRunner().invoke(accept_command, [*where, "--node", "n1"])
+    assert "nothing chosen" in again.output
