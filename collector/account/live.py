@@ -28,6 +28,9 @@ from collector.workloads.roster import Roster
 Turns = Callable[[], Awaitable[None]]
 
 
+MAX_CLAIMS_COMPARED = 64
+
+
 @dataclass(slots=True)
 class Settled:
     """What the ledger holds of the GPUs known here: sums by month, and each one's last settled day.
@@ -180,7 +183,9 @@ class LiveAccount:
             facts = {"stands": stands, "refused": refused}
             self.book.trouble(Trouble("seen_twice", gpu, refused, where.stays[0].start_ns, facts))
         levels = {claim.id: claim.level for claim in evidence.claims}
-        if len(levels) > 1:
+        # Overlaps grow with the square of nested claims, and this is on the event loop. The ledger
+        # has those of any number of claims.
+        if 1 < len(levels) <= MAX_CLAIMS_COMPARED:
             for one in overlaps(evidence):
                 if one.kind is not OverlapKind.CONFLICT or one.tiling is not Tiling.COMPUTE:
                     continue
