@@ -229,10 +229,11 @@ def test_a_capture_survives_being_written(tmp_path: Path) -> None:
     assert about(NodeSpec("gpu-001", scenario="xid79"), 6) == capture.about
 
 
-def test_ten_minutes_stay_below_forty_megabytes() -> None:
+def test_ten_minutes_stay_below_42_megabytes() -> None:
+    """Of these, the standard statistics of the NICs are one."""
     for scenario in ("training", "pause_storm"):
         lines = [len(m.to_line()) for m in moments(NodeSpec("gpu-001", scenario=scenario), 60)]
-        assert lines[0] + 10 * sum(lines[1:]) < 40_000_000
+        assert lines[0] + 10 * sum(lines[1:]) < 42_000_000
 
 
 def test_every_counter_file_is_one_the_catalog_knows() -> None:
