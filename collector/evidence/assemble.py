@@ -115,7 +115,7 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     parts = node_claims(_reported(facts), ends, files.tenants, files.expected)
     excess = {node: files.expected.excess(facts.gpu, node, facts.contacts) for node in nodes}
     served = in_service(facts.gpu, where.stays, excess, files.expected)
-    extra = extended(parts, where.stays, served)
+    extra = extended(parts, where.stays, served, _home(facts, where))
     told = files.claims.claims(facts.gpu, nodes)
     own = (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
     claims = [part.claim for part in parts]
@@ -132,6 +132,15 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
         sightings=tuple(sorted(set(_sightings(facts, ends, where)))),
     )
     return evidence, where
+
+
+def _home(facts: Facts, where: Places) -> str:
+    """The node that reported a GPU first."""
+    heard = (
+        (gpus[facts.gpu].heard_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
+    )
+    stays = ((stay.start_ns, stay.node) for stay in where.stays)
+    return min(heard, default=min(stays, default=(0, "")))[1]
 
 
 def _reported(facts: Facts) -> Reported:

@@ -189,6 +189,10 @@ class EvidenceBook:
                 self.changed |= receipts.gpus.keys() & self.gpus.keys()
                 self.version += 1
 
+    def contacts_of(self, node: str) -> Contacts:
+        """First receipts of the GPUs of a node."""
+        return {node: self.node(node).gpus}
+
     def contacts_beyond(self, known: Contacts) -> Contacts:
         """First receipts that are not among these, or are earlier."""
         found: dict[str, dict[str, Contact]] = {}

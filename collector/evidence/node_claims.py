@@ -166,15 +166,14 @@ def in_service(
 
 
 def extended(
-    found: Iterable[ClaimPart], stays: Sequence[Stay], served: Sequence[Stay]
+    found: Iterable[ClaimPart], stays: Sequence[Stay], served: Sequence[Stay], home: str
 ) -> tuple[Stay, ...]:
     """The time outside of service that claims hold all the same: it is metered, and nothing else.
 
-    Before the first stay that is in its node, and while a GPU waits in the node that it is in.
+    Before first contact with `home`, the node that reported the GPU first, and while a GPU waits in the
+    node that it is in.
     """
-    first = min(stays, default=None)
-    if first is None:
-        return ()
+    first_ns = min((stay.start_ns for stay in stays), default=FOREVER_NS)
     spans = [(stay.start_ns, stay.end_ns) for stay in served]
     extra: set[Stay] = set()
     for part in found:
@@ -182,8 +181,8 @@ def extended(
         if claim.level == Level.PROCESS:
             continue
         places = [(s.start_ns, s.end_ns) for s in stays if s.node == claim.node and claim.review]
-        if claim.node == first.node:
-            places.append((-FOREVER_NS, min(first.start_ns, part.contact_ns)))
+        if claim.node == home:
+            places.append((-FOREVER_NS, min(first_ns, part.contact_ns)))
         for start, end in places:
             low, high = max(start, claim.begins_ns), min(end, claim.end_ns)
             if low < high:

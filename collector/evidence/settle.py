@@ -249,7 +249,10 @@ class Settler:
         if not (kept or told):
             return
         try:
-            written = [ready(one.chunk, content) async for one, content in _encoded(kept)]
+            written = [
+                ready(one.chunk, content, self.book.contacts_of(one.chunk.node))
+                async for one, content in _encoded(kept)
+            ]
             early = early_claims(told, self.book.receipts)
             await asyncio.to_thread(door.store.write, written, told, self.wall_ns(), early)
         except BaseException:

@@ -16,7 +16,7 @@ from collector.evidence.administration import Version
 from collector.evidence.assemble import Facts, Files, Known, facts_of, known
 from collector.evidence.changes import Change, Late, late, recorded_after
 from collector.evidence.chunk import Chunk
-from collector.evidence.contacts import NO_CONTACTS, TOLERANCE_NS, Contacts
+from collector.evidence.contacts import NO_CONTACTS, Contacts, floor_ns
 from collector.evidence.quarantine import Quarantine
 from collector.evidence.schema import claims, contacts, files, homes, parts, releases, trust
 from collector.evidence.told import Ended, Told, unplaced_in
@@ -100,11 +100,11 @@ class Loaded(NamedTuple):
         return [c for node in sorted(self.homes.get(gpu, ())) for c in self.chunks.get(node, ())]
 
 
-def ready(chunk: Chunk, content: bytes) -> Written:
+def ready(chunk: Chunk, content: bytes, contacts: Contacts = NO_CONTACTS) -> Written:
     """A chunk as it is written; `content` is its bytes."""
     name = sha256(content).hexdigest()
     gpus = {
-        gpu: max(s.spans[0].first_ns, s.heard_ns - TOLERANCE_NS)
+        gpu: max(s.spans[0].first_ns, floor_ns(contacts, gpu, chunk.node, [s.heard_ns]))
         for gpu, s in chunk.gpus.items()
         if s.spans
     }

@@ -11,6 +11,8 @@ from running_collector import Running, running, settings_in
 from support.story import SECOND, Reporter, ended, gpus_of, started
 
 from collector.config import LedgerSettings, Limits, MeteringSettings
+from collector.evidence.contacts import Contact
+from collector.evidence.store import EvidenceStore
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
 from collector.metering.tiling import State
@@ -28,6 +30,15 @@ def reporter() -> Reporter:
     """An agent whose story of thirty hours ends just now."""
     now_ns = time.time_ns() // SECOND * SECOND
     return Reporter(booted_at=-6000, origin_ns=now_ns - LONG * SECOND)
+
+
+def heard_before(folder: Path, node: Reporter) -> None:
+    """Another collector that shared the database heard the node's GPUs when the story began."""
+    (folder / "state").mkdir()
+    ledger = Ledger.open(f"sqlite:///{folder / 'state' / 'ledger.sqlite'}")
+    gpus = {name: Contact(node.origin_ns) for name in ("GPU-0", "GPU-1")}
+    EvidenceStore(ledger.database).write_contacts({node.node: gpus})
+    ledger.close()
 
 
 async def tell(one: Running, node: Reporter) -> None:
@@ -73,10 +84,27 @@ async def metrics(one: Running) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
+async def test_invented_hours_of_a_new_node_are_not_observed(tmp_path: Path):
+    """Thirty hours in a few requests: two minutes count, and the claim of the past waits."""
+    settings = settings_in(tmp_path, metering=METERING, limits=MANY, **files(tmp_path))
+    node = reporter()
+    async with running(settings) as one:
+        await tell(one, node)
+        await one.collector.settler.round(everything=True)
+        await one.collector.refresher.refresh()
+        account = await one.json("/api/v1/account")
+    assert account["balances"]
+    assert int(account["states"]["observed"]) == 0
+    assert int(account["states"]["idle"]) <= 2 * 120 * SECOND
+    assert int(account["states"]["review"]) == 24 * HOURS * SECOND
+    assert account["tenants"]["vision"]["held_ns"] == "0"
+
+
 async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: Path):
     settings = settings_in(tmp_path, metering=METERING, limits=MANY, **files(tmp_path))
     node = reporter()
     midnight_ns = time.time_ns() // DAY_NS * DAY_NS
+    heard_before(tmp_path, node)
     async with running(settings) as one:
         await tell(one, node)
         await one.collector.settler.round(everything=True)
