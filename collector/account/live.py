@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from collector.account.amounts import Amounts
 from collector.account.gpu import GpuAccount
@@ -28,7 +29,8 @@ from collector.workloads.roster import Roster
 Turns = Callable[[], Awaitable[None]]
 
 
-MAX_CLAIMS_COMPARED = 64
+MAX_CLAIMS_ON_LOOP = 64
+"""Claims of a GPU that are metered and compared on the event loop: the cost is their number squared."""
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ class LiveAccount:
         gpus = 0
         self._placer = Placer(self.book, files)
         for gpu in filter(is_gpu, list(self.book.gpus)):
-            account = self._of(gpu, files, now_ns)
+            account = await self._of(gpu, files, now_ns)
             if account is not None:
                 account.carry(sums, now_ns)
                 capacity += GPU_CAPACITY * account.served_ns(now_ns)
@@ -125,26 +127,27 @@ class LiveAccount:
                 before = self._held.get(rate.tenant, 0)
                 self._held[rate.tenant] = exact(before + sign * rate.units)
 
-    def _of(self, gpu: str, files: Files, now_ns: int) -> GpuAccount | None:
+    async def _of(self, gpu: str, files: Files, now_ns: int) -> GpuAccount | None:
         account = self._gpus.get(gpu)
         if account and gpu not in self.book.changed and account.holds(now_ns):
             return account
         if account is None and gpu not in self.book.changed:
             return None
-        return self._work_out(gpu, files, now_ns)
+        return await self._work_out(gpu, files, now_ns)
 
-    def _work_out(self, gpu: str, files: Files, now_ns: int) -> GpuAccount | None:
+    async def _work_out(self, gpu: str, files: Files, now_ns: int) -> GpuAccount | None:
         self.book.changed.discard(gpu)
-        if old := self._gpus.pop(gpu, None):
-            add(self._fixed, old.fixed, -1)
-            self._hold(old, -1)
         self.book.tails.pop(gpu, None)
         placer = self._placer or Placer(self.book, files)
         evidence, where = placer.evidence(gpu)
         tail = self._tail(gpu, where)
-        new = GpuAccount.of(evidence, tail, self.settled.open_ns(gpu), now_ns)
         if tail:
             self.book.tails[gpu] = tail
+        of = partial(GpuAccount.of, evidence, tail, self.settled.open_ns(gpu), now_ns)
+        new = await asyncio.to_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
+        if old := self._gpus.pop(gpu, None):
+            add(self._fixed, old.fixed, -1)
+            self._hold(old, -1)
         self._look_for_trouble(gpu, evidence, where)
         self._look_for_excess(placer, where)
         self.roster.put(gpu, together(new.holdings, self.pod_jobs) if new else ())
@@ -183,9 +186,8 @@ class LiveAccount:
             facts = {"stands": stands, "refused": refused}
             self.book.trouble(Trouble("seen_twice", gpu, refused, where.stays[0].start_ns, facts))
         levels = {claim.id: claim.level for claim in evidence.claims}
-        # Overlaps grow with the square of nested claims, and this is on the event loop. The ledger
-        # has those of any number of claims.
-        if 1 < len(levels) <= MAX_CLAIMS_COMPARED:
+        # The ledger has the overlaps of any number of claims.
+        if 1 < len(levels) <= MAX_CLAIMS_ON_LOOP:
             for one in overlaps(evidence):
                 if one.kind is not OverlapKind.CONFLICT or one.tiling is not Tiling.COMPUTE:
                     continue

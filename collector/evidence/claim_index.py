@@ -6,14 +6,17 @@ bounds of a node: beyond one, its claims are rejected and counted, and those of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from collector.evidence.told import Ended, Told
+from collector.evidence.told import Ended, Told, is_gpu
 
 MAX_IN_FORCE = 1024
 """Claims of one node that have not ended, the ends of claims that are not known among them."""
+MAX_IN_FORCE_ON_GPU = 128
+"""Those of them on one GPU, an eighth: metering shares costs the square of their number."""
 MAX_REMEMBERED = 65_536
 """Claims of one node, those that ended and are not in the ledger yet among them."""
 MAX_REPORTS = 16
@@ -41,6 +44,14 @@ class _Reports:
 class _Node:
     claims: int = 0
     in_force: int = 0
+    in_force_on_gpu: Counter[str] = field(default_factory=Counter)
+
+    def count(self, claim: Claim, in_force: int) -> None:
+        """Add claims in force, or take them away."""
+        self.in_force += in_force
+        self.in_force_on_gpu[claim[0]] += in_force
+        if not self.in_force_on_gpu[claim[0]]:
+            del self.in_force_on_gpu[claim[0]]
 
 
 @dataclass(slots=True)
@@ -66,6 +77,8 @@ class ClaimIndex:
         if found is None:
             if node.in_force >= MAX_IN_FORCE:
                 return f"the node has {MAX_IN_FORCE} claims in force"
+            if is_gpu(fact.gpu) and node.in_force_on_gpu[fact.gpu] >= MAX_IN_FORCE_ON_GPU:
+                return f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
             if node.claims >= MAX_REMEMBERED:
                 return f"the node has {MAX_REMEMBERED} claims that are not in the ledger yet"
         elif len(found.starts if isinstance(fact, Told) else found.ends) >= MAX_REPORTS:
@@ -80,12 +93,12 @@ class ClaimIndex:
             found = self._claims[claim_of(fact)] = _Reports()
             node.claims += 1
         else:
-            node.in_force -= found.in_force
+            node.count(claim_of(fact), -found.in_force)
         if isinstance(fact, Told):
             found.starts.append(fact)
         else:
             found.ends.append(fact)
-        node.in_force += found.in_force
+        node.count(claim_of(fact), found.in_force)
 
     def remove(self, claims: Iterable[Claim]) -> None:
         """Forget claims."""
@@ -95,7 +108,7 @@ class ClaimIndex:
                 continue
             node = self._nodes[claim[1]]
             node.claims -= 1
-            node.in_force -= found.in_force
+            node.count(claim, -found.in_force)
             if not node.claims:
                 del self._nodes[claim[1]]
 

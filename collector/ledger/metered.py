@@ -33,7 +33,7 @@ class MeteredGpu:
     sku: str
     _root: str
     _timeline: GpuTimeline
-    _owners: list[Owners]
+    _owners: Owners
     _counted: Mapping[Measure, Increments]
     _claims: Mapping[str, HeldClaim]
     _in_force: Sequence[Piece[Claim]]

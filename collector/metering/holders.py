@@ -29,13 +29,6 @@ _RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
 Precedence = tuple[Level, int, tuple[tuple[bool, int, str], ...], bytes, str]
 
 
-class Band(msgspec.Struct, frozen=True):
-    """Slots that always had one holder, and who it was."""
-
-    slots: Slots
-    holders: tuple[Piece[Claim], ...]
-
-
 class Hold(NamedTuple):
     """Slots that a claim holds at an instant."""
 
@@ -280,22 +273,34 @@ def _take_lowest(free: Sequence[Slots], size: Units) -> tuple[list[Slots], list[
     return taken, rest
 
 
-def bands(
-    claims: Sequence[Piece[Claim]], tiling: Tiling, edges: Iterable[Units] = ()
-) -> list[Band]:
-    """All slots of a GPU, cut wherever a holder's (and further edges) cut them, with their holders."""
-    spans = [(now, until, held) for now, until, _, held in allocations(claims, tiling)]
-    cuts = sorted(
-        {*WHOLE, *edges, *(e for _, _, held in spans for hold in held for e in hold.slots)}
-    )
-    place = {cut: at for at, cut in enumerate(cuts)}
-    timelines: list[list[Piece[Claim]]] = [[] for _ in cuts[1:]]
-    for now, until, held in spans:
-        for (low, high), claim in held:
-            for at in range(place[low], place[high]):
-                extend(timelines[at], Piece(now, until, claim))
-    slots = (Slots(low, high) for low, high in pairwise(cuts))
-    return [Band(one, tuple(found)) for one, found in zip(slots, timelines, strict=True)]
+def divisions(claims: Sequence[Piece[Claim]], tiling: Tiling) -> list[Piece[tuple[Hold, ...]]]:
+    """What claims hold over time, in ascending slots; time without claims is left out."""
+    found: list[Piece[tuple[Hold, ...]]] = []
+    for now, until, _, held in allocations(claims, tiling):
+        extend(found, Piece(now, until, tuple(_joined(held))))
+    return found
+
+
+def _joined(held: Iterable[Hold]) -> list[Hold]:
+    """Holds in ascending slots; neighbouring slots of one claim are one hold."""
+    found: list[Hold] = []
+    for slots, claim in sorted(held, key=lambda hold: hold.slots):
+        if found and found[-1].claim is claim and found[-1].slots.high == slots.low:
+            slots = Slots(found.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
+        found.append(Hold(slots, claim))
+    return found
+
+
+def complete(held: Iterable[Hold]) -> Iterator[tuple[Slots, Claim | None]]:
+    """All slots of a GPU in order, by what claims hold of it; None where nothing is held."""
+    at: Units = WHOLE.low
+    for slots, claim in held:
+        if at < slots.low:
+            yield Slots(at, slots.low), None
+        yield slots, claim
+        at = slots.high
+    if at < WHOLE.high:
+        yield Slots(at, WHOLE.high), None
 
 
 def overlaps(evidence: Evidence) -> list[Overlap]:

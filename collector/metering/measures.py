@@ -7,18 +7,20 @@ An increment counts in the window that its later reading lies in, so windows add
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from fractions import Fraction
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.metering.evidence import Claim, Evidence
-from collector.metering.holders import bands, claims_in_force
-from collector.metering.timeline import Piece, aligned, extend, prevailing
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots, Tiling, Units
+from collector.metering.holders import claims_in_force, complete, divisions
+from collector.metering.timeline import Piece, aligned, prevailing
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Slots, Tiling, Units
 
 Column = NDArray[np.int64]
 
@@ -144,33 +146,63 @@ def _in_order(epoch: Sequence[Readings]) -> tuple[Column, Column]:
     return instants[order], counters[order]
 
 
-class Owners(msgspec.Struct, frozen=True, eq=False):
-    """Whose the use of a band of compute slots is, over all time."""
+class Owned(NamedTuple):
+    """Slots of one owner, None for no one, and how long nothing of that changes."""
 
     slots: Slots
-    timeline: list[Piece[Claim | None]]
+    claim: Claim | None
+    tenure: int
+
+
+_PART_OF_A_TENURE = -1
+_CHANGED = Owned(WHOLE, None, -2)
+
+
+class Owners(msgspec.Struct, frozen=True, eq=False):
+    """Whose the use of all compute slots of a GPU is, over all time."""
+
+    pieces: list[Piece[tuple[Owned, ...]]]
+    """Complete in time and slots."""
+    tenures: list[tuple[int, int]]
+    """From when to when slots have one owner without a change."""
     starts_ns: Column
     ends_ns: Column
 
 
-def owners(evidence: Evidence) -> list[Owners]:
-    """For all compute slots of a GPU. Outages are no one's, even within a claim."""
+def owners(evidence: Evidence) -> Owners:
+    """The owners of a GPU. Outages are no one's, even within a claim."""
     outages = prevailing(Piece(o.start_ns, o.end_ns, o) for o in evidence.outages)
-    found = []
-    for band in bands(claims_in_force(evidence), Tiling.COMPUTE):
-        timeline: list[Piece[Claim | None]] = []
-        for start, end, (claim, outage) in aligned(
-            (band.holders, outages), -FOREVER_NS, FOREVER_NS
-        ):
-            extend(timeline, Piece(start, end, None if outage else claim))
-        starts = np.array([piece.start_ns for piece in timeline], np.int64)
-        ends = np.array([piece.end_ns for piece in timeline], np.int64)
-        found.append(Owners(band.slots, timeline, starts, ends))
-    return found
+    held = divisions(claims_in_force(evidence), Tiling.COMPUTE)
+    pieces: list[Piece[tuple[Owned, ...]]] = []
+    tenures: list[tuple[int, int]] = []
+    before: dict[tuple[Slots, Claim | None], int] = {}
+    for start, end, (holds, outage) in aligned((held, outages), -FOREVER_NS, FOREVER_NS):
+        present: dict[tuple[Slots, Claim | None], int] = {}
+        for part in complete(() if outage else holds or ()):
+            if part in before:
+                tenure = before[part]
+                tenures[tenure] = (tenures[tenure][0], end)
+            else:
+                tenure = len(tenures)
+                tenures.append((start, end))
+            present[part] = tenure
+        pieces.append(Piece(start, end, tuple(Owned(*part, at) for part, at in present.items())))
+        before = present
+    return Owners(
+        pieces,
+        tenures,
+        np.array([piece.start_ns for piece in pieces], np.int64),
+        np.array([piece.end_ns for piece in pieces], np.int64),
+    )
 
 
-def shares(owned: Iterable[Owners], counted: Increments, start_ns: int, end_ns: int) -> list[Share]:
-    """All that was counted in readings after the start and up to the end of a window, in order."""
+def shares(owned: Owners, counted: Increments, start_ns: int, end_ns: int) -> list[Share]:
+    """All that was counted in readings after the start and up to the end of a window, in order.
+
+    One of each tenure, and of each increment over a change one of each owner that did not change and
+    of each run of slots whose owner did.
+    """
+    window = (start_ns, end_ns)
     within = (counted.ends_ns > start_ns) & (counted.ends_ns <= end_ns)
     picked = Increments(
         counted.starts_ns[within],
@@ -178,31 +210,83 @@ def shares(owned: Iterable[Owners], counted: Increments, start_ns: int, end_ns: 
         counted.amounts[within],
         counted.same[within],
     )
-    return sorted(share for band in owned for share in _of_band(band, picked, (start_ns, end_ns)))
+    piece = np.searchsorted(owned.starts_ns, picked.starts_ns, "right") - 1
+    unchanged = picked.same & (picked.ends_ns <= owned.ends_ns[piece])
+    sums: Counter[Owned] = Counter()
+    for at, amounts in _grouped(piece[unchanged], picked.amounts[unchanged]):
+        for part, size in _divided(owned.pieces[at].value, amounts):
+            sums[part] += size
+    found: list[Share] = []
+    rest = ~unchanged & (picked.amounts > 0)
+    columns = (piece, picked.starts_ns, picked.ends_ns, picked.amounts, picked.same)
+    for at, start, end, amount, same in zip(*(one[rest].tolist() for one in columns), strict=True):
+        parts = _lasting(owned, at, end) if same else [_CHANGED]
+        amounts = np.array([amount], np.int64)
+        for part, size in _divided(parts, amounts):
+            if part.tenure >= 0:
+                sums[part] += size
+            elif size and part.tenure == _CHANGED.tenure:
+                found.append(Share(start, end, *part.slots, Use.UNATTRIBUTED, size))
+            elif size:
+                found.append(_share(part, (start, end), window, size))
+    found += (_share(part, owned.tenures[part.tenure], window, n) for part, n in sums.items() if n)
+    return sorted(found)
 
 
-def _of_band(band: Owners, counted: Increments, window: tuple[int, int]) -> Iterator[Share]:
-    """The shares of a band: one of each holder's tenure, one of each increment without an owner."""
-    low, high = band.slots
-    amounts = _part(counted.amounts, high) - _part(counted.amounts, low)
-    owner = np.searchsorted(band.starts_ns, counted.starts_ns, "right") - 1
-    unchanged = counted.same & (counted.ends_ns <= band.ends_ns[owner])
-    for at, amount in _summed(owner[unchanged], amounts[unchanged]):
-        yield _share(band.slots, band.timeline[at], window, amount)
-    rest = ~unchanged & (amounts > 0)
-    for start, end, amount in zip(
-        counted.starts_ns[rest].tolist(),
-        counted.ends_ns[rest].tolist(),
-        amounts[rest].tolist(),
-        strict=True,
-    ):
-        yield Share(start, end, low, high, Use.UNATTRIBUTED, amount)
+def _grouped(keys: NDArray[np.intp], amounts: Column) -> Iterator[tuple[int, Column]]:
+    """The amounts of each key."""
+    order = np.argsort(keys, kind="stable")
+    found, first = np.unique(keys[order], return_index=True)
+    return zip(found.tolist(), np.split(amounts[order], first[1:]), strict=False)
+
+
+def _lasting(owned: Owners, at: int, end_ns: int) -> list[Owned]:
+    """All slots by who owns them from one piece up to an instant in a later one."""
+    parts = list(owned.pieces[at].value)
+    while owned.ends_ns[at] < end_ns:
+        at += 1
+        parts = list(_common(parts, owned.pieces[at].value))
+    found: list[Owned] = []
+    for part in parts:
+        if found and part.tenure == found[-1].tenure == _CHANGED.tenure:
+            found[-1] = Owned(Slots(found[-1].slots.low, part.slots.high), *_CHANGED[1:])
+        else:
+            found.append(part)
+    return found
+
+
+def _common(parts: Iterable[Owned], later: Sequence[Owned]) -> Iterator[Owned]:
+    """Slots by their owner in both; the tenure too, where it goes on."""
+    following = iter(later)
+    other = next(following)
+    for one in parts:
+        at = one.slots.low
+        while at < one.slots.high:
+            while other.slots.high <= at:
+                other = next(following)
+            high = min(one.slots.high, other.slots.high)
+            slots, at = Slots(at, high), high
+            if one.tenure == other.tenure:
+                yield one
+            elif one.claim == other.claim and one.tenure != _CHANGED.tenure:
+                yield Owned(slots, one.claim, _PART_OF_A_TENURE)
+            else:
+                yield Owned(slots, None, _CHANGED.tenure)
+
+
+def _divided(parts: Sequence[Owned], amounts: Column) -> Iterator[tuple[Owned, int]]:
+    """What each part has of amounts: each amount is cut at the slots, so that none of it is lost."""
+    below = {edge: _sum(_part(amounts, edge)) for part in parts for edge in part.slots}
+    for part in parts:
+        yield part, below[part.slots.high] - below[part.slots.low]
 
 
 def _part(amounts: Column, slots: Units) -> Column:
     """`amounts * slots // GPU_CAPACITY`, whose product could be beyond 64 bits."""
     if isinstance(slots, Fraction):
         whole_slots = slots.denominator * GPU_CAPACITY
+        if int(amounts.max(initial=0)) * slots.numerator <= np.iinfo(np.int64).max >= whole_slots:
+            return amounts * slots.numerator // whole_slots
         exact_parts = (amount * slots.numerator // whole_slots for amount in amounts.tolist())
         return np.fromiter(exact_parts, np.int64, len(amounts))
     whole, rest = np.divmod(amounts, GPU_CAPACITY)
@@ -210,25 +294,18 @@ def _part(amounts: Column, slots: Units) -> Column:
     return part
 
 
-def _summed(owner: NDArray[np.intp], amounts: Column) -> Iterator[tuple[int, int]]:
-    """What each owner has, where it is not nothing; exact, however large."""
-    if not len(owner):
-        return
-    size = int(owner.max()) + 1
-    high, low = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    np.add.at(high, owner, amounts >> 32)
-    np.add.at(low, owner, amounts & 0xFFFF_FFFF)
-    for at in np.flatnonzero(high | low).tolist():
-        yield at, (int(high[at]) << 32) + int(low[at])
+def _sum(amounts: Column) -> int:
+    """The sum, exact however large."""
+    return (int((amounts >> 32).sum()) << 32) + int((amounts & 0xFFFF_FFFF).sum())
 
 
-def _share(slots: Slots, piece: Piece[Claim | None], window: tuple[int, int], amount: int) -> Share:
-    """What one holder or none has, in its part of the window."""
-    t0, t1 = max(piece.start_ns, window[0]), min(piece.end_ns, window[1])
-    claim = piece.value
+def _share(part: Owned, span: tuple[int, int], window: tuple[int, int], amount: int) -> Share:
+    """What one owner or none has, in its part of the window."""
+    t0, t1 = max(span[0], window[0]), min(span[1], window[1])
+    claim = part.claim
     if claim is None:
-        return Share(t0, t1, *slots, Use.IDLE, amount)
+        return Share(t0, t1, *part.slots, Use.IDLE, amount)
     if claim.assumed:
-        return Share(t0, t1, *slots, Use.UNATTRIBUTED, amount)
+        return Share(t0, t1, *part.slots, Use.UNATTRIBUTED, amount)
     who = (claim.tenant, claim.workload, claim.id)
-    return Share(t0, t1, *slots, Use.ATTRIBUTED, amount, *who)
+    return Share(t0, t1, *part.slots, Use.ATTRIBUTED, amount, *who)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,9 +24,9 @@ from collector.metering.evidence import (
     Stay,
     Witness,
 )
-from collector.metering.holders import Band, bands, claims_in_force, stays
+from collector.metering.holders import Hold, claims_in_force, complete, divisions, stays
 from collector.metering.observation import silences
-from collector.metering.timeline import Piece, aligned, extend, prevailing
+from collector.metering.timeline import Piece, aligned, prevailing
 from collector.metering.units import FOREVER_NS, Slots, Tiling, Units, exact
 
 
@@ -105,13 +105,16 @@ class _Scene(NamedTuple):
     silence_ns: int
 
 
-class _Strip(NamedTuple):
-    """A band of slots over all time."""
+class _Divided(NamedTuple):
+    """One tiling of a GPU over all time."""
 
-    band: Band
-    reserved: list[Piece[Reservation]]
-    useless: set[Layout]
-    """The layouts that leave these slots stranded."""
+    held: list[Piece[tuple[Hold, ...]]]
+    reserved: dict[Slots, list[Piece[Reservation]]]
+    """By the slots that reservations name, which may overlap."""
+    stranded: dict[Layout, tuple[Slots, ...]]
+
+
+_Parts = list[tuple[Slots, "Content"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class GpuTimeline:
 
     gpu: str
     _whole: tuple[Sequence[Piece[Any]], ...]
-    _strips: dict[Tiling, list[_Strip]]
+    _divided: dict[Tiling, _Divided]
 
     @classmethod
     def of(cls, evidence: Evidence) -> GpuTimeline:
@@ -134,8 +137,8 @@ class GpuTimeline:
             prevailing(Piece(s.start_ns, s.end_ns, s.witness) for s in evidence.sightings),
             silences(evidence.stretches, sorted(boundaries)),
         )
-        strips = {tiling: _strips(evidence, claims, tiling) for tiling in Tiling}
-        return cls(evidence.gpu, whole, strips)
+        divided = {tiling: _divided(evidence, claims, tiling) for tiling in Tiling}
+        return cls(evidence.gpu, whole, divided)
 
     def entries(self, start_ns: int, end_ns: int) -> list[Entry]:
         """All entries of a window, in order: both tilings complete while the GPU was in a node."""
@@ -145,9 +148,8 @@ class GpuTimeline:
             if (scene := _Scene(*values)).stay
         ]
         found: list[Entry] = []
-        for tiling, strips in self._strips.items():
-            contents = [(s.band.slots, piece) for s in strips for piece in _contents(s, scenes)]
-            found += _entries(self.gpu, tiling, contents)
+        for tiling, divided in self._divided.items():
+            found += _entries(self.gpu, tiling, _contents(divided, scenes))
         return found
 
 
@@ -156,47 +158,59 @@ def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[Entry]:
     return GpuTimeline.of(evidence).entries(start_ns, end_ns)
 
 
-def _strips(evidence: Evidence, claims: list[Piece[Claim]], tiling: Tiling) -> list[_Strip]:
-    """All slots of a tiling, in bands that nothing divides."""
-    stranded = {layout: layout.stranded(tiling) for layout in evidence.layouts}
-    kept = {reservation: reservation.slots(tiling) for reservation in evidence.reservations}
-    edges = chain.from_iterable(chain(kept.values(), *stranded.values()))
-    return [
-        _Strip(
-            band,
-            prevailing(
-                Piece(reservation.start_ns, reservation.end_ns, reservation)
-                for reservation, slots in kept.items()
-                if _has((slots,), band.slots)
-            ),
-            {layout for layout, parts in stranded.items() if _has(parts, band.slots)},
-        )
-        for band in bands(claims, tiling, edges)
-    ]
+def _divided(evidence: Evidence, claims: list[Piece[Claim]], tiling: Tiling) -> _Divided:
+    """What claims, reservations and layouts make of the slots of a tiling."""
+    kept: dict[Slots, list[Piece[Reservation]]] = {}
+    for one in evidence.reservations:
+        kept.setdefault(one.slots(tiling), []).append(Piece(one.start_ns, one.end_ns, one))
+    return _Divided(
+        divisions(claims, tiling),
+        {slots: prevailing(pieces) for slots, pieces in kept.items()},
+        {layout: layout.stranded(tiling) for layout in evidence.layouts},
+    )
 
 
-def _has(parts: Iterable[Slots], slots: Slots) -> bool:
-    return any(part.low <= slots.low and slots.high <= part.high for part in parts)
-
-
-def _contents(strip: _Strip, scenes: list[Piece[_Scene]]) -> list[Piece[Content]]:
-    """What is true of the slots of a band."""
+def _contents(divided: _Divided, scenes: list[Piece[_Scene]]) -> Iterator[Piece[_Parts]]:
+    """What is true of all slots, while the GPU was in a node."""
     if not scenes:
-        return []
-    timelines = (scenes, strip.band.holders, strip.reserved)
-    found: list[Piece[Content]] = []
+        return
+    timelines: list[list[Piece[Any]]] = [scenes, divided.held, *divided.reserved.values()]
     for start, end, values in aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
         scene: _Scene | None = values[0]
         if scene is None:
             continue
-        claim: Claim | None = values[1]
-        reservation: Reservation | None = values[2]
-        if claim:
-            content = _held(claim, scene)
-        else:
-            content = _free(reservation, scene, stranded=scene.layout in strip.useless)
-        extend(found, Piece(start, end, content))
-    return found
+        reserved = [
+            (slots, one) for slots, one in zip(divided.reserved, values[2:], strict=True) if one
+        ]
+        useless = divided.stranded.get(scene.layout, ()) if scene.layout else ()
+        parts: _Parts = []
+        for slots, claim in complete(values[1] or ()):
+            if claim:
+                _append(parts, slots, _held(claim, scene))
+                continue
+            for part in _cut(slots, [*useless, *(kept for kept, _ in reserved)]):
+                by = max((one for kept, one in reserved if _within(part, kept)), default=None)
+                stranded = any(_within(part, one) for one in useless)
+                _append(parts, part, _free(by, scene, stranded=stranded))
+        yield Piece(start, end, parts)
+
+
+def _append(parts: _Parts, slots: Slots, content: Content) -> None:
+    """Add slots in order; they become one with the last where the same is true of both."""
+    if parts and parts[-1][1] == content:
+        slots = Slots(parts.pop()[0].low, slots.high)
+    parts.append((slots, content))
+
+
+def _cut(slots: Slots, others: Iterable[Slots]) -> Iterator[Slots]:
+    """Slots, cut wherever others begin or end."""
+    inner = {edge for one in others for edge in one if slots.low < edge < slots.high}
+    for low, high in pairwise((slots.low, *sorted(inner), slots.high)):
+        yield Slots(low, high)
+
+
+def _within(part: Slots, slots: Slots) -> bool:
+    return slots.low <= part.low and part.high <= slots.high
 
 
 def _held(claim: Claim, scene: _Scene) -> Content:
@@ -250,17 +264,21 @@ def _outage(outage: Outage) -> State:
     return State.MAINTENANCE if outage.announced else State.DOWN
 
 
-def _entries(
-    gpu: str, tiling: Tiling, found: list[tuple[Slots, Piece[Content]]]
-) -> Iterator[Entry]:
-    """Entries in order of time and slot; neighbouring slots with one content become one entry."""
-    rows: list[tuple[int, int, Units, Units, Content]] = []
-    for slots, (start, end, content) in sorted(found, key=lambda f: (f[1][:2], f[0])):
-        if rows:
-            t0, t1, low, high, before = rows[-1]
-            if (t0, t1, high, before) == (start, end, slots.low, content):
-                rows[-1] = (t0, t1, low, slots.high, content)
-                continue
-        rows.append((start, end, slots.low, slots.high, content))
-    for t0, t1, low, high, content in rows:
-        yield Entry(gpu, tiling, t0, low, high, t1, *content)
+def _entries(gpu: str, tiling: Tiling, found: Iterable[Piece[_Parts]]) -> Iterator[Entry]:
+    """Entries in order of time and slot; slots of which the same stays true have one entry."""
+    rows: list[tuple[Slots, Piece[Content]]] = []
+    lasting: dict[Slots, Piece[Content]] = {}
+    for now, until, parts in found:
+        present: dict[Slots, Piece[Content]] = {}
+        for slots, content in parts:
+            before = lasting.get(slots)
+            if before and (before.end_ns, before.value) == (now, content):
+                present[slots] = Piece(before.start_ns, until, content)
+                del lasting[slots]
+            else:
+                present[slots] = Piece(now, until, content)
+        rows += lasting.items()
+        lasting = present
+    rows += lasting.items()
+    for (low, high), (start, end, content) in sorted(rows, key=lambda row: (row[1][:2], row[0])):
+        yield Entry(gpu, tiling, start, low, high, end, *content)

@@ -142,7 +142,7 @@ def test_a_lost_card_is_nowhere_any_more(nic: str) -> None:
         assert len(below) > 5
         assert all(last["files"][path] == {"error": ["os", 2]} for path in below)
     asked = [key for key in last["calls"] if f"({interface}" in key or f"({device}," in key]
-    assert len(asked) == 2 + 7 + 1
+    assert len(asked) == 2 + 7 + 2
     assert all(last["calls"][key] == {"error": ["os", 19]} for key in asked)
     assert interface not in {link["name"] for link in last["calls"]["netlink.links()"]}
     assert interface not in last["calls"]["lldp.neighbours()"]

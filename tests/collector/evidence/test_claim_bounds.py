@@ -6,7 +6,7 @@ from looks import troubles
 from support.story import Reporter, accept, ended, gpus_of, started
 
 from collector.core import Core
-from collector.evidence.claim_index import MAX_IN_FORCE, MAX_REPORTS
+from collector.evidence.claim_index import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU, MAX_REPORTS
 
 GPU = "GPU-0"
 
@@ -17,19 +17,38 @@ def tell(core: Core, events: list, node: str = "n1", second: int = 10) -> None:
     accept(core, reporter.told(gpus_of(GPU), [second], events={second: events}))
 
 
+def full(count: int) -> list:
+    """So many claims, no more on one GPU than it may have."""
+    return [started(f"GPU-{n // MAX_IN_FORCE_ON_GPU}", f"c{n}", 10) for n in range(count)]
+
+
 def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(core: Core):
     heard = troubles(core)
-    tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE + 5)])
+    tell(core, full(MAX_IN_FORCE + 5))
     tell(core, [started(GPU, "mine", 10)], node="n2")
-    told = core.evidence.gpus[GPU].told
+    told = [one for gpu in core.evidence.gpus.values() for one in gpu.told]
     assert (len(told), core.evidence.refused) == (MAX_IN_FORCE + 1, 5)
     assert {one.node for one in told} == {"n1", "n2"}
     (trouble,) = [one for one in heard if one.kind == "refused_claim"]
     assert trouble.facts == {"problem": f"the node has {MAX_IN_FORCE} claims in force"}
 
 
+def test_claims_on_one_gpu_are_bounded_and_those_on_others_and_of_others_are_not(core: Core):
+    heard = troubles(core)
+    tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE_ON_GPU + 2)])
+    assert core.evidence.refused == 2
+    (trouble,) = [one for one in heard if one.kind == "refused_claim"]
+    problem = f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
+    assert trouble.facts == {"problem": problem}
+    tell(core, [started("GPU-1", "other", 11)], second=11)
+    tell(core, [started(GPU, "mine", 11)], node="n2", second=11)
+    tell(core, [ended(GPU, "c7", 12), started(GPU, "next", 12)], second=12)
+    assert core.evidence.refused == 2
+    assert {"mine", "next"} <= {one.id for one in core.evidence.gpus[GPU].told}
+
+
 def test_a_claim_that_ended_makes_room(core: Core):
-    tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE)])
+    tell(core, full(MAX_IN_FORCE))
     tell(core, [ended(GPU, "c7", 11), started(GPU, "another", 11)], second=11)
     assert core.evidence.refused == 0
     assert "another" in {one.id for one in core.evidence.gpus[GPU].told}
@@ -49,7 +68,7 @@ def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(co
 
 
 def test_a_restart_counts_on(core: Core):
-    tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE)])
+    tell(core, full(MAX_IN_FORCE))
     core.evidence.resume(core.evidence.gpus, [], [])
     tell(core, [started(GPU, "one more", 11)], second=11)
     assert core.evidence.refused == 1

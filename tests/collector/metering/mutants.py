@@ -13,9 +13,17 @@ from properties import Metering
 
 from collector.metering.evidence import Claim, Evidence, Level, Witness
 from collector.metering.holders import Overlap, claims_in_force, overlaps
-from collector.metering.measures import Increments, Owners, Readings, increments, owners
+from collector.metering.measures import (
+    Increments,
+    Owners,
+    Readings,
+    Share,
+    increments,
+    owners,
+    shares,
+)
 from collector.metering.tiling import Entry, State, tile
-from collector.metering.units import FOREVER_NS, Slots
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 
 
 def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[Entry]:
@@ -83,20 +91,22 @@ def restart_attributed(runs: Iterable[Readings]) -> Increments:
     return msgspec.structs.replace(right, same=np.ones_like(right.same))
 
 
-def handover_guessed(evidence: Evidence) -> list[Owners]:
+def handover_guessed(evidence: Evidence) -> Owners:
     """What was used over a handover is the earlier holder's."""
-    return [
-        msgspec.structs.replace(band, ends_ns=np.full_like(band.ends_ns, FOREVER_NS))
-        for band in owners(evidence)
-    ]
+    right = owners(evidence)
+    return msgspec.structs.replace(right, ends_ns=np.full_like(right.ends_ns, FOREVER_NS))
 
 
-def parts_rounded_one_by_one(evidence: Evidence) -> list[Owners]:
-    """Each part of a GPU has its share of an increment rounded for itself."""
-    return [
-        msgspec.structs.replace(band, slots=Slots(0, band.slots.high - band.slots.low))
-        for band in owners(evidence)
-    ]
+def parts_rounded_one_by_one(
+    owned: Owners, counted: Increments, start: int, end: int
+) -> list[Share]:
+    """Each part of a GPU has its share rounded for itself."""
+    large = msgspec.structs.replace(counted, amounts=counted.amounts * GPU_CAPACITY)
+    found = (
+        msgspec.structs.replace(share, amount=share.amount // GPU_CAPACITY)
+        for share in shares(owned, large, start, end)
+    )
+    return [share for share in found if share.amount]
 
 
 def counted_before_it_was_read(runs: Iterable[Readings]) -> Increments:
@@ -349,7 +359,7 @@ MUTANTS = {
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "parts rounded one by one": (
-        Metering(owners=parts_rounded_one_by_one),
+        Metering(divide=parts_rounded_one_by_one),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "counted before it was read": (

@@ -28,11 +28,12 @@ class Metering:
     tile: Callable[[Evidence, int, int], list[Entry]] = tiling.tile
     overlaps: Callable[[Evidence], list[Overlap]] = holders.overlaps
     increments: Callable[[Iterable[Readings]], Increments] = measures.increments
-    owners: Callable[[Evidence], list[Owners]] = measures.owners
+    owners: Callable[[Evidence], Owners] = measures.owners
+    divide: Callable[[Owners, Increments, int, int], list[Share]] = measures.shares
 
     def shares(self, evidence: Evidence, counted: Increments, start: int, end: int) -> list[Share]:
         """What was counted in one window."""
-        return measures.shares(self.owners(evidence), counted, start, end)
+        return self.divide(self.owners(evidence), counted, start, end)
 
 
 KIND = {

@@ -87,10 +87,10 @@ def test_shared_claims_without_a_share_have_equal_parts_while_both_last():
     evidence = Evidence("g", HERE, claims=shared)
     entries = [e for e in tile(evidence, 0, 90 * S) if e.tiling is Tiling.COMPUTE]
     assert [(e.t0_ns // S, e.t1_ns // S, e.slot_lo, e.slot_hi, e.claim) for e in entries] == [
-        (0, 20, 420, 840, "a"),
-        (0, 90, 0, 420, "a"),
+        (0, 20, 0, 840, "a"),
+        (20, 40, 0, 420, "a"),
         (20, 40, 420, 840, "b"),
-        (40, 90, 420, 840, "a"),
+        (40, 90, 0, 840, "a"),
     ]
     assert moved(evidence) == []
 

@@ -1,0 +1,39 @@
+"""The live account of GPUs with many claims, which is not worked out on the event loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from support.story import SECOND, Reporter, accept, at, core_in, gpus_of, no_turns, started
+
+from collector.account.live import MAX_CLAIMS_ON_LOOP, LiveAccount
+from collector.evidence.assemble import Files
+from collector.metering.units import GPU_CAPACITY
+
+GPU = "GPU-0"
+
+
+@pytest.mark.parametrize("count", [MAX_CLAIMS_ON_LOOP, MAX_CLAIMS_ON_LOOP + 36])
+async def test_shares_of_many_claims_are_exact(tmp_path: Path, count: int) -> None:
+    core = core_in(tmp_path)
+    events = [
+        started(GPU, f"c{n}", 10 + n / 10, tenant=f"t{n % 3}", exclusive="false")
+        for n in range(count)
+    ]
+    accept(core, Reporter("n1").told(gpus_of(GPU), range(10, 41), events={40: events}))
+    account = LiveAccount(core.evidence, Files)
+    found = await account.refresh(at(40), no_turns)
+    assert found.balances
+    expected: Counter[str] = Counter()
+    for n in range(1, count + 1):
+        until = 10 + n / 10 if n < count else 40
+        span = round((until - 10 - (n - 1) / 10) * SECOND)
+        for tenant in (f"t{k % 3}" for k in range(n)):
+            expected[tenant] += Fraction(GPU_CAPACITY * span, n)
+    assert {tenant: sum(states.values()) for tenant, states in found.tenants().items()} == expected
+    held = account.held()
+    assert sum(held.values()) == GPU_CAPACITY
+    assert account.holders(GPU) == {"t0", "t1", "t2"}
