@@ -56,11 +56,11 @@ def inventory_panels() -> Iterator[Panel]:
         "Servers that do not show what they should",
         "Unknown: the server is silent, or its driver hangs; no one knows whether they are there.",
         {"node": "Node"},
-        Column("GPUs missing", _some("gpus", "missing"), NONE_IS_GOOD),
-        Column("GPUs unknown", _some("gpus", "unknown"), NONE_IS_GOOD),
-        Column("GPUs too many", _some("gpus", "unexpected"), NONE_IS_GOOD),
-        Column("Ports missing", _some("rdma_ports", "missing"), NONE_IS_GOOD),
-        Column("Ports too many", _some("rdma_ports", "unexpected"), NONE_IS_GOOD),
+        Column("GPUs missing", _some("gpus", "missing"), NONE_IS_GOOD, worst="highest"),
+        Column("GPUs unknown", _some("gpus", "unknown"), NONE_IS_GOOD, worst="highest"),
+        Column("GPUs too many", _some("gpus", "unexpected"), NONE_IS_GOOD, worst="highest"),
+        Column("Ports missing", _some("rdma_ports", "missing"), NONE_IS_GOOD, worst="highest"),
+        Column("Ports too many", _some("rdma_ports", "unexpected"), NONE_IS_GOOD, worst="highest"),
         span=10,
     )
     yield rows(
@@ -68,8 +68,10 @@ def inventory_panels() -> Iterator[Panel]:
         "Servers missing or unexpected",
         "Missing: in the inventory and never heard of. Unexpected: heard and not in the inventory.",
         {"node": "Node"},
-        Column("Missing", ask(_never_heard(), COUNT), NONE_IS_GOOD, {1: "yes"}),
-        Column("Unexpected", ask(_in_state("unexpected"), COUNT), NONE_IS_GOOD, {1: "yes"}),
+        Column("Missing", ask(_never_heard(), COUNT), NONE_IS_GOOD, {1: "yes"}, "highest"),
+        Column(
+            "Unexpected", ask(_in_state("unexpected"), COUNT), NONE_IS_GOOD, {1: "yes"}, "highest"
+        ),
         span=6,
     )
     yield rows(
@@ -77,12 +79,18 @@ def inventory_panels() -> Iterator[Panel]:
         "GPUs gone, and retired ones",
         "By their names: one that another has replaced is gone as well.",
         {"node": "Node", "gpu": "GPU"},
-        Column("Gone for", ask("max by (node, gpu) (railscope_gone_gpu_age_seconds)"), OLD),
+        Column(
+            "Gone for",
+            ask("max by (node, gpu) (railscope_gone_gpu_age_seconds)"),
+            OLD,
+            worst="highest",
+        ),
         Column(
             "Retired",
             ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT),
             NONE_IS_GOOD,
             {0: "is away", 1: "reports"},
+            "highest",
         ),
         span=8,
     )

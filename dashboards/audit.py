@@ -126,7 +126,7 @@ def _others() -> Iterator[Panel]:
         "Agents that dispute the log",
         "Nothing is signed while there is one.",
         {"node": "Node"},
-        Column("Is", ask(disputed, COUNT), ANY_IS_BAD, {1: "disputed"}),
+        Column("Is", ask(disputed, COUNT), ANY_IS_BAD, {1: "disputed"}, "highest"),
     )
     yield bars(
         305, "Requests denied", "For want of the right credential.", _rate("denials"), span=12

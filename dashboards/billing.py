@@ -121,7 +121,7 @@ def _account() -> Iterator[Panel]:
         "GPU time of tenants",
         "Since the first evidence. Observed: held and seen.",
         TENANT,
-        Column("All", ask(held.replace("{}", ""))),
+        Column("All", ask(held.replace("{}", "")), worst="highest"),
         Column("Observed", ask(observed)),
         span=8,
     )
@@ -148,7 +148,7 @@ def _money() -> Iterator[Panel]:
         TENANT | {"period": "Period"},
         Column("Used", ask(used)),
         Column("Agreed", ask(bound)),
-        Column("Share", ask(f"{used} / ({bound} > 0)", SHARE), FULL),
+        Column("Share", ask(f"{used} / ({bound} > 0)", SHARE), FULL, worst="highest"),
     )
     now = "sum by (tenant) (railscope_tenant_held_gpus)"
     most = "max by (tenant) (railscope_tenant_quota_gpus)"
@@ -159,6 +159,7 @@ def _money() -> Iterator[Panel]:
         TENANT,
         Column("Held", ask(now)),
         Column("Agreed", ask(most)),
+        Column("Share", ask(f"{now} / ({most} > 0)", SHARE), FULL, worst="highest"),
     )
     for ident, title, name in (
         (303, "Energy so far", "energy_joules"),
@@ -212,7 +213,7 @@ def _ledger() -> Iterator[Panel]:
         "Files of administrators",
         "A file that is wrong leaves what was read before.",
         {"file": "File"},
-        Column("Valid", ask(valid), ALL_IS_GOOD, {0: "no", 1: "yes"}),
+        Column("Valid", ask(valid), ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
         span=8,
     )
 

@@ -137,7 +137,11 @@ def _gpus() -> Iterator[Panel]:
         "Xids in the kernel logs",
         "What each GPU's driver has reported since the start of the log that the agent could read.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
-        Column("Messages", now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid")),
+        Column(
+            "Messages",
+            now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid"),
+            worst="highest",
+        ),
         span=8,
     )
 
@@ -196,7 +200,7 @@ def _trust() -> Iterator[Panel]:
         "Readings of these sources are absent, not zero.",
         {"node": "Node", "source": "Source"},
         Column("State", _failed(), NONE_IS_GOOD, {1: "failed"}),
-        Column("Last read", _age_of_failed(), OLD),
+        Column("Last read", _age_of_failed(), OLD, worst="highest"),
         span=6,
     )
     yield rows(
@@ -204,7 +208,7 @@ def _trust() -> Iterator[Panel]:
         "Silent nodes",
         "How long ago the newest frame of each silent server was taken.",
         {"node": "Node"},
-        Column("Last frame", _age_of_silent(), OLD),
+        Column("Last frame", _age_of_silent(), OLD, worst="highest"),
         span=6,
     )
     yield lines(

@@ -29,11 +29,13 @@ def rail_panels() -> Iterator[Panel]:
         "One row for each rail; rows should look alike.",
         {"rail": "Rail"},
         Column("Ports up", over("rail", rdma.RDMA_UP, SUM)),
-        Column("All up", over("rail", rdma.RDMA_UP, MIN), ALL_IS_GOOD, {0: "no", 1: "yes"}),
+        Column(
+            "All up", over("rail", rdma.RDMA_UP, MIN), ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"
+        ),
         Column("Out", over("rail", _rdma("transmit_bytes"), SUM)),
         Column("In", over("rail", _rdma("receive_bytes"), SUM)),
-        Column("Paused by switch", over("rail", received, MAX), PAUSE),
-        Column("Pausing switch", over("rail", sent, MAX), PAUSE),
+        Column("Paused by switch", over("rail", received, MAX), PAUSE, worst="highest"),
+        Column("Pausing switch", over("rail", sent, MAX), PAUSE, worst="highest"),
         Column("ECN marks", over("rail", _rdma("ecn_marked_packets"), SUM)),
         Column("CNPs sent", over("rail", _rdma("congestion_notifications_sent"), SUM)),
         Column("CNPs handled", over("rail", _rdma("congestion_notifications_handled"), SUM)),

@@ -14,6 +14,7 @@ STALL: Steps = ((None, "green"), (0.3, "orange"))
 HOT: Steps = ((None, "green"), (80, "orange"), (90, "red"))
 OLD: Steps = ((None, "green"), (60, "orange"), (300, "red"))
 BELOW_OTHERS: Steps = ((None, "red"), (-0.2, "orange"), (-0.05, "green"), (0.2, "orange"))
+BEHIND_OTHERS: Steps = ((None, "green"), (0.05, "orange"), (0.2, "red"))
 FULL: Steps = ((None, "green"), (0.8, "orange"), (1, "red"))
 
 HEALTH: Mapping[int, tuple[str, str]] = {

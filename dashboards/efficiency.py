@@ -134,7 +134,7 @@ def _cost() -> Iterator[Panel]:
         "The least used of the GPUs that are held",
         "Ten of them.",
         {"node": "Node", "gpu": "GPU"},
-        Column("Utilisation", ask(f"bottomk(10, {low})")),
+        Column("Utilisation", ask(f"bottomk(10, {low})"), worst="lowest"),
     )
     rogue = "sum by (node, gpu) (railscope_gpu_unclaimed_processes) > 0"
     yield rows(
@@ -142,7 +142,7 @@ def _cost() -> Iterator[Panel]:
         "GPUs used without a claim",
         "Processes that nobody gave the GPU to.",
         {"node": "Node", "gpu": "GPU"},
-        Column("Processes", ask(rogue)),
+        Column("Processes", ask(rogue), worst="highest"),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import Choice, assemble, xid_marks
-from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, HEALTH, NONE_IS_GOOD
+from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, HEALTH, NONE_IS_GOOD, OLD
 from dashboards.panels import (
     Column,
     Panel,
@@ -21,11 +21,14 @@ from dashboards.panels import (
     states,
 )
 from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, with_index
+from railscope.catalog import gpu_health
 
 UID = "railscope-health"
 QUESTION = "Which GPUs are faulty, and of which is nothing known?"
 NODES = '{node=~"$node"}'
 CHOICES = (Choice("node", "Node", "railscope_node_reporting", several=True),)
+HEALTH_WORDS = {value: word for value, (word, _) in HEALTH.items()}
+ACTIONS = {value: word for value, word in gpu_health.GPU_ACTION.states.items() if word != "none"}
 NODE_GPU = {"node": "Node", "gpu": "GPU"}
 
 
@@ -40,6 +43,16 @@ def health(by: str, where: str) -> str:
         for value, (word, _) in sorted(HEALTH.items(), reverse=True)
     )
     return f"({' or '.join(parts)})"
+
+
+def _actions() -> str:
+    """The action that the verdict asks for, by its number: a larger one is harder."""
+    parts = (
+        f'(max by (node, gpu) (railscope_gpu_recommended_action{{node=~"$node", state="{word}"}}) == 1)'
+        f" * {value}"
+        for value, word in sorted(ACTIONS.items(), reverse=True)
+    )
+    return " or ".join(parts)
 
 
 def board() -> Dashboard:
@@ -131,32 +144,32 @@ def _matrix() -> Iterator[Panel]:
         span=12,
     )
     yield in_colours(by_health, dict(HEALTH.values()))
-    reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES}) == 1"
+    reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES} == 1)"
+    verdict = f"{reasons} * on (node, gpu) group_left () {health('node, gpu', NODES)}"
     yield rows(
         204,
         "Why",
         "What speaks against each GPU.",
         NODE_GPU | {"reason": "Reason"},
         Column("Holds", ask(reasons, COUNT), NONE_IS_GOOD, {1: "yes"}),
-    )
-    action = (
-        "max by (node, gpu, state) (railscope_gpu_recommended_action"
-        '{node=~"$node", state!="none"}) == 1'
+        Column("Health", ask(verdict, COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
     )
     yield rows(
         205,
         "What to do",
         "What the verdict asks for; nothing of ours does it.",
-        NODE_GPU | {"state": "Action"},
-        Column("Asked", ask(action, COUNT), NONE_IS_GOOD, {1: "yes"}),
+        NODE_GPU,
+        Column("Action", ask(_actions(), COUNT), NONE_IS_GOOD, ACTIONS, "highest"),
     )
     missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
+    last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
     yield rows(
         206,
         "Silent servers",
         "Of which nothing is known now.",
         {"node": "Node"},
         Column("State", ask(missing, COUNT), ALL_IS_GOOD, {0: "unknown"}),
+        Column("Last frame", ask(last), OLD, worst="highest"),
     )
 
 
@@ -184,6 +197,7 @@ def _errors() -> Iterator[Panel]:
         Column(
             "Messages",
             ask(f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{NODES})", COUNT),
+            worst="highest",
         ),
         span=16,
     )
@@ -244,6 +258,7 @@ def _errors() -> Iterator[Panel]:
 def _links() -> Iterator[Panel]:
     least = f"min by (node) (railscope_gpu_nvlinks_active{NODES})"
     most = f"max by (node) (railscope_gpu_nvlinks{NODES})"
+    down = f"max by (node) (railscope_gpu_nvlinks{NODES} - railscope_gpu_nvlinks_active{NODES})"
     yield rows(
         401,
         "NVLinks",
@@ -251,6 +266,7 @@ def _links() -> Iterator[Panel]:
         {"node": "Node"},
         Column("Active", ask(least)),
         Column("There are", ask(most)),
+        Column("Down", ask(down, COUNT), NONE_IS_GOOD, worst="highest"),
     )
     up = f"railscope_network_link_up{NODES}"
     changes = f"topk(10, sum by (node) (changes({up}[$__rate_interval])))"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, PAUSE, STALL
+from dashboards.colours import ALL_IS_GOOD, NONE_IS_GOOD, PAUSE, STALL
+from dashboards.health import HEALTH_WORDS, health
 from dashboards.held import HELD, ON_ITS_RAILS, of_held
 from dashboards.panels import Column, Panel, lines, rows
 from dashboards.query import COUNT, SHARE, Query, ask, highest, with_index, with_rail
+
+ANY_NODE = '{node!=""}'
 
 
 def cause_panels() -> Iterator[Panel]:
@@ -21,7 +24,10 @@ def cause_panels() -> Iterator[Panel]:
         "Share of time, by reason; the thirty most.",
         {"node": "Node", "index": "GPU", "reason": "Reason"},
         Column(
-            "Of the time", ask(f"topk(30, {of_held(held_back, 'index', 'reason')})", SHARE), STALL
+            "Of the time",
+            ask(f"topk(30, {of_held(held_back, 'index', 'reason')})", SHARE),
+            STALL,
+            worst="highest",
         ),
         span=8,
     )
@@ -51,6 +57,7 @@ def cause_panels() -> Iterator[Panel]:
             "Of what it could be",
             ask(f"bottomk(10, {share} and on (node, pci_address) ({theirs}))", SHARE),
             ALL_IS_GOOD,
+            worst="lowest",
         ),
         span=8,
     )
@@ -61,13 +68,16 @@ def cause_panels() -> Iterator[Panel]:
         "Memory errors of jobs' GPUs",
         "Since the driver was loaded, corrected and not; the thirty with most.",
         {"node": "Node", "index": "GPU", "error": "Error"},
-        Column("Errors", ask(f"topk(30, {of_held(failed, 'index', 'error')})", COUNT)),
+        Column(
+            "Errors", ask(f"topk(30, {of_held(failed, 'index', 'error')})", COUNT), worst="highest"
+        ),
     )
-    against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active) {HELD}"
+    against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active == 1) {HELD}"
+    verdict = f"({against}) * on (node, gpu) group_left () {health('node, gpu', ANY_NODE)}"
     yield rows(
         705,
         "Against the jobs' GPUs",
         "What speaks against their health.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
-        Column("Now", ask(f"topk(30, {against}) > 0", COUNT), ANY_IS_BAD),
+        Column("Health", ask(f"topk(30, {verdict})", COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.colours import BELOW_OTHERS, PAUSE
+from dashboards.colours import BEHIND_OTHERS, PAUSE
 from dashboards.panels import Column
-from dashboards.query import ask
+from dashboards.query import SHARE, ask
 
 
 def job_columns(of_jobs: str, where: str) -> tuple[Column, ...]:
@@ -18,7 +18,7 @@ def job_columns(of_jobs: str, where: str) -> tuple[Column, ...]:
 
     start = f"min by ({of_jobs}) (railscope_job_start_time_seconds{where})"
     paused = f"max by ({of_jobs}) (railscope_job_max_nic_receive_pfc_pause_ratio{where})"
-    behind = f"min by ({of_jobs}) (railscope_job_straggler_deviation_ratio{where})"
+    behind = f"0 - min by ({of_jobs}) (railscope_job_straggler_deviation_ratio{where})"
     return (
         column("GPUs", "sum", "gpus"),
         column("Nodes", "sum", "nodes"),
@@ -30,5 +30,5 @@ def job_columns(of_jobs: str, where: str) -> tuple[Column, ...]:
         column("Memory", "sum", "sum_gpu_memory_used_bytes"),
         column("RDMA out", "sum", "sum_rdma_transmit_bytes_per_second"),
         Column("In pause", ask(paused), PAUSE),
-        Column("Furthest behind", ask(behind), BELOW_OTHERS),
+        Column("Furthest behind", ask(behind, SHARE), BEHIND_OTHERS, worst="highest"),
     )

@@ -163,7 +163,7 @@ def _stragglers() -> Iterator[Panel]:
         "Against the median of its job over all nodes. Ranks in step wait for the slowest and are no"
         " busier than it: look at the clock and the port too.",
         keys,
-        Column("Against the median", ask(f"bottomk(30, {shown})"), BELOW_OTHERS),
+        Column("Against the median", ask(f"bottomk(30, {shown})"), BELOW_OTHERS, worst="lowest"),
     )
     yield lines(
         602,
@@ -225,7 +225,7 @@ def _holders() -> Iterator[Panel]:
         "A GPU that several share stands once for each; its activity is that of all of them.",
         place,
         Column("Held", ask(_by_index(HOLDERS), COUNT)),
-        Column("SM activity", ask(_of_gpus("railscope_gpu_sm_activity_ratio"))),
+        Column("SM activity", ask(_of_gpus("railscope_gpu_sm_activity_ratio")), worst="lowest"),
         Column("Power", ask(_of_gpus("railscope_gpu_power_watts"))),
         span=24,
     )

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import Choice, assemble, settings_marks
-from dashboards.colours import ANY_IS_BAD, NONE_IS_GOOD, STALL
+from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, NONE_IS_GOOD, STALL
 from dashboards.panels import Column, Panel, bars, grid, lines, number, rows
-from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, with_rail
+from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown, with_rail
 
 UID = "railscope-links"
 QUESTION = "Is every PCIe link as wide and fast as it should be, and does every cable carry light?"
@@ -105,16 +105,23 @@ def _summary() -> Iterator[Panel]:
 
 
 def _pcie() -> Iterator[Panel]:
-    state = (
-        "max by (node, pci_address, state) (railscope_pcie_path_state"
-        '{node=~"$node", state=~"degraded|lost"}) == 1'
+    lost, degraded = (
+        f'(max by (node, pci_address) (railscope_pcie_path_state{{node=~"$node", state="{state}"}})'
+        " == 1)"
+        for state in ("lost", "degraded")
     )
     yield rows(
         201,
         "Paths that are not whole",
         "With what they could carry.",
-        NODE_DEVICE | {"state": "State"},
-        Column("Is", ask(state), NONE_IS_GOOD, {1: "yes"}),
+        NODE_DEVICE,
+        Column(
+            "Is",
+            ask(f"{lost} * 2 or {degraded}", COUNT),
+            NONE_IS_GOOD,
+            {1: "degraded", 2: "lost"},
+            "highest",
+        ),
     )
     share = (
         "max by (node, pci_address) (railscope_pcie_path_bandwidth_bytes_per_second{0}) / "
@@ -128,6 +135,7 @@ def _pcie() -> Iterator[Panel]:
         Column(
             "Share of what it could",
             ask(f"bottomk(10, {share.replace('{0}', NODES)} < 1)", "percentunit"),
+            worst="lowest",
         ),
     )
     yield bars(
@@ -171,8 +179,16 @@ def _pcie() -> Iterator[Panel]:
         "GPU links",
         "The narrowest link of each server's GPUs, as the driver tells it.",
         {"node": "Node"},
-        Column("Generation", ask(f"min by (node) (railscope_gpu_pcie_link_generation{NODES})")),
-        Column("Lanes", ask(f"min by (node) (railscope_gpu_pcie_link_width_lanes{NODES})")),
+        Column(
+            "Generation",
+            ask(f"min by (node) (railscope_gpu_pcie_link_generation{NODES})"),
+            worst="lowest",
+        ),
+        Column(
+            "Lanes",
+            ask(f"min by (node) (railscope_gpu_pcie_link_width_lanes{NODES})"),
+            worst="lowest",
+        ),
     )
 
 
@@ -185,12 +201,17 @@ def _optics() -> Iterator[Panel]:
         "length_metres": "Length (m)",
     }
     by = ", ".join(facts)
+    blocks = (
+        "sum by (node, interface) (rate(railscope_nic_receive_fec_uncorrectable_blocks_total"
+        f"{NODES}[$__rate_interval])) and on (node, interface) railscope_nic_module_info{NODES}"
+    )
     yield rows(
         301,
         "Modules and cables",
         "What is plugged in.",
         facts,
         Column("Seen", ask(f"max by ({by}) (railscope_nic_module_info{NODES})", COUNT)),
+        Column("Uncorrected blocks", ask(blocks, EVENTS_PER_SECOND), ANY_IS_BAD, worst="highest"),
         span=24,
     )
     low = 'railscope_nic_module_receive_power_threshold_watts{node=~"$node", threshold="low_alarm"}'
@@ -204,6 +225,7 @@ def _optics() -> Iterator[Panel]:
             "Times the limit",
             ask(f"bottomk(20, {light} / max by (node, interface) ({low}))", COUNT),
             ((None, "red"), (1, "orange"), (2, "green")),
+            worst="lowest",
         ),
         span=8,
     )
@@ -247,24 +269,26 @@ def _line() -> Iterator[Panel]:
         "Of network cards, by server.",
         _events("railscope_nic_link_downs_total", "node"),
     )
-    slow = (
-        "max by (node, interface) (railscope_network_link_speed_bytes_per_second{0}) < "
-        "max by (node, interface) (railscope_nic_setting_expected_speed_bytes_per_second{0})"
+    speed = f"max by (node, interface) (railscope_network_link_speed_bytes_per_second{NODES})"
+    expected = (
+        f"max by (node, interface) (railscope_nic_setting_expected_speed_bytes_per_second{NODES})"
     )
+    share = f"({speed} < {expected}) / {expected}"
     yield rows(
         404,
         "Slower than both ends can",
         "Cards whose link is below the expected speed.",
         NODE_CARD,
-        Column("Speed", ask(slow.replace("{0}", NODES))),
+        Column("Speed", ask(f"{speed} < {expected}")),
+        Column("Of the expected", ask(share, SHARE), ALL_IS_GOOD, worst="lowest"),
     )
     settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{ON_CARD})"
     yield rows(
         405,
         "Settings of cards on rails",
-        "All should be alike: one row.",
+        "All should be alike: one row. The rarest settings come first.",
         {"pfc": "PFC", "trust": "Trust", "mtu": "MTU", "fec": "FEC"},
-        Column("Cards", ask(settings, COUNT)),
+        Column("Cards", ask(settings, COUNT), worst="lowest"),
     )
 
 

@@ -8,7 +8,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import Choice, assemble, claim_marks, settings_marks, xid_marks
 from dashboards.colours import ANY_IS_BAD, HEALTH, HOT, NONE_IS_GOOD, OLD, PAUSE
-from dashboards.health import health
+from dashboards.health import HEALTH_WORDS, health
+from dashboards.own import sources_not_well
 from dashboards.panels import Column, Panel, layers, lines, number, rows, states
 from dashboards.query import (
     COUNT,
@@ -118,6 +119,7 @@ def _gpus() -> Iterator[Panel]:
         span=12,
     )
     facts = {"index": "GPU", "gpu": "UUID", "pci_address": "PCI address", "rail": "Rail"}
+    of_each = f"max by (gpu) ({health('node, gpu', HERE)})"
     yield rows(
         202,
         "GPUs",
@@ -126,6 +128,7 @@ def _gpus() -> Iterator[Panel]:
         Column(
             "Seen", ask(f"max by (index, gpu, pci_address, rail) (railscope_gpu_info{HERE})", COUNT)
         ),
+        Column("Health", ask(of_each, COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
     )
     yield lines(
         203,
@@ -172,7 +175,7 @@ def _gpus() -> Iterator[Panel]:
         "Xids in the kernel log",
         "What the driver reported, by device.",
         {"pci_address": "PCI address", "xid": "Xid"},
-        Column("Messages", ask(xids, COUNT)),
+        Column("Messages", ask(xids, COUNT), worst="highest"),
         span=8,
     )
 
@@ -256,15 +259,8 @@ def _machine() -> Iterator[Panel]:
         404,
         "Sources that are not well",
         "Their readings are absent, not zero.",
-        {"source": "Source", "state": "State"},
-        Column(
-            "Is",
-            ask(
-                'max by (source, state) (railscope_source_state{node="$node", '
-                'state=~"failed|partial|starting"}) == 1',
-                COUNT,
-            ),
-        ),
+        {"source": "Source"},
+        sources_not_well("source", HERE),
         span=12,
     )
     yield lines(

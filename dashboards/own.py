@@ -14,6 +14,7 @@ from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
 UID = "railscope-own"
 QUESTION = "What does Railscope cost, how old is its data, and what has it missed?"
 NODES = '{node=~"$node"}'
+NOT_WELL = {1: "starting", 2: "partial", 3: "failed"}
 NODE_SOURCE = {"node": "Node", "source": "Source"}
 CHOICES = (Choice("node", "Node", "railscope_node_reporting", several=True),)
 
@@ -27,6 +28,16 @@ def _rate(counter: str, by: str = "", unit: str = EVENTS_PER_SECOND, where: str 
     grouping = f" by ({by}) " if by else ""
     legend = f"{{{{{by}}}}}" if by else ""
     return ask(f"sum{grouping}(rate({counter}{where}[$__rate_interval]))", unit, legend)
+
+
+def sources_not_well(by: str, where: str) -> Column:
+    """State of each source that fails, fails in part, or has not begun."""
+    parts = (
+        f'(max by ({by}) (railscope_source_state{where.removesuffix("}")}, state="{word}"}}) == 1)'
+        f" * {value}"
+        for value, word in sorted(NOT_WELL.items(), reverse=True)
+    )
+    return Column("Is", ask(" or ".join(parts), COUNT), NONE_IS_GOOD, NOT_WELL, "highest")
 
 
 def _summary() -> Iterator[Panel]:
@@ -144,7 +155,7 @@ def _age() -> Iterator[Panel]:
         "Oldest sources",
         "Time since their last good read.",
         NODE_SOURCE,
-        Column("Age", ask(f"topk(20, {ages})"), OLD),
+        Column("Age", ask(f"topk(20, {ages})"), OLD, worst="highest"),
         span=8,
     )
     yield lines(
@@ -173,16 +184,12 @@ def _gaps() -> Iterator[Panel]:
         "What they say of themselves.",
         ask(f"sum by (state) (railscope:node_source_state:sum{NODES})", legend="{{state}}"),
     )
-    failed = (
-        "max by (node, source, state) (railscope_source_state"
-        '{node=~"$node", state=~"failed|partial"}) == 1'
-    )
     yield rows(
         402,
         "Sources that are not well",
         "Their readings are absent, not zero.",
-        NODE_SOURCE | {"state": "State"},
-        Column("Is", ask(failed, COUNT), NONE_IS_GOOD, {1: "yes"}),
+        NODE_SOURCE,
+        sources_not_well("node, source", NODES),
         span=8,
     )
     yield layers(

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from grafana_foundation_sdk.builders import common as look
 from grafana_foundation_sdk.builders import dashboard as build
@@ -56,6 +56,10 @@ GOOD: Steps = ((None, "green"),)
 
 Panel = stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
 _Builder = TypeVar("_Builder", stat.Panel, statetimeline.Panel, table.Panel, timeseries.Panel)
+
+Worst = Literal["highest", "lowest"]
+WORST = "Worst"
+"""Title of the column of a grid by which its rows are sorted."""
 
 DETAILS = {"node": "railscope-node", "tenant": "railscope-tenant"}
 """Labels whose values have a board of their own: a cell of a table leads there."""
@@ -109,12 +113,14 @@ def bars(ident: int, title: str, about: str, *queries: Query, span: int = 8) -> 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its title, what fills it, its colours, and words for its values."""
+    """A column of a table: its title, its query, its colours, and words for its values."""
 
     title: str
     query: Query
     steps: Steps = GOOD
     words: Mapping[int, str] = field(default_factory=dict)
+    worst: Worst | None = None
+    """Which of its values is the worst, in columns by which the table is sorted."""
 
 
 def rows(  # noqa: PLR0913 - what tells one table from another
@@ -123,10 +129,17 @@ def rows(  # noqa: PLR0913 - what tells one table from another
 ) -> table.Panel:  # fmt: skip
     """List things as they are now, with a row for each combination of the key labels.
 
-    `keys` gives each key label its title. Rows stand in the order of the keys, unless a query picks
-    the first or last of an order of its own. Nodes and tenants lead to the boards they have, unless the
-    reader may have no other board than this one.
+    `keys` gives each key label its title. The worst rows come first: rows are sorted by the columns
+    that have a worst value, in their order. Rows alike stand in the order of the keys, unless a query
+    picks the first or last of an order of its own. Nodes and tenants lead to the boards they have,
+    unless the reader may have no other board than this one.
+
+    Raises ValueError if no column has a worst value.
     """
+    worst = [(column.title, column.worst) for column in columns if column.worst]
+    if not worst:
+        message = f"table {title}: no column to sort by: expected a column with a worst value"
+        raise ValueError(message)
     names = dict(keys)
     # Grafana calls the values of a query that answers alone "Value", else "Value #A" and so on.
     names |= {"Value": columns[0].title}
@@ -138,7 +151,8 @@ def rows(  # noqa: PLR0913 - what tells one table from another
         "indexByName": {name: position for position, name in enumerate(names)},
         "renameByName": names,
     }
-    panel = table.Panel().with_transformation(DataTransformerConfig("merge", options={}))
+    panel = table.Panel().sort_by([_sorted_by(name, end) for name, end in worst])
+    panel = panel.with_transformation(DataTransformerConfig("merge", options={}))
     picked = any(re.search(r"\b(top|bottom)k\(", column.query.expression) for column in columns)
     for key in [] if picked else reversed(list(keys)):
         panel = panel.with_transformation(_in_order_of(key))
@@ -157,10 +171,12 @@ def rows(  # noqa: PLR0913 - what tells one table from another
 def grid(  # noqa: PLR0913, PLR0917 - what tells one grid from another
     ident: int, title: str, about: str, row: str, column: str, query: Query,
     steps: Steps = GOOD, span: int = 12, words: Mapping[int, tuple[str, str]] | None = None,
+    worst: Worst = "highest",
 ) -> table.Panel:  # fmt: skip
     """Show one value for each pair of two labels, as it is now: rows by columns, in colours.
 
-    `words` names values and gives their colours.
+    `words` names values and gives their colours. A last column repeats the worst value of each row;
+    rows with the worst come first.
     """
     options = {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}
     coloured = [
@@ -174,6 +190,8 @@ def grid(  # noqa: PLR0913, PLR0917 - what tells one grid from another
         .with_transformation(_in_order_of(row))
         .with_transformation(_in_order_of(column))
         .with_transformation(DataTransformerConfig("groupingToMatrix", options=options))
+        .with_transformation(_worst_of_row(worst))
+        .sort_by([_sorted_by(WORST, worst)])
         .override_by_field_type("number", coloured)
     )
     if query.unit == SHARE:
@@ -261,6 +279,21 @@ def _explanation(metric: Metric) -> str:
 def _in_order_of(label: str) -> DataTransformerConfig:
     """Sort rows; those alike keep their order (grafana: transformers/sortBy.ts)."""
     return DataTransformerConfig("sortBy", options={"sort": [{"field": label}]})
+
+
+def _sorted_by(title: str, worst: Worst) -> look.TableSortByFieldState:
+    return look.TableSortByFieldState().display_name(title).desc(worst == "highest")
+
+
+def _worst_of_row(worst: Worst) -> DataTransformerConfig:
+    """Add a column with the worst number of each row (grafana: transformers/calculateField.ts)."""
+    options = {
+        "mode": "reduceRow",
+        "reduce": {"reducer": "max" if worst == "highest" else "min"},
+        "alias": WORST,
+        "replaceFields": False,
+    }
+    return DataTransformerConfig("calculateField", options=options)
 
 
 def _word_map(words: Mapping[int, tuple[str, str]]) -> ValueMap:

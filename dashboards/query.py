@@ -163,7 +163,7 @@ def ask(expression: str, unit: str = "", legend: str = "") -> Query:
 
 def _metrics_of(expression: str) -> Iterator[Metric]:
     """The metrics whose values an expression shows, as they stand in it; facts explain themselves."""
-    for name in sorted(metrics_in(expression), key=expression.index):
+    for name in sorted(metrics_in(expression), key=lambda name: (expression.index(name), name)):
         metric = metric_named(name)
         if metric is not None and metric.kind is not Kind.INFO:
             yield metric

@@ -212,6 +212,7 @@ def _shares() -> Iterator[Panel]:
         "rail",
         ask(f"{sent} / on (rail) group_left () ({median} > 0) - 1", SHARE),
         BELOW_OTHERS,
+        worst="lowest",
     )
     rail = f"sum by (rail) (railscope_rail_sum_rdma_transmit_bytes_per_second{RAILS})"
     yield lines(

@@ -60,7 +60,12 @@ def stragglers() -> Iterator[Panel]:
         "SM activity behind the others",
         about,
         GPU,
-        Column("Against the median", _worst("railscope_gpu_sm_activity_ratio"), BELOW_OTHERS),
+        Column(
+            "Against the median",
+            _worst("railscope_gpu_sm_activity_ratio"),
+            BELOW_OTHERS,
+            worst="lowest",
+        ),
         span=8,
     )
     yield rows(
@@ -69,7 +74,10 @@ def stragglers() -> Iterator[Panel]:
         about,
         GPU,
         Column(
-            "Against the median", _worst("railscope_gpu_clock_hertz", ', clock="sm"'), BELOW_OTHERS
+            "Against the median",
+            _worst("railscope_gpu_clock_hertz", ', clock="sm"'),
+            BELOW_OTHERS,
+            worst="lowest",
         ),
         span=8,
     )
@@ -78,7 +86,9 @@ def stragglers() -> Iterator[Panel]:
         "Power behind the others",
         about,
         GPU,
-        Column("Against the median", _worst("railscope_gpu_power_watts"), BELOW_OTHERS),
+        Column(
+            "Against the median", _worst("railscope_gpu_power_watts"), BELOW_OTHERS, worst="lowest"
+        ),
         span=8,
     )
     spread = f"max by (node) ({activity}{NODES}) - min by (node) ({activity}{NODES})"
@@ -97,7 +107,10 @@ def stragglers() -> Iterator[Panel]:
         "Against the middle port of the same server.",
         {"node": "Node", "rail": "Rail"},
         Column(
-            "Against the median", ask(f"bottomk(10, {_behind(rails, 'node')})", SHARE), BELOW_OTHERS
+            "Against the median",
+            ask(f"bottomk(10, {_behind(rails, 'node')})", SHARE),
+            BELOW_OTHERS,
+            worst="lowest",
         ),
     )
 
@@ -141,7 +154,7 @@ def causes() -> Iterator[Panel]:
         "GPUs used without a claim",
         "Processes that nobody gave the GPU to.",
         GPU,
-        Column("Processes", ask(rogue, COUNT)),
+        Column("Processes", ask(rogue, COUNT), worst="highest"),
     )
     memory = f"max by (node, gpu, pid) (railscope_gpu_process_memory_used_bytes{NODES})"
     yield rows(
@@ -149,5 +162,5 @@ def causes() -> Iterator[Panel]:
         "Largest processes",
         "By frame buffer.",
         {"node": "Node", "gpu": "GPU", "pid": "Process"},
-        Column("Memory", ask(f"topk(20, {memory})")),
+        Column("Memory", ask(f"topk(20, {memory})"), worst="highest"),
     )

@@ -95,7 +95,7 @@ def _jobs() -> Iterator[Panel]:
         "The GPU of each job that is furthest behind",
         "Against the median of its job.",
         {"workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
-        Column("Against the median", ask(f"bottomk(30, {behind})"), BELOW_OTHERS),
+        Column("Against the median", ask(f"bottomk(30, {behind})"), BELOW_OTHERS, worst="lowest"),
         span=16,
         leads_on=False,
     )

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from dashboards.build import GENERATED, boards
-from dashboards.panels import MOST_POINTS
+from dashboards.panels import MOST_POINTS, Column, rows
 from dashboards.promql import labels_in, problems
-from dashboards.query import at_end, highest, lowest
+from dashboards.query import ask, at_end, highest, lowest
 from dashboards.recorded import expanded, recorded_in
 from tests.support.grafana_schema import mistakes
 
@@ -336,6 +336,47 @@ def test_rows_and_columns_of_a_grid_are_in_order():
                     [{"field": matrix["rowField"]}],
                     [{"field": matrix["columnField"]}],
                 ]
+
+
+TABLES = [param for param in PANELS if param.values[0]["type"] == "table"]
+
+
+@pytest.mark.parametrize("panel", TABLES)
+def test_a_table_shows_its_worst_rows_first(panel: dict[str, Any]):
+    """By columns of values, from the end at which their colours say that something is wrong."""
+    by = panel["options"]["sortBy"]
+    assert by
+    steps = {step["id"]: step["options"] for step in panel["transformations"]}
+    if "groupingToMatrix" in steps:
+        titles = {steps["calculateField"]["alias"]}
+        reducer = steps["calculateField"]["reduce"]["reducer"]
+        assert reducer == ("max" if by[0]["desc"] else "min")
+    else:
+        names = steps["organize"]["renameByName"]
+        titles = {title for name, title in names.items() if name.startswith("Value")}
+    assert {one["displayName"] for one in by} <= titles
+    for one in by:
+        for override in panel["fieldConfig"]["overrides"]:
+            if override["matcher"] in (
+                {"id": "byName", "options": one["displayName"]},
+                {"id": "byType", "options": "number"},
+            ):
+                check_direction(override["properties"], descending=one["desc"])
+
+
+def check_direction(properties: list[dict[str, Any]], *, descending: bool) -> None:
+    """A table begins at the end whose colour is red or orange."""
+    for one in properties:
+        if one["id"] == "thresholds" and len(one["value"]["steps"]) > 1:
+            first, *_, last = (step["color"] for step in one["value"]["steps"])
+            assert (last if descending else first) in {"red", "orange"}
+            assert first != "green" or descending
+
+
+def test_a_table_without_a_worst_column_is_not_built():
+    column = Column("Seen", ask("sum by (node) (railscope_gpu_power_watts)"))
+    with pytest.raises(ValueError, match="no column to sort by"):
+        rows(0, "All", "Nothing.", {"node": "Node"}, column)
 
 
 def test_prometheus_understands_every_query(tmp_path: Path):

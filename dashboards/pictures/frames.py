@@ -2,13 +2,14 @@
 
 grafana: packages/grafana-prometheus/src/result_transformer.ts; packages/grafana-data/src/
 transformations/transformers: merge.ts, sortBy.ts, organize.ts,
-groupingToMatrix.ts.
+groupingToMatrix.ts, calculateField.ts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dashboards.asking import Answer
@@ -136,12 +137,51 @@ def to_matrix(frames: list[Frame], options: Json) -> list[Frame]:
     return [Frame((head, *columns), tuple(rows.values()))]
 
 
+def reduce_rows(frames: list[Frame], options: Json) -> list[Frame]:
+    """Add a column with the largest or the smallest number of each row."""
+    reducers = {"max": max, "min": min}
+    reducer = reducers.get(options.get("reduce", {}).get("reducer", ""))
+    if options.get("mode") != "reduceRow" or options.get("replaceFields") or reducer is None:
+        message = f"no calculation {options}"
+        raise CannotDraw(message)
+    added = options["alias"]
+
+    def reduced(row: Row) -> Cell:
+        numbers = [cell for cell in row.values() if isinstance(cell, float)]
+        return reducer(numbers) if numbers else None
+
+    return [
+        Frame((*frame.columns, added), tuple({**row, added: reduced(row)} for row in frame.rows))
+        if frame.columns
+        else frame
+        for frame in frames
+    ]
+
+
+def table_order(frame: Frame, sort_by: Sequence[Json]) -> Frame:
+    """Rows in the order that a table shows: by its first column to sort by, then by the next.
+
+    An empty cell is less than every number (grafana: packages/grafana-ui/src/components/Table).
+    """
+    rows = list(frame.rows)
+    for by in reversed(sort_by):
+        key = partial(_rank, column=by["displayName"])
+        rows.sort(key=key, reverse=bool(by.get("desc")))  # rows alike keep their order either way
+    return Frame(frame.columns, tuple(rows))
+
+
 _TRANSFORMATIONS: Mapping[str, Any] = {
     "merge": merge,
     "sortBy": sort_by,
     "organize": organize,
     "groupingToMatrix": to_matrix,
+    "calculateField": reduce_rows,
 }
+
+
+def _rank(row: Row, column: str) -> tuple[float, str]:
+    cell = row.get(column)
+    return (cell, "") if isinstance(cell, float) else (float("-inf"), cell or "")
 
 
 def _joins(known: Row, row: Row) -> bool:

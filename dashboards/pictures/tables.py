@@ -8,7 +8,7 @@ from dashboards.asking import Answer
 from dashboards.pictures import colours, plot
 from dashboards.pictures.canvas import NORMAL, SMALL, Box, Canvas, Side, width_of
 from dashboards.pictures.fields import Json, Look, look_of
-from dashboards.pictures.frames import Cell, Frame, frames_of, transformed
+from dashboards.pictures.frames import Cell, Frame, frames_of, table_order, transformed
 
 _ROW = 26.0
 _EDGE = 6.0
@@ -20,7 +20,8 @@ def frame_of(panel: Json, answers: Sequence[Answer]) -> Frame:
     letters = [target["refId"] for target in panel["targets"]]
     frames = frames_of(list(zip(letters, answers, strict=True)))
     found = transformed(frames, panel.get("transformations", ()))
-    return found[0] if found else Frame((), ())
+    frame = found[0] if found else Frame((), ())
+    return table_order(frame, panel.get("options", {}).get("sortBy", ()))
 
 
 def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:

@@ -15,6 +15,7 @@ from dashboards.pictures.frames import (
     merge,
     organize,
     sort_by,
+    table_order,
     to_matrix,
     transformed,
 )
@@ -132,12 +133,45 @@ def test_a_matrix_of_sorted_rows_has_sorted_columns(pairs: dict[tuple[str, str],
     assert list(matrix.columns[1:]) == sorted(matrix.columns[1:])
 
 
+@given(PAIRS, st.sampled_from(["max", "min"]))
+def test_rows_of_a_grid_come_in_order_of_their_worst_value(
+    pairs: dict[tuple[str, str], float], reducer: str
+):
+    steps = [
+        {"id": "groupingToMatrix", "options": MATRIX},
+        {"id": "calculateField", "options": {
+            "mode": "reduceRow", "reduce": {"reducer": reducer},
+            "alias": "Worst", "replaceFields": False,
+        }},
+    ]  # fmt: skip
+    (matrix,) = transformed([of_pairs(pairs)], steps)
+    pick, highest = (max, True) if reducer == "max" else (min, False)
+    for row in matrix.rows:
+        assert row["Worst"] == pick(
+            v for (node, _), v in pairs.items() if node == row["node\\rail"]
+        )
+    ordered = table_order(matrix, [{"displayName": "Worst", "desc": highest}])
+    worst = [row["Worst"] for row in ordered.rows]
+    assert worst == sorted(worst, reverse=highest)
+
+
+def test_a_table_sorts_by_its_first_column_then_by_the_next_and_keeps_rows_alike():
+    rows = [{"n": "a", "x": 1.0, "y": 2.0}, {"n": "b", "x": None, "y": 9.0},
+            {"n": "c", "x": 1.0, "y": 5.0}, {"n": "d", "x": 3.0, "y": 0.0},
+            {"n": "e", "x": 1.0, "y": 2.0}]  # fmt: skip
+    frame = Frame(("n", "x", "y"), tuple(rows))
+    by = [{"displayName": "x", "desc": True}, {"displayName": "y", "desc": False}]
+    assert [row["n"] for row in table_order(frame, by).rows] == ["d", "a", "e", "c", "b"]
+    assert table_order(frame, ()) == frame
+
+
 @pytest.mark.parametrize(
     "step",
     [
         {"id": "joinByField", "options": {}},
         {"id": "sortBy", "options": {"sort": [{"field": "node", "desc": True}]}},
         {"id": "groupingToMatrix", "options": MATRIX | {"emptyValue": "zero"}},
+        {"id": "calculateField", "options": {"mode": "binary", "alias": "Worst"}},
     ],
 )
 def test_an_unknown_transformation_is_an_error(step: dict[str, object]):
