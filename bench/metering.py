@@ -8,10 +8,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from multiprocessing import get_context
 
 import click
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from bench.report import Aim, Report
@@ -44,6 +46,7 @@ MORE = (1, 2, 4, 8)
 RATED = Aim("<=", 60, " s")
 LINEAR = Aim("<=", 2.2)
 AN_EVENT = Aim("<=", 1.3)
+A_PART = Aim("<=", 1.3)
 HALVED = Aim("<=", 0.65)
 BOOK = PriceBook(
     1, 0, "EUR",
@@ -104,6 +107,7 @@ def main(*, quick: bool) -> None:
     report.ratio("time of twice as many GPUs / time", whole / half, LINEAR)
     _on_cores(report, 4 if quick else -(-GPU_DAYS // DAYS))
     _by_events(report, 2 if quick else 16)
+    _by_shares(report, (2, 4) if quick else (16, 32, 64, 128))
     sampled = [(one.evidence.claims, one.instants_ns.tolist()) for one in months[:4]]
     started = time.process_time()
     held = sum(_by_sample(*one) for one in sampled)
@@ -192,6 +196,26 @@ def _by_events(report: Report, gpus: int) -> None:
     report.ratio(what, costs[-1] / min(costs), AN_EVENT)
     shown = ", ".join(f"{1e6 * cost:.1f}" for cost in costs)
     report.figure("CPU an event", f"{shown} us with {', '.join(map(str, MORE))} times as many")
+
+
+def _by_shares(report: Report, counts: Sequence[int]) -> None:
+    """The cost of a part that a share holds for a time, where more and more claims share a GPU."""
+    costs = []
+    for count in counts:
+        one = month(0)
+        apart_ns = DAYS * DAY_NS // (count + 1)
+        claims = tuple(
+            Claim(Level.SCHEDULER, MONTH.start_ns + at * apart_ns, f"share-{at}", f"tenant-{at % 8}",
+                  exclusive=False, share=Fraction(1, 8 + at))
+            for at in range(count)
+        )  # fmt: skip
+        started = time.process_time()
+        _used(Month(replace(one.evidence, claims=claims), one.counted, one.instants_ns))
+        costs.append((time.process_time() - started) / (count * (count + 1) / 2))
+    what = f"CPU a part held, {counts[-1]} / {counts[0]} claims that share a GPU"
+    report.ratio(what, costs[-1] / costs[0], A_PART)
+    shown = ", ".join(f"{1e6 * cost:.0f}" for cost in costs)
+    report.figure("CPU a part held", f"{shown} us with {', '.join(map(str, counts))} claims")
 
 
 def _by_sample(held_by: Sequence[Claim], instants_ns: Sequence[int]) -> int:

@@ -117,7 +117,10 @@ def _requested(
 ) -> dict[str, tuple[str, str]]:
     """What each claim requested while the GPU was there, in GPU-nanoseconds by tiling, in text."""
     found: dict[str, list[Fraction | None]] = {}
+    first_ns, last_ns = (present[0][0], present[-1][1]) if present else (0, 0)
     for start_ns, end_ns, claim in claims:
+        if end_ns <= first_ns or last_ns <= start_ns:
+            continue
         length = sum(max(min(end_ns, end) - max(start_ns, start), 0) for start, end in present)
         if length <= 0:
             continue

@@ -154,6 +154,7 @@ class Owned(NamedTuple):
     tenure: int
 
 
+_MAX = np.iinfo(np.int64).max
 _PART_OF_A_TENURE = -1
 _CHANGED = Owned(WHOLE, None, -2)
 
@@ -276,27 +277,28 @@ def _common(parts: Iterable[Owned], later: Sequence[Owned]) -> Iterator[Owned]:
 
 def _divided(parts: Sequence[Owned], amounts: Column) -> Iterator[tuple[Owned, int]]:
     """What each part has of amounts: each amount is cut at the slots, so that none of it is lost."""
-    below = {edge: _sum(_part(amounts, edge)) for part in parts for edge in part.slots}
+    below = {WHOLE.low: 0, WHOLE.high: _sum(amounts)}
     for part in parts:
+        for edge in part.slots:
+            if edge not in below:
+                below[edge] = _sum(_part(amounts, edge))
         yield part, below[part.slots.high] - below[part.slots.low]
 
 
 def _part(amounts: Column, slots: Units) -> Column:
     """`amounts * slots // GPU_CAPACITY`, whose product could be beyond 64 bits."""
-    if isinstance(slots, Fraction):
-        whole_slots = slots.denominator * GPU_CAPACITY
-        if int(amounts.max(initial=0)) * slots.numerator <= np.iinfo(np.int64).max >= whole_slots:
-            return amounts * slots.numerator // whole_slots
-        exact_parts = (amount * slots.numerator // whole_slots for amount in amounts.tolist())
-        return np.fromiter(exact_parts, np.int64, len(amounts))
-    whole, rest = np.divmod(amounts, GPU_CAPACITY)
-    part: Column = whole * slots + rest * slots // GPU_CAPACITY
-    return part
+    share = Fraction(slots) / GPU_CAPACITY
+    if int(amounts.max(initial=0)) * share.numerator <= _MAX >= share.denominator:
+        return amounts * share.numerator // share.denominator
+    parts = (amount * share.numerator // share.denominator for amount in amounts.tolist())
+    return np.fromiter(parts, np.int64, len(amounts))
 
 
 def _sum(amounts: Column) -> int:
     """The sum, exact however large."""
-    return (int((amounts >> 32).sum()) << 32) + int((amounts & 0xFFFF_FFFF).sum())
+    if int(amounts.max(initial=0)) * len(amounts) <= _MAX:
+        return int(amounts.sum())
+    return sum(amounts.tolist())
 
 
 def _share(part: Owned, span: tuple[int, int], window: tuple[int, int], amount: int) -> Share:
