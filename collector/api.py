@@ -123,7 +123,10 @@ class Api:
                 {"error": f"no node {request.match_info['node']!r} has ever reported"}, 404
             )
         now_ns = self.wall_ns()
-        streams = {stream: self._readings(row, now_ns) for stream, row in sorted(node.rows.items())}
+        streams = {
+            stream: self._readings(node.name, row, now_ns)
+            for stream, row in sorted(node.rows.items())
+        }
         content = {
             "node": node.name,
             "agent_version": node.agent_version,
@@ -140,12 +143,13 @@ class Api:
         rows = node.rows.values()
         return [row for row in rows if row.index in fleet.fresh(row.block, from_ns, now_ns)]
 
-    def _readings(self, row: Row, now_ns: int) -> dict[str, Any]:
+    def _readings(self, node: str, row: Row, now_ns: int) -> dict[str, Any]:
         """The latest frame of a stream, reading by reading, with units already applied."""
         schema = self.core.schemas.read(row.schema)
         values = row.block.values[row.index].tolist()
         codes = np.asarray(row.block.reasons[row.index]).tolist()
         readings = []
+        devices = [self.core.names_of(node, entity) for entity in schema.entities]
         column = 0
         for group in schema.groups:
             metric = METRICS.get(group.metric)
@@ -155,6 +159,8 @@ class Api:
                 if metric and metric.kind is Kind.HISTOGRAM:
                     numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
                 entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
+                if devices[member]:
+                    entry["device"] = devices[member]
                 if codes[column] != PRESENT:
                     entry["absent"] = REASONS.get(codes[column], Absent.ERROR).word
                 elif not denominator:
@@ -172,7 +178,7 @@ class Api:
         found = self.views().found
         if not found.instant_ns:
             return json_answer({"error": "the views have not been computed yet"}, 503)
-        return json_answer(await asyncio.to_thread(inventory_json, found))
+        return json_answer(await asyncio.to_thread(inventory_json, found, self.core.names_of))
 
     async def _account(self, _: web.Request, who: Credential) -> web.Response:
         views = self.views()
@@ -188,7 +194,11 @@ class Api:
     async def _events(self, request: web.Request, __: Credential) -> web.Response:
         wanted = request.query.get("node")
         events = [seen for seen in self.core.events if wanted in (None, seen.node)]
-        return json_answer({"events": [seen.to_json() for seen in events[-MOST_EVENTS:]]})
+        rows = [
+            {**seen.to_json(), "device": self.core.names_of(seen.node, seen.event.entity)}
+            for seen in events[-MOST_EVENTS:]
+        ]
+        return json_answer({"events": rows})
 
     async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
         return web.Response(text="healthy\n")

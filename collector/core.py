@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from collector.device_names import Names, gpu_names, names_of
 from collector.evidence.book import EvidenceBook
 from collector.fleet import Fleet, Update
 from collector.log_limit import LogLimit
@@ -20,7 +21,7 @@ from collector.recent_events import EventKey, RecentEvents
 from collector.schemas import Gpu, Known, Schemas
 from collector.segments import Record
 from collector.sequences import Received
-from railscope.wire import Batch, Envelope, WireEvent
+from railscope.wire import Batch, Envelope, WireEntity, WireEvent
 
 log = structlog.get_logger(__name__)
 
@@ -193,6 +194,14 @@ class Core:
     def see(self, seen: SeenEvent) -> None:
         """Keep an event once: an agent that starts anew reads the kernel log from its beginning."""
         self.events.add(seen)
+
+    def names_of_gpu(self, node: str, uuid: str) -> Names:
+        """Names of a GPU of a node; those that the node does not state are empty."""
+        return gpu_names(self.schemas, self.fleet.nodes.get(node), uuid)
+
+    def names_of(self, node: str, entity: WireEntity) -> Names | None:
+        """Names of the GPU or NIC that an entity is or is a part of; None for other entities."""
+        return names_of(self.schemas, self.fleet.nodes.get(node), entity.kind, entity.key)
 
     def holders_of(self, node: str) -> dict[int, str]:
         """The GPU on each rail of a node."""

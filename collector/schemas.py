@@ -8,7 +8,7 @@ schemas of one shape, so that a thousand servers of one build cost one layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,6 +18,7 @@ from threading import Lock
 import msgspec
 import numpy as np
 
+from collector.device_names import DeviceKey, Names, names_in
 from collector.evidence.seen import Metered, metered
 from collector.inventory.shown import Showing, showing
 from collector.layout import Layout, Positions, make_layout
@@ -52,6 +53,7 @@ class Known:
     gpus: tuple[Gpu, ...]
     metered: Metered
     showing: Showing
+    names: Mapping[DeviceKey, Names]
     jobs: JobColumns | None = None
     size_bytes: int = 0
 
@@ -162,7 +164,7 @@ class Schemas:
         layout = self._layouts.get(shape) or make_layout(wire)
         return Known(
             schema_hash(wire), shape, layout, _gpus(wire), metered(wire), showing(wire),
-            job_columns(wire), size_of(wire),
+            names_in(wire), job_columns(wire), size_of(wire),
         )  # fmt: skip
 
     def _learn(self, known: Known) -> None:

@@ -295,7 +295,7 @@ class Collector:
         handlers = {
             "frames": ingest.handle,
             **api.handlers(),
-            **JobsApi(lambda: self.refresher.views.jobs, self.refresher.index_of).handlers(),
+            **JobsApi(lambda: self.refresher.views.jobs, self.core.names_of_gpu).handlers(),
             **AuditApi(self.entries, self.reading).handlers(),
             **self.audit.custody.handlers(),
             **BillingApi(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
+from collector.device_names import Names
 from collector.inventory.compare import Standing, State
 from collector.inventory.shown import GPU, RDMA_PORT, Shown
 from collector.inventory.watch import Found
@@ -13,8 +14,11 @@ from collector.metering.units import FOREVER_NS
 from collector.views.table import Cell
 from railscope.catalog import inventory as catalog
 from railscope.catalog.declare import Metric
+from railscope.wire import WireEntity
 
 NS = 1_000_000_000
+NamesOf: TypeAlias = Callable[[str, WireEntity], Names | None]
+"""Names of the device that an entity of a node is."""
 _DEVICES: Mapping[str, Metric] = {
     GPU: catalog.INVENTORY_GPUS,
     RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
@@ -44,19 +48,33 @@ def cells(found: Found) -> Iterator[Cell]:
         yield Cell(catalog.RETIRED_GPU_REPORTING, labels, bool(node))
 
 
-def inventory_json(found: Found) -> dict[str, Any]:
+def inventory_json(found: Found, names_of: NamesOf) -> dict[str, Any]:
     """The same with names and reasons. `nodes` is null where there is no inventory."""
+
+    def names(node: str | None, gpu: str) -> dict[str, str]:
+        known = names_of(node or "", WireEntity(GPU, (gpu,))) or {}
+        return {name: known.get(name, "") for name in ("index", "pci_address")}
+
     standings = found.standings
     return {
         "view": "inventory",
         "instant_ns": found.instant_ns,
-        "nodes": None if standings is None else [_node(standing) for standing in standings],
+        "nodes": None
+        if standings is None
+        else [_node(standing, names_of) for standing in standings],
         "gone_gpus": [
-            {"node": one.node, "gpu": one.gpu, "seen_ns": one.seen_ns} for one in found.gone
+            {
+                "node": one.node,
+                "gpu": one.gpu,
+                **names(one.node, one.gpu),
+                "seen_ns": one.seen_ns,
+            }
+            for one in found.gone
         ],
         "retired_gpus": [
             {
                 "gpu": one.gpu,
+                **names(found.reporting.get(one.gpu), one.gpu),
                 "from_ns": one.start_ns,
                 "to_ns": None if one.end_ns == FOREVER_NS else one.end_ns,
                 "why": one.why,
@@ -67,7 +85,7 @@ def inventory_json(found: Found) -> dict[str, Any]:
     }
 
 
-def _node(standing: Standing) -> dict[str, Any]:
+def _node(standing: Standing, names_of: NamesOf) -> dict[str, Any]:
     heard = standing.heard
     told: dict[str, Any] = {
         "node": standing.node,
@@ -82,8 +100,25 @@ def _node(standing: Standing) -> dict[str, Any]:
             **(counts._asdict() if counts else {}),
             "reason": standing.reasons.get(kind),
             "names": _names(shown),
+            "devices": _devices(standing.node, kind, shown, names_of),
         }
     return told
+
+
+def _devices(
+    node: str, kind: str, shown: Shown | str | None, names_of: NamesOf
+) -> dict[str, list[Names]] | None:
+    """All names of the devices that `names` lists, in its order."""
+    listed = _names(shown)
+    if listed is None:
+        return None
+    return {
+        state: [
+            names_of(node, WireEntity(kind, tuple(name.split("/")))) or {"kind": kind, "name": name}
+            for name in names
+        ]
+        for state, names in listed.items()
+    }
 
 
 def _names(shown: Shown | str | None) -> dict[str, list[str]] | None:

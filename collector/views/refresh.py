@@ -141,13 +141,6 @@ class Refresher:
             roster.numbers, fresh, told,
         )  # fmt: skip
 
-    def index_of(self, node: str, gpu: str) -> str:
-        """The number that the driver gives to a GPU of a node; empty where it is not known."""
-        known = self.core.fleet.nodes.get(node)
-        return (
-            next((g.index for g in self.seating.gpus(known) if g.uuid == gpu), "") if known else ""
-        )
-
     def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
         """Who holds the GPU of each lane of a node, and last the whole node.
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from collector.access.credential import Credential, Role
 from collector.access.gate import Handlers, json_answer
+from collector.device_names import NamesOfGpu
 from collector.workloads.holding import JobKey
 from collector.workloads.roster import Job
 from collector.workloads.view import Jobs
@@ -18,10 +19,10 @@ from collector.workloads.view import Jobs
 
 @dataclass(slots=True)
 class JobsApi:
-    """Answers from the latest view. `index_of` says the number of a GPU in its node."""
+    """Answers from the latest view. `names_of` returns the names of a GPU of a node."""
 
     jobs: Callable[[], Jobs]
-    index_of: Callable[[str, str], str]
+    names_of: NamesOfGpu
 
     def handlers(self) -> Handlers:
         """By the names of the routes."""
@@ -33,7 +34,7 @@ class JobsApi:
             {who.tenant} if who.role is Role.TENANT else set(request.query.getall("tenant", []))
         )
         chosen = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
-        rows = await asyncio.to_thread(_rows, view, chosen)
+        rows = await asyncio.to_thread(self._rows, view, chosen)
         content = {"view": "jobs", "instant_ns": view.instant_ns, "rows": rows}
         if who.role is not Role.TENANT:
             content["left_out"] = view.left_out
@@ -48,9 +49,8 @@ class JobsApi:
         return json_answer(await asyncio.to_thread(self._whole, view, job))
 
     def _whole(self, view: Jobs, job: Job) -> dict[str, Any]:
-        told = {"instant_ns": view.instant_ns, **view.to_json(job)}
-        return told | {"places": view.places(job, self.index_of)}
+        told = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
+        return told | {"places": view.places(job, self.names_of)}
 
-
-def _rows(view: Jobs, jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    return [view.to_json(job) for job in jobs]
+    def _rows(self, view: Jobs, jobs: Iterable[Job]) -> list[dict[str, Any]]:
+        return [view.to_json(job, self.names_of) for job in jobs]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
+from collector.device_names import NamesOfGpu
 from collector.metering.units import GPU_CAPACITY
 from collector.views.table import Cell
 from collector.workloads.columns import Key
@@ -105,7 +106,7 @@ class Jobs:
 
     # As JSON -------------------------------------------------------------------------------------
 
-    def to_json(self, job: Job) -> dict[str, Any]:
+    def to_json(self, job: Job, names_of: NamesOfGpu) -> dict[str, Any]:
         """A job: what it holds, what its GPUs come to, and which of them is behind."""
         counts = {metric.name: value for metric, value in self._counts(job)}
         return {
@@ -124,32 +125,31 @@ class Jobs:
                 for metric, part, value in self._rollups(job)
             ],
             "stragglers": [
-                {"measure": name, **self._straggler(job, name, compared)}
+                {"measure": name, **self._straggler(job, name, compared, names_of)}
                 for name, compared in self._compared.items()
             ],
         }
 
-    def _straggler(self, job: Job, name: str, compared: Compared) -> dict[str, Any]:
+    def _straggler(
+        self, job: Job, name: str, compared: Compared, names_of: NamesOfGpu
+    ) -> dict[str, Any]:
         found = compared.of(job)
         if isinstance(found, str):
             return {"unknown": found}
         place = next(place for place in job.places if place.seat == found.seat)
         metric = catalog.STRAGGLER_MEASURES[name].metric
         return {
-            "node": place.holding.node,
-            "gpu": place.gpu,
+            **_where(place, names_of),
             "value": scaled(metric, found.value),
             "median": scaled(metric, found.median),
             "deviation_ratio": found.deviation,
         }
 
-    def places(self, job: Job, index_of: Callable[[str, str], str]) -> list[dict[str, Any]]:
+    def places(self, job: Job, names_of: NamesOfGpu) -> list[dict[str, Any]]:
         """The GPUs of a job, each with its readings or why there are none."""
         return [
             {
-                "node": place.holding.node,
-                "gpu": place.gpu,
-                "index": index_of(place.holding.node, place.gpu),
+                **_where(place, names_of),
                 "held_ratio": float(place.holding.units / GPU_CAPACITY),
                 "start_ns": place.holding.start_ns,
                 "readings": [
@@ -159,6 +159,17 @@ class Jobs:
             }
             for place in sorted(job.places, key=lambda place: (place.holding.node, place.gpu))
         ]
+
+
+def _where(place: Place, names_of: NamesOfGpu) -> dict[str, str]:
+    node, uuid = place.holding.node, place.gpu
+    names = names_of(node, uuid)
+    return {
+        "node": node,
+        "gpu": uuid,
+        "index": names["index"],
+        "pci_address": names["pci_address"],
+    }
 
 
 def _reading(job: Job, place: Place, name: str, compared: Compared) -> dict[str, Any]:

@@ -30,7 +30,14 @@ POD_JOBS = re.compile(CollectorSettings().pod_jobs)
 
 def busy(node: str) -> list[Schema]:
     """Two GPUs of a node and the activity of their SMs."""
-    gpus = [Entity(GPU, (f"{node}-{i}",), {"rail": str(i), "index": str(i)}) for i in range(2)]
+    gpus = [
+        Entity(
+            GPU,
+            (f"{node}-{i}",),
+            {"rail": str(i), "index": str(i), "pci_address": f"0000:{i}b:00.0"},
+        )
+        for i in range(2)
+    ]
     columns = tuple((gpu_activity.GPU_SM_ACTIVITY, gpu) for gpu in gpus)
     return [Schema("gpu", (), tuple(gpus)), Schema("gpu_activity", columns)]
 
@@ -76,8 +83,12 @@ class Site:
         return (await self.refresher.refresh()).jobs
 
 
+def unnamed(_: str, gpu: str) -> dict[str, str]:
+    return {"index": "", "uuid": gpu, "pci_address": ""}
+
+
 def told(jobs: Jobs) -> list[dict[str, Any]]:
-    return [jobs.to_json(job) for job in jobs.jobs]
+    return [jobs.to_json(job, unnamed) for job in jobs.jobs]
 
 
 def straggler(job: dict[str, Any], measure: str = "sm_activity") -> dict[str, Any]:
@@ -102,10 +113,13 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
     assert found["deviation_ratio"] == pytest.approx(-0.5)
     assert (found["value"], found["median"]) == (pytest.approx(0.45), pytest.approx(0.9))
     assert straggler(job, "sm_clock") == {"measure": "sm_clock", "unknown": "silent"}
-    places = (jobs := site.refresher.views.jobs).places(jobs.jobs[0], site.refresher.index_of)
+    places = (jobs := site.refresher.views.jobs).places(jobs.jobs[0], site.core.names_of_gpu)
     assert [(p["node"], p["index"], p["held_ratio"]) for p in places] == [
         ("n1", "0", 1), ("n1", "1", 1), ("n2", "0", 1), ("n2", "1", 1),
     ]  # fmt: skip
+    assert [p["pci_address"] for p in places] == [f"0000:{i}b:00.0" for i in (0, 1, 0, 1)]
+    named = jobs.to_json(jobs.jobs[0], site.core.names_of_gpu)
+    assert (straggler(named)["index"], straggler(named)["pci_address"]) == ("1", "0000:1b:00.0")
     assert {cell.metric.name for cell in jobs.cells()} >= {
         catalog.JOB_GPUS.name, catalog.HOLDER_INFO.name, catalog.STRAGGLER_DEVIATION.name,
         "railscope_job_mean_gpu_sm_activity_ratio",
@@ -131,7 +145,7 @@ async def test_a_silent_node_is_counted_and_not_compared(tmp_path: Path):
     assert (job["gpus"], job["silent_gpus"]) == (4, 2)
     assert straggler(job)["gpu"] == "n1-1"
     readings = {
-        p["gpu"]: p["readings"][0] for p in jobs.places(jobs.jobs[0], site.refresher.index_of)
+        p["gpu"]: p["readings"][0] for p in jobs.places(jobs.jobs[0], site.core.names_of_gpu)
     }
     assert readings["n2-0"] == {"measure": "sm_activity", "absent": "silent"}
     (job,) = told(await site.jobs(200))

@@ -1,0 +1,104 @@
+"""Every name of a GPU and of a NIC, wherever the HTTP API mentions one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from makers import START_BOOT_NS, START_WALL_NS, Sender
+from running_collector import running, settings_in
+
+from collector.device_names import MAX_DEVICES, names_in
+from railscope.catalog import METRICS, gpu, kernel, nic, rdma
+from railscope.catalog.entities import (
+    GPU,
+    GPU_CLOCK,
+    LINK_CHANGE,
+    NIC,
+    NIC_PRIORITY,
+    RDMA_PORT,
+    XID,
+)
+from railscope.entity import Entity
+from railscope.frame import Event, Schema
+from railscope.wire import WireEntity, WireSchema
+
+FIRST = {"kind": "gpu", "index": "3", "uuid": "GPU-a", "pci_address": "0000:1b:00.0"}
+CARD = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "rail": "2",
+        "pci_address": "0000:18:00.0"}  # fmt: skip
+PORT = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "port": "1", "rail": "2",
+        "pci_address": ""}  # fmt: skip
+ENTITY = Entity(GPU, ("GPU-a",), {"index": "3", "pci_address": "0000:1b:00.0", "rail": "2"})
+OF_GPU = Schema(
+    "gpu",
+    ((gpu.GPU_POWER, ENTITY), (METRICS["railscope_gpu_clock_hertz"], ENTITY.part(GPU_CLOCK, "sm"))),
+)
+NIC_ENTITY = Entity(
+    NIC, ("ens1np0",), {"rdma_device": "mlx5_0", "rail": "2", "pci_address": "0000:18:00.0"}
+)
+OF_NIC = Schema("nic", ((nic.PFC_RECEIVED, NIC_ENTITY.part(NIC_PRIORITY, "3")),
+                        ), (NIC_ENTITY,))  # fmt: skip
+PORT_ENTITY = Entity(RDMA_PORT, ("mlx5_0", "1"), {"interface": "ens1np0", "rail": "2"})
+OF_PORT = Schema("rdma", ((rdma.RDMA_UP, PORT_ENTITY),))
+
+
+def happened(event_class: Any, entity: Entity) -> Event:
+    return Event(event_class, entity, START_WALL_NS, START_BOOT_NS)
+
+
+async def test_readings_and_events_name_their_device_in_every_way(tmp_path: Path):
+    sender = Sender()
+    frames = [
+        frame
+        for schema in (OF_GPU, OF_NIC, OF_PORT)
+        for frame in sender.frames(schema, [[1] * len(schema.columns)], at=0)
+    ]
+    events = (
+        happened(kernel.XID_EVENT, Entity(XID, ("0000:1b:00.0", "79"))),
+        happened(kernel.LINK_EVENT, Entity(LINK_CHANGE, ("ens1np0", "down"))),
+        happened(kernel.XID_EVENT, Entity(XID, ("0000:ff:00.0", "31"))),
+    )
+    frames[0] = replace(frames[0], events=events)
+    async with running(settings_in(tmp_path)) as one:
+        assert (await one.post(sender.body(frames, schemas=True), at=2))[0] == 200
+        streams = (await one.json("/api/v1/nodes/n1"))["streams"]
+        found = {name: [r.get("device") for r in streams[name]["readings"]] for name in streams}
+        assert found == {"gpu": [FIRST, FIRST], "nic": [CARD], "rdma": [PORT]}
+        told = (await one.json("/api/v1/events"))["events"]
+        assert [event["device"] for event in told] == [FIRST, CARD, None]
+
+
+async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
+    inventory = tmp_path / "inventory.csv"
+    inventory.write_text("node,gpus,rdma_ports,from,to\nn1,1,1,2020-01-01T00:00:00Z,\n")
+    retired = tmp_path / "retired.csv"
+    retired.write_text("gpu,from,to,why\nGPU-a,2020-01-01T00:00:00Z,,sold\n")
+    sender = Sender()
+    frames = [
+        frame
+        for schema in (OF_GPU, OF_PORT)
+        for frame in sender.frames(schema, [[1] * len(schema.columns)], at=0)
+    ]
+    settings = settings_in(
+        tmp_path,
+        inventory_file=str(inventory),
+        retired_file=str(retired),
+    )
+    async with running(settings) as one:
+        assert (await one.post(sender.body(frames, schemas=True), at=1))[0] == 200
+        await asyncio.to_thread(one.collector.files.refresh)
+        await one.collector.refresher.refresh()
+        found = await one.json("/api/v1/inventory")
+    (node,) = found["nodes"]
+    assert node["gpus"]["devices"] == {"present": [FIRST], "gone": [], "unknown": []}
+    assert node["rdma_ports"]["devices"]["present"] == [PORT]
+    (gpu_row,) = found["retired_gpus"]
+    assert (gpu_row["index"], gpu_row["pci_address"]) == ("3", "0000:1b:00.0")
+
+
+def test_a_schema_names_a_bounded_number_of_devices():
+    many = tuple(WireEntity("gpu", (f"GPU-{i}",)) for i in range(MAX_DEVICES + 1))
+    broken = (WireEntity("gpu", ()), WireEntity("rdma_port", ("mlx5_0",)), WireEntity("other", ()))
+    assert len(names_in(WireSchema("gpu", (), (*broken, *many)))) == MAX_DEVICES
