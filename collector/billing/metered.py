@@ -18,7 +18,7 @@ from collector.ledger.tiling import DayTiling, HeldClaim
 from collector.metering.evidence import Witness
 from collector.metering.measures import Measure, Share, Use
 from collector.metering.tiling import Entry, State
-from collector.metering.units import Tiling, Units, exact
+from collector.metering.units import FOREVER_NS, Tiling, Units, exact
 from railscope.reading import Absent, Reading
 
 _RATED = WITH_TENANT | UNSEEN | {State.ROGUE, State.REVIEW}
@@ -47,11 +47,8 @@ class _Stretch(NamedTuple):
 def usages(days: Iterable[DayTiling]) -> list[Usage]:
     """All usage of GPU-days, in order of start."""
     found = list(days)
-    began = _began(found)
-    known_until: dict[str, int] = {}
-    for day in found:
-        known_until[day.gpu] = max(day.end_ns, known_until.get(day.gpu, day.end_ns))
-    used = [usage for day in found for usage in _of_day(day, began, known_until[day.gpu])]
+    began, ends = _began(found), _ends(found)
+    used = [usage for day in found for usage in _of_day(day, began, ends)]
     return sorted(used, key=lambda usage: (usage.start_ns, usage.end_ns, usage.claim))
 
 
@@ -67,8 +64,33 @@ def _began(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
     return found
 
 
+def _ends(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
+    """When each claim on a GPU ended, `FOREVER_NS` where it is open on the last day that names it.
+
+    A claim may end long after its last usage, while another one has its slots. Ledgers of earlier
+    releases do not say when: there it ends with its usage, unless that lasts to the end of the days.
+    """
+    shown: dict[tuple[str, str], int] = {}
+    stated: dict[tuple[str, str], int] = {}
+    known_until: dict[str, int] = {}
+    for day in sorted(days, key=lambda day: day.day):
+        known_until[day.gpu] = day.end_ns
+        for entry in day.entries:
+            if entry.claim:
+                shown[day.gpu, entry.claim] = max(entry.t1_ns, shown.get((day.gpu, entry.claim), 0))
+        for claim in day.claims:
+            if claim.rank is not None:
+                stated[day.gpu, claim.id] = FOREVER_NS if claim.end_ns is None else claim.end_ns
+    for key, end_ns in shown.items():
+        if end_ns == known_until[key[0]]:
+            shown[key] = FOREVER_NS
+    return shown | stated
+
+
 def _of_day(
-    day: DayTiling, began: Mapping[tuple[str, str], int], known_until_ns: int
+    day: DayTiling,
+    began: Mapping[tuple[str, str], int],
+    ends: Mapping[tuple[str, str], int],
 ) -> Iterator[Usage]:
     stretches = [
         stretch
@@ -95,7 +117,7 @@ def _of_day(
             mig_profile=profile,
             silence_ns=held.silence_ns,
             reason=held.reason,
-            claim_open=bool(held.claim) and stretch.end_ns == known_until_ns,
+            claim_end_ns=ends.get((day.gpu, held.claim)),
         )
 
 

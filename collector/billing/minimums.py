@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from collector.billing.charges import Charge, Kind
-from collector.billing.instants import Period
+from collector.billing.instants import DAY_NS, Period
 from collector.billing.prices import Price
 from collector.billing.usage import Usage
 
@@ -50,24 +50,27 @@ class Claims:
         """The missing time of every claim that ends in the period, at the price it ended with.
 
         A claim of which nothing was billed has no minimum, and one that is only cut by the end of
-        the period has it in the period of its own end.
+        the period, or has lost its slots for a time, has it in the period of its own end.
         """
         for claim in self._claims.values():
-            if not self._period.start_ns < claim.last.end_ns <= self._period.end_ns:
+            stated = claim.last.claim_end_ns
+            end_ns = claim.last.end_ns if stated is None else stated
+            if not self._period.start_ns < end_ns <= self._period.end_ns:
                 continue
-            if claim.charge is None or claim.price is None or claim.last.claim_open:
+            if claim.charge is None or claim.price is None:
                 continue
             missing_ns = target_ns(claim.billed_ns, claim.price) - claim.billed_ns
             if missing_ns:
-                yield self._topup(claim.charge, claim.last, missing_ns)
+                yield self._topup(claim.charge, claim.last, end_ns, missing_ns)
 
-    def _topup(self, charge: Charge, last: Usage, missing_ns: int) -> Charge:
+    def _topup(self, charge: Charge, last: Usage, end_ns: int, missing_ns: int) -> Charge:
         share = Fraction(missing_ns, charge.service_t1_ns - charge.service_t0_ns)
+        last_day_ns = (end_ns - 1) // DAY_NS * DAY_NS
         return replace(
             charge,
             kind=Kind.MINIMUM_TOPUP,
-            service_t0_ns=max(last.start_ns, self._period.start_ns),
-            service_t1_ns=last.end_ns,
+            service_t0_ns=max(last.start_ns, last_day_ns, self._period.start_ns),
+            service_t1_ns=end_ns,
             quantity=charge.quantity * share,
             amount=charge.amount * share,
             state="",

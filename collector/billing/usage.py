@@ -47,8 +47,8 @@ class Usage:
     silence_ns: int = 0
     reason: str = ""
     """Reason why a person has to decide, in state `review`."""
-    claim_open: bool = False
-    """True if its claim lasts to the end of what is known, so that its own end is not."""
+    claim_end_ns: int | None = None
+    """End of its claim, `FOREVER_NS` if that is not known yet; None: its last usage ends with it."""
 
     def __post_init__(self) -> None:
         wrong = self._wrong()

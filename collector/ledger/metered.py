@@ -74,9 +74,9 @@ class MeteredGpu:
             for stay in stays(self.evidence)
             if stay.start_ns < end_ns and start_ns < stay.end_ns
         ]
-        moved = tuple(one for span in present for one in _clipped(self._overlaps, *span))
-        named = {entry.claim for entry in entries} | {one.claim for one in moved}
+        moved = tuple(sorted(one for span in present for one in _clipped(self._overlaps, *span)))
         asked = _requested(self._in_force, present)
+        named = {entry.claim for entry in entries} | asked.keys()
         return DayTiling(
             gpu=self.evidence.gpu,
             day=day,

@@ -33,12 +33,13 @@ from support.books import (
 )
 
 from collector.billing import administration
+from collector.billing.charges import Kind
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Books, By
 from collector.billing.corrections import adjustment, credit
 from collector.billing.demo_months import KnownGpu
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import DAY_NS, Period
+from collector.billing.instants import DAY_NS, HOUR_NS, Period
 from collector.billing.listing import as_document, listing
 from collector.billing.reconcile import reconcile
 from collector.billing.served import ServedBooks
@@ -47,6 +48,7 @@ from collector.billing.statements import FORMS, UnknownTenantError, periods, sta
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Outage, Stretch
+from collector.metering.units import GPU_CAPACITY
 from railscope.cli import root as railscope
 
 SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})
@@ -215,6 +217,23 @@ def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, d
     kinds = [line.charge.kind.value for one in second.invoices for line in one.lines]
     assert sorted(kinds) == ["minimum_topup", "usage"]
     assert exact(books.store.invoices()) == {"red": 24 * Fraction("2.49")}
+
+
+@pytest.mark.parametrize("red", [{}, {"exclusive": False}])
+def test_a_claim_that_lost_its_gpu_has_its_minimum_where_it_ends(ledger, red):
+    lost = gpu("GPU-0", claim("red", 11, 100, **red), claim("blue", 48, 110))
+    _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), lost)
+    books = Books.of(ledger)
+    administration.publish(books, GRANULAR, "p", By(BOSS, START))
+    found = []
+    for period in (ONE, TWO):
+        lines = [line for one in books.close(period, after(period)).invoices for line in one.lines]
+        found.append([one.charge for one in lines if one.charge.kind is Kind.MINIMUM_TOPUP])
+    first, (topup,) = found
+    assert first == []
+    assert (topup.tenant, topup.quantity) == ("red", HOUR_NS * GPU_CAPACITY)
+    assert (topup.service_t0_ns, topup.service_t1_ns) == (hours(96), hours(100))
+    assert exact(books.store.invoices())["red"] == 38 * Fraction("2.49")
 
 
 def test_an_outage_over_the_end_of_a_period_does_not_end_a_claim_twice(ledger):
