@@ -32,7 +32,7 @@ class Unit(Enum):
     """What a price is for: a name, and how many of the metered units it holds.
 
     GPU time is metered in units of capacity times nanoseconds, the time of a MIG instance that has
-    a price of its own in nanoseconds, energy in millijoules.
+    a price of its own in nanoseconds times the share of it that is held, energy in millijoules.
     """
 
     GPU_HOURS = ("GPU-Hours", GPU_CAPACITY * HOUR_NS)

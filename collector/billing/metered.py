@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from collector.ledger.tiling import DayTiling, HeldClaim
 from collector.metering.evidence import Witness
 from collector.metering.measures import Measure, Share, Use
 from collector.metering.tiling import Entry, State
-from collector.metering.units import FOREVER_NS, Tiling, Units, exact
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 from railscope.reading import Absent, Reading
 
 _RATED = WITH_TENANT | UNSEEN | {State.ROGUE, State.REVIEW}
@@ -101,7 +102,7 @@ def _of_day(
     known: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
     for stretch in stretches:
         held = stretch.held
-        profile = known[held.claim].mig_profile if held.claim in known else ""
+        claim = known.get(held.claim)
         yield Usage(
             tenant=held.tenant,
             resource=day.gpu,
@@ -114,7 +115,8 @@ def _of_day(
             claim=held.claim,
             claim_start_ns=began.get((day.gpu, held.claim), stretch.start_ns),
             energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
-            mig_profile=profile,
+            mig_profile=claim.mig_profile if claim else "",
+            instance_units=exact(Fraction(claim.instance or 0) * GPU_CAPACITY) if claim else 0,
             silence_ns=held.silence_ns,
             reason=held.reason,
             claim_end_ns=ends.get((day.gpu, held.claim)),

@@ -206,8 +206,9 @@ def _add_taken(taken: dict[Held, Fraction], rating: Rating, used: Iterable[Usage
             continue
         quantity = charge.quantity
         if charge.unit is Unit.INSTANCE_HOURS:
-            quantity *= next(
-                usage.capacity_units
+            length = charge.service_t1_ns - charge.service_t0_ns
+            quantity = length * next(
+                Fraction(usage.capacity_units)
                 for usage in own[charge.resource, charge.claim]
                 if usage.start_ns <= charge.service_t0_ns < usage.end_ns
             )

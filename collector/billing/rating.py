@@ -236,4 +236,5 @@ def _quantity(usage: Usage, duration_ns: int, unit: Unit) -> Fraction:
             message = f"energy of {usage} is {energy.word}"
             raise ValueError(message)
         return Fraction(energy * duration_ns, usage.duration_ns)
-    return Fraction(duration_ns * (usage.capacity_units if unit is Unit.GPU_HOURS else 1))
+    held = usage.capacity_units if unit is Unit.GPU_HOURS else usage.instances
+    return Fraction(duration_ns * held)

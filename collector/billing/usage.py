@@ -44,6 +44,8 @@ class Usage:
     claim_start_ns: int = 0
     energy_millijoules: Reading = Absent.UNSUPPORTED
     mig_profile: str = ""
+    instance_units: Units = 0
+    """Capacity of its MIG instance, of which it may hold a share; 0 if the ledger does not state it."""
     silence_ns: int = 0
     reason: str = ""
     """Reason why a person has to decide, in state `review`."""
@@ -73,6 +75,12 @@ class Usage:
             and not claimed,
         }
         return next((wrong for wrong, is_so in checks.items() if is_so), "")
+
+    @property
+    def instances(self) -> Fraction:
+        """How much of its MIG instance it holds: all of it where the ledger does not state its size."""
+        held = Fraction(self.capacity_units)
+        return min(held / self.instance_units, Fraction(1)) if self.instance_units else Fraction(1)
 
     @property
     def duration_ns(self) -> int:

@@ -22,6 +22,7 @@ from collector.evidence.node_claims import (
     extended,
     in_service,
     node_claims,
+    reported_id,
 )
 from collector.evidence.places import Places, Presence, places
 from collector.evidence.retired_file import Retired
@@ -162,7 +163,9 @@ def known(
     evidence, where = placed or evidence_of(facts, files)
     sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
     sku = max((one.sku for one in sighted), default="")
-    profiles = {one.id: one.profile for one in sorted(facts.told) if one.profile}
+    told = {one.id: one.profile for one in sorted(facts.told) if one.profile}
+    named = {claim.id: reported_id(claim.id, told) for claim in evidence.claims} if told else {}
+    profiles = {name: told[one] for name, one in named.items() if one in told}
     return Known(evidence, counted(facts.gpu, chunks, where.stays), sku, profiles, where)
 
 

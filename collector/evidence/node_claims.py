@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -123,6 +123,13 @@ def _pieces(
             claim = _claim(one, base if is_first else f"{base}#{start}", tenant, part.reason)
             held = replace(claim, start_ns=since, end_ns=end)
             yield held if start == since else replace(held, from_ns=start), part.subject
+
+
+def reported_id(name: str, known: Container[str]) -> str:
+    """The id that a part of a claim was reported with, of those known; empty where it is none of them."""
+    while name and name not in known:
+        name = name[: max(name.rfind("#"), name.rfind("@"), 0)]
+    return name
 
 
 def _slots(slots: tuple[int, int]) -> Slots:

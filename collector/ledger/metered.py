@@ -15,7 +15,7 @@ from collector.metering.holders import Overlap, claims_in_force, overlaps, reque
 from collector.metering.measures import Increments, Measure, Owners, owners, shares
 from collector.metering.tiling import GpuTimeline
 from collector.metering.timeline import Piece
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Tiling
 
 
 class Computed(NamedTuple):
@@ -54,7 +54,10 @@ class MeteredGpu:
             before = known.get(claim.id)
             start_ns = min(claim.start_ns, before.start_ns) if before else claim.start_ns
             profile = (profiles or {}).get(claim.id, "")
-            known[claim.id] = HeldClaim(claim.id, start_ns, profile, None, int(claim.level))
+            known[claim.id] = HeldClaim(
+                claim.id, start_ns, profile, None, int(claim.level),
+                instance=_instance(claim) if profile else "",
+            )  # fmt: skip
         for _, piece_end_ns, claim in in_force:
             one = known[claim.id]
             if piece_end_ns < FOREVER_NS:
@@ -102,6 +105,13 @@ def _as_of(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldCl
     """A claim as of the end of a day: an end after it would change the days before."""
     ended = claim.end_ns if claim.end_ns is not None and claim.end_ns <= end_ns else None
     return replace(claim, end_ns=ended, requested=requested_)
+
+
+def _instance(claim: Claim) -> str:
+    """The compute of its MIG instance; empty where its place is not known and it holds what is left."""
+    if claim.compute == WHOLE and not claim.exclusive and claim.share is None:
+        return ""
+    return str(Fraction(claim.compute.high - claim.compute.low) / GPU_CAPACITY)
 
 
 def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:

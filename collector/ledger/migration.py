@@ -1,7 +1,8 @@
 """Ledgers of earlier releases, brought to the tables of this one in place.
 
 Version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions keep their slots:
-each revision states its capacity units, and 840 is the default.
+each revision states its capacity units, and 840 is the default. Version 3 did not store the size of the
+MIG instance of a claim.
 """
 
 from __future__ import annotations
@@ -27,8 +28,17 @@ _ADDED = {
 
 def migrate(connection: Connection, version: int) -> bool:
     """Bring a ledger to this version; False for a version that cannot be."""
-    if version != VERSION - 1:
+    if version not in {2, 3}:
         return version == VERSION
+    if version == 2:  # noqa: PLR2004 - the schema version
+        _from_version_2(connection)
+    connection.execute(text("ALTER TABLE ledger_claim ADD COLUMN instance TEXT"))
+    connection.execute(schema_version.insert().values(version=VERSION))
+    return True
+
+
+def _from_version_2(connection: Connection) -> None:
+    """Shares beyond 840ths, and what claims requested."""
     connection.execute(text("DROP VIEW ledger"))
     for table, columns in _ADDED.items():
         for column in columns:
@@ -38,8 +48,6 @@ def migrate(connection: Connection, version: int) -> bool:
     else:
         _copy(connection)
     connection.execute(text(LEDGER_VIEW))
-    connection.execute(schema_version.insert().values(version=VERSION))
-    return True
 
 
 def _alter(connection: Connection) -> None:

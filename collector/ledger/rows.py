@@ -118,6 +118,7 @@ def claim_rows(found: DayTiling, revision: int) -> Iterator[Values]:
             "rank": claim.rank,
             "requested_compute": claim.requested[0],
             "requested_memory": claim.requested[1],
+            "instance": claim.instance or None,
         }
 
 
@@ -184,7 +185,15 @@ def share_of(row: Row[Any], units: int) -> MeasuredShare:
 def claim_of(row: Row[Any]) -> HeldClaim:
     """The claim of a row."""
     requested = (row.requested_compute, row.requested_memory)
-    return HeldClaim(row.claim_id, row.start_ns, row.mig_profile, row.end_ns, row.rank, requested)
+    return HeldClaim(
+        row.claim_id,
+        row.start_ns,
+        row.mig_profile,
+        row.end_ns,
+        row.rank,
+        requested,
+        row.instance or "",
+    )
 
 
 def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> DayTiling:

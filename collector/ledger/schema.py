@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-VERSION = 3
+VERSION = 4
 
 metadata = MetaData()
 
@@ -148,6 +148,7 @@ claims = Table(
     Column("rank", BigInteger),
     Column("requested_compute", Text, nullable=False, server_default=""),
     Column("requested_memory", Text, nullable=False, server_default=""),
+    Column("instance", Text),
     _of_revision(),
 )
 """Of each claim among a revision's entries, what the entries do not say."""

@@ -52,6 +52,8 @@ class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     end_ns: int | None = None
     rank: int | None = None
     requested: tuple[str, str] = ("", "")
+    instance: str = ""
+    """Compute of the MIG instance that it is on, as a fraction of the GPU in text; empty if unknown."""
 
 
 class DayTiling(msgspec.Struct, frozen=True):
@@ -207,7 +209,7 @@ def _claim(claim: HeldClaim, units: int) -> dict[str, Any]:
     fields = msgspec.structs.asdict(claim)
     if units == GPU_CAPACITY:
         return {name: fields[name] for name in ("id", "start_ns", "mig_profile")}
-    return fields
+    return fields if fields["instance"] else {n: v for n, v in fields.items() if n != "instance"}
 
 
 def check(found: DayTiling) -> None:

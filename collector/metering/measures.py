@@ -2,6 +2,7 @@
 
 An increment between two readings belongs to a holder who held the slot from the one to the other.
 Where that changed in between, or the counter started over, it is unattributed: nothing is guessed.
+So is what was used on a GPU that was only assumed, or under a claim that waits for a person.
 An increment counts in the window that its later reading lies in, so windows add up.
 """
 
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metering.evidence import Claim, Evidence
+from collector.metering.evidence import Claim, Evidence, Level
 from collector.metering.holders import claims_in_force, complete, divisions
 from collector.metering.timeline import Piece, aligned, prevailing
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Slots, Tiling, Units
@@ -307,7 +308,7 @@ def _share(part: Owned, span: tuple[int, int], window: tuple[int, int], amount: 
     claim = part.claim
     if claim is None:
         return Share(t0, t1, *part.slots, Use.IDLE, amount)
-    if claim.assumed:
+    if claim.assumed or claim.level is Level.REVIEW:
         return Share(t0, t1, *part.slots, Use.UNATTRIBUTED, amount)
     who = (claim.tenant, claim.workload, claim.id)
     return Share(t0, t1, *part.slots, Use.ATTRIBUTED, amount, *who)

@@ -87,6 +87,20 @@ def test_a_mig_profile_has_its_own_price_per_instance():
     assert {c.resource: c.amount for c in charges} == {"MIG-1": Fraction(3, 10), "MIG-3": 1}
 
 
+@pytest.mark.parametrize(
+    ("held", "instance", "amount"),
+    [(30, 120, Fraction(3, 40)), (Fraction(120, 7), 120, Fraction(3, 70)), (120, 120, Fraction(3, 10)),
+     (120, 0, Fraction(3, 10)), (840, 120, Fraction(3, 10))],
+    ids=["quarter", "seventh", "whole", "size unknown", "never above one instance"],
+)  # fmt: skip
+def test_a_share_of_an_instance_costs_its_share(held, instance, amount):
+    prices = book(price(3 * EUR // 10, mig_profile="1g.10gb", unit=Unit.INSTANCE_HOURS))
+    used = usage(
+        0, HOUR_NS, capacity_units=held, instance_units=instance, mig_profile="1g.10gb"
+    )  # fmt: skip
+    assert total(rate([used], prices, MONTH).charges) == amount
+
+
 def test_energy_is_billed_beside_time_and_spread_over_a_price_change():
     kilowatt_hours = {"tariff": Tariff.ENERGY, "unit": Unit.KILOWATT_HOURS}
     half = HOUR_NS // 2

@@ -214,6 +214,29 @@ def test_a_mig_instance_is_billed_by_its_profile(ledger: Ledger) -> None:
     assert rules(reconcile(books, ONE, SELLER)) == set()
 
 
+def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> None:
+    """10 h of 1/4, 10 h of 3/4, and 2 h without a share beside both: nothing is left for it."""
+    part = Instance(compute_slices(0, 3), memory_slices(0, 4))
+    on = {"compute": part.compute, "memory": part.memory, "exclusive": False}
+    shared = [
+        claim("blue", 2, 12, share=Fraction(1, 4), **on),
+        claim("red", 2, 12, share=Fraction(3, 4), **on),
+        claim("green", 12, 14, **on),
+    ]
+    whole = gpu("GPU-0", *shared, layouts=(Layout(START, "l1", (part,)),))
+    profiles = {one.id: "3g.40gb" for one in shared}
+    books = opened(
+        ledger, world(KnownGpu(whole.evidence, whole.counted, SKU, profiles)), MIG_PRICES
+    )
+    invoices = books.close(ONE, after(ONE)).invoices
+    time = [line.charge for one in invoices for line in one.lines if line.charge.kind == "usage"]
+    paid = {c.tenant: sum(d.amount for d in time if d.tenant == c.tenant) for c in time}
+    assert paid == {
+        "blue": Fraction(12, 4), "red": Fraction(36, 4), "green": Fraction(12, 5)
+    }  # fmt: skip
+    assert rules(reconcile(books, ONE, SELLER)) == set()
+
+
 def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
     prices = PRICES.replace(
         'tariff = "allocated"', 'tariff = "allocated"\nminimum_seconds = 360000', 1

@@ -13,6 +13,7 @@ from support.story import SECOND, Reporter, accept, at, ended, gpus_of, known_of
 
 from collector.core import Core
 from collector.evidence.ends import ends_of
+from collector.evidence.node_claims import reported_id
 from collector.evidence.told import Ended, Teller, Told, ToldError, first_report, repeats, told
 from collector.metering.evidence import Level
 from railscope.frame import Event
@@ -167,3 +168,12 @@ def test_an_end_by_the_wall_clock_of_a_later_boot_counts_only_without_another():
     end = Ended(at(500), "GPU-0", "n1", "a")
     assert ends_of([one, later], [end], []) == {("n1", "a"): at(500)}
     assert ends_of([one, later], [], []) == {("n1", "a"): at(-3000)}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("a", "a"), ("a#100", "a"), ("a@n1", "a"), ("a@n1#5#7", "a"), ("b#1", "b#1"), ("b#1#5", "b#1"),
+     ("c", ""), ("#", ""), ("", "")],
+)  # fmt: skip
+def test_a_part_of_a_claim_is_found_by_the_id_that_was_reported(name, found):
+    assert reported_id(name, {"a": "", "b#1": ""}) == found

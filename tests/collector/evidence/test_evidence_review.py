@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from looks import ALICE, states
+from looks import ALICE, energy, states
 from sqlalchemy import select
 from support.settling import Site
 from support.story import (
@@ -83,6 +83,18 @@ def test_what_a_claim_says_of_the_time_before_waits(core: Core):
         ("idle", "", 0, HOUR), ("review", "alice", HOUR, 4 * HOUR - SENT),
         ("observed", "alice", 4 * HOUR - SENT, 10 * HOUR),
     ]  # fmt: skip
+
+
+def test_energy_of_time_under_review_is_nobodys_until_it_is_accepted(core: Core):
+    job = started("GPU-0", "job", HOUR, **ALICE)
+    accept(core, reporting(events={5 * HOUR: [job, ended("GPU-0", "job", 4 * HOUR - SENT)]}))
+    waiting_energy = energy(core)
+    assert set(waiting_energy) == {("unattributed", ""), ("idle", "")}
+    accepted = energy(
+        core, files=Files(decisions=Decisions({Subject(What.CLAIM, "n1", "job"): True}))
+    )
+    assert accepted["attributed", "alice"] == waiting_energy["unattributed", ""]
+    assert sum(accepted.values()) == sum(waiting_energy.values())
 
 
 def test_the_first_receipt_counts(core: Core):

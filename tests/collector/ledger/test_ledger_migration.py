@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
+import msgspec
 import pytest
 from days import DAY, START, held, metered
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
+from collector.audit.heads import Item, stored
 from collector.ledger.database import Database
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.schema import covered
 from collector.ledger.store import Ledger
-from collector.ledger.tiling import DAY_NS, units_of
+from collector.ledger.tiling import DAY_NS, content_root, units_of
+from collector.metering.units import compute_slices
 
 KEY = "gpu_uuid TEXT NOT NULL, day BIGINT NOT NULL, revision BIGINT NOT NULL"
 OF_REVISION = (
@@ -130,6 +135,45 @@ def test_a_ledger_of_version_2_keeps_its_revisions_and_takes_new_ones(url):
         found = ledger.revision("GPU-0", DAY)
         assert (found.supersedes, units_of(found.tiling)) == (1, 84_000)
         assert sum(ledger.tiled(DAY, DAY + 1).values()) == 2 * 840 * DAY_NS
+        ledger.close()
+
+
+def hashes(ledger: Ledger) -> set[Item]:
+    """All rows that heads commit to, as they read back."""
+    with ledger.database.transaction() as connection:
+        return {one for kind in covered for one in stored(connection, kind)}
+
+
+def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
+    """Its claims have no size of an instance; those of new revisions do."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    ledger = Ledger.open(url)
+    evidence = held("GPU-0", "red")
+    ledger.write(metered(evidence))
+    root = ledger.revision("GPU-0", DAY).content_root
+    before = hashes(ledger)
+    assert before
+    ledger.close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for statement in (
+            "DROP TRIGGER ledger_schema_no_delete", "DELETE FROM ledger_schema",
+            "INSERT INTO ledger_schema VALUES (3)", "ALTER TABLE ledger_claim DROP COLUMN instance",
+        ):  # fmt: skip
+            connection.execute(text(statement))
+    engine.dispose()
+    for _ in range(2):
+        ledger = Ledger.open(url)
+        old = ledger.revision("GPU-0", DAY, 1)
+        assert (old.content_root, content_root(old.tiling)) == (root, root)
+        assert before <= hashes(ledger)
+        (claim,) = evidence.claims
+        part = msgspec.structs.replace(claim, compute=compute_slices(0, 2))
+        gpu = MeteredGpu.of(
+            msgspec.structs.replace(evidence, claims=(part,)), {}, "h100-sxm", {claim.id: "2g.20gb"}
+        )
+        ledger.write(gpu.day(DAY, Computed("1", START + DAY_NS)))
+        assert [one.instance for one in ledger.revision("GPU-0", DAY).tiling.claims] == ["2/7"]
         ledger.close()
 
 

@@ -325,7 +325,7 @@ def shares(evidence: Evidence, runs: Iterable[Readings], start: int, end: int) -
             share = floor(amount * high / 840) - floor(amount * low / 840)
             holders = {_owner(parts.get(instant, []), low) for instant in within}
             one = holders.pop() if len(holders) == 1 else None
-            if not same or holders or (one and one.assumed):
+            if not same or holders or (one and (one.assumed or one.review)):
                 total[Use.UNATTRIBUTED, ""] += share
             else:
                 total[(Use.ATTRIBUTED, one.id) if one else (Use.IDLE, "")] += share

@@ -287,7 +287,20 @@ def ignored_review(evidence: Evidence, start: int, end: int) -> list[Entry]:
     return tile(changed(evidence, *claims), start, end)
 
 
+def review_attributed(evidence: Evidence) -> Owners:
+    """What was used while a person has yet to decide is the claim's."""
+    claims = (
+        msgspec.structs.replace(one, level=Level.PROCESS, review="") if one.review else one
+        for one in evidence.claims
+    )
+    return owners(changed(evidence, *claims))
+
+
 MUTANTS = {
+    "usage under review attributed": (
+        Metering(owners=review_attributed),
+        properties.p12_amounts_add_up_to_the_counter,
+    ),
     "overlap without a record": (
         Metering(overlaps=no_overlaps),
         properties.p20_requested_is_held_and_moved,
