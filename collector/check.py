@@ -12,16 +12,18 @@ import os
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy.engine import make_url
 
 from collector.access import credentials
+from collector.access.credential import Role
 from collector.audit import keys
 from collector.billing import seller_file
 from collector.config import CollectorSettings
+from collector.evidence.store import EvidenceStore
 from collector.files import AdministratorsFiles
 from collector.ledger import probe
 from collector.ledger.database import Database, LedgerError
@@ -32,6 +34,7 @@ from railscope import __version__, listen, systemd
 from railscope.settings import SettingsError
 
 LOW_FREE_BYTES = 1 << 30
+MAX_NAMED = 8
 
 
 class Finding(NamedTuple):
@@ -40,6 +43,12 @@ class Finding(NamedTuple):
     what: str
     passed: bool
     detail: str
+    is_warning: bool = False
+    """It passed, and most likely is not what was meant."""
+
+    def __str__(self) -> str:
+        word = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
+        return f"{word:<8}{self.what}: {self.detail}"
 
 
 def check(settings: CollectorSettings, report: Callable[[str], None]) -> bool:
@@ -50,7 +59,7 @@ def check(settings: CollectorSettings, report: Callable[[str], None]) -> bool:
     )
     passed = True
     for finding in _findings(settings, directory):
-        report(f"{'ok     ' if finding.passed else 'BROKEN '} {finding.what}: {finding.detail}")
+        report(str(finding))
         passed &= finding.passed
     return passed
 
@@ -67,6 +76,8 @@ def _findings(settings: CollectorSettings, directory: Path) -> Iterator[Finding]
         if file.path:
             detail = f"{file.path} is valid" if file.valid else f"{file.path}: {file.problem}"
             yield Finding(f"{file.kind}_file", file.valid, detail)
+    if listed := set(files.inventory.content.by_node):
+        yield from _inventory(listed, settings, directory)
     yield _guarded("billing.seller_file", lambda: _seller(settings.billing.seller_file))
     yield _guarded("pod_jobs", lambda: _pattern(settings.pod_jobs))
     yield _guarded("ledger", lambda: _ledger(settings, directory))
@@ -140,6 +151,40 @@ def _tokens(path: Path) -> str:
     roles = Counter(str(one.credential.role) for one in entries)
     counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
     return f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
+
+
+def _inventory(
+    listed: Collection[str], settings: CollectorSettings, directory: Path
+) -> Iterator[Finding]:
+    """Compare the nodes of the inventory with those that have a credential or reported GPUs."""
+    try:
+        entries = credentials.load(Path(settings.tokens_file)).entries.values()
+        known = {one.credential.name for one in entries if one.credential.role is Role.NODE}
+        known |= _reporting_nodes(settings, directory)
+    except (SettingsError, LedgerError, OSError):
+        return  # the checks of these report it
+    findings = (
+        (known - set(listed), "nodes without a row: all of their GPUs wait for a person"),
+        (set(listed) - known, "rows of nodes that have no credential and reported no GPU"),
+    )
+    for nodes, problem in findings:
+        if nodes:
+            names = ", ".join(sorted(nodes)[:MAX_NAMED])
+            more = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
+            yield Finding("inventory", passed=True, is_warning=True,
+                          detail=f"{problem}: {names}{more}")  # fmt: skip
+
+
+def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
+    """The nodes that reported a GPU, as the ledger's database has it."""
+    url = make_url(ledger_url(settings.ledger, directory))
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        return set()
+    database = Database(url.render_as_string(hide_password=False), make=False)
+    try:
+        return set(EvidenceStore(database).contacts())
+    finally:
+        database.close()
 
 
 def _seller(path: str) -> str:

@@ -358,3 +358,28 @@ def test_check_names_everything_that_is_wrong_at_once(tmp_path: Path):
         "ledger", "audit.key_file", "influx",
     }  # fmt: skip
     assert "line 2" in lines["claims_file"]
+
+
+def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):
+    tokens = [run("collector", "token", name).stdout for name in ("gpu-1", "gpu-2")]
+    lines = [line for text in tokens for line in text.splitlines() if " = " in line]
+    (tmp_path / "tokens.toml").write_text("\n".join(["[nodes]", *lines]) + "\n")
+    header = "node,gpus,rdma_ports,from,to"
+    rows = {"gpu-1": "gpu-1,8,,2026-01-01T00:00:00Z,", "gpu-3": "gpu-3,8,,2026-01-01T00:00:00Z,"}
+    settings = (
+        f'listen = "127.0.0.1:0"\nstate_directory = "{tmp_path}/state"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\ninventory_file = "{tmp_path}/inventory.csv"\n'
+    )
+    (tmp_path / "collector.toml").write_text(settings)
+    for listed, expected in (
+        (["gpu-1"], ["nodes without a row: all of their GPUs wait for a person: gpu-2"]),
+        (["gpu-1", "gpu-3"], ["person: gpu-2", "reported no GPU: gpu-3"]),
+        ([], []),
+    ):
+        text = "\n".join([header, *(rows[name] for name in listed)]) + "\n"
+        (tmp_path / "inventory.csv").write_text(text)
+        outcome = run("collector", "check", "--config", str(tmp_path / "collector.toml"))
+        assert outcome.returncode == 0, outcome.stdout
+        found = [line for line in outcome.stdout.splitlines() if line.startswith("warning")]
+        assert len(found) == len(expected), found
+        assert all(words in line for words, line in zip(expected, found, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -12,10 +12,12 @@ from collector.billing.checks import Check, worst
 from collector.billing.completeness import EvidenceStore, Known
 from collector.billing.instants import DAY_NS, Period, spelled
 from collector.billing.rated import days_of
+from collector.evidence.review import NOT_IN_SERVICE
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Revision
 from collector.ledger.tiling import root_in
+from collector.metering.evidence import Evidence
 from collector.metering.holders import stays
 from collector.metering.measures import Increments, Measure
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
@@ -44,6 +46,8 @@ class _Comparison:
 
     def __init__(self) -> None:
         self._capacity: list[_Pair] = []
+        self._found, self._expected = Fraction(0), Fraction(0)
+        """Of GPUs in service."""
         self._requested: list[_Pair] = []
         self._counted: dict[Measure, list[_Pair]] = defaultdict(list)
         self._roots: list[_Pair] = []
@@ -52,15 +56,19 @@ class _Comparison:
         """Compare all days of a GPU."""
         metered = _metered(known)
         places = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
+        outside = _outside(known.evidence, places)
         counted = {measure: _by_day(known.counted[measure], days) for measure in known.counted}
         for day in days:
             revision = written.get(day)
             name = _name(GpuDay(known.evidence.gpu, day))
-            present = _within(places, day)
+            present, absent = _within(places, day), _within(outside, day)
             for tiling in Tiling:
                 self._capacity.append((
                     f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present,
                 ))  # fmt: skip
+                held = _quantity(revision, tiling) - _quantity(revision, tiling, outside)
+                self._found += held
+                self._expected += GPU_CAPACITY * (present - absent)
             self._claims(revision, name)
             self._shares(revision, {m: own.get(day, 0) for m, own in counted.items()}, name)
             again = metered.day(day, Computed("", 0))
@@ -95,9 +103,7 @@ class _Comparison:
     def checks(self) -> Iterator[Check]:
         """The comparisons, each as its largest difference."""
         yield worst("R1", "states = capacity x time, per GPU, day and tiling", self._capacity)
-        found = sum(pair[1] for pair in self._capacity)
-        expected = sum(pair[2] for pair in self._capacity)
-        yield Check("R2", "cluster = inventory x time", Fraction(found), Fraction(expected))
+        yield Check("R2", "cluster = inventory x time", self._found, self._expected)
         for measure in sorted(self._counted):
             what = f"{measure} attributed + idle + unattributed = counted, per GPU and day"
             yield worst("R4", what, self._counted[measure])
@@ -109,11 +115,38 @@ def _metered(known: Known) -> MeteredGpu:
     return MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
 
 
-def _quantity(revision: Revision | None, tiling: Tiling) -> Units:
+def _quantity(
+    revision: Revision | None, tiling: Tiling, places: Sequence[tuple[int, int]] | None = None
+) -> Units:
+    """What a revision has of one tiling: all of it, or of disjoint spans."""
     if revision is None:
         return 0
-    own = (entry.quantity for entry in revision.tiling.entries if entry.tiling is tiling)
-    return exact(sum(own, Fraction(0)))
+    found = Fraction(0)
+    for entry in revision.tiling.entries:
+        if entry.tiling is tiling:
+            spans = [(entry.t0_ns, entry.t1_ns)] if places is None else places
+            time_ns = sum(
+                max(0, min(end, entry.t1_ns) - max(start, entry.t0_ns)) for start, end in spans
+            )
+            found += Fraction(entry.slot_hi - entry.slot_lo) * time_ns
+    return exact(found)
+
+
+def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The time in these places in which the GPU is metered only for claims under review."""
+    spans = sorted(
+        (max(start, claim.begins_ns), min(end, claim.end_ns))
+        for claim in evidence.claims
+        if claim.review in NOT_IN_SERVICE
+        for start, end in places
+    )
+    found: list[tuple[int, int]] = []
+    for start, end in spans:
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif start < end:
+            found.append((start, end))
+    return found
 
 
 def _within(places: list[tuple[int, int]], day: int) -> int:

@@ -102,7 +102,8 @@ def facts_of(
     reports: dict[str, list[Span]] = {}
     for chunk in chunks:
         if sighted := chunk.gpus.get(gpu):
-            presences.append(Presence(chunk.node, chunk.boot, sighted.heard_ns, sighted.spans))
+            one = (sighted.heard_ns, sighted.spans, sighted.believed_ns)
+            presences.append(Presence(chunk.node, chunk.boot, *one))
         cuts += chunk.cuts.get(gpu, ())
         reports.setdefault(chunk.node, []).extend(chunk.reports)
     return Facts(gpu, presences, tuple(told), tuple(ended), cuts, reports, contacts or {})

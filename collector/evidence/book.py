@@ -15,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from collector.evidence.assemble import Facts
-from collector.evidence.chunk import Chunk, Cut, Span, add_span, add_spans
+from collector.evidence.chunk import Chunk, Cut, Span, add_span, add_spans, believed_from
 from collector.evidence.claim_index import ClaimIndex
 from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
 from collector.evidence.ends import ends_of
@@ -118,8 +118,9 @@ class EvidenceBook:
         oldest_ns = record.received_wall_ns - MAX_AGE_NS - since_boot_ns
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MOST_SNAPPED_NS)
+        horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
         taking = Taking(
-            self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns
+            self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns, horizon_ns
         )
         recent: Sequence[int] = range(batch.rows)
         if min(batch.boot_ns) < oldest_ns:
@@ -228,6 +229,9 @@ class EvidenceBook:
                 self.changed.update(self.gpus_in(presence.node))
             return presence.heard_ns
         only_grew = presence.heard_ns >= found.heard_ns
+        first_ns = presence.spans[0].first_ns
+        believed_ns = presence.believed_ns or first_ns
+        found.believed_ns = believed_from(found.spans, found.believed_ns, believed_ns, first_ns)
         found.heard_ns = min(found.heard_ns, presence.heard_ns)
         only_grew &= add_spans(found.spans, presence.spans)
         if not only_grew or self.tails.get(uuid) is not found.spans[-1]:
@@ -388,6 +392,8 @@ class EvidenceBook:
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns}
         last_ns = _last_before([p.spans for p in presences.values()], before_ns)
         for key, presence in list(presences.items()):
+            if presence.believed_ns >= before_ns:
+                continue  # what its begin would free is not decided
             presence.spans[:] = [s for s in presence.spans if s.last_ns >= min(before_ns, last_ns)]
             if not presence.spans:
                 del presences[key]

@@ -60,6 +60,18 @@ def add_span(spans: list[Span], new: Span) -> bool:
     return add_spans(spans, (new,))
 
 
+def believed_from(spans: Sequence[Span], known_ns: int, new_ns: int, first_ns: int) -> int:
+    """The instant from which a boot is believed to have begun, once samples are added to `spans`.
+
+    `known_ns` is that of `spans` (0: their first sample); `first_ns` and `new_ns` are the first of the new
+    samples, and what is believed of them: less where they were reported late. 0: the first of all samples.
+    """
+    if spans:
+        new_ns = min(new_ns, known_ns or spans[0].first_ns)
+        first_ns = min(first_ns, spans[0].first_ns)
+    return new_ns if new_ns > first_ns else 0
+
+
 def _widen(span: Span, other: Span) -> None:
     span.last_ns = max(span.last_ns, other.last_ns)
     span.uncertainty_ns = max(span.uncertainty_ns, other.uncertainty_ns)
@@ -106,6 +118,8 @@ class Sighted(msgspec.Struct, array_like=True):
     lane: int
     sku: str = ""
     spans: list[Span] = []
+    believed_ns: int = 0
+    """The instant from which the boot is believed to have begun; 0: from its first sample here."""
 
 
 class Cell(msgspec.Struct, array_like=True, order=True, gc=False):
@@ -156,14 +170,17 @@ class Chunk(msgspec.Struct, array_like=True):
         self.start_ns = min(self.start_ns, first_ns)
         self.end_ns = max(self.end_ns, last_ns)
 
-    def sight(self, gpu: str, lane: int, sku: str, heard_ns: int, spans: Sequence[Span]) -> None:
-        """A GPU was seen in the node."""
+    def sight(self, gpu: str, new: Sighted) -> None:
+        """A GPU was seen in the node. The spans may be others' too."""
         found = self.gpus.get(gpu)
         if found is None:
-            found = self.gpus[gpu] = Sighted(heard_ns, lane, sku, [])
-        found.heard_ns = min(found.heard_ns, heard_ns)
-        found.lane, found.sku = max(found.lane, lane), max(found.sku, sku)
-        add_spans(found.spans, spans)
+            found = self.gpus[gpu] = Sighted(new.heard_ns, new.lane, new.sku, [])
+        first_ns = new.spans[0].first_ns
+        believed_ns = max(new.believed_ns, first_ns)
+        found.believed_ns = believed_from(found.spans, found.believed_ns, believed_ns, first_ns)
+        found.heard_ns = min(found.heard_ns, new.heard_ns)
+        found.lane, found.sku = max(found.lane, new.lane), max(found.sku, new.sku)
+        add_spans(found.spans, new.spans)
 
     def cut(self, gpu: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way. The span may be others' too."""

@@ -17,7 +17,7 @@ from collector.evidence import queries
 from collector.evidence.assemble import Files, facts_of, waiting_of
 from collector.evidence.contacts import LATE_NS, Contacts
 from collector.evidence.node_claims import ClaimPart
-from collector.evidence.review import Expectation, Subject, What
+from collector.evidence.review import Subject, What
 from collector.evidence.schema import claims, decisions, releases, trust
 from collector.evidence.store import EvidenceStore
 from collector.ledger.database import Database
@@ -54,19 +54,24 @@ class Decision(NamedTuple):
 def waiting(store: EvidenceStore, database: Database, now_ns: int) -> list[Waiting]:
     """Everything that waits, in order. Blocking; raises LedgerError."""
     files, contacts = store.files(), store.contacts()
+    late_boots = store.late_boots()
     with database.transaction() as connection:
-        candidates = _candidates(connection, files, contacts)
+        candidates = _candidates(connection, files, contacts) | late_boots.keys()
     parts: dict[Subject, list[tuple[str, ClaimPart]]] = {
         Subject(What.GPU, node, gpu): []
         for node, gpus in contacts.items()
-        for gpu in gpus
-        if Expectation(files.inventory, files.retired, files.decisions).excess(gpu, node, contacts)
+        for gpu, contact in gpus.items()
+        if any(
+            start < now_ns and contact.heard_ns < end
+            for start, end, _ in files.expected.excess(gpu, node, contacts)
+        )
     }
     for some in queries.groups_of(sorted(candidates)):
         loaded = store.load(some, {}, 0, FOREVER_NS - queries.CONTEXT_NS)
         for gpu in some:
             told, ended = loaded.told.get(gpu, ()), loaded.ended.get(gpu, ())
-            for part in waiting_of(facts_of(gpu, (), told, ended, contacts), files):
+            chunks = late_boots.get(gpu, ())
+            for part in waiting_of(facts_of(gpu, chunks, told, ended, contacts), files):
                 if part.claim.begins_ns < now_ns:
                     parts.setdefault(part.subject, []).append((gpu, part))
     return [_summed(subject, found, now_ns) for subject, found in sorted(parts.items())]
@@ -78,12 +83,11 @@ def _candidates(connection: Connection, files: Files, contacts: Contacts) -> set
     found = set(connection.execute(late.distinct()).scalars())
     ends = select(releases.c.gpu_uuid).join(trust, trust.c.fact == releases.c.fact)
     found |= set(connection.execute(ends.distinct()).scalars())
-    expected = Expectation(files.inventory, files.retired, files.decisions)
     found |= {
         gpu
         for node, gpus in contacts.items()
         for gpu in gpus
-        if gpu not in found and expected.excess(gpu, node, contacts)
+        if gpu not in found and files.expected.excess(gpu, node, contacts)
     }
     return found
 

@@ -48,7 +48,7 @@ def node_claims(
     reports: dict[tuple[str, str], list[Told]] = {}
     for one in facts.told:
         reports.setdefault((one.node, one.id), []).append(one)
-    freed = freed_of(facts.told, facts.ended, ends)
+    freed = freed_of(facts.told, facts.ended, facts.presences, ends)
     excess: dict[str, list[Piece[str]]] = {}
     taken: set[str] = set()
     found: list[ClaimPart] = []

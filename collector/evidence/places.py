@@ -28,6 +28,8 @@ class Presence(msgspec.Struct, array_like=True):
     boot: str
     heard_ns: int
     spans: list[Span] = []
+    believed_ns: int = 0
+    """The instant from which the boot is believed to have begun; 0: from its first sample."""
 
 
 class Places(msgspec.Struct, frozen=True):

@@ -29,6 +29,8 @@ UNLISTED = "node not in the inventory"
 BEYOND_INVENTORY = "more GPUs than the inventory lists"
 TOO_MANY = f"more than {MAX_GPUS_AT_ONCE} GPUs of one node"
 TOO_MANY_NEW = f"more than {MAX_NEW_GPUS} new GPUs of one node in 30 days"
+NOT_IN_SERVICE = frozenset({BEFORE_CONTACT, UNLISTED, BEYOND_INVENTORY, TOO_MANY, TOO_MANY_NEW})
+"""Reasons for which a GPU is not in service: only its claims are metered, and R2 leaves it out."""
 
 
 class What(StrEnum):
@@ -75,8 +77,8 @@ class Expectation:
     def excess(self, gpu: str, node: str, contacts: Contacts) -> list[Piece[str]]:
         """When a GPU of a node waits for a person, and why.
 
-        The GPUs of a node count in the order of their first report, then by PCI address. One that was
-        reported by another node since, that is retired or was rejected leaves its place to others.
+        The GPUs of a node count in the order of their first report, then by PCI address. One that is
+        retired or was rejected leaves its place to others.
         """
         gpus = contacts.get(node, {})
         own = gpus.get(gpu)

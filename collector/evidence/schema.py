@@ -73,7 +73,8 @@ trust = Table(
     Column("fact", Text, primary_key=True),
     Column("trusted_from_ns", BigInteger, nullable=False),
 )
-"""Ends that were reported late, by their names: the time before an instant waits for a person."""
+"""Ends, and parts with begins of boots, that were reported late, by their names: the time before an
+instant waits for a person."""
 
 decisions = Table(
     "evidence_decision",

@@ -47,6 +47,8 @@ class Written(NamedTuple):
     gpus: dict[str, int]
     """Since when each GPU is in it."""
     content: bytes
+    believed_ns: int = 0
+    """The latest instant up to which a boot in it is not believed to have begun; 0 for none."""
 
 
 class Loaded(NamedTuple):
@@ -109,7 +111,8 @@ def ready(chunk: Chunk, content: bytes, contacts: Contacts = NO_CONTACTS) -> Wri
         if s.spans
     }
     packed = zstd.compress(content, _LEVEL)
-    return Written(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed)
+    believed_ns = max((sighted.believed_ns for sighted in chunk.gpus.values()), default=0)
+    return Written(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed, believed_ns)
 
 
 class EvidenceStore:
@@ -156,6 +159,12 @@ class EvidenceStore:
             queries.insert(connection, claims, starts)
             queries.insert(connection, releases, ends)
             queries.insert(connection, trust, queries.trust_rows(late))
+            doubted = [
+                {"fact": one.name, "trusted_from_ns": one.believed_ns}
+                for one in chunks
+                if one.believed_ns
+            ]
+            queries.insert(connection, trust, doubted)
             queries.insert(connection, homes, queries.new_homes(connection, since))
 
     def write_contacts(self, found: Contacts) -> None:
@@ -277,6 +286,21 @@ class EvidenceStore:
                 for gpu in others:
                     wanted.setdefault(gpu, set()).add(node)
         return loaded
+
+    def late_boots(self) -> dict[str, list[Chunk]]:
+        """The chunks with boots that were reported late, by GPU."""
+        found: dict[str, list[Chunk]] = {}
+        query = select(parts.c.part, parts.c.content).join(trust, trust.c.fact == parts.c.part)
+        with self._database.transaction() as connection:
+            rows = connection.execute(query.order_by(parts.c.part)).all()
+        for row in rows:
+            chunk = self.quarantine.chunk(row.part, row.content)
+            if chunk is None:
+                continue
+            for gpu, sighted in chunk.gpus.items():
+                if sighted.believed_ns:
+                    found.setdefault(gpu, []).append(chunk)
+        return found
 
     def told(self, gpus: Sequence[str], start_ns: int) -> list[Told | Ended]:
         """The claims of GPUs that may have been in force after an instant, and their ends."""

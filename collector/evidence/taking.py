@@ -9,7 +9,16 @@ from typing import Protocol
 import numpy as np
 
 from collector import decode
-from collector.evidence.chunk import CHUNK_NS, GRID_NS, Cell, Chunk, Series, Span, add_spans
+from collector.evidence.chunk import (
+    CHUNK_NS,
+    GRID_NS,
+    Cell,
+    Chunk,
+    Series,
+    Sighted,
+    Span,
+    add_spans,
+)
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
 from collector.evidence.told import MOST_CHARACTERS, is_gpu
@@ -49,6 +58,8 @@ class Taking:
     since_boot_ns: int
     skew_ns: int
     uncertainty_ns: int
+    horizon_ns: int = 0
+    """What happened before it is reported late."""
     added_bytes: int = 0
 
     def take(self, chunk: Chunk, rows: Sequence[int]) -> int:
@@ -83,8 +94,7 @@ class Taking:
 
     def _sight(self, chunk: Chunk, rows: Sequence[int]) -> None:
         """The GPUs that said anything at all in these rows."""
-        heard_ns = self.record.received_wall_ns
-        everywhere = Presence(chunk.node, chunk.boot, heard_ns, self._spans(rows))
+        everywhere = self._presence(chunk, rows)
         skus = self.known.metered.skus
         for gpu in self.known.gpus:
             if len(gpu.uuid) > MOST_CHARACTERS or not is_gpu(gpu.uuid):
@@ -95,14 +105,21 @@ class Taking:
                 if not spoke:
                     continue
                 if len(spoke) < len(rows):
-                    presence = Presence(chunk.node, chunk.boot, heard_ns, self._spans(spoke))
+                    presence = self._presence(chunk, spoke)
             first_ns = self.book.see(gpu.uuid, presence, gpu.pci)
             if first_ns is None:
                 continue
             found = chunk.gpus.get(gpu.uuid)
             before = len(found.spans) if found else -_SPANS_OF_A_GPU
-            chunk.sight(gpu.uuid, gpu.lane, skus.get(gpu.uuid, ""), first_ns, presence.spans)
+            sku = skus.get(gpu.uuid, "")
+            seen = Sighted(first_ns, gpu.lane, sku, presence.spans, presence.believed_ns)
+            chunk.sight(gpu.uuid, seen)
             self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
+
+    def _presence(self, chunk: Chunk, rows: Sequence[int]) -> Presence:
+        spans = self._spans(rows)
+        late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
+        return Presence(chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns)
 
     def _spoke(self, gpu: Gpu, rows: Sequence[int]) -> Sequence[int]:
         """The rows in which a GPU said anything."""

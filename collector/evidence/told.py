@@ -169,19 +169,21 @@ def told(teller: Teller, event: WireEvent) -> Told | Ended:
 def dated(fact: Told | Ended, horizon_ns: int) -> Told | Ended:
     """The fact of an envelope that is believed from an instant on."""
     if isinstance(fact, Told):
-        late = fact.level > Level.PROCESS and fact.start_ns < horizon_ns
+        late = fact.start_ns < horizon_ns
+        if fact.told_ns < horizon_ns:  # or it would count before reports that were received earlier
+            fact = msgspec.structs.replace(fact, told_ns=horizon_ns)
     else:
         late = fact.instant_ns < horizon_ns
     return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns) if late else fact
 
 
-def first_report(one: Told) -> tuple[bool, int, Told]:
-    """Sort key of the reports of one claim: the first one counts, those by a boot clock before others.
+def first_report(one: Told) -> tuple[int, bool, Told]:
+    """Sort key of the reports of one claim: the first one counts; of one time, that by a boot clock.
 
-    The first report of a boot is the one nearest to the start: two clocks drift apart by least.
+    The first report is the one nearest to the start, where two clocks have drifted apart by least. What
+    a later one states instead must not move time that has passed.
     """
-    by_wall = one.start_boot_ns < 0
-    return by_wall, 0 if by_wall else one.told_ns, one
+    return one.told_ns, one.start_boot_ns < 0, one
 
 
 def repeats(one: Told, other: Told) -> bool:

@@ -1,0 +1,76 @@
+"""R2, cluster = inventory x time: GPUs under review are outside of it until a person accepts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from support.books import BOSS, PRICES
+from support.settling import Site
+from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
+
+from collector.billing import administration
+from collector.billing.checks import Check
+from collector.billing.closing import Books, By
+from collector.billing.focus import Account, Seller
+from collector.billing.instants import Period
+from collector.billing.opening import evidence_in
+from collector.billing.reconcile import reconcile
+from collector.evidence.decisions import Decision, decide, waiting
+from collector.evidence.seen import sku_of
+from collector.ledger.tiling import DAY_NS
+from collector.metering.units import GPU_CAPACITY
+from railscope.audit.record import Actor
+
+MODEL = "NVIDIA H100 80GB HBM3"
+HOUR = 3600
+PERIOD = Period(at(0), at(DAY_SECONDS))
+SELLER = Seller("Hall", "Hall", {"red": Account("red")})
+TILINGS = 2
+NAMES = ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+LATER = DAY_SECONDS + 2 * HOUR
+
+
+@pytest.fixture
+def site(url: str, tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path, url)
+    yield made
+    made.settler.close()
+
+
+def checked(site: Site) -> dict[str, Check]:
+    """The checks of the day; each must pass."""
+    books = Books.of(site.door.ledger, evidence_in(site.door.ledger.database))
+    prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
+    administration.publish(books, prices, "p", By(BOSS, at(0)))
+    checks = reconcile(books, PERIOD, SELLER)
+    assert [check for check in checks if not check.passes] == []
+    return {check.rule: check for check in checks}
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_r2_counts_gpus_of_the_inventory_and_those_accepted(
+    site: Site, *, accepted: bool
+) -> None:
+    site.texts["inventory"] = "node,gpus,rdma_ports,from,to\nn1,2,,2026-01-01T00:00:00Z,\n"
+    events = {6 * HOUR: [started("GPU-0", "a", 6 * HOUR, tenant="red"),
+                         started("GPU-2", "b", 6 * HOUR, tenant="red")]}  # fmt: skip
+    seconds = range(0, LATER, 30)
+    schema = gpus_of(*NAMES, model=MODEL)
+    accept(site.core, Reporter().told(schema, seconds, each=200, events=events))
+    await site.round(LATER, everything=True)
+    (cluster,) = [one for rule, one in checked(site).items() if rule == "R2"]
+    assert cluster.found == cluster.expected == TILINGS * 2 * GPU_CAPACITY * DAY_NS
+
+    found = waiting(site.door.store, site.door.ledger.database, at(LATER))
+    assert {one.subject.name: one.gpu_ns for one in found} == {
+        "GPU-2": Fraction(at(LATER) - at(6 * HOUR)), "GPU-3": 0,
+    }  # fmt: skip
+    decision = Decision(accepted, Actor("operator", "ann"), at(LATER + 60), "checked")
+    decide(site.door.ledger.database, found, decision)
+    await site.round(LATER + 120, everything=True)
+    (cluster,) = [one for rule, one in checked(site).items() if rule == "R2"]
+    gpus = 4 if accepted else 2
+    assert cluster.found == cluster.expected == TILINGS * gpus * GPU_CAPACITY * DAY_NS

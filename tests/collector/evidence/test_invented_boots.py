@@ -1,0 +1,153 @@
+"""A node that invents boots frees no time, and moves none to another tenant, before its horizon."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from looks import ALICE, states
+from support.examples import fewer
+from support.settling import Site
+from support.story import (
+    DAY_SECONDS,
+    SECOND,
+    Envelopes,
+    Reporter,
+    accept,
+    at,
+    core_in,
+    ended,
+    gpus_of,
+    started,
+)
+
+from collector.core import Core
+from collector.evidence.assemble import Files
+from collector.evidence.decisions import Decision, decide, waiting
+from collector.evidence.review import Decisions, Subject, What
+from collector.metering.units import Tiling
+from railscope.audit.record import Actor
+from railscope.frame import Event
+
+HOUR = 3600
+SENT = 600
+LAST = 80 * HOUR
+HORIZON = LAST - HOUR
+"""What the node reports after its last honest envelope is believed from here on."""
+few = fewer(60)
+
+
+def honest(until: int = LAST, step: int = 30) -> Envelopes:
+    """A GPU that alice holds, sampled to the end; an envelope every ten minutes."""
+    start = 2 * HOUR
+    events = {start: [started("GPU-0", "job", start, **ALICE)]}
+    return Reporter().told(
+        gpus_of("GPU-0"), range(0, until + 1, step), events=events, each=SENT // step
+    )
+
+
+def invented(
+    number: int, second: int, events: dict[int, list[Event]] | None = None, sent: int = LAST + 60
+) -> Envelopes:
+    """One envelope of another boot that claims a sample at a past second."""
+    node = Reporter(boot_id=f"invented-{number}", run=f"other-{number}", booted_at=-400_000)
+    return [node.record(node.frames(gpus_of("GPU-0"), [second, second + 30], events=events), sent)]
+
+
+def test_an_invented_boot_frees_nothing_before_a_person_agrees(core: Core):
+    accept(core, honest())
+    accept(core, invented(1, 20 * HOUR))
+    found = states(core, LAST)
+    assert found[0] == ("idle", "", 0, 2 * HOUR)
+    assert found[1] == ("observed", "alice", 2 * HOUR, 20 * HOUR)
+    assert found[2] == ("review", "alice", 20 * HOUR, HORIZON)
+    assert {tenant for _, tenant, start, _ in found if start >= HORIZON} == {""}
+    subject = Subject(What.END, "n1", "job")
+    accepted = states(core, LAST, files=Files(decisions=Decisions({subject: True})))
+    assert accepted[2][1] == ""
+    rejected = states(core, LAST, files=Files(decisions=Decisions({subject: False})))
+    assert rejected[1] == ("observed", "alice", 2 * HOUR, HORIZON)
+
+
+def test_a_boot_that_is_reported_at_once_ends_what_it_does_not_report(core: Core):
+    accept(core, honest())
+    accept(core, invented(1, LAST + 30))
+    found = states(core, LAST + 60)
+    assert max(end for _, tenant, _, end in found if tenant) == LAST + 30
+
+
+def test_an_agent_that_was_away_is_believed_about_the_boots_of_its_absence(core: Core):
+    accept(core, honest(until=10 * HOUR))
+    node = Reporter(boot_id="boot-2", run="run-2", booted_at=-400_000)
+    frames = node.frames(gpus_of("GPU-0"), range(20 * HOUR, 60 * HOUR, 30))
+    accept(core, [node.record(frames[i : i + 500], 60 * HOUR + i // 500)
+                  for i in range(0, len(frames), 500)])  # fmt: skip
+    found = states(core, 60 * HOUR)
+    assert max(end for _, tenant, _, end in found if tenant == "alice") == 20 * HOUR
+    assert not [one for one in found if one[0] == "review"]
+
+
+past = st.integers(8 * HOUR, LAST)
+
+
+@st.composite
+def hostile(draw: st.DrawFn) -> Envelopes:
+    """Envelopes of invented boots: samples, starts, ends and other tenants in the past."""
+    found: Envelopes = []
+    for number in range(draw(st.integers(1, 4))):
+        second = draw(past)
+        events: list[Event] = []
+        for _ in range(draw(st.integers(0, 3))):
+            name, when = draw(st.sampled_from(["job", "job", "other"])), draw(past)
+            boot_ns = {"start_boot_ns": str((when + 400_000) * 10**9)}
+            facts = draw(st.sampled_from([{}, boot_ns]))
+            tenant = draw(st.sampled_from(["alice", "mallory"]))
+            level = draw(st.sampled_from(["scheduler", "node_plugin", "process"]))
+            begun = started("GPU-0", name, when, tenant=tenant, level=level, **facts)
+            events.append(draw(st.sampled_from([begun, ended("GPU-0", name, when)])))
+        found += invented(number, second, {second: events}, LAST + 60 + number)
+    return found
+
+
+@few
+@given(hostile())
+def test_p24_invented_boots_move_no_time_before_the_horizon(tmp_path_factory, envelopes):
+    core = core_in(tmp_path_factory.mktemp("schemas"))
+    accept(core, honest(step=SENT))
+    accept(core, envelopes)
+    before = [one for one in states(core, HORIZON) if one[2] >= 2 * HOUR]
+    assert before[0][2] == 2 * HOUR
+    assert {tenant for state, tenant, *_ in before if state != "review"} <= {"alice"}
+    assert {tenant for _, tenant, *_ in before} <= {"alice", "mallory"}, "nor is it free"
+    subjects = [Subject(what, "n1", name) for what in What for name in ("job", "other")]
+    rejected = Files(decisions=Decisions(dict.fromkeys(subjects, False)))
+    after = [one for one in states(core, HORIZON, files=rejected) if one[1] == "alice"]
+    assert sum(end - start for *_, start, end in after) == HORIZON - 2 * HOUR
+
+
+def alice_hours(site: Site) -> dict[str, float]:
+    """GPU-hours of alice by state, before the horizon."""
+    found: dict[str, float] = {}
+    for entry in site.door.ledger.entries(at(0), at(HORIZON), "GPU-0"):
+        if entry.tiling is Tiling.COMPUTE and entry.tenant == "alice":
+            span = (min(entry.t1_ns, at(HORIZON)) - entry.t0_ns) / SECOND / HOUR
+            found[entry.state.value] = found.get(entry.state.value, 0) + span
+    return found
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_people_decide_about_the_begin_of_a_late_boot(site: Site, *, accepted: bool):
+    accept(site.core, honest())
+    accept(site.core, invented(1, 70 * HOUR))
+    now = 4 * DAY_SECONDS + 2 * HOUR
+    await site.round(now, everything=True)
+    (one,) = waiting(site.door.store, site.door.ledger.database, at(now))
+    assert one.subject == Subject(What.END, "n1", "job")
+    assert (one.tenants, one.gpus) == (("alice",), ("GPU-0",))
+    assert one.gpu_ns == at(HORIZON) - at(70 * HOUR)
+    assert alice_hours(site) == {"observed": 22 + 24 + 22, "review": 2 + 7}
+    decision = Decision(accepted, Actor("operator", "ann"), at(now + 60), "checked")
+    assert decide(site.door.ledger.database, [one], decision) == 1
+    await site.round(now + 120)
+    assert alice_hours(site) == {"observed": 22 + 24 + 22 + (0 if accepted else 2 + 7)}
+    assert waiting(site.door.store, site.door.ledger.database, at(now + 120)) == []
