@@ -110,7 +110,7 @@ def as_text(found: Comparison) -> Iterator[str]:
     if len(found.differences) > _MOST_SHOWN:
         yield f"  and {len(found.differences) - _MOST_SHOWN:,} more"
     if found.in_parts:
-        yield f"compared by times only, as they had parts of GPUs: {', '.join(found.in_parts)}"
+        yield f"compared by times only, as the size of their parts of GPUs is not stated: {', '.join(found.in_parts)}"
     if found.unended:
         yield f"not compared, as they have not ended: {', '.join(found.unended)}"
 

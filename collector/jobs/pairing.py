@@ -59,16 +59,29 @@ class Run:
 
     @property
     def in_parts(self) -> bool:
-        """True if it had parts of GPUs."""
+        """True if it had parts of GPUs whose size the books do not state."""
+        return self.job is not None and any(not part.gpus for part in self.job.unplaced)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if it had fractions of GPUs."""
         return self.job is not None and (
-            bool(self.job.parts)
-            or any(not part.gpus or part.share != 1 for part in self.job.unplaced)
+            bool(self.job.parts) or any(part.share != 1 for part in self.job.unplaced)
         )
 
     @property
-    def books(self) -> int:
+    def capacity(self) -> Fraction:
+        """How much it had by the books, in whole GPUs."""
+        job = self.job
+        if job is None:
+            return Fraction(0)
+        named = sum((job.part_of(gpu).share for gpu in job.gpus), Fraction(0))
+        return named + sum((part.capacity for part in job.unplaced), Fraction(0))
+
+    @property
+    def books(self) -> Fraction:
         """Capacity times time by the books."""
-        return GPU_CAPACITY * self.gpus * (self.end_ns - self.start_ns)
+        return GPU_CAPACITY * self.capacity * (self.end_ns - self.start_ns)
 
     @property
     def ledger(self) -> Units:

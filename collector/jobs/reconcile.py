@@ -12,10 +12,11 @@ are compared as they stand on both sides: map the accounts of the records before
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from typing import TypeAlias
 
 from collector.billing.instants import Period
 from collector.jobs.job import Job
@@ -119,8 +120,8 @@ def compare(
 ) -> Comparison:
     """The ledger's entries against the jobs of one or several books.
 
-    Books that name no GPUs are compared by how many there were. Jobs with parts of GPUs, whose size
-    the books do not tell, are compared by their times only.
+    Books that name no GPUs are compared by how many there were, and fractions of GPUs by their exact
+    GPU time. Jobs with parts of GPUs whose size the books do not state are compared by times only.
     """
     paired = runs(entries, records, window, set(unended))
     found = [_difference(run, tolerance_ns) for run in paired]
@@ -148,7 +149,7 @@ def _difference(run: Run, tolerance_ns: int) -> JobDifference | None:
         tenant=run.job.tenant if run.job else "",
         ledger_tenants=tuple(sorted({held.tenant for held in run.held})),
         ledger=Fraction(run.ledger) / GPU_CAPACITY,
-        books=Fraction(run.books, GPU_CAPACITY),
+        books=run.books / GPU_CAPACITY,
         ledger_gpus=tuple(sorted({held.gpu for held in run.held})),
         books_gpus=run.gpus,
         start_off_ns=off[0],
@@ -169,21 +170,40 @@ def _kinds(run: Run, tolerance_ns: int) -> tuple[list[Kind], tuple[int, int]]:
     spans = _spans(run.held)
     if {held.tenant for held in run.held} != {run.job.tenant}:
         kinds.append(Kind.TENANT)
-    if not run.in_parts and not _same_gpus(run, set(spans)):
+    may_move = run.is_shared and bool(run.job.unplaced)
+    """A fraction without a device may be on several GPUs, one after the other."""
+    if not (run.in_parts or may_move) and not _same_gpus(run, set(spans)):
         kinds.append(Kind.GPUS)
-    start_off: int = max((start - run.start_ns for start, _, _ in spans.values()), key=abs)
-    end_off: int = max((end - run.end_ns for _, end, _ in spans.values()), key=abs)
-    if max(abs(start_off), abs(end_off)) > tolerance_ns:
+    starts = [start - run.start_ns for start, _, _ in spans.values()]
+    ends = [end - run.end_ns for _, end, _ in spans.values()]
+    off = (min(starts), max(ends)) if may_move else (max(starts, key=abs), max(ends, key=abs))
+    if max(map(abs, off)) > tolerance_ns:
         kinds.append(Kind.TIMES)
-    if not run.in_parts and any(
-        abs(Fraction(quantity) - GPU_CAPACITY * (end - start)) > 2 * tolerance_ns * GPU_CAPACITY
-        for start, end, quantity in spans.values()
-    ):
+    if not run.in_parts and _is_held_otherwise(run, spans, tolerance_ns):
         kinds.append(Kind.HELD)
-    return kinds, (start_off, end_off)
+    return kinds, off
 
 
-def _spans(held: Iterable[Held]) -> dict[str, tuple[int, int, Units]]:
+def _is_held_otherwise(run: Run, spans: _Spans, tolerance_ns: int) -> bool:
+    """True if what was held between start and end is not what the books state, beyond the tolerance."""
+    job = run.job
+    shares = {str(gpu): job.part_of(gpu).share for gpu in job.gpus} if job else {}
+    if not run.is_shared or shares.keys() == spans.keys():
+        allowed_ns = 2 * tolerance_ns
+        return any(
+            abs(quantity / (GPU_CAPACITY * shares.get(gpu, Fraction(1))) - (end - start))
+            > allowed_ns
+            for gpu, (start, end, quantity) in spans.items()
+        )
+    length = max(end for _, end, _ in spans.values()) - min(start for start, _, _ in spans.values())
+    expected = GPU_CAPACITY * run.capacity * length
+    return abs(run.ledger - expected) > 2 * tolerance_ns * GPU_CAPACITY * run.capacity
+
+
+_Spans: TypeAlias = Mapping[str, tuple[int, int, Units]]
+
+
+def _spans(held: Iterable[Held]) -> _Spans:
     """Of each GPU from when to when, and how much of it."""
     found: dict[str, tuple[int, int, Units]] = {}
     for one in held:
@@ -207,7 +227,7 @@ def _same_gpus(run: Run, gpus: set[str]) -> bool:
 
 def _tenants(paired: Iterable[Run], tolerance_ns: int) -> tuple[TenantCheck, ...]:
     ledger: dict[str, Fraction] = defaultdict(Fraction)
-    books: Counter[str] = Counter()
+    books: dict[str, Fraction] = defaultdict(Fraction)
     claims: Counter[str] = Counter()
     for run in paired:
         if run.job:
@@ -223,7 +243,7 @@ def _tenants(paired: Iterable[Run], tolerance_ns: int) -> tuple[TenantCheck, ...
         TenantCheck(
             tenant,
             ledger[tenant] / GPU_CAPACITY,
-            Fraction(books[tenant], GPU_CAPACITY),
+            books[tenant] / GPU_CAPACITY,
             claims[tenant],
             2 * tolerance_ns * claims[tenant],
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import msgspec
 from hypothesis import strategies as st
 
-from collector.jobs.job import Gpu, Job, Unplaced
+from collector.jobs.job import Gpu, Job, Part, Unplaced
 from collector.jobs.meter import entries as timeline
 from collector.jobs.meter import evidence
 from collector.jobs.reconcile import Kind
@@ -50,6 +51,27 @@ def counted(jobs: Sequence[Job]) -> list[Job]:
         msgspec.structs.replace(job, gpus=(), unplaced=(Unplaced("", len(job.gpus), "counted"),))
         for job in jobs
     ]
+
+
+def in_fractions(jobs: Sequence[Job], shares: Sequence[Fraction]) -> list[Job]:
+    """The same jobs with a fraction of each of their GPUs, its lowest part; shares are taken in turn."""
+    return [
+        msgspec.structs.replace(job, parts=tuple(
+            Part(Fraction(0), shares[(at + place) % len(shares)]) for place in range(len(job.gpus))
+        ))
+        for at, job in enumerate(jobs)
+    ]  # fmt: skip
+
+
+def counted_fractions(jobs: Sequence[Job]) -> list[Job]:
+    """The same in books that state fractions and name no GPUs."""
+    return [
+        msgspec.structs.replace(
+            job, gpus=(), parts=(),
+            unplaced=tuple(Unplaced("", 1, "counted", share=part.share) for part in job.parts),
+        )
+        for job in jobs
+    ]  # fmt: skip
 
 
 def without_entries(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:

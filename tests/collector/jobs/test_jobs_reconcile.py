@@ -14,13 +14,25 @@ from hypothesis import strategies as st
 
 from collector.billing.instants import Period
 from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job import Gpu, Job, Unplaced
+from collector.jobs.job import Gpu, Job, Part, Unplaced
 from collector.jobs.reconcile import Comparison, Kind, compare
 from collector.jobs.sacct import read_sacct
 from collector.metering.tiling import State
+from collector.metering.units import Tiling
 from railscope.slurm.sacct import COLUMNS
 from railscope.slurm.scontrol import parse_text
-from tests.support.job_books import GPUS, SEEDS, START, TOLERANCE, S, counted, ledger, queues
+from tests.support.job_books import (
+    GPUS,
+    SEEDS,
+    START,
+    TOLERANCE,
+    S,
+    counted,
+    counted_fractions,
+    in_fractions,
+    ledger,
+    queues,
+)
 from tests.support.shared import captured
 
 # Without a difference ------------------------------------------------------------------------------
@@ -142,7 +154,67 @@ def test_a_job_without_an_end_is_not_compared():
     assert found == Comparison((), (), 0, unended=("7",))
 
 
-def test_parts_of_gpus_are_compared_by_their_times():
+fractions = st.lists(
+    st.fractions(Fraction(1, 840), Fraction(839, 840), max_denominator=1000), min_size=1, max_size=4
+)
+
+
+@given(queues(), fractions)
+def test_fractions_of_gpus_are_compared_exactly(jobs, shares):
+    shared = in_fractions(jobs, shares)
+    for books in (shared, counted_fractions(shared)):
+        found = compare(ledger(shared), books, 0)
+        assert found.agrees
+        assert not found.in_parts
+        expected: dict[str, Fraction] = {}
+        for job in shared:
+            size = sum((part.share for part in job.parts), Fraction())
+            expected[job.tenant] = expected.get(job.tenant, Fraction()) + size * job.duration_ns
+        totals = {t.tenant: (t.found, t.expected) for t in found.tenants if t.expected}
+        assert totals == {tenant: (total, total) for tenant, total in expected.items() if total}
+
+
+@pytest.mark.parametrize("books_of", [list, counted_fractions], ids=["named", "counted"])
+@given(
+    st.integers(300, 5000), st.lists(st.fractions(Fraction(1, 9), Fraction(8, 9)), min_size=1, max_size=3)
+)  # fmt: skip
+def test_another_fraction_is_a_difference(books_of, seconds, shares):
+    """The books have half of what the ledger has of the first GPU."""
+    whole = Job(0, "7", "a", "u", seconds * S, tuple(GPUS[: len(shares)]))
+    (job,) = in_fractions([whole], shares)
+    (other,) = in_fractions([whole], [shares[0] / 2, *shares[1:]])
+    (difference,) = compare(ledger([job]), books_of([other]), TOLERANCE).differences
+    assert (difference.kinds, difference.difference) == ((Kind.HELD,), shares[0] / 2 * seconds * S)
+
+
+def test_fractions_of_two_gpus_that_are_exchanged_are_a_difference():
+    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]),
+              parts=(Part(Fraction(0), Fraction(1, 4)), Part(Fraction(0), Fraction(3, 4))))  # fmt: skip
+    other = msgspec.structs.replace(job, parts=job.parts[::-1])
+    assert compare(ledger([job]), [other], S).differences[0].kinds == (Kind.HELD,)
+    assert compare(ledger([job]), counted_fractions([other]), S).agrees, "no GPU is named there"
+
+
+def test_a_fraction_that_moves_from_gpu_to_gpu_is_one_job():
+    """As metering places a share without a device: 1/2 of one GPU, later 1/4 of each of two."""
+    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:1]))
+    (whole,) = [one for one in ledger([job]) if one.tiling is Tiling.COMPUTE]
+    cut = msgspec.structs.replace
+    other = {"gpu": str(GPUS[1]), "claim": f"{whole.claim}#60"}
+    entries = [
+        cut(whole, t1_ns=60 * S, slot_hi=420), cut(whole, t0_ns=60 * S, slot_hi=210),
+        cut(whole, t0_ns=60 * S, slot_hi=210, **other),
+    ]  # fmt: skip
+    books = cut(job, gpus=(), unplaced=(Unplaced("n1", 1, "no device", share=Fraction(1, 2)),))
+    found = compare(entries, [books], S)
+    assert found.agrees
+    assert found.tenants[0].difference == 0
+    assert compare(entries[:2], [books], S).differences[0].kinds == (Kind.HELD,)
+    late = cut(books, start_ns=10 * S)
+    assert compare(entries, [late], S).differences[0].kinds == (Kind.TIMES,)
+
+
+def test_parts_of_gpus_of_no_stated_size_are_compared_by_their_times():
     job = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
     part = (Unplaced("n1", 0, "a part of a GPU"),)
     books = msgspec.structs.replace(job, gpus=(), unplaced=part)

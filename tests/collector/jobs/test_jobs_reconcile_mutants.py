@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from fractions import Fraction
 from itertools import groupby
 
 import msgspec
@@ -11,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from collector.jobs.job import Job
+from collector.jobs.job import Job, Unplaced
 from collector.jobs.reconcile import Comparison, Kind, compare
 from collector.metering.tiling import Entry
 from collector.metering.units import Tiling
-from tests.support.job_books import SEEDS, TOLERANCE, S, ledger, queues
+from tests.support.job_books import GPUS, SEEDS, TOLERANCE, S, in_fractions, ledger, queues
 
 Compare = Callable[[Iterable[Entry], Iterable[Job], int], Comparison]
 
@@ -73,6 +74,35 @@ def both_tilings(entries: Iterable[Entry], records: Iterable[Job], tolerance: in
     """Memory is counted like compute."""
     alike = [msgspec.structs.replace(entry, tiling=Tiling.COMPUTE) for entry in entries]
     return compare(alike, records, tolerance)
+
+
+def fractions_by_times(
+    entries: Iterable[Entry], records: Iterable[Job], tolerance: int
+) -> Comparison:
+    """Jobs with parts of GPUs are compared by their times only."""
+    unsized = [
+        msgspec.structs.replace(job, gpus=(), parts=(), unplaced=(Unplaced("", 0, "a part"),))
+        for job in records
+    ]
+    return compare(entries, unsized, tolerance)
+
+
+def fractions_as_whole(
+    entries: Iterable[Entry], records: Iterable[Job], tolerance: int
+) -> Comparison:
+    """A part of a GPU counts as the GPU."""
+    whole = [msgspec.structs.replace(job, parts=()) for job in records]
+    return compare(entries, whole, tolerance)
+
+
+@pytest.mark.parametrize("implementation", [compare, fractions_by_times, fractions_as_whole])
+def test_a_comparison_of_fractions_agrees_and_finds_what_differs(implementation):
+    """Of these only the comparison itself does both."""
+    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]))
+    (half,), (third,) = (in_fractions([job], [Fraction(1, of)]) for of in (2, 3))
+    agrees = implementation(ledger([half]), [half], TOLERANCE).agrees
+    finds = not implementation(ledger([half]), [third], TOLERANCE).agrees
+    assert (agrees and finds) == (implementation is compare)
 
 
 MUTANTS = [
