@@ -53,7 +53,7 @@ def review_command(place: Place, form: str) -> None:
     for one in found:
         span = f"{spelled(one.start_ns)} to {spelled(one.end_ns)}"
         what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
-        gpus = ", ".join(one.gpus)
+        gpus = ", ".join(one.gpus) or "GPUs without their names"
         tenants = ", ".join(one.tenants) or "no tenant"
         click.echo(f"{one.subject.id}  {what}: {_hours(one)} GPU-hours, {tenants}, {span}")
         click.echo(f"              {gpus}: {', '.join(one.reasons) or 'no claim yet'}")

@@ -117,7 +117,7 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     parts = node_claims(_reported(facts), ends, files.tenants, files.expected)
     excess = {node: files.expected.excess(facts.gpu, node, facts.contacts) for node in nodes}
     served = in_service(facts.gpu, where.stays, excess, files.expected)
-    extra = extended(parts, where.stays, served, _home(facts, where))
+    extra = extended(parts, where.stays, served, home_of(facts, where))
     told = files.claims.claims(facts.gpu, nodes)
     own = (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
     claims = [part.claim for part in parts]
@@ -136,7 +136,7 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     return evidence, where
 
 
-def _home(facts: Facts, where: Places) -> str:
+def home_of(facts: Facts, where: Places) -> str:
     """The node that reported a GPU first."""
     heard = (
         (gpus[facts.gpu].heard_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
@@ -181,9 +181,9 @@ def counts_of(
     counts = {(one.node, one.id): one.count for one in facts.told}
     return [
         UnplacedClaim(
-            piece.level, piece.begins_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
+            piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
             piece.node, counts[subject.node, subject.name], piece.share or Fraction(1),
-            piece.system, piece.source, piece.review,
+            piece.system, piece.source, piece.review, piece.from_ns,
         )
         for piece, subject, _ in found
     ]  # fmt: skip

@@ -77,3 +77,9 @@ def floor_ns(contacts: Contacts, gpu: str, node: str, heard_ns: Iterable[int] = 
     known = contacts.get(node, {}).get(gpu)
     receipts = [*heard_ns, *([known.heard_ns] if known else ())]
     return min(receipts, default=0) - TOLERANCE_NS
+
+
+def node_floor_ns(contacts: Contacts, node: str) -> int:
+    """The instant before which no GPU is observed in a node."""
+    known = (contact.heard_ns for contact in contacts.get(node, {}).values())
+    return min(known, default=0) - TOLERANCE_NS

@@ -20,6 +20,7 @@ from collector.evidence.node_claims import ClaimPart
 from collector.evidence.review import Subject, What
 from collector.evidence.schema import claims, decisions, releases, trust
 from collector.evidence.store import EvidenceStore
+from collector.evidence.told import is_gpu
 from collector.ledger.database import Database
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 from railscope.audit.record import Actor, Data
@@ -57,7 +58,7 @@ def waiting(store: EvidenceStore, database: Database, now_ns: int) -> list[Waiti
     late_boots = store.late_boots()
     with database.transaction() as connection:
         candidates = _candidates(connection, files, contacts) | late_boots.keys()
-    parts: dict[Subject, list[tuple[str, ClaimPart]]] = {
+    parts: dict[Subject, list[tuple[str, ClaimPart, int]]] = {
         Subject(What.GPU, node, gpu): []
         for node, gpus in contacts.items()
         for gpu, contact in gpus.items()
@@ -71,9 +72,11 @@ def waiting(store: EvidenceStore, database: Database, now_ns: int) -> list[Waiti
         for gpu in some:
             told, ended = loaded.told.get(gpu, ()), loaded.ended.get(gpu, ())
             chunks = late_boots.get(gpu, ())
+            counts = {(one.node, one.id): one.count for one in told}
             for part in waiting_of(facts_of(gpu, chunks, told, ended, contacts), files):
                 if part.claim.begins_ns < now_ns:
-                    parts.setdefault(part.subject, []).append((gpu, part))
+                    count = counts.get((part.subject.node, part.subject.name), 0) or 1
+                    parts.setdefault(part.subject, []).append((gpu, part, count))
     return [_summed(subject, found, now_ns) for subject, found in sorted(parts.items())]
 
 
@@ -92,13 +95,15 @@ def _candidates(connection: Connection, files: Files, contacts: Contacts) -> set
     return found
 
 
-def _summed(subject: Subject, found: Sequence[tuple[str, ClaimPart]], now_ns: int) -> Waiting:
-    gpus = {gpu for gpu, _ in found} | ({subject.name} if subject.what is What.GPU else set())
-    claims_ = [part.claim for _, part in found]
+def _summed(subject: Subject, found: Sequence[tuple[str, ClaimPart, int]], now_ns: int) -> Waiting:
+    gpus = {gpu for gpu, _, _ in found if is_gpu(gpu)} | (
+        {subject.name} if subject.what is What.GPU else set()
+    )
+    claims_ = [part.claim for _, part, _ in found]
     total = Fraction(0)
-    for claim in claims_:
+    for _, (claim, _, _), count in found:
         size = claim.share or Fraction(claim.compute.high - claim.compute.low, GPU_CAPACITY)
-        total += size * max(0, min(claim.end_ns, now_ns) - claim.begins_ns)
+        total += count * size * max(0, min(claim.end_ns, now_ns) - claim.begins_ns)
     return Waiting(
         subject,
         tuple(sorted(gpus)),

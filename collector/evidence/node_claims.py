@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from collector.evidence.contacts import TOLERANCE_NS, Contacts, NodeReceipts, floor_ns
+from collector.evidence.contacts import (
+    TOLERANCE_NS,
+    Contacts,
+    NodeReceipts,
+    floor_ns,
+    node_floor_ns,
+)
 from collector.evidence.ends import Ends, freed_of
 from collector.evidence.places import Presence
 from collector.evidence.review import Expectation, Part, Subject, What, overlaid, parts
@@ -69,8 +75,7 @@ def node_claims(
 
 def _contact_ns(facts: Reported, node: str) -> int:
     if not is_gpu(facts.gpu):  # a claim without a device: that of the first GPU of the node
-        known = (contact.heard_ns for contact in facts.contacts.get(node, {}).values())
-        return min(known, default=0) - TOLERANCE_NS
+        return node_floor_ns(facts.contacts, node)
     heard = [p.heard_ns for p in facts.presences if p.node == node]
     return floor_ns(facts.contacts, facts.gpu, node, heard)
 
@@ -216,12 +221,12 @@ def early_claims(
     found: dict[tuple[str, str], int] = {}
     for one in facts:
         node = receipts.get(one.node)
-        contact = node.gpus.get(one.gpu) if node else None
-        if contact is None or not isinstance(one, Told) or one.level <= Level.PROCESS:
+        if node is None or not isinstance(one, Told) or one.level <= Level.PROCESS:
             continue
-        contact_ns = contact.heard_ns - TOLERANCE_NS
-        if one.start_ns < contact_ns:
-            start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
-            key = (one.gpu, one.node)
-            found[key] = min(start_ns, found.get(key, start_ns))
+        for gpu in (one.gpu,) if is_gpu(one.gpu) else node.gpus:
+            contact = node.gpus.get(gpu)
+            contact_ns = contact.heard_ns - TOLERANCE_NS if contact else one.start_ns
+            if one.start_ns < contact_ns:
+                start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
+                found[gpu, one.node] = min(start_ns, found.get((gpu, one.node), start_ns))
     return found

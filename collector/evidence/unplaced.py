@@ -12,13 +12,16 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from collector.evidence.assemble import Facts, Files, counts_of, evidence_of
+from collector.evidence.assemble import Facts, Files, counts_of, evidence_of, home_of
+from collector.evidence.contacts import node_floor_ns
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Places
 from collector.evidence.told import unplaced_in
-from collector.metering.evidence import Claim, Evidence
+from collector.metering.evidence import Claim, Evidence, Level, Stay
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.placement import Excess, NodeGpu, Placement, place
+from collector.metering.timeline import Piece, without
+from collector.metering.units import FOREVER_NS
 
 
 class NodeFacts(Protocol):
@@ -68,7 +71,28 @@ class Placer:
         ]
         if not extra:
             return own, where
-        return replace(own, claims=tuple(sorted({*own.claims, *extra}))), where
+        held = replace(own, claims=tuple(sorted({*own.claims, *extra})))
+        early = {
+            Stay(max(start, claim.begins_ns), claim.node, min(end, claim.end_ns))
+            for claim in extra
+            for start, end in self._early(own, where, claim.node)
+            if max(start, claim.begins_ns) < min(end, claim.end_ns)
+        }
+        if early:
+            known = sorted({*own.stays, *early})
+            held = replace(held, stays=self.files.retired.in_service(gpu, known))
+        return held, where
+
+    def _early(self, own: Evidence, where: Places, node: str) -> list[tuple[int, int]]:
+        """Time before first contact with a node, in which it had this GPU if a person accepts that."""
+        facts = self.source.facts(own.gpu)
+        first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
+        served = any(s.node == node and s.start_ns <= first_ns < s.end_ns for s in own.stays)
+        if not served or home_of(facts, where) != node:
+            return []
+        until_ns = min(first_ns, node_floor_ns(facts.contacts, node))
+        held = [(stay.start_ns, stay.end_ns) for stay in own.stays]
+        return [(a, b) for a, b, _ in without(Piece(-FOREVER_NS, until_ns, node), held)]
 
     def excess(self, node: str) -> Sequence[Excess]:
         """What of the node's claims does not fit into it."""
@@ -82,19 +106,42 @@ class Placer:
     def _placement(self, node: str) -> Placement:
         found = self._placed.get(node)
         if found is None:
-            gpus = sorted(set(self.source.gpus_in(node)))
-            there = [self._own(gpu)[0] for gpu in gpus]
+            gpus = sorted(set(self.source.gpus_in(node)), key=lambda gpu: self._position(gpu, node))
+            there = [self._own(gpu) for gpu in gpus]
             facts = self.source.facts(unplaced_in(node))
             presences = [
                 p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
             ]
             ends = ends_of(facts.told, facts.ended, presences)
             counts = counts_of(facts, ends, self.files.tenants, self.files.decisions)
-            found = self._placed[node] = place(
-                [NodeGpu(one.gpu, list(_spans(one, node)), list(_placed(one))) for one in there],
+            found = place(
+                [
+                    NodeGpu(
+                        one.gpu, [*self._early(one, where, node), *_spans(one, node)], list(_placed(one))
+                    )
+                    for one, where in there
+                ],
                 counts,
-            )
+            )  # fmt: skip
+            self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
         return found
+
+    def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
+        """GPUs by PCI address, and by UUID after them where that is not known."""
+        contact = self.source.facts(gpu).contacts.get(node, {}).get(gpu)
+        address = contact.pci.upper().rjust(_ADDRESS_LENGTH, "0") if contact and contact.pci else ""
+        return not address, address, gpu
+
+
+_ADDRESS_LENGTH = len("00000000:00:00.0")
+
+
+def _after_contact(
+    found: Sequence[Excess], there: Sequence[tuple[Evidence, Places]]
+) -> list[Excess]:
+    """What does not fit: no time before the first GPU of the node, and no claim under review."""
+    first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)
+    return [one for one in found if one.end_ns > first_ns and one.level is not Level.REVIEW]
 
 
 def _spans(evidence: Evidence, node: str) -> Iterator[tuple[int, int]]:

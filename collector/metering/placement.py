@@ -36,6 +36,13 @@ class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     source: str = ""
     review: str = ""
     """Reason why it waits for a person; its level is then REVIEW."""
+    from_ns: int = -FOREVER_NS
+    """In force only from then on, where that is later than its start; that decides its precedence."""
+
+    @property
+    def begins_ns(self) -> int:
+        """The first instant that it is in force."""
+        return max(self.start_ns, self.from_ns)
 
 
 class NodeGpu(NamedTuple):
@@ -54,6 +61,7 @@ class Excess(NamedTuple):
     start_ns: int
     end_ns: int
     amount: Fraction
+    level: Level = Level.SCHEDULER
 
 
 class Placement(NamedTuple):
@@ -108,7 +116,7 @@ def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placeme
     for (gpu, part), spans in runs.items():
         claims.setdefault(gpu, []).extend(_claims(gpu, part, spans))
     found = [
-        Excess(claim.id, claim.tenant, start, end, amount)
+        Excess(claim.id, claim.tenant, start, end, amount, claim.level)
         for (claim, amount), spans in over.items()
         for start, end in spans
     ]
@@ -164,7 +172,7 @@ def _spans(
     for place, gpu in enumerate(gpus):
         yield from ((place, None, start_ns, end_ns) for start_ns, end_ns in gpu.stays)
         yield from ((place, claim, claim.start_ns, claim.end_ns) for claim in gpu.claims)
-    yield from ((-1, count, count.start_ns, count.end_ns) for count in counts)
+    yield from ((-1, count, count.begins_ns, count.end_ns) for count in counts)
 
 
 def _fill(
@@ -231,13 +239,14 @@ def _size(claim: Claim) -> Fraction:
 def _claims(gpu: str, part: _Part, spans: Sequence[tuple[int, int]]) -> Iterator[Claim]:
     count = part.claim
     for start_ns, end_ns in spans:
-        is_first = start_ns == count.start_ns
+        is_first = start_ns == count.begins_ns
         yield Claim(
-            level=count.level, start_ns=start_ns,
+            level=count.level, start_ns=count.start_ns,
             id=f"{count.id}/{gpu}" + ("" if is_first else f"#{start_ns}"),
             tenant=count.tenant, end_ns=end_ns, workload=count.workload, node=count.node,
             exclusive=count.share == 1, system=count.system, source=count.source, review=count.review,
             share=None if count.share == 1 else part.share, assumed=part.assumed,
+            from_ns=-FOREVER_NS if start_ns == count.start_ns else start_ns,
         )  # fmt: skip
 
 

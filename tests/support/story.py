@@ -28,9 +28,16 @@ START_NS = DAY * DAY_SECONDS * SECOND
 Envelopes = list[tuple[Record, Envelope]]
 
 
-def gpus_of(*names: str, model: str = "NVIDIA H100 80GB HBM3") -> Schema:
+def gpus_of(
+    *names: str, model: str = "NVIDIA H100 80GB HBM3", addresses: Mapping[str, str] | None = None
+) -> Schema:
     """Energy, busy time and utilisation of GPUs; the first is on rail 0."""
-    entities = [Entity(GPU, (n,), {"rail": str(i), "model": model}) for i, n in enumerate(names)]
+    entities = [
+        Entity(
+            GPU, (n,), {"rail": str(i), "model": model, "pci_address": (addresses or {}).get(n, "")}
+        )
+        for i, n in enumerate(names)
+    ]
     metrics = (gpu.GPU_UTILIZATION, gpu.GPU_ENERGY, gpu.GPU_BUSY)
     columns = [(metric, entity) for metric in metrics for entity in entities]
     return Schema("gpu", tuple(columns[i] for i in Schema.ordered(columns)))

@@ -188,14 +188,14 @@ async def test_open_amounts_that_could_not_be_counted_anew_are_counted_anew_late
     node = Reporter()
     accept(site.core, node.told(gpus_of("GPU-0"), range(0, 6 * HOURS, 30), each=40))
     await site.round(6 * HOURS, everything=True)
-    late = started("GPU-0", "x", HOURS, **ALICE)
+    late = started("GPU-0", "x", 5 * HOURS + 1800, **ALICE)
     accept(site.core, node.told(host(), [6 * HOURS], events={6 * HOURS: [late]}))
     site.door.store.newest_end_ns = _fail  # type: ignore[method-assign]
     site.now = 6 * HOURS + 60
     assert not await site.settler.attempt()
     del site.door.store.newest_end_ns
     assert await site.settler.attempt()
-    assert amount(site, "alice") == 500 * (5 * HOURS - 30)
+    assert amount(site, "alice") == 500 * (1800 - 30)
 
 
 def _fail(*_: object) -> None:

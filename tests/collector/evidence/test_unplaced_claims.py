@@ -9,10 +9,14 @@ from ledger_days import HOURS, LATER, hours
 from looks import troubles
 from support.settling import Site
 from support.story import (
+    DAY,
     DAY_SECONDS,
+    SECOND,
+    Envelopes,
     Reporter,
     accept,
     account_at,
+    at,
     ended,
     gpus_of,
     seconds_of,
@@ -20,7 +24,10 @@ from support.story import (
 )
 
 from collector.core import Core
+from collector.evidence.assemble import Files
+from collector.evidence.decisions import waiting
 from collector.evidence.told import unplaced_in
+from collector.evidence.unplaced import Placer
 from railscope.frame import Event
 
 ALICE, BOB = {"tenant": "alice"}, {"tenant": "bob"}
@@ -140,6 +147,76 @@ async def test_a_count_that_comes_late_is_a_revision_of_all_gpus_of_its_node(
     assert hours(site) == {
         ("idle", ""): 24, ("observed", "bob"): 24, ("observed", "alice"): 24,
     }, "the count makes way, on other GPUs of the node"  # fmt: skip
+
+
+LATE = 5 * HOURS
+"""Second at which claims are reported that are believed from `BELIEVED` on."""
+BELIEVED = LATE - 600 - HOURS
+
+
+def reported(*events: Event, **more: list[Event]) -> Envelopes:
+    """A node with two GPUs for ten hours, an envelope every ten minutes; events are told at 5:00."""
+    at_start = {0: more.get("first", [])}
+    schema = gpus_of("GPU-0", "GPU-1")
+    seconds = range(0, 10 * HOURS + 1, 30)
+    return Reporter().told(schema, seconds, events={LATE: [*events], **at_start}, each=20)
+
+
+async def test_the_late_part_of_a_count_waits_and_holds_what_is_free(core: Core):
+    accept(core, reported(count("u", HOURS, 1, **BOB)))
+    assert seconds_of(await account_at(core, 10 * HOURS)) == {
+        ("review", "bob"): BELIEVED - HOURS, ("observed", "bob"): 10 * HOURS - BELIEVED,
+        ("idle", ""): 11 * HOURS,
+    }  # fmt: skip
+
+
+async def test_the_time_that_a_late_end_of_a_count_would_free_waits(core: Core):
+    accept(core, reported(ended("", "u", HOURS), first=[count("u", 0, 1, **BOB)]))
+    assert seconds_of(await account_at(core, 10 * HOURS)) == {
+        ("observed", "bob"): HOURS, ("review", "bob"): BELIEVED - HOURS,
+        ("idle", ""): 20 * HOURS - BELIEVED,
+    }  # fmt: skip
+
+
+async def test_a_late_part_does_not_raise_the_precedence_of_a_count(core: Core):
+    """Bob's claim began before alice's: where both want all GPUs, hers holds, as if nothing were late."""
+    hers = count("w", BELIEVED - 60, 2, **ALICE)
+    accept(core, reported(hers, count("u", HOURS, 2, **BOB)))
+    found = seconds_of(await account_at(core, 10 * HOURS))
+    assert found["observed", "alice"] == 2 * (10 * HOURS - BELIEVED)
+    assert ("observed", "bob") not in found
+
+
+async def test_a_count_from_before_first_contact_waits_on_the_gpus_of_its_node(
+    tmp_path: Path, url: str
+):
+    heard = troubles((site := Site(tmp_path / "one", url)).core)
+    seconds = range(2 * DAY_SECONDS, 3 * DAY_SECONDS + HOURS, 30)
+    events = {2 * DAY_SECONDS: [count("u", 0, 2, **BOB)]}
+    schema = gpus_of("GPU-0", "GPU-1", "GPU-2")
+    accept(site.core, Reporter().told(schema, seconds, events=events, each=40))
+    now = 3 * DAY_SECONDS + 2 * HOURS
+    await site.round(now, everything=True)
+    assert hours(site) == {("review", "bob"): 48}, "nothing else of that time is metered"
+    assert hours(site, DAY + 2) == {("observed", "bob"): 48, ("idle", ""): 24}
+    (one,) = waiting(site.door.store, site.door.ledger.database, at(now))
+    assert (one.gpus, one.gpu_ns) == ((), 2 * (2 * DAY_SECONDS - 120) * SECOND)
+    assert (await site.account(now)).balances
+    assert not [one.kind for one in heard if one.kind == "unplaced_excess"]
+    assert site.accept_all(now) == 1
+    await site.round(now + 60)
+    assert hours(site) == {("inferred", "bob"): 48}
+
+
+async def test_a_count_takes_gpus_in_the_order_of_their_pci_addresses(core: Core):
+    addresses = {"GPU-a": "0000:C1:00.0", "GPU-c": "00000000:3b:00.0", "GPU-b": "0000:86:00.0"}
+    schema = gpus_of("GPU-0", "GPU-a", "GPU-b", "GPU-c", addresses=addresses)
+    events = {0: [count("u", 0, 2, **BOB)]}
+    accept(core, Reporter().told(schema, range(0, 101, 10), events=events))
+    placer = Placer(core.evidence, Files())
+    assert [gpu for gpu in ("GPU-0", "GPU-a", "GPU-b", "GPU-c") if placer.evidence(gpu)[0].claims] == [
+        "GPU-b", "GPU-c",
+    ], "3b and 86: before c1, and before the GPU without an address"  # fmt: skip
 
 
 async def test_another_collector_learns_of_counts(tmp_path: Path, url: str):

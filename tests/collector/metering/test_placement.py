@@ -32,7 +32,7 @@ def count(
 def shown(found: Placement) -> dict[str, list[tuple[str, int, int, str, bool]]]:
     """By GPU: tenant, span, share of it, and whether it is assumed."""
     return {
-        name: [(c.tenant, c.start_ns, c.end_ns, str(c.share or 1), c.assumed) for c in claims]
+        name: [(c.tenant, c.begins_ns, c.end_ns, str(c.share or 1), c.assumed) for c in claims]
         for name, claims in found.claims.items()
     }
 
@@ -42,7 +42,7 @@ def times(found: Placement) -> dict[str, Fraction]:
     totals: dict[str, Fraction] = {}
     for claims in found.claims.values():
         for one in claims:
-            held = (one.share or 1) * (one.end_ns - one.start_ns)
+            held = (one.share or 1) * (one.end_ns - one.begins_ns)
             totals[one.tenant] = totals.get(one.tenant, Fraction(0)) + held
     return totals
 
@@ -130,7 +130,7 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
         in_force = [one for one in counts if one.start_ns <= now < one.end_ns]
         given_ = {
             one.id: sum(
-                c.tenant == one.id and c.start_ns <= now < c.end_ns
+                c.tenant == one.id and c.begins_ns <= now < c.end_ns
                 for claims in found.claims.values()
                 for c in claims
             )
@@ -142,14 +142,14 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
         top = max((one.level for one in in_force), default=None)
         if top is not None:
             free = sum(
-                there and all(c.level < top or not c.start_ns <= now < c.end_ns for c in g.claims)
+                there and all(c.level < top or not c.begins_ns <= now < c.end_ns for c in g.claims)
                 for g in gpus
             )
             need = sum(one.count for one in in_force if one.level == top)
             assert sum(given_[o.id] for o in in_force if o.level == top) == min(need, free)
     for claims in found.claims.values():
         for one in claims:
-            assert not any(o is not one and o.start_ns < one.end_ns and one.start_ns < o.end_ns
+            assert not any(o is not one and o.begins_ns < one.end_ns and one.begins_ns < o.end_ns
                            for o in claims), "a whole GPU has one of them"  # fmt: skip
 
 
