@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -55,12 +57,17 @@ def run(config: Path | None, **flags: Any) -> None:
 
         async def serve() -> None:
             logs.configure(current.log_level)
-            await Collector(current).run()
+            await Collector(current, reload=_reload).run()
 
         return serve
 
     logs.configure(read().log_level)
     asyncio.run(supervise(load))
+
+
+def _reload() -> None:
+    """Have `supervise` start the collector again in this process."""
+    os.kill(os.getpid(), signal.SIGHUP)
 
 
 @collector.command(name="check")

@@ -4,14 +4,17 @@ now = reference + CLOCK_BOOTTIME, where the reference is wall clock - boot clock
 It is kept over restarts within one boot and follows the wall clock by at most 500 ppm, as NTP slews it.
 A wall clock that leaves it by more than a second is *suspect*, and so is one that starts a boot before the
 newest durable frame, or that most of three or more nodes contradict in one direction by over a minute.
-While it is suspect, frames are placed by the reference, and no ledger day is finalized or period closed.
-That ends when the wall clock returns, or when an administrator accepts it.
+A boot that begins over an hour after the reference was kept last is *unconfirmed* until a node agrees within
+a minute; until then one or two nodes that all disagree in one direction contradict it, too.
+While it is suspect or unconfirmed, no ledger day is finalized or period closed. While it is suspect, frames are
+placed by the reference and name the time since which it is. That ends when the wall clock returns, or when an
+administrator accepts it: then the frames of that time are placed again, by the accepted reference.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,8 +32,20 @@ MAX_STEP_NS = NS
 MAX_SLEW_PPM = 500
 MAX_NODE_OFFSET_NS = 60 * NS
 MIN_NODES = 3
+MAX_UNSEEN_NS = 3600 * NS
+MAX_CORRECTIONS = 64
 KEEP_EVERY_NS = 60 * NS
 LOOK_EVERY_NS = NS
+
+
+class Correction(msgspec.Struct, frozen=True):
+    """A decision: frames that were received while the clock was suspect came `delta_ns` later.
+
+    `since_ns` is the begin of that time by the reference that was left, which such frames name.
+    """
+
+    since_ns: int
+    delta_ns: int
 
 
 class ClockState(msgspec.Struct):
@@ -40,6 +55,19 @@ class ClockState(msgspec.Struct):
     reference_ns: int
     problem: str = ""
     since_ns: int = 0
+    kept_ns: int = 0
+    """The time by the reference when this was written."""
+    is_unconfirmed: bool = False
+    """True until a node agrees, in a boot that began long after the reference was kept last."""
+    is_overruled: bool = False
+    """True while the nodes contradict a clock that an administrator accepted."""
+    corrections: list[Correction] = []
+
+    @property
+    def hold(self) -> str:
+        """The reason why nothing may be finalized or closed, or an empty text."""
+        unconfirmed = "no node has confirmed the clock since the machine was started"
+        return self.problem or (unconfirmed if self.is_unconfirmed else "")
 
 
 def boot_clock_ns() -> int:
@@ -68,6 +96,8 @@ class CollectorClock:
     boot_ns: Callable[[], int] = boot_clock_ns
     boot_id: str = field(default_factory=this_boot)
     _state: ClockState | None = None
+    is_replaced: bool = False
+    """True if frames are to be placed again, by a new start of the collector."""
     _looked_ns: int = 0
     _kept_ns: int = 0
     _is_open: bool = False
@@ -80,14 +110,24 @@ class CollectorClock:
         boot_ns = self.boot_ns()
         found = self._read()
         if found is None or found.boot_id != self.boot_id or not self.boot_id:
-            found = ClockState(self.boot_id, self.wall_ns() - boot_ns)
-            if self.wall_ns() < newest_ns:
-                found.reference_ns = newest_ns - boot_ns
-                found.problem = "the wall clock is before the newest frame of the frame log"
-                found.since_ns = newest_ns
-                log.error("clock_suspect", problem=found.problem)
+            found = self._begun(found, newest_ns, boot_ns)
         self._state, self._looked_ns, self._is_open = found, boot_ns, True
         self._keep(boot_ns)
+
+    def _begun(self, before: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
+        """The state with which a boot begins."""
+        wall_ns = self.wall_ns()
+        begun = ClockState(self.boot_id, wall_ns - boot_ns)
+        if before:
+            begun.corrections = before.corrections
+            begun.is_unconfirmed = wall_ns - max(before.kept_ns, newest_ns) > MAX_UNSEEN_NS
+            begun.since_ns = wall_ns if begun.is_unconfirmed else 0
+        if wall_ns < newest_ns:
+            begun.reference_ns = newest_ns - boot_ns
+            begun.problem = "the wall clock is before the newest frame of the frame log"
+            begun.since_ns = newest_ns
+            log.error("clock_suspect", problem=begun.problem)
+        return begun
 
     def now_ns(self) -> int:
         """The time by the reference, in nanoseconds since the epoch."""
@@ -97,6 +137,18 @@ class CollectorClock:
     def problem(self) -> str:
         """The reason why the wall clock is suspect, or an empty text."""
         return self._current().problem
+
+    @property
+    def hold(self) -> str:
+        """The reason why nothing may be finalized or kept for good, or an empty text."""
+        replaced = "frames are placed again by the accepted clock"
+        return self._current().hold or (replaced if self.is_replaced else "")
+
+    @property
+    def doubted_since_ns(self) -> int:
+        """The time since which the wall clock is in doubt, by the reference; 0 where it is not."""
+        state = self._current()
+        return state.since_ns if state.hold else 0
 
     def _current(self) -> ClockState:
         if self._state is None:
@@ -115,13 +167,19 @@ class CollectorClock:
         state = self._state
         assert state is not None  # noqa: S101 - set by the only caller
         self._looked_ns = boot_ns
-        contradicted = self._contradiction()
+        offsets_ns = list(self.offsets_ns())
+        contradicted = _contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
+        state.is_overruled &= bool(contradicted)
+        if state.is_overruled:
+            contradicted = ""
+        if any(abs(offset) <= MAX_NODE_OFFSET_NS for offset in offsets_ns) and not contradicted:
+            state.since_ns = state.since_ns if state.problem else 0
+            state.is_unconfirmed = False
         if state.problem:
             accepted = self.directory / ACCEPTED_FILE
             if accepted.exists():
                 accepted.unlink(missing_ok=True)
-                state.reference_ns += drift_ns
-                self._trust("accepted by an administrator", boot_ns)
+                self._accept(drift_ns, boot_ns)
             elif abs(drift_ns) <= MAX_STEP_NS and not contradicted:
                 self._trust("the wall clock returned", boot_ns)
             return
@@ -133,18 +191,22 @@ class CollectorClock:
         if boot_ns - self._kept_ns >= KEEP_EVERY_NS:
             self._keep(boot_ns)
 
-    def _contradiction(self) -> str:
-        offsets = list(self.offsets_ns())
-        for sign, word in ((1, "ahead of"), (-1, "behind")):
-            far = sum(sign * offset > MAX_NODE_OFFSET_NS for offset in offsets)
-            if len(offsets) >= MIN_NODES and 2 * far > len(offsets):
-                return f"{far} of {len(offsets)} nodes are over a minute {word} the collector"
-        return ""
+    def _accept(self, drift_ns: int, boot_ns: int) -> None:
+        """Take the wall clock as it is, and remember by how much the frames since came later."""
+        state = self._state
+        assert state is not None  # noqa: S101 - set by every caller
+        if drift_ns:
+            correction = Correction(state.since_ns, drift_ns)
+            state.corrections = [*state.corrections, correction][-MAX_CORRECTIONS:]
+            self.is_replaced = True
+        state.reference_ns += drift_ns
+        state.is_unconfirmed, state.is_overruled = False, True
+        self._trust("accepted by an administrator", boot_ns)
 
     def _suspect(self, problem: str, boot_ns: int) -> None:
         assert self._state is not None  # noqa: S101 - set by every caller
         self._state.problem = problem
-        self._state.since_ns = self._state.reference_ns + boot_ns
+        self._state.since_ns = self._state.since_ns or self._state.reference_ns + boot_ns
         log.error("clock_suspect", problem=problem,
                   advice="set the clock right, or run `railscope collector accept-clock`")  # fmt: skip
         self._keep(boot_ns)
@@ -162,12 +224,25 @@ class CollectorClock:
 
     def _keep(self, boot_ns: int) -> None:
         self._kept_ns = boot_ns
+        if self._state is not None:
+            self._state.kept_ns = self._state.reference_ns + boot_ns
         if not self._is_open:
             return  # a collector that may not write yet
         try:
             write_durably(self.directory / FILE, msgspec.json.encode(self._state))
         except OSError as error:
             log.warning("clock_not_kept", problem=str(error))
+
+
+def _contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
+    """The reason why the nodes contradict the clock, or an empty text."""
+    count = len(offsets_ns)
+    for sign, word in ((1, "ahead of"), (-1, "behind")):
+        far = sum(sign * offset > MAX_NODE_OFFSET_NS for offset in offsets_ns)
+        few = is_unconfirmed and count < MIN_NODES and far == count
+        if far and (few or (count >= MIN_NODES and 2 * far > count)):
+            return f"{far} of {count} nodes are over a minute {word} the collector"
+    return ""
 
 
 def read(directory: Path) -> ClockState | None:

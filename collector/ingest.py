@@ -106,6 +106,8 @@ class Ingest:
     limits: Limits
     denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
+    doubted_since_ns: Callable[[], int] = lambda: 0
+    """The time since which `wall_ns` is suspect; 0 where it is not."""
     lines: LogLimit = field(default_factory=LogLimit)
     closed: str = ""
     """Reason why nothing is taken in; empty where it is."""
@@ -183,7 +185,8 @@ class Ingest:
         sender.allowance -= cost.requests - 1
         fresh = self.core.fresh_frames(envelope)
         total = sum(batch.rows for batch in envelope.batches)
-        record = Record(who.name, self.wall_ns(), sent, body, who.max_rank)
+        doubted_ns = self.doubted_since_ns()
+        record = Record(who.name, self.wall_ns(), sent, body, who.max_rank, doubted_ns)
         self._check_times(record, envelope)
         if not fresh:
             for _ in self.core.steps(record, envelope):

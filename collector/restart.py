@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
+from msgspec.structs import replace
 
 from collector.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of, resume
 from collector.config import Limits
@@ -48,6 +49,10 @@ class Restart:
     folder: Path
     core: Core
     first_segment: int = 0
+    corrections: Mapping[int, int] = field(default_factory=dict)
+    """By how much later frames were received than they say, by the time since which they were doubted."""
+    hold: Callable[[], str] = lambda: ""
+    """The reason why no checkpoint may be made now, or an empty text."""
     copies: dict[Path, Callable[[int], bytes | None]] = field(default_factory=dict)
     """By file, what else must be kept of events before a segment goes; older than an instant, they
     are forgotten. None while no segment may go."""
@@ -102,11 +107,18 @@ class Restart:
         for number in [each for each in segments(frames) if each >= self.first_segment]:
             try:
                 for _, record in read_segment(segment_path(frames, number), stats):
-                    yield number, record
+                    yield number, self._placed(record)
             except FileNotFoundError:
                 # Unless a checkpoint has been made meanwhile: it and its copies hold all of this.
                 if number >= self.first_segment:
                     raise
+
+    def _placed(self, record: FrameRecord) -> FrameRecord:
+        """A record by the clock that was decided on since."""
+        delta_ns = self.corrections.get(record.doubted_since_ns, 0)
+        if not delta_ns:
+            return record
+        return replace(record, received_wall_ns=record.received_wall_ns + delta_ns)
 
     @property
     def _path(self) -> Path:
@@ -133,7 +145,12 @@ class Restart:
         Where it is cancelled, it has written nothing more: another collector may go on from here.
         """
         try:
-            await self._write(first_segment, horizon_ns)
+            if not self.hold():
+                await self._write(first_segment, horizon_ns)
+            if reason := self.hold():  # frames may be placed again: no checkpoint may have them yet
+                log.warning("checkpoint_withheld", reason=reason)
+                await to_its_end(asyncio.to_thread(self._drop_partial))
+                return False
             # Last, so that it holds the events of all that the checkpoint says was received.
             for beside, copy in self.copies.items():
                 copied = copy(horizon_ns)

@@ -35,6 +35,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
     max_rank: int = 3
     """Highest authority of its claims: the limit of the token that it came with."""
+    doubted_since_ns: int = 0
+    """The time since which the collector's clock was suspect at its receipt; 0 where it was not."""
 
 
 @dataclass(slots=True)

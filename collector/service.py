@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 from aiohttp.web import Application
 
-from collector import web
+from collector import clock, web
 from collector.access.audit_api import AuditApi
 from collector.access.billing_api import Billing, BillingApi
 from collector.access.books import LedgerBooks
@@ -91,6 +91,8 @@ class Collector:
     """How often a full disk is tried again."""
     read_only: str = ""
     """Reason why it takes nothing in; empty where it does."""
+    reload: Callable[[], None] = lambda: None
+    """Has the collector started again, to place frames again by a clock that was accepted."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
@@ -123,6 +125,7 @@ class Collector:
         self.audit.observed.tenant_of = self._tenant_of
         self._clock_records: list[Draft] = []
         self.clock = CollectorClock(self.folder, self._node_offsets, self._clock_changed)
+        self.restart.hold = lambda: self.clock.hold
         self.live = LiveAccount(
             self.core.evidence, lambda: self.files.evidence, ready=False,
             pod_jobs=pattern_of(self.settings.pod_jobs),
@@ -130,7 +133,7 @@ class Collector:
         self.settler = Settler(
             self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.folder / "evidence.seen",
-            self.clock.now_ns, lambda: self.clock.problem, self.audit.watch.check,
+            self.clock.now_ns, lambda: self.clock.hold, self.audit.watch.check,
             self._decided,
         )  # fmt: skip
         self.refresher = Refresher(
@@ -163,6 +166,9 @@ class Collector:
     def _clock_changed(self, state: ClockState) -> None:
         """Record that the clock became suspect, or no longer is."""
         data: Data = {"problem": state.problem, "reference_ns": str(state.reference_ns)}
+        if self.clock.is_replaced:
+            decided = state.corrections[-1]
+            data["since_ns"], data["delta_ns"] = str(decided.since_ns), str(decided.delta_ns)
         actor = Actor("collector", self.trail.log.source.id)
         outcome = "failed" if state.problem else "done"
         self._clock_records.append(
@@ -171,12 +177,17 @@ class Collector:
 
     async def _record_clock(self) -> None:
         """Look at the clock every second, and record what changed, until cancelled."""
+        is_reloading = False
         while True:
             await asyncio.sleep(1)
             self.clock.now_ns()
             while self._clock_records:
                 await self.trail.log.append(self._clock_records[0])
                 self._clock_records.pop(0)
+            if self.clock.is_replaced and not is_reloading:
+                is_reloading = True
+                log.info("frames_placed_again", advice="the collector starts again for it")
+                self.reload()
 
     def _listed_nodes(self) -> set[str]:
         """The nodes that have a credential."""
@@ -274,6 +285,7 @@ class Collector:
             self.settings.limits,
             self.trail.deny,
             wall_ns=self.clock.now_ns,
+            doubted_since_ns=lambda: self.clock.doubted_since_ns,
             closed=self.read_only,
         )
         audit = self.audit.numbers()
@@ -384,6 +396,8 @@ class Collector:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
         self.at_rest.open()
         self.log.open()
+        if state := clock.read(self.folder):
+            self.restart.corrections = {one.since_ns: one.delta_ns for one in state.corrections}
         self.restart.read(self.log.stats)
         self.clock.open(
             max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)

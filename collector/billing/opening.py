@@ -109,9 +109,9 @@ class Place:
     def refuse_suspect_clock(self) -> None:
         """Raise ClosingError while the collector of this machine suspects the wall clock."""
         state = clock.read(self._state_directory())
-        if state is not None and state.problem:
+        if state is not None and state.hold:
             message = (
-                f"the collector's clock is suspect: {state.problem}; fix: set the clock right, or "
+                f"the collector's clock is suspect: {state.hold}; fix: set the clock right, or "
                 "run `railscope collector accept-clock`"
             )
             raise ClosingError(message)

@@ -134,7 +134,12 @@ class EvidenceBook:
             yield
 
     def _skew(self, record: Record, node: str) -> int:
-        """How wrong the node's clock is, in three steps, so that small changes are none."""
+        """How wrong the node's clock is, in three steps, so that small changes are none.
+
+        Nobody can say it while the collector's own clock is suspect.
+        """
+        if record.doubted_since_ns:
+            return 0
         skew_ns = abs(record.sent.wall_ns - record.received_wall_ns)
         if skew_ns <= FLAGGED_NS:
             return 0

@@ -75,7 +75,7 @@ class Settler:
     """A file that remembers up to when changes of the database have been looked at."""
     wall_ns: Callable[[], int] = time.time_ns
     hold: Callable[[], str] = lambda: ""
-    """The reason why no day may be finalized now, or an empty text."""
+    """The reason why nothing may be stored or finalized now, or an empty text."""
     check: Callable[[], object] = lambda: None
     """Raises LedgerError where the database is not the one to go on with."""
     decided: Callable[[Decisions], None] = lambda _decisions: None
@@ -151,7 +151,11 @@ class Settler:
             if self._written.get(kind) != text:
                 await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
                 self._written[kind] = text
+        if self.hold():
+            return  # what is in memory may be placed again
         await self._meet(door)
+        if self.hold():
+            return
         await self._store(door, now_ns, everything=everything)
         if texts is None or self.hold():
             return

@@ -279,7 +279,7 @@ CLOCK_SUSPECT = Metric(
     "railscope_collector_clock_suspect",
     Kind.GAUGE,
     CLUSTER,
-    help="1 while the collector's wall clock is suspect: no day is finalized and no period closed.",
+    help="1 while the collector's wall clock is suspect or unconfirmed: nothing is finalized or closed.",
     origin="collector",
 )
 LOG_LINES_LOST = Metric(

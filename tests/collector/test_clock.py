@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collector import clock
-from collector.clock import NS, ClockState, CollectorClock
+from collector.clock import NS, ClockState, CollectorClock, Correction
 
 DAY_NS = 86_400 * NS
 START_NS = 1_790_000_000 * NS
@@ -104,6 +105,79 @@ def test_most_nodes_contradict_a_clock(tmp_path: Path):
         machine.offsets = []
         machine.boot_ns += 2 * NS
         assert not one.problem
+
+
+def rebooted(directory: Path, *, off_ns: int, error_ns: int) -> Machine:
+    """A machine whose collector ran, that was off for a time, and starts with a wrong wall clock."""
+    before = Machine(directory)
+    before.started()
+    machine = Machine(directory)
+    machine.boot, machine.error_ns = "boot-2", error_ns
+    machine.began_ns += machine.boot_ns + off_ns
+    return machine
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path, nodes: int):
+    machine = rebooted(tmp_path, off_ns=300 * NS, error_ns=30 * DAY_NS)
+    one = machine.started()
+    assert one.hold, "nothing is finalized before a node agrees"
+    assert not one.problem
+    began_ns = one.doubted_since_ns
+    assert began_ns == machine.right_ns + machine.error_ns
+    machine.offsets = [-30 * DAY_NS] * nodes
+    machine.boot_ns += 2 * NS
+    assert "behind the collector" in one.problem
+    assert one.doubted_since_ns == began_ns, "all frames of this boot are in doubt"
+    machine.error_ns = 0
+    (tmp_path / clock.ACCEPTED_FILE).touch()
+    machine.boot_ns += 2 * NS
+    assert one.now_ns() == machine.right_ns
+    assert one.is_replaced
+    machine.offsets = []
+    again = machine.started()
+    assert not again.hold
+    found = clock.read(tmp_path)
+    assert found is not None
+    assert found.corrections == [Correction(began_ns, -30 * DAY_NS)]
+
+
+@pytest.mark.parametrize("offsets", [[0], [30 * NS], [0, -3600 * NS], [90 * NS, -59 * NS]])
+def test_one_node_that_agrees_confirms_the_clock_of_a_small_cluster(tmp_path: Path, offsets):
+    machine = rebooted(tmp_path, off_ns=40 * DAY_NS, error_ns=0)
+    one = machine.started()
+    assert one.hold
+    machine.offsets = offsets
+    machine.boot_ns += 2 * NS
+    assert not one.hold
+    assert not one.doubted_since_ns
+    machine.offsets = [-3600 * NS]
+    machine.boot_ns += 2 * NS
+    assert not one.hold, "a confirmed clock is not contradicted by one node"
+
+
+def test_a_short_reboot_needs_no_confirmation(tmp_path: Path):
+    one = rebooted(tmp_path, off_ns=600 * NS, error_ns=0).started()
+    assert not one.hold
+
+
+def test_nodes_that_go_on_contradicting_do_not_undo_a_decision(tmp_path: Path):
+    machine = Machine(tmp_path)
+    one = machine.started()
+    machine.offsets = [3600 * NS] * 3
+    machine.boot_ns += 2 * NS
+    assert one.problem
+    (tmp_path / clock.ACCEPTED_FILE).touch()
+    for _ in range(5):
+        machine.boot_ns += 2 * NS
+        assert not one.problem
+    assert not one.is_replaced, "the reference did not change"
+    machine.offsets = [0] * 3
+    machine.boot_ns += 2 * NS
+    assert not one.problem
+    machine.offsets = [3600 * NS] * 3
+    machine.boot_ns += 2 * NS
+    assert one.problem, "a new contradiction is a new question"
 
 
 def test_a_slewed_clock_is_followed(tmp_path: Path):

@@ -1,0 +1,156 @@
+"""P25: after a decision about the collector's clock, the ledger is as without the step."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from looks import ALICE, states, troubles
+from msgspec.structs import replace
+from stories import stories
+from support.examples import fewer
+from support.settling import Site, content
+from support.story import (
+    DAY,
+    DAY_SECONDS,
+    SECOND,
+    Envelopes,
+    Reporter,
+    accept,
+    at,
+    core_in,
+    ended,
+    gpus_of,
+    known_of,
+    started,
+)
+
+from collector.core import Core
+from collector.evidence.assemble import evidence_of
+from collector.framelog import FrameLog
+from collector.ledger.tiling import evidence_root
+from collector.restart import Restart
+from collector.segments import LogStats, encode_record, framed, start_segment
+
+HOUR = 3600
+few = fewer(60)
+deltas = st.one_of(
+    st.integers(-(10**6) * SECOND, 10**6 * SECOND), st.sampled_from([SECOND, -SECOND, 61 * SECOND])
+)
+
+
+def doubted(envelopes: Envelopes, first: int, end: int, delta_ns: int) -> tuple[Envelopes, int]:
+    """The same, where from one envelope to another the reference was wrong; and since when it was."""
+    if first >= end:
+        return envelopes, 0
+    since_ns = envelopes[first][0].received_wall_ns - delta_ns
+    wrong = [
+        (replace(r, received_wall_ns=r.received_wall_ns - delta_ns, doubted_since_ns=since_ns), e)
+        for r, e in envelopes[first:end]
+    ]
+    return [*envelopes[:first], *wrong, *envelopes[end:]], since_ns
+
+
+def read_again(envelopes: Envelopes, corrections: dict[int, int]) -> Core:
+    """A core that starts from a frame log with these records."""
+    directory = Path(tempfile.mkdtemp())
+    (directory / "frames").mkdir()
+    descriptor, marker = start_segment(directory / "frames", 1)
+    with os.fdopen(descriptor, "wb") as file:
+        file.writelines(framed(marker, encode_record(record)) for record, _ in envelopes)
+    core = core_in(directory / "schemas")
+    for _, envelope in envelopes:
+        for schema in envelope.schemas:
+            core.schemas.put(schema)
+    restart = Restart(directory, core, corrections=corrections)
+    restart.read(LogStats())
+    assert not restart.quarantine.records
+    return core
+
+
+def roots(core: Core, files) -> dict[str, str]:
+    """What is known of each GPU, as the ledger names it."""
+    return {
+        gpu: evidence_root(evidence_of(core.evidence.facts(gpu), files)[0])
+        for gpu in core.evidence.gpus
+    }
+
+
+@few
+@given(stories(), st.lists(st.integers(1, 30), min_size=1, max_size=4), deltas, st.data())
+def test_p25_frames_of_a_doubted_time_are_placed_by_the_decision(story, sizes, delta_ns, data):
+    envelopes = story.envelopes(sizes)
+    first = data.draw(st.integers(0, len(envelopes)))
+    end = data.draw(st.integers(first, len(envelopes)))
+    marked = [(replace(r, doubted_since_ns=1) if first <= i < end else r, e)
+              for i, (r, e) in enumerate(envelopes)]  # fmt: skip
+    wrong, since_ns = doubted(envelopes, first, end, delta_ns)
+    decided = read_again(wrong, {since_ns: delta_ns} if since_ns else {})
+    assert roots(decided, story.files) == roots(read_again(marked, {}), story.files)
+    assert decided.evidence.receipts == read_again(envelopes, {}).evidence.receipts
+
+
+def told(seconds: range) -> Envelopes:
+    """A GPU over some time; alice holds it for a part."""
+    events = {
+        2 * HOUR: [started("GPU-0", "job", 2 * HOUR, start_boot_ns=str((2 * HOUR + 5000) * SECOND),
+                           **ALICE)],
+        20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)],
+    }  # fmt: skip
+    return Reporter().told(gpus_of("GPU-0"), seconds, events=events, each=20)
+
+
+async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tmp_path):
+    envelopes = told(range(0, DAY_SECONDS + 2 * HOUR, 30))
+    right = make("right", f"sqlite:///{tmp_path}/right.db")
+    accept(right.core, envelopes)
+    await right.round(DAY_SECONDS + 3 * HOUR, everything=True)
+    first, end = len(envelopes) // 3, len(envelopes) // 2
+    wrong, since_ns = doubted(envelopes, first, end, 5 * HOUR * SECOND)
+
+    site: Site = make("stepped", f"sqlite:///{tmp_path}/stepped.db")
+    accept(site.core, wrong[:first])
+    await site.round(9 * HOUR, everything=True)
+    accept(site.core, wrong[first:end])
+    site.settler.hold = lambda: "suspect"
+    stored = site.settler.counts.parts
+    await site.round(40 * DAY_SECONDS, everything=True)
+    assert site.settler.counts.parts == stored, "nothing is kept for good while it is suspect"
+    assert site.door.ledger.newest(DAY - 1, DAY + 99) == {}, "nor is any day finalized"
+
+    site.restart()
+    decided = read_again(wrong, {since_ns: 5 * HOUR * SECOND})
+    site._begin(decided)  # noqa: SLF001 - what the new start reads
+    await site.round(DAY_SECONDS + 3 * HOUR, everything=True)
+    days = range(DAY - 1, DAY + 99)
+    assert content(site.door.ledger, days) == content(right.door.ledger, days) != {}
+    assert max(day for _, day in site.door.ledger.newest(days.start, days.stop)) <= DAY + 1
+
+
+def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: Core):
+    heard = troubles(core)
+    wrong, _ = doubted(told(range(0, 601, 30)), 0, 10**6, HOUR * SECOND)
+    accept(core, wrong)
+    assert heard == []
+    assert [s.skew_ns for s in known_of(core, "GPU-0").evidence.stretches] == [0]
+    assert [one[0] for one in states(core, 600)] != []
+
+
+def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: Core):
+    heard = troubles(core)
+    wrong, _ = doubted(told(range(0, 601, 30)), 0, 10**6, HOUR * SECOND)
+    accept(core, [(replace(record, doubted_since_ns=0), found) for record, found in wrong])
+    assert {one.kind for one in heard} == {"quarantine"}
+
+
+async def test_no_checkpoint_is_made_of_frames_that_may_be_placed_again(core: Core, tmp_path):
+    reason = "suspect"
+    restart = Restart(tmp_path, core, hold=lambda: reason)
+    assert not await restart.keep(1, at(0))
+    assert not (tmp_path / "checkpoint").exists()
+    reason = ""
+    assert await restart.keep(1, at(0))
+    assert FrameLog(tmp_path / "frames", 1 << 20, 1 << 30).offset == 0

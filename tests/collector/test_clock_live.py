@@ -1,0 +1,71 @@
+"""A running collector whose wall clock is stepped, and the decision about it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from makers import Sender
+from running_collector import Running, running, settings_in, some
+
+from collector import clock
+from collector.segments import LogStats, Record, read_segment, segment_path, segments
+
+HOUR_NS = 3_600_000_000_000
+PATIENCE_SECONDS = 60
+
+
+def records(folder: Path) -> list[Record]:
+    """The records of the frame log, in order."""
+    frames = folder / "state" / "frames"
+    return [
+        record
+        for number in segments(frames)
+        for _, record in read_segment(segment_path(frames, number), LogStats())
+    ]
+
+
+async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(tmp_path: Path):
+    settings = settings_in(tmp_path)
+    error_ns = 0
+    reloaded = asyncio.Event()
+
+    def ready(one: Running) -> None:
+        one.collector.clock.wall_ns = lambda: time.time_ns() + error_ns
+        one.collector.reload = reloaded.set
+
+    async with running(settings, ready) as one:
+        sender = Sender("n1")
+        assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
+        error_ns = HOUR_NS
+        other = Sender("n2")
+        body = other.body(some(other), schemas=True)
+        assert (await one.post(body, node="n2"))[0] == 200
+        assert "suspect" in (await one.get("/metrics"))[1]
+        state = clock.read(tmp_path / "state")
+        assert state is not None
+        assert "stepped" in state.problem
+        (tmp_path / "state" / clock.ACCEPTED_FILE).touch()
+        await asyncio.wait_for(reloaded.wait(), PATIENCE_SECONDS)
+        assert not one.collector.clock.problem
+        assert "placed again" in one.collector.clock.hold, "nothing is stored before that is done"
+
+    first, second = records(tmp_path)
+    assert (first.doubted_since_ns, second.doubted_since_ns > 0) == (0, True)
+    state = clock.read(tmp_path / "state")
+    assert state is not None
+    (decided,) = state.corrections
+    assert decided.since_ns == second.doubted_since_ns
+    assert abs(decided.delta_ns - HOUR_NS) < clock.MAX_STEP_NS
+
+    async with running(settings, ready) as one:
+        assert not one.collector.clock.hold
+        receipts = one.collector.core.evidence.receipts
+        heard = {
+            node: {c.heard_ns for c in found.gpus.values()} for node, found in receipts.items()
+        }
+        assert heard == {
+            "n1": {first.received_wall_ns},
+            "n2": {second.received_wall_ns + decided.delta_ns},
+        }
