@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from collector.core import Core
 from collector.evidence.settle import Settler
 from collector.files import AdministratorsFiles
 from collector.framelog import FrameLog
+from collector.log_limit import LogLimit
 from collector.node_twins import NodeTwins
 from collector.quarantine import RecordQuarantine
 from collector.views.refresh import Views
@@ -52,6 +53,8 @@ class Own:
     connections: Connections
     twins: NodeTwins
     quarantine: RecordQuarantine
+    limits: Sequence[LogLimit] = ()
+    """All that limit lines of the log."""
     audit: Callable[[], list[Cell]] = list
     """What the parts of the audit log count."""
 
@@ -92,6 +95,7 @@ class Own:
             (audit_catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (audit_catalog.AUDIT_LOST, self.trail.lost),
             (audit_catalog.DENIALS, self.trail.denied),
+            (c.LOG_LINES_SUPPRESSED, sum(one.suppressed for one in self.limits)),
             (c.LOG_LINES_LOST, logs.lines.lost),
             (c.CLOCK_SUSPECT, int(bool(self.settler.hold()))),
             (c.SINK_WRITTEN, self.sink.written),

@@ -288,10 +288,15 @@ class Collector:
             doubted_since_ns=lambda: self.clock.doubted_since_ns,
             closed=self.read_only,
         )
+        gate = Gate(
+            lambda: self.tokens.credentials, self.access, self.settings.open_reading,
+            refused=self._count_refusal,
+        )  # fmt: skip
         audit = self.audit.numbers()
         own = Own(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
             self.connections, self.twins, self.restart.quarantine,
+            (self.core.lines, ingest.lines, gate.lines),
             lambda: [*audit.cells(), Cell(LOST_FILES, (), len(self.at_rest.lost)),
                      Cell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))],
         )  # fmt: skip
@@ -299,10 +304,6 @@ class Collector:
             self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,
             unwritable=LedgerProbe(self.database.open).problem, read_only=self.read_only,
-        )  # fmt: skip
-        gate = Gate(
-            lambda: self.tokens.credentials, self.access, self.settings.open_reading,
-            refused=self._count_refusal,
         )  # fmt: skip
         handlers = {
             "frames": ingest.handle,

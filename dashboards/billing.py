@@ -177,9 +177,10 @@ def _money() -> Iterator[Panel]:
 def _ledger() -> Iterator[Panel]:
     yield lines(
         401,
-        "Evidence on its way",
-        "Quarters of an hour of nodes, not in the database yet.",
+        "Evidence on its way, and damaged",
+        "Quarters of an hour of nodes that are not in the database yet, and rows that do not read back.",
         ask("sum(railscope_collector_evidence_waiting_parts)").named("waiting"),
+        ask("sum(railscope_collector_evidence_damaged_rows)").named("damaged"),
     )
     yield lines(
         402,

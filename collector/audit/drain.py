@@ -17,7 +17,7 @@ import structlog
 from collector.audit.draft import record_of
 from collector.audit.housekeeping import HousekeepingError
 from collector.audit.journal import JournalError
-from collector.audit.ledger_records import OUTBOX_ROW
+from collector.audit.ledger_records import HEAD, OUTBOX_ROW
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.outbox import (
     Place,
@@ -57,6 +57,8 @@ class Drain:
     """Rows in no log yet, as last seen."""
     refuse: Callable[[str], None] = lambda _problem: None
     """Called where the ledger knows of more than the log has, before anything else."""
+    recorded: Callable[[], None] = lambda: None
+    """Called after heads of the ledger were recorded, so that the newest is known at once. Blocking."""
     problem: str = ""
     """Why it does not go on; empty where it does."""
     _log: str = ""
@@ -95,6 +97,8 @@ class Drain:
         await asyncio.to_thread(self._place, database, places)
         for one in batch:
             self._found.pop(one.reference)
+        if any(one.draft.type == HEAD for one in batch):
+            await asyncio.to_thread(self.recorded)
         return len(batch) == MOST_IN_A_BATCH
 
     def _look_back(self, database: Database) -> None:

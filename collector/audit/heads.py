@@ -27,6 +27,7 @@ from railscope.audit.record import Actor, Data
 
 ADOPTED = "adopted"
 """Reason of the first head of a database that had rows before there were heads."""
+REMEDY = "fix: restore the newest database, or, if it is lost, `railscope bill accept-copy`"
 _LOCK = 0x7261_696C_6865_6164
 _ROWS_AT_ONCE = 400
 
@@ -201,10 +202,7 @@ def check_stop(connection: Connection, database: str) -> None:
     query = select(stops.c.problem).where(stops.c.database_id == database)
     problem = connection.execute(query).scalar_one_or_none()
     if problem is not None:
-        message = (
-            f"nothing may be written: {problem}; fix: restore the newest database, or, if it is "
-            "lost, `railscope bill accept-copy`"
-        )
+        message = f"nothing may be written: {problem}; {REMEDY}"
         raise StoppedError(message)
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, inspect, select
+from sqlalchemy import inspect
 
 from collector.audit import heads
 from collector.audit.draft import Draft
 from collector.audit.heads import Head
+from collector.audit.known_head import difference, read
 from collector.audit.log import AuditError, AuditLog
 from collector.ledger.database import Database, LedgerError, NoLedgerError
 from collector.segments import write_durably
@@ -49,6 +50,8 @@ class LedgerWatch:
     problem: str = ""
     """Reason why the database is an older copy; empty where it is not."""
     checked: bool = False
+    _kept: bool = False
+    """True once this process has written the file: a damaged one is written again."""
     _reported: str = ""
     _checking: threading.Lock = field(default_factory=threading.Lock)
 
@@ -56,10 +59,8 @@ class LedgerWatch:
         """Begin with what the audit log has recorded, and what was seen last. Raises OSError."""
         seen = None
         try:
-            seen = msgspec.json.decode(self.state.read_bytes(), type=Head)
-        except FileNotFoundError:
-            pass
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            seen = read(self.state)
+        except ValueError as error:
             log.error("state_file_damaged", file=str(self.state), problem=str(error),
                       advice="the audit log has the same, but for the last minute")  # fmt: skip
         known = [one for one in (recorded, seen) if one]
@@ -89,11 +90,13 @@ class LedgerWatch:
                 raise OlderCopyError(self.problem) from error
             with database.transaction() as connection:
                 begun = inspect(connection).has_table(heads.stops.name)
-                problem = self._difference(connection) if begun else "it has no tables of a ledger"
+                problem = (
+                    difference(connection, self.known) if begun else "it has no tables of a ledger"
+                )
                 if not problem:
                     newest = heads.newest(connection) or Head(heads.database_id(connection), 0, "")
             self.checked, self.problem = True, problem
-            if not problem and newest != self.known:
+            if not problem and (newest != self.known or not self._kept):
                 self._remember(newest)
             if problem:
                 if begun:
@@ -106,6 +109,7 @@ class LedgerWatch:
         self.known = newest
         try:
             write_durably(self.state, msgspec.json.encode(newest))
+            self._kept = True
         except OSError as error:
             log.warning("state_file_not_written", file=str(self.state), problem=str(error))
 
@@ -117,29 +121,6 @@ class LedgerWatch:
         if self.problem or not self.checked:
             self.check()
         return self.database()
-
-    def _difference(self, connection: Connection) -> str:
-        known = self.known
-        if known is None:
-            return ""
-        table = heads.databases
-        here = heads.database_id(connection)
-        there = connection.execute(select(table).where(table.c.database_id == known.database))
-        if there.first() is None:
-            return f"its identity is {here}, and heads of {known.database} are recorded"
-        if not known.n:
-            return ""
-        row = connection.execute(
-            select(heads.heads).where(
-                heads.heads.c.n == known.n, heads.heads.c.database_id == known.database
-            )
-        ).first()
-        accepted = table.c.continues == known.database, table.c.head < known.n
-        if row is None and connection.execute(select(table).where(*accepted)).first() is not None:
-            return ""
-        if row is None:
-            return f"it lacks head {known.n}, which was recorded"
-        return "" if row.head == known.head else f"its head {known.n} is not the recorded one"
 
     async def _report(self, problem: str) -> None:
         """Report once: in the log of the system, and in the audit log."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from collector.audit import known_head
 from collector.audit.custody_api import CustodyApi
 from collector.audit.drain import Drain
 from collector.audit.guard import Guard
@@ -33,7 +34,6 @@ from railscope import __version__
 from railscope.audit.record import RecordError, Source
 
 OBSERVED = "observed"
-LEDGER_KNOWN = "ledger.known"
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ class AuditOffice:
             trail.wall_ns,
         )  # fmt: skip
         custody = CustodyApi(audit, guard, witnesses)
-        watch = LedgerWatch(database, audit, trail.wall_ns, folder / LEDGER_KNOWN)
-        drain = Drain(watch.current, audit, refuse=guard.refuse)
+        watch = LedgerWatch(database, audit, trail.wall_ns, folder / known_head.FILE)
+        drain = Drain(watch.current, audit, refuse=guard.refuse, recorded=watch.check)
         rereading = Rereading(
             audit.folder, key.public, settings.audit.verify_seconds, time.monotonic_ns, database
         )

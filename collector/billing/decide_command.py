@@ -121,6 +121,6 @@ def accept_copy_command(place: Place, reason: str) -> None:
     The copy gets a new identity, which is recorded for good. `railscope audit verify --ledger` then
     names the rows that were lost as something to explain.
     """
-    with place.books() as books:
+    with place.books(any_copy=True) as books:
         identity = administration.accept_copy(books, reason, place.by)
     click.echo(f"accepted: the ledger goes on as {identity}")

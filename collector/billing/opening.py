@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from collector import clock
+from collector.audit import known_head
 from collector.billing import seller_file
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Books, By
@@ -60,10 +61,15 @@ class Place:
         return By(operator(self.name or ""), time.time_ns())
 
     @contextmanager
-    def books(self, *, make: bool = False) -> Iterator[Books]:
-        """The books of the ledger that is meant. Raises LedgerError, SettingsError."""
+    def books(self, *, make: bool = False, any_copy: bool = False) -> Iterator[Books]:
+        """The books of the ledger that is meant. Raises LedgerError, SettingsError.
+
+        An older copy of the database is not written, unless `any_copy` may be.
+        """
         ledger = Ledger.open(self._url(), make=make)
         try:
+            if not any_copy:
+                known_head.compare_writes(ledger.database, self._configured_directory())
             yield Books.of(ledger, evidence_in(ledger.database))
         finally:
             ledger.close()
@@ -115,6 +121,12 @@ class Place:
                 "run `railscope collector accept-clock`"
             )
             raise ClosingError(message)
+
+    def _configured_directory(self) -> Path | None:
+        """State directory of the collector that the ledger belongs to; None for another ledger."""
+        if self.ledger is None:
+            return self._state_directory()
+        return None
 
     def _state_directory(self) -> Path:
         current = self._settings.state_directory

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from collector.audit.known_head import compare_writes
 from collector.billing.instants import DAY_NS, Period, from_datetime
 from collector.billing.periods import PeriodError, parse
 from collector.billing.records import operator
@@ -186,6 +187,7 @@ def _import(jobs: JobList, form: str, order: _Order, by: By) -> tuple[JobList, I
         )  # fmt: skip
         ledger = Ledger.open(order.url)
         try:
+            compare_writes(ledger.database, None)
             if order.period is None and not order.replace:
                 refuse_other(ledger, listed)
             imported = import_list(ledger, listed, by)

@@ -63,6 +63,8 @@ class Database:
         self._inode: tuple[int, int] | None = None
         if file and not make and not Path(file).exists():
             raise NoLedgerError(self._nothing())
+        self.before_writing: Callable[[Connection], None] | None = None
+        """Called at the beginning of each transaction that writes; StoppedError ends it."""
         self.engine = self._engine()
         try:
             with self.transaction(writes=True) as connection:
@@ -71,6 +73,11 @@ class Database:
         except LedgerError:
             self.close()
             raise
+
+    @property
+    def file(self) -> Path | None:
+        """The file of the database; None where a server has it."""
+        return self._file
 
     def close(self) -> None:
         """Close all connections."""
@@ -98,6 +105,8 @@ class Database:
             with self.engine.connect() as plain:
                 connection = plain.execution_options(writes=writes)
                 with connection.begin():
+                    if writes and self.before_writing is not None:
+                        self.before_writing(connection)
                     yield connection
         except StoppedError as error:
             message = f"the ledger {self.name} is an older copy: {error}"

@@ -189,6 +189,15 @@ DAMAGED_EVIDENCE = Metric(
     help="Rows of the evidence that do not read back from the database; what they stated counts as not seen.",
     origin="ledger",
 )
+LOG_LINES_SUPPRESSED = Metric(
+    "railscope_collector_log_lines_suppressed_total",
+    Kind.COUNTER,
+    CLUSTER,
+    help="Log lines that were not written because the same one had been written within a minute; the "
+    "next line of its kind has their number.",
+    resets=START,
+    origin="collector",
+)
 VIEWS_TIME = Metric(
     "railscope_collector_views_refresh_seconds",
     Kind.GAUGE,

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from sqlalchemy import Connection, text
+
 from collector.audit.draft import Draft
 from collector.audit.log import AuditLog
 from railscope.audit.merkle import Tree
@@ -61,3 +63,13 @@ def write(folder: Path, groups: Sequence[int], *, boot: str = "b0") -> Tree:
             return log.signed
 
     return asyncio.run(writing())
+
+
+def without_triggers(connection: Connection) -> None:
+    """Do as an administrator of the database can."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SET session_replication_role = replica"))
+        return
+    names = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
+    for name in list(names.scalars()):
+        connection.execute(text(f"DROP TRIGGER {name}"))

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
-from support.audit import KEY, audit_log, draft, running
+from support.audit import KEY, audit_log, draft, running, without_triggers
 from support.books import (
     ALL,
     BOSS,
@@ -95,16 +95,6 @@ def reconciled(books: Books) -> tuple[bool, str]:
     """R8 of a period."""
     (check,) = recorded_rows(books, ONE)
     return check.passes, check.where
-
-
-def without_triggers(connection: Connection) -> None:
-    """Do as an administrator of the database can."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SET session_replication_role = replica"))
-        return
-    names = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
-    for name in list(names.scalars()):
-        connection.execute(text(f"DROP TRIGGER {name}"))
 
 
 def another(value: Any) -> Any:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from contextlib import closing
 from fractions import Fraction
+from hashlib import sha256
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
+from sqlalchemy import Connection, delete, insert, select, update
+from support.audit import without_triggers
 from support.books import BOSS, PRICES
 from support.story import DAY, DAY_SECONDS, Reporter, accept, at, core_in, ended, gpus_of, started
 
@@ -18,12 +25,18 @@ from collector.billing.invoice import CLOSE_AFTER_NS
 from collector.billing.opening import evidence_in
 from collector.billing.periods import name_of
 from collector.billing.reconcile import reconcile
-from collector.evidence.chunk import encode
+from collector.evidence import schema
+from collector.evidence.chunk import decode, encode
 from collector.evidence.seen import sku_of
 from collector.evidence.store import EvidenceStore, ready
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MODEL = "NVIDIA H100 80GB HBM3"
 PERIOD = Period(at(0), at(2 * DAY_SECONDS))
@@ -80,6 +93,66 @@ def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "not compared" not in result.output
     ledger.close()
+
+
+def damaged(connection: Connection) -> None:
+    parts = schema.parts
+    connection.execute(update(parts).where(parts.c.start_ns >= at(0)).values(content=b"x"))
+
+
+def forged(connection: Connection) -> None:
+    """Other samples under a name that is the hash of what is in the row now."""
+    parts = schema.parts
+    for row in connection.execute(select(parts).where(parts.c.start_ns >= at(0))).all():
+        chunk = decode(zstd.decompress(row.content))
+        for sighted in chunk.gpus.values():
+            del sighted.spans[:]
+        content = encode(chunk)
+        values = {"part": sha256(content).hexdigest(), "content": zstd.compress(content)}
+        connection.execute(update(parts).where(parts.c.part == row.part).values(**values))
+
+
+def removed(connection: Connection) -> None:
+    connection.execute(delete(schema.parts).where(schema.parts.c.start_ns >= at(0)))
+
+
+def without_claims(connection: Connection) -> None:
+    connection.execute(delete(schema.claims))
+
+
+def released_later(connection: Connection) -> None:
+    releases = schema.releases
+    connection.execute(update(releases).values(instant_ns=releases.c.instant_ns + 3600 * 10**9))
+
+
+def decided(connection: Connection) -> None:
+    """An administrator's file that nobody wrote."""
+    text = "gpu,from,to,why\nGPU-1,2020-01-01T00:00:00Z,,sold\n"
+    row = {"kind": "retired", "recorded_ns": 1, "digest": "d", "content": text}
+    connection.execute(insert(schema.files).values(row))
+
+
+@pytest.mark.parametrize(
+    "change", [damaged, forged, removed, without_claims, released_later, decided],
+    ids=lambda change: change.__name__,
+)  # fmt: skip
+def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
+    url: str, tmp_path: Path, change: Callable[[Connection], None]
+) -> None:
+    """No head covers them: the ledger days that they make again are not those of the ledger."""
+    with closing(kept(url, tmp_path)) as ledger:
+        books = Books.of(ledger, evidence_in(ledger.database))
+        prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
+        administration.publish(books, prices, "p", By(BOSS, at(0)))
+        checks = reconcile(books, PERIOD, SELLER)
+        assert {check.rule for check in checks if not check.passes} == set()
+        with ledger.database.transaction(writes=True) as connection:
+            without_triggers(connection)
+            change(connection)
+        checks = reconcile(Books.of(ledger, evidence_in(ledger.database)), PERIOD, SELLER)
+        (found,) = [check for check in checks if check.rule == "R7"]
+        assert not found.passes
+        assert "GPU-" in found.where
 
 
 def test_a_database_without_evidence_has_none(url: str) -> None:

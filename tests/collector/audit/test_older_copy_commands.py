@@ -1,0 +1,153 @@
+"""Commands that write the ledger compare its database with the newest known head themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from support.audit import audit_log, draft, running
+from support.books import ALL, ONE, after, opened
+
+from collector.audit import heads, known_head
+from collector.audit.drain import Drain
+from collector.audit.heads import Head
+from collector.audit.ledger_watch import LedgerWatch
+from collector.billing import administration
+from collector.billing.closing import Books
+from collector.billing.corrections import adjustment
+from collector.ledger.store import Ledger
+from railscope.cli import root
+
+FILE = "ledger.sqlite"
+WRITING = {
+    "close": ("bill", "close", "2024-10-04..2024-10-06"),
+    "adjust": ("bill", "adjust", "red", "2024-10", "5", "--reason", "agreed"),
+}
+
+
+def site(tmp_path: Path) -> tuple[Path, Path]:
+    """A collector's state directory with a ledger that is older than its newest known head."""
+    state, older = tmp_path / "state", tmp_path / "older"
+    state.mkdir()
+    ledger = Ledger.open(f"sqlite:///{state / FILE}")
+    books = opened(ledger, ALL)
+    watch = LedgerWatch(
+        lambda: ledger.database, audit_log(tmp_path / "log"), lambda: 0, state / known_head.FILE
+    )
+    watch.start(None)
+    watch.check()
+    shutil.copy(state / FILE, older)
+    given = adjustment("red", administration.read_amount("1"), ONE, "after the copy")
+    administration.record(books, given, after(ONE))
+    watch.check()
+    ledger.close()
+    return state, older
+
+
+def run(state: Path, *arguments: str, ledger: Path | None = None) -> Result:
+    config = state.parent / "collector.toml"
+    config.write_text(f'state_directory = "{state}"\n')
+    options = ("--ledger", f"sqlite:///{ledger}") if ledger else ("--config", str(config))
+    return CliRunner().invoke(root, [*arguments, *options])
+
+
+def charges(path: Path) -> int:
+    ledger = Ledger.open(f"sqlite:///{path}")
+    try:
+        with ledger.database.transaction() as connection:
+            newest = heads.newest(connection)
+        return newest.n if newest else 0
+    finally:
+        ledger.close()
+
+
+@pytest.mark.parametrize("command", WRITING.values(), ids=WRITING)
+@pytest.mark.parametrize("named", [False, True], ids=["configured", "by URL"])
+def test_a_command_writes_nothing_into_an_older_copy(
+    tmp_path: Path, command: tuple[str, ...], *, named: bool
+) -> None:
+    """Before the collector has marked it: nothing but the file of the known head says so."""
+    state, older = site(tmp_path)
+    shutil.copy(older, state / FILE)
+    before = charges(state / FILE)
+    result = run(state, *command, ledger=state / FILE if named else None)
+    assert result.exit_code == 1, result.output
+    assert "it lacks head 3, which was recorded; fix: restore the newest database" in result.output
+    assert charges(state / FILE) == before
+    listed = run(state, "bill", "list")
+    assert listed.exit_code == 0, listed.output
+
+
+def test_another_database_in_its_place_is_written_only_where_it_is_named(tmp_path: Path) -> None:
+    state, _ = site(tmp_path)
+    (state / FILE).unlink()
+    for file in (state / FILE, state / "practice.sqlite"):
+        ledger = Ledger.open(f"sqlite:///{file}")
+        opened(ledger, ALL)
+        ledger.close()
+    result = run(state, *WRITING["adjust"])
+    assert result.exit_code == 1, result.output
+    assert "its identity is" in result.output
+    result = run(state, *WRITING["adjust"], ledger=state / "practice.sqlite")
+    assert result.exit_code == 0, result.output
+
+
+def test_the_newest_database_and_a_copy_that_was_accepted_are_written(tmp_path: Path) -> None:
+    state, older = site(tmp_path)
+    assert run(state, *WRITING["adjust"]).exit_code == 0
+    shutil.copy(older, state / FILE)
+    assert run(state, *WRITING["adjust"]).exit_code == 1
+    accepted = run(state, "bill", "accept-copy", "--reason", "the disk is gone", "--yes")
+    assert accepted.exit_code == 0, accepted.output
+    assert run(state, *WRITING["adjust"]).exit_code == 0
+
+
+def test_a_damaged_file_of_the_known_head_is_reported_and_written_again(tmp_path: Path) -> None:
+    state, _ = site(tmp_path)
+    (state / known_head.FILE).write_bytes(b"\xff")
+    result = run(state, *WRITING["adjust"])
+    assert result.exit_code == 1, result.output
+    assert "damaged file" in result.output
+    assert "restart the collector" in result.output
+    ledger = Ledger.open(f"sqlite:///{state / FILE}")
+    with ledger.database.transaction() as connection:
+        newest = heads.newest(connection)
+    watch = LedgerWatch(
+        lambda: ledger.database, audit_log(tmp_path / "log"), lambda: 0, state / known_head.FILE
+    )
+    watch.start(newest)
+    watch.check()
+    ledger.close()
+    assert msgspec.json.decode((state / known_head.FILE).read_bytes(), type=Head) == newest
+    assert run(state, *WRITING["adjust"]).exit_code == 0
+
+
+def watched(ledger: Ledger, directory: Path) -> tuple[LedgerWatch, Callable[[], Head | None]]:
+    watch = LedgerWatch(lambda: ledger.database, audit_log(directory), lambda: 0, directory / "k")
+    return watch, lambda: known_head.read(directory / "k")
+
+
+async def test_a_head_is_known_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path / FILE}")
+    books: Books = opened(ledger, ALL)
+    (tmp_path / "state").mkdir()
+    watch, known = watched(ledger, tmp_path / "state")
+    log = audit_log(tmp_path / "log")
+    async with running(log):
+        await log.append(draft(0, kind="log.genesis"))
+        drain = Drain(lambda: ledger.database, log, recorded=watch.check)
+        while await drain.step():
+            pass
+        first = known()
+        await asyncio.to_thread(books.close, ONE, after(ONE))
+        await drain.step()
+        second = known()
+    ledger.close()
+    assert first is not None
+    assert second is not None
+    assert second.n > first.n
