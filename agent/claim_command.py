@@ -20,6 +20,7 @@ import click
 from agent.config import PREFIX, AgentSettings
 from agent.tenancy.names import CLAIMS, SOCKET
 from railscope import settings
+from railscope.bounded_http import bound_answers
 from railscope.systemd import state_directory
 
 _CONFIG = Path("/etc/railscope/agent.toml")
@@ -27,6 +28,8 @@ _CONFIG = Path("/etc/railscope/agent.toml")
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 """An answer waits for the disk."""
+_MAX_ANSWER_BYTES = 64 << 20
+"""Of the list of all claims of a node."""
 _AWAY, _UNAVAILABLE, _CONFLICT = 0, 503, 409
 _OK = 200
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -45,11 +48,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class _Agent:
+class AgentClient:
     """The agent of this server. It is asked again for as long as it is away or not ready."""
 
-    def __init__(self, where: str, token: str, timeout: float) -> None:
+    def __init__(
+        self, where: str, token: str, timeout: float, *,
+        answer_seconds: float = _ANSWER_SECONDS, max_bytes: int = _MAX_ANSWER_BYTES,
+    ) -> None:  # fmt: skip
         self._where, self._token, self._timeout = where, token, timeout
+        self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Its answer. Raises ClickException with what it says against it."""
@@ -65,6 +72,7 @@ class _Agent:
 
     def _try(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:
         connection = self._connection()
+        bound_answers(connection, self._max_bytes, self._answer_seconds)
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -84,9 +92,11 @@ class _Agent:
 
     def _connection(self) -> http.client.HTTPConnection:
         if not self._where.startswith("http"):
-            return _UnixConnection(self._where, _ANSWER_SECONDS)
+            return _UnixConnection(self._where, self._answer_seconds)
         parts = urlsplit(self._where)
-        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+        return http.client.HTTPConnection(
+            parts.hostname or "", parts.port, timeout=self._answer_seconds
+        )
 
 
 def _reaches_the_agent(command: Command) -> Command:
@@ -106,7 +116,7 @@ def _reaches_the_agent(command: Command) -> Command:
     return command
 
 
-def _agent(where: Mapping[str, Any]) -> _Agent:
+def _agent(where: Mapping[str, Any]) -> AgentClient:
     """The agent by the options; without any, by the settings that it has where it is installed."""
     token_file: Path | None = where["token_file"]
     try:
@@ -115,13 +125,13 @@ def _agent(where: Mapping[str, Any]) -> _Agent:
         message = f"{token_file}: {error.strerror}"
         raise click.ClickException(message) from error
     if where["url"]:
-        return _Agent(where["url"], token, where["timeout"])
+        return AgentClient(where["url"], token, where["timeout"])
     if where["path"]:
-        return _Agent(where["path"], "", where["timeout"])
+        return AgentClient(where["path"], "", where["timeout"])
     config = where["config"] or (_CONFIG if _CONFIG.is_file() else None)
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
     state = state_directory(loaded.state_directory, AgentSettings().state_directory)
-    return _Agent(loaded.tenancy.socket or str(state / SOCKET), "", where["timeout"])
+    return AgentClient(loaded.tenancy.socket or str(state / SOCKET), "", where["timeout"])
 
 
 @click.group()

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import h11
 
+from railscope.bounded_http import MAX_HEAD_BYTES
+
 MOST_ANSWER_BYTES = 1 << 20
 READ_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
@@ -101,24 +103,32 @@ class HttpClient:
 
     async def _answer(self, reader: asyncio.StreamReader) -> Answer:
         head: h11.Response | None = None
-        body = b""
+        body = bytearray()
+        received = 0
         while True:
             event = self._state.next_event()
             if event is h11.NEED_DATA:
-                self._state.receive_data(await reader.read(READ_BYTES))
+                piece = await reader.read(READ_BYTES)
+                received += len(piece)
+                self._check_length(received - MAX_HEAD_BYTES)
+                self._state.receive_data(piece)
             elif isinstance(event, h11.Response):
                 head = event
             elif isinstance(event, h11.Data):
-                body += bytes(event.data)
-                if len(body) > self._most_answer_bytes:
-                    message = f"the answer is longer than {self._most_answer_bytes} bytes"
-                    raise HttpError(message)
+                body += event.data
+                self._check_length(len(body))
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in head.headers}
-                return Answer(head.status_code, headers, body)
+                return Answer(head.status_code, headers, bytes(body))
             elif isinstance(event, h11.ConnectionClosed):
                 message = "the server closed the connection without an answer"
                 raise HttpError(message)
+
+    def _check_length(self, length: int) -> None:
+        """Raise HttpError for an answer that is too long."""
+        if length > self._most_answer_bytes:
+            message = f"the answer is longer than {self._most_answer_bytes} bytes"
+            raise HttpError(message)
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dashboards import COLUMNS
+from railscope.bounded_http import read_body
 
 Values = Mapping[str, str]
 Numbers = NDArray[np.float64]
@@ -21,6 +22,7 @@ Numbers = NDArray[np.float64]
 _ROUND_SECONDS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800)
 _SCRAPES_OF_A_RATE = 4
 _NATURAL_ORDER = 7
+TIMEOUT_SECONDS, MAX_ANSWER_BYTES = 120.0, 256 << 20
 """VariableSort of Grafana's schema: ascending, numbers in a text by their value."""
 
 
@@ -101,15 +103,20 @@ def filled(text: str, values: Values) -> str:
 class Prometheus:
     """The API of a Prometheus, or of another server that speaks it; a context manager."""
 
-    def __init__(self, url: str, *, most_at_once: int = 4) -> None:
+    def __init__(
+        self, url: str, *, most_at_once: int = 4, timeout_seconds: float = TIMEOUT_SECONDS,
+        max_bytes: int = MAX_ANSWER_BYTES,
+    ) -> None:  # fmt: skip
         self.url = url
         self._api = url.rstrip("/") + "/api/v1/"
         self._most_at_once = most_at_once
+        self._timeout_seconds, self._max_bytes = timeout_seconds, max_bytes
 
     async def __aenter__(self) -> Self:
         """Open connections as they are needed."""
         connector = aiohttp.TCPConnector(limit=self._most_at_once)
-        self._session = aiohttp.ClientSession(connector=connector)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_seconds)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -120,9 +127,9 @@ class Prometheus:
         """The data of an answer. Raises AskingError where there is none."""
         try:
             async with self._session.get(self._api + path, params=parameters) as response:
-                answer = json.loads(await response.text())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            message = f"no answer from {self._api}: {error}"
+                answer = json.loads(await read_body(response, self._max_bytes))
+        except (aiohttp.ClientError, OSError) as error:
+            message = f"no answer from {self._api}: {error or type(error).__name__}"
             raise AskingError(message) from error
         except ValueError as error:
             message = (

@@ -29,6 +29,8 @@ from h2.events import (
 )
 from h2.exceptions import H2Error
 
+from railscope.bounded_http import MAX_HEAD_BYTES
+
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LIST, ALLOCATABLE, GET = "List", "GetAllocatableResources", "Get"
 MOST_BYTES = 64 << 20
@@ -117,15 +119,23 @@ def _exchange(connection: socket.socket, request: _Request, answer: _Answer) -> 
     http.send_headers(stream, request.headers)
     content = _PREFIX.pack(0, len(request.content)) + request.content
     http.send_data(stream, content, end_stream=True)
+    left_bytes = answer.most_bytes + MAX_HEAD_BYTES
     while not answer.has_ended:
         connection.settimeout(request.left_seconds)
         connection.sendall(http.data_to_send())
         received = connection.recv(_PIECE)
         if not received:
             raise OSError(errno.ECONNRESET, "the kubelet closed the connection within its answer")
+        left_bytes -= len(received)
+        if left_bytes < 0:  # pings and other frames without end
+            raise _too_long(answer.most_bytes)
         for event in http.receive_data(received):
             if not answer.has_ended:  # what comes after an answer takes nothing of it away
                 _take(http, event, answer)
+
+
+def _too_long(max_bytes: int) -> OSError:
+    return OSError(errno.EMSGSIZE, f"the kubelet answers more than {max_bytes} bytes")
 
 
 def _take(http: H2Connection, event: Event, answer: _Answer) -> None:
@@ -136,8 +146,7 @@ def _take(http: H2Connection, event: Event, answer: _Answer) -> None:
     elif isinstance(event, DataReceived):
         answer.content += event.data or b""
         if len(answer.content) > answer.most_bytes:
-            message = f"the kubelet answers more than {answer.most_bytes} bytes"
-            raise OSError(errno.EMSGSIZE, message)
+            raise _too_long(answer.most_bytes)
         if event.flow_controlled_length:
             http.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
     elif isinstance(event, StreamReset | ConnectionTerminated):

@@ -9,6 +9,8 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from railscope.bounded_http import bound_answers
+
 MAX_BYTES = 64 << 20
 PATH = "/pods"
 _OK = 200
@@ -21,6 +23,7 @@ def pod_list(
     """The answer to GET /pods. Raises OSError; PermissionError where the kubelet denies it."""
     parts = urlsplit(url)
     connection = _connection(url, ca_file, timeout)
+    bound_answers(connection, max_bytes, timeout)
     headers = {"Accept": "application/json", "Connection": "close"}
     if token_file:  # a token never travels unencrypted
         if parts.scheme != "https":

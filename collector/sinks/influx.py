@@ -22,12 +22,14 @@ import structlog
 from collector.config import Influx
 from collector.views.refresh import Views
 from collector.views.table import Cell, View
+from railscope.bounded_http import bound_answers
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
 LINES_PER_WRITE = 5000
-_TIMEOUT_MS = 10_000
+TIMEOUT_SECONDS = 10.0
+MAX_ANSWER_BYTES = 1 << 20
 _NEVER_ACCEPTED = {400, 413, 422}
 _TAG_ESCAPES = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ ", "\n": "\\ ", "\r": "\\ "})
 _AMBIGUOUS_BACKSLASHES = re.compile(r"\\+(?=[,= \r\n]|\Z)")
@@ -75,6 +77,7 @@ class InfluxSink:
 
     settings: Influx
     views: Callable[[], Views]
+    timeout_seconds: float = TIMEOUT_SECONDS
     written: int = 0
     dropped: int = 0
     _waiting: deque[str] = field(default_factory=deque)
@@ -89,7 +92,7 @@ class InfluxSink:
         """Write until cancelled; returns at once where no server is set."""
         if not self.settings.url:
             return
-        client = await asyncio.to_thread(_client, self.settings, self._token)
+        client = await asyncio.to_thread(_client, self.settings, self._token, self.timeout_seconds)
         try:
             while True:
                 await asyncio.sleep(self.settings.interval_seconds)
@@ -158,12 +161,36 @@ def probe(settings: Influx) -> str:
     return f"{settings.url} takes writes to bucket {settings.bucket}"
 
 
-def _client(settings: Influx, secret: str) -> Any:
+def _client(settings: Influx, secret: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
     from influxdb_client.client.influxdb_client import InfluxDBClient  # noqa: PLC0415 - 30 MiB, only where it is used
 
-    return InfluxDBClient(
-        url=settings.url, token=secret, org=settings.organisation, timeout=_TIMEOUT_MS
+    client = InfluxDBClient(
+        url=settings.url,
+        token=secret,
+        org=settings.organisation,
+        timeout=round(timeout_seconds * 1000),
     )
+    _bound_answers(client, timeout_seconds)
+    return client
+
+
+def _bound_answers(client: Any, timeout_seconds: float) -> None:
+    """Bound what the server answers: urllib3 reads all that comes, and its timeout is of each read."""
+    from urllib3.connection import HTTPConnection, HTTPSConnection  # noqa: PLC0415 - as above
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool  # noqa: PLC0415 - as above
+
+    def bounded(pool: Any, connection: Any) -> Any:
+        class Bounded(connection):  # type: ignore[misc]  # a class that is imported late
+            def getresponse(self) -> Any:
+                bound_answers(self, MAX_ANSWER_BYTES, timeout_seconds)
+                return super().getresponse()
+
+        return type("BoundedPool", (pool,), {"ConnectionCls": Bounded})
+
+    client.api_client.rest_client.pool_manager.pool_classes_by_scheme = {
+        "http": bounded(HTTPConnectionPool, HTTPConnection),
+        "https": bounded(HTTPSConnectionPool, HTTPSConnection),
+    }
 
 
 def _write(client: Any, settings: Influx, batch: Iterable[str]) -> str:

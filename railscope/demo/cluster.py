@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from railscope.bounded_http import read_body
 from railscope.demo.faults import ROUND_SECONDS, planned
 from railscope.demo.process import Program, run_to_end
 from railscope.simulator.live import LiveNode
@@ -28,6 +30,7 @@ COLLECTOR_PORT, OWN_PORT = 19470, 19460
 
 PUSH_SECONDS = "1"
 _SETTLE_SECONDS = 15.0
+_TIMEOUT, _MAX_ANSWER_BYTES = aiohttp.ClientTimeout(total=60), 64 << 20
 _UPTIME_NS = 9 * 86_400 * 1_000_000_000
 _TENANTS = """tenant,source,owner,from,to
 language,slurm,research,2020-01-01T00:00:00Z,
@@ -102,7 +105,7 @@ class Cluster:
 
     async def __aenter__(self) -> Self:
         """Start everything and wait until all agents serve their metrics."""
-        self._session = aiohttp.ClientSession(raise_for_status=True)
+        self._session = aiohttp.ClientSession(raise_for_status=True, timeout=_TIMEOUT)
         environment = {
             **os.environ,
             "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "1",
@@ -208,13 +211,13 @@ class Cluster:
 
     async def _own_counts(self) -> dict[str, float]:
         async with self._session.get(self._url + "/metrics") as response:
-            lines = (await response.text()).splitlines()
+            lines = (await read_body(response, _MAX_ANSWER_BYTES)).decode().splitlines()
         plain = [line.split(" ") for line in lines if not line.startswith("#") and "{" not in line]
         return {name: float(value) for name, value in plain}
 
     async def _get(self, path: str) -> dict[str, Any]:
         async with self._session.get(self._url + path) as response:
-            content: dict[str, Any] = await response.json()
+            content: dict[str, Any] = json.loads(await read_body(response, _MAX_ANSWER_BYTES))
             return content
 
     def addresses(self) -> str:

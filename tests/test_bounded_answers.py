@@ -1,0 +1,172 @@
+"""Every HTTP client ends in time and within its bound of bytes, whatever the server sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from pathlib import Path
+
+import click
+import pytest
+from structlog.testing import capture_logs
+
+from agent.claim_command import AgentClient
+from agent.host.kubelet import Kubelet
+from agent.host.kubelet_pods import pod_list
+from agent.http_client import HttpClient
+from collector.config import Influx
+from collector.sinks.influx import InfluxSink
+from collector.views.refresh import Views
+from collector.views.table import Cell, View
+from dashboards.asking import AskingError, Prometheus
+from railscope.catalog import collector as catalog
+
+MAX_BYTES = 100_000
+SECONDS = 0.5
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+PIECE = b"x" * 10_000
+PING = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + bytes(8)
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+ANSWERS: dict[str, Callable[[], Iterator[bytes]]] = {
+    "a body without end": lambda: chain([HEAD + b"\r\n"], repeat(PIECE)),
+    "chunks without end": lambda: chain(
+        [HEAD + b"Transfer-Encoding: chunked\r\n\r\n"], repeat(b"2710\r\n" + PIECE + b"\r\n")
+    ),
+    "informational answers without end": lambda: repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+    "headers without end": lambda: chain([HEAD], repeat(b"X-More: " + PIECE + b"\r\n")),
+    "nothing": lambda: iter(()),
+    "one byte at a time": lambda: chain([HEAD + b"Content-Length: 90000\r\n\r\n"], repeat(b" ")),
+    "half a head": lambda: iter((HEAD,)),
+    "pings without end": lambda: chain([SETTINGS], repeat(PING * 500)),
+}
+SLOW = {"one byte at a time"}
+
+
+class Server:
+    """A server that answers whatever it is asked with the same bytes, and never closes."""
+
+    def __init__(
+        self, family: socket.AddressFamily, address: tuple[str, int] | str, what: str
+    ) -> None:
+        self._listening = socket.socket(family)
+        self._listening.bind(address)
+        self._listening.listen(16)
+        self._what = what
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+        self.address = self._listening.getsockname()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                thread = threading.Thread(target=self._serve, args=(connection,))
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(0.1)
+            connection.recv(65536)
+            for piece in ANSWERS[self._what]():
+                while True:
+                    if self._ended.is_set():
+                        return
+                    try:
+                        connection.sendall(piece)
+                        break
+                    except TimeoutError:
+                        return  # the client reads no more
+                if self._what in SLOW:
+                    self._ended.wait(0.02)
+            self._ended.wait()
+
+    def close(self) -> None:
+        """End all connections."""
+        self._ended.set()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture(params=ANSWERS)
+def what(request: pytest.FixtureRequest) -> str:
+    """What the server answers."""
+    return str(request.param)
+
+
+@pytest.fixture
+def url(what: str) -> Iterator[str]:
+    """A server on loopback."""
+    server = Server(socket.AF_INET, ("127.0.0.1", 0), what)
+    yield f"http://127.0.0.1:{server.address[1]}"
+    server.close()
+
+
+@pytest.fixture
+def unix(what: str, tmp_path: Path) -> Iterator[Path]:
+    """A server on a Unix socket."""
+    server = Server(socket.AF_UNIX, str(tmp_path / "s"), what)
+    yield tmp_path / "s"
+    server.close()
+
+
+def test_the_agent_asks_the_kubelet_for_pods_within_bounds(url: str) -> None:
+    with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
+        pod_list(f"{url}/pods", "", "", SECONDS, MAX_BYTES)
+
+
+def test_the_agent_asks_the_kubelet_for_devices_within_bounds(unix: Path) -> None:
+    with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
+        Kubelet(str(unix), SECONDS, MAX_BYTES).ask("List")
+
+
+def claims_asked_for(where: str) -> None:
+    client = AgentClient(where, "", 0.0, answer_seconds=SECONDS, max_bytes=MAX_BYTES)
+    with pytest.raises(click.ClickException, match="no agent answers"):
+        client.ask("GET", "/claims")
+
+
+def test_the_claim_command_asks_an_address_within_bounds(url: str) -> None:
+    claims_asked_for(url)
+
+
+def test_the_claim_command_asks_a_socket_within_bounds(unix: Path) -> None:
+    claims_asked_for(str(unix))
+
+
+async def test_the_agent_asks_its_collector_within_bounds(url: str) -> None:
+    client = HttpClient(url, None, SECONDS, MAX_BYTES)
+    with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
+        await client.get({})
+    await client.close()
+
+
+async def test_pictures_ask_prometheus_within_bounds(url: str) -> None:
+    async with Prometheus(url, timeout_seconds=SECONDS, max_bytes=MAX_BYTES) as prometheus:
+        with pytest.raises(AskingError):
+            await asyncio.wait_for(prometheus.get("query", query="up"), 60)
+
+
+async def test_the_collector_writes_to_influxdb_within_bounds(url: str) -> None:
+    """Lines wait for the server's next answer, or are dropped where it refuses them for good."""
+    cell = Cell(catalog.NODE_UP, ("n1",), 1.0)
+    settings = Influx(url=url, interval_seconds=0.1)
+    sink = InfluxSink(
+        settings, lambda: Views(node=View("node", 7, (cell,))), timeout_seconds=SECONDS
+    )
+    with capture_logs() as logs:
+        task = asyncio.create_task(sink.run())
+        async with asyncio.timeout(60):
+            while not any(one["event"] == "influx_unreachable" for one in logs):
+                assert not task.done()
+                await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.wait({task})
+    assert sink.written == 0
