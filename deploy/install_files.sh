@@ -13,9 +13,16 @@ binaries=$4
 cd "$(dirname "$0")/.."
 share=$prefix/share/railscope
 
+# A setting that is a comment shows its default: one below the usual directory of settings is no
+# default where they are elsewhere, and is set.
+defaults=
+if [ "$configuration" != /etc/railscope ]; then
+    defaults='s|^# \([a-z_]* = "/etc/railscope/\)|\1|'
+fi
+
 # Write a file with the directories of this installation.
 adapt() {
-    sed -e "s|/opt/railscope|$prefix|g" -e "s|/etc/railscope|$configuration|g" \
+    sed -e "$defaults" -e "s|/opt/railscope|$prefix|g" -e "s|/etc/railscope|$configuration|g" \
         -e "s|/var/lib/grafana/dashboards/railscope|$share/dashboards|g" \
         -e 's|\.\./\.\./alerts/rules|rules|g' "$1"
 }
@@ -64,6 +71,8 @@ done
 for script in deploy/slurm/*.sh; do
     put "$script" "$share/slurm/$(basename "$script")"
 done
-put deploy/systemd/tenancy.conf "$share/systemd/tenancy.conf"
+for dropin in deploy/systemd/*.conf; do
+    put "$dropin" "$share/systemd/$(basename "$dropin")"
+done
 mkdir -p "$binaries"
 ln -sfn "$prefix/bin/railscope" "$binaries/railscope"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tomllib
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from collector.config import PREFIX, CollectorSettings
+from railscope import settings
 from tests.support.alert_rules import ROOT, RULES
 
 USUAL = ("/opt/railscope", "/etc/railscope", "/var/lib/grafana/dashboards/railscope")
@@ -43,11 +46,56 @@ def test_no_file_names_a_directory_that_was_not_chosen(root: Path):
 
 
 def test_samples_name_files_beside_them(root: Path):
-    settings = (root / "etc/rs/collector.toml").read_text()
+    sample = (root / "etc/rs/collector.toml").read_text()
     assert f"{root}/etc/rs/" in (root / "units/railscope-collector.service").read_text()
-    assert not any(tomllib.loads(settings).values()), "every setting is a comment"
+    found = {name: value for name, value in tomllib.loads(sample).items() if value}
+    assert found == {"tokens_file": f"{root}/etc/rs/tokens.toml"}, "all else is a comment"
     for name in ("tenants.csv", "inventory.csv", "claims.csv", "tokens.toml", "agent.toml"):
         assert (root / "etc/rs" / name).is_file()
+
+
+def test_the_collector_and_its_check_find_the_tokens_beside_the_settings(root: Path):
+    """`make install CONFIGURATION=` chooses where the tokens are, too."""
+    loaded = settings.load(
+        CollectorSettings, file=root / "etc/rs/collector.toml", prefix=PREFIX, environment={}
+    )
+    assert loaded.tokens_file == f"{root}/etc/rs/tokens.toml"
+    assert Path(loaded.tokens_file).is_file()
+
+
+def test_in_the_usual_directory_every_setting_stays_a_comment(tmp_path: Path):
+    """Run on a copy, as root of a file system of its own would be needed otherwise."""
+    script = (ROOT / "deploy/install_files.sh").read_text()
+    adapt = script[
+        script.index("defaults=") : script.index("# Install a file that belongs to the program")
+    ]
+    copied = tmp_path / "adapt.sh"
+    places = (
+        "prefix=/opt/railscope configuration=/etc/railscope share=/opt/railscope/share/railscope"
+    )
+    copied.write_text(f"set -eu\n{places}\n{adapt}\nadapt {ROOT}/deploy/collector.toml\n")
+    outcome = subprocess.run(["sh", copied], capture_output=True, text=True, check=True)
+    assert outcome.stdout == (ROOT / "deploy/collector.toml").read_text()
+
+
+def test_every_drop_in_of_the_units_is_installed(root: Path):
+    installed = root / "opt/rs/share/railscope/systemd"
+    units = "".join(unit.read_text() for unit in (root / "units").glob("*.service"))
+    named = set(re.findall(r"\b([a-z]+\.conf) \(", units))
+    assert named == {"network.conf", "clock.conf", "tenancy.conf"}
+    assert {path.name for path in installed.glob("*.conf")} == named
+
+
+def test_slurms_scripts_use_the_settings_that_are_installed(root: Path, tmp_path: Path):
+    share = root / "opt/rs/share/railscope/slurm"
+    (tmp_path / "railscope").write_text('#!/bin/sh\necho "$@" >"$0.said"\n')
+    (tmp_path / "railscope").chmod(0o755)
+    for script, verb in (("prolog.sh", "start"), ("epilog.sh", "end")):
+        environment = {"PATH": "/usr/bin:/bin", "RAILSCOPE": str(tmp_path / "railscope")}
+        subprocess.run([share / script], env=environment, capture_output=True, check=False)
+        said = (tmp_path / "railscope.said").read_text().split()
+        assert said[:2] == ["claim", verb]
+        assert said[-2:] == ["--config", f"{root}/etc/rs/agent.toml"]
 
 
 def test_prometheus_finds_every_rule_where_it_is_installed(root: Path):
@@ -89,11 +137,11 @@ def test_the_command_of_the_runbooks_is_on_the_path(root: Path):
 
 
 def test_what_the_administrator_changed_stays(root: Path):
-    settings, rules = root / "etc/rs/agent.toml", root / "etc/rs/prometheus/rules/gpu.yml"
-    settings.write_text('node = "mine"\n')
+    agent, rules = root / "etc/rs/agent.toml", root / "etc/rs/prometheus/rules/gpu.yml"
+    agent.write_text('node = "mine"\n')
     rules.write_text("groups: []\n")
     output = install(root)
-    assert settings.read_text() == 'node = "mine"\n'
+    assert agent.read_text() == 'node = "mine"\n'
     assert rules.read_text() == "groups: []\n"
     assert output == f"kept {rules}; the new version is {rules}.new\n"
     assert "RailscopeGpuXid" in rules.with_name("gpu.yml.new").read_text()

@@ -7,6 +7,12 @@
 #     railscope claim list; railscope claim end slurm-123 --end 2026-01-01T12:00:00Z
 
 railscope=${RAILSCOPE:-/opt/railscope/bin/railscope}
+settings=/etc/railscope/agent.toml
 
-"$railscope" claim end --from-slurm --timeout 2 2>&1 | logger -t railscope-epilog
+set --
+if [ -e "$settings" ]; then
+    set -- --config "$settings"
+fi
+
+"$railscope" claim end --from-slurm --timeout 2 "$@" 2>&1 | logger -t railscope-epilog
 exit 0

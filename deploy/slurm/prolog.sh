@@ -8,6 +8,12 @@
 # job starts all the same. The agent then finds the job by its control group, some seconds later.
 
 railscope=${RAILSCOPE:-/opt/railscope/bin/railscope}
+settings=/etc/railscope/agent.toml
 
-"$railscope" claim start --from-slurm --timeout 2 2>&1 | logger -t railscope-prolog
+set --
+if [ -e "$settings" ]; then
+    set -- --config "$settings"
+fi
+
+"$railscope" claim start --from-slurm --timeout 2 "$@" 2>&1 | logger -t railscope-prolog
 exit 0
