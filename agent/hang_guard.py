@@ -13,13 +13,13 @@ hang as well, each in its own thread, up to `MAX_HUNG_CALLS`; beyond that a fami
 from __future__ import annotations
 
 import errno
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeVar
 
+from agent.call_time import CallTime
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
 from railscope.reading import Absent
 
@@ -71,9 +71,10 @@ class HungCalls:
 class GuardedHost:
     """A host for one family: notes what its thread is doing, and keeps it from hung devices."""
 
-    def __init__(self, host: Host, hung: HungCalls) -> None:
+    def __init__(self, host: Host, hung: HungCalls, time: CallTime) -> None:
         self._host = host
         self._hung = hung
+        self._time = time
         self._refused: set[str] = set()
         """Hung devices that sources of this family asked for since the last probe."""
         self._running: list[tuple[str, str, float]] = []
@@ -99,7 +100,7 @@ class GuardedHost:
     def running_seconds(self) -> float:
         """Time that the present call has taken so far; 0 between two calls."""
         try:
-            return time.monotonic() - self._running[-1][2]
+            return self._time.seconds() - self._running[-1][2]
         except IndexError:
             return 0.0
 
@@ -117,7 +118,7 @@ class GuardedHost:
             device, call, since = self._running.pop()
         except IndexError:
             return None
-        age_ns = round((time.monotonic() - since) * 1e9)
+        age_ns = round((self._time.seconds() - since) * 1e9)
         hung = HungCall(device, call, self.clock.now().boot_ns - age_ns)
         self._hung.by_device[device] = hung
         self._running = []
@@ -155,7 +156,7 @@ class GuardedHost:
         if device in self._hung.by_device:
             self._refuse(device)
         running = self._running
-        running.append((device, name, time.monotonic()))
+        running.append((device, name, self._time.seconds()))
         try:
             return call()
         finally:

@@ -6,18 +6,20 @@ device of that call has no values, for the reason `timeout` (agent/hang_guard.py
 A read never overlaps itself: while one that is merely slow has not come back, ticks of its family are
 missed and counted, its sources age, and their readings have no value for the same reason. A read that
 comes back after its deadline is thrown away, because no one knows what instant it speaks of.
+
+Deadlines do not count time in which the agent itself did not run (agent/call_time.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent.budget import Keeper
+from agent.call_time import CallTime
 from agent.device_thread import DeviceThread
 from agent.hang_guard import GuardedHost, HungCalls
 from agent.host import Clock, Host
@@ -75,16 +77,17 @@ class _Member:
 class _Reads:
     """Reads of several members, one after the other, on their family's thread."""
 
-    def __init__(self, members: Sequence[_Member]) -> None:
+    def __init__(self, members: Sequence[_Member], time: CallTime) -> None:
         self.members = members
         self.outcomes: list[Outcome] = []
-        self.running_since = time.monotonic()
+        self._time = time
+        self.running_since = time.seconds()
         self.taken = 0
         """How many outcomes have been used; what comes after them comes too late."""
 
     def run(self) -> None:
         for member in self.members:
-            self.running_since = time.monotonic()
+            self.running_since = self._time.seconds()
             self.outcomes.append(member.reader.run())
 
     @property
@@ -167,6 +170,7 @@ class Sampler:
     keeper: Keeper | None = None
     statuses: dict[str, Status] = field(default_factory=dict)
     hung: HungCalls = field(default_factory=HungCalls)
+    call_time: CallTime = field(default_factory=CallTime)
     _grader: Grader = field(default_factory=Grader)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -207,7 +211,7 @@ class Sampler:
         found: dict[str, _Family] = {}
         for source in self.sources:
             if source.family not in found:
-                guard = GuardedHost(self.host, self.hung)
+                guard = GuardedHost(self.host, self.hung, self.call_time)
                 found[source.family] = _Family(source.family, guard)
             family = found[source.family]
             meter = self.keeper.meter if self.keeper else None
@@ -253,6 +257,9 @@ class Sampler:
             family.forget_plans()
         if family.pending:
             future, reads = family.pending
+            if not future.done():
+                # After a stall of the agent, the thread gets the time to come back.
+                await self.call_time.wait(future, TURN_SECONDS)
             if not future.done() and not family.leave_hung_call(self._limit(reads.running)):
                 for member in due:
                     member.status.missed_ticks += 1
@@ -270,7 +277,7 @@ class Sampler:
 
     async def _read_due(self, family: _Family, due: Sequence[_Member]) -> Sequence[_Member]:
         """Read members, up to one that hangs; those that remain to be read by a new thread."""
-        reads = _Reads(due)
+        reads = _Reads(due, self.call_time)
         future = await self._read(family, reads)
         is_left = not future.done() and family.leave_hung_call(self._limit(reads.running))
         now = self.clock.now()
@@ -309,15 +316,15 @@ class Sampler:
         """
         async with nullcontext() if family.is_prompt else self._turn:
             future = family.thread.submit(reads.run)
-            await asyncio.wait({future}, timeout=TURN_SECONDS)
+            await self.call_time.wait(future, TURN_SECONDS)
         while not future.done():
-            spent = time.monotonic() - reads.running_since
+            spent = self.call_time.seconds() - reads.running_since
             left = self._deadline_seconds(reads.running) - spent
             limit, of_call = self._limit(reads.running), family.guard.running_seconds
             if of_call >= limit or (left <= 0 and of_call < limit / 2):
                 break
             # A read whose time is over in the middle of a long call: whether that hangs shows soon.
-            await asyncio.wait(
-                {future}, timeout=min(left, limit - of_call) if left > 0 else limit - of_call
+            await self.call_time.wait(
+                future, min(left, limit - of_call) if left > 0 else limit - of_call
             )
         return future

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from agent.budget import Keeper
+from agent.call_time import CallTime
 from agent.config import AgentSettings
 from agent.counter_memory import CounterMemory
 from agent.host import Clock, Host
@@ -89,6 +90,8 @@ class Agent:
     own_events: list[Event] = field(default_factory=list)
     meter: Meter | None = None
     """Measures this process; without one, that of the host: a replay costs nothing of the agent."""
+    call_time: CallTime = field(default_factory=CallTime)
+    """Measures how long calls and reads take."""
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
@@ -106,6 +109,7 @@ class Agent:
             self._publish,
             Limits(shortest_seconds=self.settings.deadline_seconds),
             self.keeper,
+            call_time=self.call_time,
         )
         self.page = Page(
             self.node,

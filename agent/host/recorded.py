@@ -112,8 +112,10 @@ class RecordedHost:
         clock: Clock,
         offset_ns: Callable[[], int],
         timeline: Present | None = None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._capture = capture
+        self._pause = pause
         self._clock = clock
         self._offset_ns = offset_ns
         self._timeline = timeline or Timeline(capture.moments)
@@ -193,7 +195,7 @@ class RecordedHost:
     def _look(self, section: str, key: str) -> Json:
         try:
             while (stored := self._timeline.look(section, key, self._offset_ns())) == PENDING:
-                time.sleep(LOOK_AGAIN_SECONDS)  # nothing tells a thread that time has passed
+                self._pause(LOOK_AGAIN_SECONDS)  # nothing tells a thread that time has passed
         except KeyError:
             raise OSError(errno.ENOENT, f"{key} is not in the capture") from None
         return result(stored)

@@ -7,6 +7,7 @@ import threading
 import pytest
 from support.machine import FakeHost
 
+from agent.call_time import CallTime
 from agent.hang_guard import GuardedHost, HungCall, HungCalls, device_asked, device_of
 from agent.host import NvmlError
 from railscope.reading import PRESENT, Absent
@@ -57,7 +58,7 @@ def guarded(device: str) -> tuple[FakeHost, GuardedHost]:
     host, hung = FakeHost(), HungCalls()
     hung.by_device[device] = HungCall(device, "a call", host.clock.now().boot_ns)
     host.clock.advance(12)
-    return host, GuardedHost(host, hung)
+    return host, GuardedHost(host, hung, CallTime())
 
 
 def test_a_hung_device_is_not_asked_and_others_are() -> None:
@@ -101,7 +102,7 @@ def test_kept_files_of_a_hung_device_are_passed_over() -> None:
 
 def test_a_call_that_returned_is_not_abandoned() -> None:
     host, hung = FakeHost(), HungCalls()
-    guard = GuardedHost(host, hung)
+    guard = GuardedHost(host, hung, CallTime())
     host.files["/proc/a"] = "1"
     assert guard.read("/proc/a") == b"1"
     assert guard.running_seconds == 0
@@ -111,7 +112,11 @@ def test_a_call_that_returned_is_not_abandoned() -> None:
 
 def test_a_call_that_returns_later_ends_its_thread_and_frees_its_device() -> None:
     host, hung = FakeHost(), HungCalls()
-    guard, entered, released = GuardedHost(host, hung), threading.Event(), threading.Event()
+    guard, entered, released = (
+        GuardedHost(host, hung, CallTime()),
+        threading.Event(),
+        threading.Event(),
+    )
     came: list[str] = []
 
     def content() -> str:

@@ -17,6 +17,7 @@ from support.pages import Sample, sample, samples
 from support.reading import ORIGIN, readings
 from support.sampling import Sampling, sampling
 
+from agent.call_time import CallTime
 from agent.device_thread import DeviceThread
 from agent.hang_guard import MAX_HUNG_CALLS, GuardedHost, HungCall, HungCalls
 from agent.reader import Reader
@@ -276,7 +277,7 @@ async def test_a_read_that_ends_at_its_deadline_is_late_for_no_one(host: FakeHos
     sampler = Sampler(host, ORIGIN, [Rdma()], frames.append, Limits(0, 0.01))
     status = sampler.statuses["rdma"]
     member = _Member(status, Reader(status.source, host, ORIGIN), 0)
-    family = _Family("network", GuardedHost(host, HungCalls()), [member])
+    family = _Family("network", GuardedHost(host, HungCalls(), CallTime()), [member])
     family.thread.stop()
     family.thread = cast("DeviceThread", Lagging())
     await sampler._tick(family, [member])  # noqa: SLF001 - a moment that no test can hit from outside

@@ -1,20 +1,24 @@
 """Hours of a simulated server in seconds: what a real agent has on its page all the while.
 
-Agent and server share a clock that a test moves; nobody waits for it.
+Agent and server share a clock that a test moves; nobody waits for it. Time limits of calls pass only
+while a call hangs, so that nothing depends on the speed of the machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import threading
+import time
 from collections.abc import AsyncIterator, Collection
 
 import msgspec
 from support.clock import NS, ManualClock
 from support.sampling import families
 
+from agent.call_time import CallTime
 from agent.config import AgentSettings, Budget, Bursts, Periods
-from agent.host.recorded import RecordedHost
+from agent.host.recorded import LOOK_AGAIN_SECONDS, RecordedHost
 from agent.service import Agent
 from railscope.exposition import Format
 from railscope.frame import Instant
@@ -23,6 +27,7 @@ from railscope.simulator import NodeSpec, simulate
 SCRAPE_SECONDS = 15
 UP_SECONDS = 1200
 """How long servers have been up when we first look: no rule thinks that they have just booted."""
+STEP_SECONDS = 0.5
 _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 
 Samples = list[str | None]
@@ -48,25 +53,62 @@ def _settings() -> AgentSettings:
     )
 
 
+class SteppedCallTime(CallTime):
+    """A stopwatch that is put forward when nothing goes on but calls that hang."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+        self._now = 0.0
+        self._hanging: set[int] = set()
+        """Threads in a call that has no answer yet; also those that the agent has abandoned."""
+        self._stepped = asyncio.Event()
+
+    def seconds(self) -> float:
+        return self._now
+
+    async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
+        until = self._now + seconds
+        while not future.done() and self._now < until:
+            step = asyncio.ensure_future(self._stepped.wait())
+            await asyncio.wait({future, step}, return_when=asyncio.FIRST_COMPLETED)
+            step.cancel()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, on the thread of a call that has no answer yet."""
+        self._hanging.add(threading.get_ident())
+        time.sleep(seconds)
+
+    async def settled(self, agent: Agent, clock: ManualClock) -> None:
+        """Wait until all families sleep; those that wait for a hung call have their time limits."""
+        count = families(agent.sampler.sources)
+        while clock.sleepers < count:
+            if clock.sleepers + len(self._hanging) - len(agent.sampler.hung.by_device) >= count:
+                self._now += STEP_SECONDS
+                self._stepped.set()
+                self._stepped = asyncio.Event()
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+
+
 async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
     """The agent's page at every scrape."""
     seconds = minutes * 60
     capture = simulate(spec, seconds, SCRAPE_SECONDS)
     clock = ManualClock(Instant(spec.started_wall_ns, spec.started_boot_ns))
     over = asyncio.Event()
+    call_time = SteppedCallTime()
 
     def offset_ns() -> int:
         # At last the recording starts over: what waits for a driver that is stuck comes back.
         return 0 if over.is_set() else clock.now().boot_ns - spec.started_boot_ns
 
-    host = RecordedHost(capture, clock, offset_ns)
-    agent = Agent(_settings(), host, spec.node)
+    host = RecordedHost(capture, clock, offset_ns, pause=call_time.pause)
+    agent = Agent(_settings(), host, spec.node, call_time=call_time)
     task = asyncio.create_task(agent.sampler.run())
     try:
         for scrape in range(seconds // SCRAPE_SECONDS + 1):
             if scrape:
                 clock.advance(SCRAPE_SECONDS)
-            await clock.asleep(families(agent.sampler.sources))
+            await call_time.settled(agent, clock)
             yield agent.page.text(Format.PROMETHEUS)
     finally:
         over.set()

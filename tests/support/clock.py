@@ -44,9 +44,14 @@ class ManualClock:
         now = self._now
         self._now = Instant(now.wall_ns + round(seconds * NS), now.boot_ns, now.uncertainty_ns)
 
+    @property
+    def sleepers(self) -> int:
+        """How many tasks sleep here."""
+        return sum(not wake.done() for _, wake in self._sleepers)
+
     async def asleep(self, count: int) -> None:
         """Wait until so many tasks sleep here: what was to do at this instant is done."""
         async with asyncio.timeout(20):
-            while sum(not wake.done() for _, wake in self._sleepers) < count:
+            while self.sleepers < count:
                 self._fallen_asleep.clear()
                 await self._fallen_asleep.wait()
