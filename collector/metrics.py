@@ -108,6 +108,10 @@ class Own:
             *(Cell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
             Cell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
             *(Cell(c.NODE_TWINS, (name,), 1) for name in self.twins.nodes(views.instant_ns)),
+            *(
+                Cell(c.UNPLACED_GPUS, (name,), float(amount))
+                for name, amount in self.settler.live.unplaced(views.instant_ns).items()
+            ),
             *(Cell(c.CONNECTIONS_CLOSED, (why,), n) for why, n in self.connections.closed.items()),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]

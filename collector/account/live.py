@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 
 from collector.account.amounts import Amounts
@@ -22,6 +23,7 @@ from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Evidence, Level
 from collector.metering.holders import OverlapKind, overlaps
 from collector.metering.observation import QUARANTINE_NS
+from collector.metering.placement import Excess
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 from collector.workloads.holding import NO_PODS, together
 from collector.workloads.roster import Roster
@@ -81,6 +83,8 @@ class LiveAccount:
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _fixed: Sums = field(default_factory=dict)
     _held: dict[str, Units] = field(default_factory=dict)
+    _excess: dict[str, Sequence[Excess]] = field(default_factory=dict)
+    """Of each node, what of its claims without devices does not fit into it."""
     _files: Files | None = None
     _placer: Placer | None = None
     """Of the refresh that goes on: a node's claims are placed once for all of its GPUs."""
@@ -120,6 +124,14 @@ class LiveAccount:
     def held(self) -> dict[str, Units]:
         """How many units of GPUs each tenant holds now, as of the last refresh."""
         return {tenant: units for tenant, units in self._held.items() if units}
+
+    def unplaced(self, now_ns: int) -> dict[str, Fraction]:
+        """GPUs that claims of each node request without a place at an instant, as of the last refresh."""
+        found = {
+            node: sum((e.amount for e in some if e.start_ns <= now_ns < e.end_ns), Fraction(0))
+            for node, some in self._excess.items()
+        }
+        return {node: amount for node, amount in sorted(found.items()) if amount}
 
     def _hold(self, account: GpuAccount, sign: int) -> None:
         for rate in account.silent:
@@ -176,7 +188,11 @@ class LiveAccount:
     def _look_for_excess(self, placer: Placer, where: Places) -> None:
         """Report claims without a device that do not fit into their node."""
         for node in {stay.node for stay in where.stays}:
-            for one in placer.excess(node):
+            excess = placer.excess(node)
+            self._excess[node] = excess
+            if not excess:
+                del self._excess[node]
+            for one in excess:
                 facts = {"claim": one.claim, "tenant": one.tenant, "gpus": str(one.amount)}
                 self.book.trouble(Trouble("unplaced_excess", "", node, one.start_ns, facts))
 

@@ -119,6 +119,16 @@ NODE_TWINS = Metric(
     help="1 where two machines sent frames under this name and token within the last hour.",
     origin="collector, boots and runs that go on beside each other",
 )
+UNPLACED_GPUS = Metric(
+    "railscope_node_unplaced_gpus",
+    Kind.GAUGE,
+    FLEET_NODE,
+    help=(
+        "GPUs that claims without devices request now and that the node does not have left; claims that "
+        "wait for a person are not counted."
+    ),
+    origin="collector, placement of claims",
+)
 QUARANTINED = Metric(
     "railscope_collector_quarantined_records",
     Kind.GAUGE,

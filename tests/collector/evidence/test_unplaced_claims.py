@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ async def test_what_does_not_fit_displaces_nobody(core: Core):
     assert [(one.kind, one.node, one.facts) for one in heard] == [
         ("unplaced_excess", "n1", {"claim": "u", "tenant": "bob", "gpus": "1"})
     ]
+
+
+async def test_what_does_not_fit_now_is_counted_until_it_does(tmp_path: Path, url: str):
+    site = Site(tmp_path / "one", url)
+    node, schema = Reporter(), gpus_of("GPU-0", "GPU-1")
+    claims = [count("u", 10, 3, **BOB), count("w", 20, 1, share="1/2", **ALICE)]
+    accept(site.core, node.told(schema, range(0, 101, 10), events={20: claims}))
+    await site.account(100)
+    assert site.live.unplaced(at(5)) == {}
+    assert site.live.unplaced(at(15)) == {"n1": 1}
+    assert site.live.unplaced(at(100)) == {"n1": Fraction(3, 2)}
+    accept(site.core, node.told(schema, range(110, 121, 10), events={110: [ended("", "u", 105)]}))
+    await site.account(120)
+    assert site.live.unplaced(at(120)) == {}
 
 
 async def test_a_claim_on_one_gpu_moves_the_count_of_its_node(core: Core):
