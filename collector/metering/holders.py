@@ -215,7 +215,11 @@ def _meet(one: Slots, other: Slots) -> bool:
 def _share(
     group: Sequence[Claim], tiling: Tiling, free: list[Slots], found: list[Hold]
 ) -> list[Slots]:
-    """Divide what is left of each device of a group; instances before the GPU that they are of."""
+    """Divide what is left of each device of a group; instances before the GPU that they are of.
+
+    Shares take the lowest slots that are left, so another claim in force moves holders and frees no slot
+    that was held: a share that it displaces takes a slot above, up to the end of what the device has left.
+    """
     devices = sorted({claim.slots(tiling) for claim in group}, key=lambda s: (s.high - s.low, s))
     for device in devices:
         members = [claim for claim in group if claim.slots(tiling) == device]

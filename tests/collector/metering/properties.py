@@ -18,7 +18,7 @@ from collector.metering.holders import Overlap, OverlapKind
 from collector.metering.measures import Increments, Owners, Readings, Share
 from collector.metering.observation import GAP_NS
 from collector.metering.tiling import Entry, State
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Tiling, Units
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Slots, Tiling, Units
 
 
 @dataclass(frozen=True)
@@ -290,12 +290,11 @@ def p19_a_claim_changes_no_holder_outside_its_span(metering: Metering, case: Cas
 
 
 def p19_a_claim_frees_nothing_that_was_held(metering: Metering, case: Case) -> None:
-    """Of shares, those on one device: a share of a GPU has its lowest slots, of any instance."""
+    """Shares of a GPU and of its instances alike; only devices that lie across one another do not exist."""
     both = with_claims(case.evidence, case.extra)
     shared = [claim for claim in both.claims if not claim.exclusive]
     for one, other in combinations(shared, 2):
-        if any(one.slots(t) != other.slots(t) and model.meet(one.slots(t), other.slots(t))
-               for t in Tiling):  # fmt: skip
+        if any(_lie_across(one.slots(t), other.slots(t)) for t in Tiling):
             return
     before = metering.tile(case.evidence, case.start, case.end)
     after = metering.tile(both, case.start, case.end)
@@ -313,6 +312,12 @@ def p19_a_claim_frees_nothing_that_was_held(metering: Metering, case: Case) -> N
             for o in still
         )
         assert kept == entry.quantity
+
+
+def _lie_across(one: Slots, other: Slots) -> bool:
+    """True if two devices have slots in common and neither lies within the other."""
+    within = (max(one.low, other.low), min(one.high, other.high)) in {one, other}
+    return model.meet(one, other) and not within
 
 
 def p20_requested_is_held_and_moved(metering: Metering, case: Case) -> None:
