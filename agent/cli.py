@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,10 +27,12 @@ from agent.service import Agent, node_name
 from agent.walk import Walk
 from railscope import logs, settings
 from railscope.capture import About, Capture, CaptureError, read_capture
+from railscope.device_names import device_key, names_in
 from railscope.exposition import Format
 from railscope.frame import Origin
 from railscope.reading import Absent
 from railscope.service import Serve, supervise
+from railscope.wire import to_wire_entity
 
 NS = 1_000_000_000
 _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
@@ -270,14 +273,19 @@ async def _record(real: RealHost, seconds: float, *, redact: bool, bursts: bool)
 
 
 def _as_json(one: Agent) -> list[dict[str, Any]]:
+    frames = list(one.page.fresh_frames())
+    entities = chain.from_iterable(frame.schema.entities for frame in frames)
+    devices = names_in(map(to_wire_entity, entities))
     entries = []
-    for frame in one.page.fresh_frames():
+    for frame in frames:
         for metric, entity, reading in frame.readings():
             entry: dict[str, Any] = {
                 "metric": metric.name,
                 "labels": dict(zip(entity.kind.labels, entity.key, strict=True)),
                 "source": frame.schema.stream,
             }
+            if names := devices.get(device_key(entity.kind.name, entity.key)):
+                entry["device"] = names
             if isinstance(reading, Absent):
                 entry["absent"] = reading.word
             else:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from collector.device_names import Names, gpu_names, names_of
+from collector.device_names import gpu_names, names_of
 from collector.evidence.book import EvidenceBook
 from collector.fleet import Fleet, Update
 from collector.log_limit import LogLimit
@@ -21,6 +21,7 @@ from collector.recent_events import EventKey, RecentEvents
 from collector.schemas import Gpu, Known, Schemas
 from collector.segments import Record
 from collector.sequences import Received
+from railscope.device_names import Names
 from railscope.wire import Batch, Envelope, WireEntity, WireEvent
 
 log = structlog.get_logger(__name__)

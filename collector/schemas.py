@@ -18,12 +18,12 @@ from threading import Lock
 import msgspec
 import numpy as np
 
-from collector.device_names import DeviceKey, Names, names_in
 from collector.evidence.seen import Metered, metered
 from collector.inventory.shown import Showing, showing
 from collector.layout import Layout, Positions, make_layout
 from collector.segments import PARTIAL, write_durably
 from collector.workloads.columns import JobColumns, job_columns
+from railscope.device_names import DeviceKey, Names, names_in
 from railscope.wire import WireSchema, lanes, layout_hash, schema_hash
 
 GPU_STREAM = "gpu"
@@ -164,7 +164,7 @@ class Schemas:
         layout = self._layouts.get(shape) or make_layout(wire)
         return Known(
             schema_hash(wire), shape, layout, _gpus(wire), metered(wire), showing(wire),
-            names_in(wire), job_columns(wire), size_of(wire),
+            names_in(wire.entities), job_columns(wire), size_of(wire),
         )  # fmt: skip
 
     def _learn(self, known: Known) -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from collector.device_names import Names
 from collector.inventory.compare import Standing, State
 from collector.inventory.shown import GPU, RDMA_PORT, Shown
 from collector.inventory.watch import Found
@@ -14,6 +13,7 @@ from collector.metering.units import FOREVER_NS
 from collector.views.table import Cell
 from railscope.catalog import inventory as catalog
 from railscope.catalog.declare import Metric
+from railscope.device_names import Names
 from railscope.wire import WireEntity
 
 NS = 1_000_000_000

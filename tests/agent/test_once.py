@@ -58,6 +58,33 @@ def test_json_says_the_same_and_why_something_is_absent(root: Path) -> None:
     assert absent["railscope_rdma_transmit_packets_total", "mlx5_1", "1"] == "error"
 
 
+def named(case: str) -> dict[str, list[dict[str, str]]]:
+    """The devices of entries by a label that names one."""
+    capture = Path(__file__).parents[1] / "captures" / case
+    outcome = CliRunner().invoke(agent, ["once", "--replay", str(capture), "--format", "json"])
+    entries = json.loads(outcome.output)
+    return {
+        label: [e["device"] for e in entries if label in e["labels"] and "device" in e]
+        for label in ("gpu", "interface", "device", "pci_address")
+    }
+
+
+def test_json_names_every_gpu_in_every_way() -> None:
+    found = named("hgx-h100-load")
+    gpus = {one["index"] for one in found["gpu"]}
+    assert {"0", "1"} <= gpus
+    assert all(one["uuid"].startswith("GPU-") and one["pci_address"] for one in found["gpu"])
+    assert {one["index"] for one in found["pci_address"] if one["kind"] == "gpu"} == gpus
+
+
+def test_json_names_every_nic_in_every_way() -> None:
+    found = named("hgx-h100-roce-idle")
+    cards = {(one["interface"], one["device"], one["rail"]) for one in found["interface"]}
+    assert ("ens1f0np0", "mlx5_0", "0") in cards
+    ports = {(one["interface"], one["device"], one["rail"]) for one in found["device"]}
+    assert ("ens1f0np0", "mlx5_0", "0") in ports
+
+
 def test_settings_of_the_environment_hold_here_too(root: Path) -> None:
     environment = {"RAILSCOPE_AGENT_PERIODS__RDMA": "0"}
     outcome = CliRunner(env=environment).invoke(agent, ["once", "--root", str(root)])

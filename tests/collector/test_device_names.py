@@ -10,7 +10,6 @@ from typing import Any
 from makers import START_BOOT_NS, START_WALL_NS, Sender
 from running_collector import running, settings_in
 
-from collector.device_names import MAX_DEVICES, names_in
 from railscope.catalog import METRICS, gpu, kernel, nic, rdma
 from railscope.catalog.entities import (
     GPU,
@@ -21,9 +20,10 @@ from railscope.catalog.entities import (
     RDMA_PORT,
     XID,
 )
+from railscope.device_names import MAX_DEVICES, names_in
 from railscope.entity import Entity
 from railscope.frame import Event, Schema
-from railscope.wire import WireEntity, WireSchema
+from railscope.wire import WireEntity
 
 FIRST = {"kind": "gpu", "index": "3", "uuid": "GPU-a", "pci_address": "0000:1b:00.0"}
 CARD = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "rail": "2",
@@ -101,4 +101,4 @@ async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
 def test_a_schema_names_a_bounded_number_of_devices():
     many = tuple(WireEntity("gpu", (f"GPU-{i}",)) for i in range(MAX_DEVICES + 1))
     broken = (WireEntity("gpu", ()), WireEntity("rdma_port", ("mlx5_0",)), WireEntity("other", ()))
-    assert len(names_in(WireSchema("gpu", (), (*broken, *many)))) == MAX_DEVICES
+    assert len(names_in((*broken, *many))) == MAX_DEVICES

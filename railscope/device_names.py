@@ -1,0 +1,103 @@
+"""All names of a GPU or a NIC, as the entities of a node state them.
+
+A GPU has an index, a UUID and a PCI address; a NIC has an interface, an RDMA device and a rail. An
+entity carries one of them as its key. A name that no entity states is an empty text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from railscope.catalog import KINDS
+from railscope.wire import WireEntity
+
+MAX_DEVICES = 1024
+"""Devices whose names are kept: more is no server."""
+Names: TypeAlias = Mapping[str, str]
+DeviceKey: TypeAlias = tuple[str, ...]
+"""A label and its value, or several of each: what identifies a device in an entity."""
+_PCI = "pci_address"
+
+
+def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
+    """Names of each GPU and NIC among entities, by every key that an entity may have."""
+    found: dict[DeviceKey, Names] = {}
+    devices = (
+        entity
+        for entity in entities
+        if entity.kind in _NAMES_OF and len(entity.key) == len(KINDS[entity.kind].labels)
+    )
+    for entity, _ in zip(devices, range(MAX_DEVICES), strict=False):
+        names = _NAMES_OF[entity.kind](entity)
+        keys = [device_key(entity.kind, entity.key)]
+        if names[_PCI]:
+            keys.append((_PCI, names[_PCI]))
+        for key in keys:
+            found[key] = max(found.get(key, names), names, key=_stated)
+    return found
+
+
+def device_key(kind: str, key: tuple[str, ...]) -> DeviceKey:
+    """Key of the device that an entity is or is a part of; empty where it is of no device."""
+    whole = KINDS[kind].whole if kind in KINDS else None
+    if whole is None or len(key) < len(whole.labels):
+        return ()
+    labels = [label for label in whole.labels if label in _IDENTITY]
+    return (*labels, *key[: len(labels)])
+
+
+def fullest(stated: Iterable[Names]) -> Names | None:
+    """The names with the fewest empty ones: a stream may know a device by its key alone."""
+    return max(stated, key=_stated, default=None)
+
+
+def _stated(names: Names) -> int:
+    return sum(map(bool, names.values()))
+
+
+def bare_gpu(uuid: str) -> Names:
+    """Names of a GPU of which only the UUID is known."""
+    return _gpu(WireEntity("gpu", (uuid,)))
+
+
+_IDENTITY = frozenset({"gpu", "interface", "device", "port", _PCI})
+
+
+def _gpu(entity: WireEntity) -> Names:
+    return {
+        "kind": "gpu",
+        "index": entity.facts.get("index", ""),
+        "uuid": entity.key[0],
+        _PCI: entity.facts.get(_PCI, ""),
+    }
+
+
+def _nic(entity: WireEntity) -> Names:
+    facts = entity.facts
+    return {
+        "kind": "nic",
+        "interface": entity.key[0],
+        "device": facts.get("rdma_device", ""),
+        "rail": facts.get("rail", ""),
+        _PCI: facts.get(_PCI, ""),
+    }
+
+
+def _port(entity: WireEntity) -> Names:
+    facts = entity.facts
+    return {
+        "kind": "nic",
+        "interface": facts.get("interface", ""),
+        "device": entity.key[0],
+        "port": entity.key[1],
+        "rail": facts.get("rail", ""),
+        _PCI: facts.get(_PCI, ""),
+    }
+
+
+_NAMES_OF: Mapping[str, Callable[[WireEntity], Names]] = {
+    "gpu": _gpu,
+    "nic": _nic,
+    "rdma_port": _port,
+}
