@@ -35,12 +35,22 @@ _COUNTERS: Mapping[str, Mapping[str, Metric]] = {
     "pause": {"receive_frames": d.GLOBAL_PAUSE_RECEIVED, "transmit_frames": d.GLOBAL_PAUSE_SENT},
     "standard_statistics": GROUPS,
 }
-_OF_ANY_KIND: Mapping[str, Mapping[str, Metric]] = {
-    **_COUNTERS,
-    "pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT},
+_OF_DRIVERS: Mapping[str, Mapping[str, Mapping[str, Metric]]] = {
+    "mlx5_core": {"pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT}},
+    "bnxt_en": {
+        "standard_statistics": {**GROUPS, "SymbolErrorDuringCarrier": link.UNCORRECTED_SYMBOLS}
+    },
 }
-"""The same of drivers that count PFC's pause frames with the others."""
-_COUNTING_ANY_KIND = {"mlx5_core"}
+"""Where a driver counts something else under these names, and its own statistics have that, too.
+
+mlx5 counts PFC's pause frames with the others; bnxt gives rx_pcs_symbol_err as the symbol errors of the
+standard group (bnxt_ethtool.c, bnxt_get_eth_phy_stats).
+"""
+
+
+def standard_counters(driver: str) -> Mapping[str, Mapping[str, Metric]]:
+    """Return the metrics of each request's counters for a driver."""
+    return {**_COUNTERS, **_OF_DRIVERS.get(driver, {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +87,7 @@ class LinkErrors(HoldsNothing):
         first = len(columns.columns)
         driver = _driver(host, interface)
         elsewhere = _told_elsewhere(host, interface, driver)
-        of_driver = _OF_ANY_KIND if driver in _COUNTING_ANY_KIND else _COUNTERS
-        for name, counters in of_driver.items():
+        for name, counters in standard_counters(driver).items():
             try:
                 counts = _counts(host, name, interface)
             except OSError as error:

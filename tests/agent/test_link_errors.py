@@ -104,6 +104,53 @@ def test_counters_of_standard_groups_that_the_driver_does_not_name() -> None:
     assert there["railscope_nic_receive_bytes_total", ("eth0",)] == 1
 
 
+MLX5_STANDARD = {
+    "SymbolErrorDuringCarrier": "rx_symbol_err_phy",
+    "FramesTransmittedOK": "tx_packets_phy", "FramesReceivedOK": "rx_packets_phy",
+    "FrameCheckSequenceErrors": "rx_crc_errors_phy",
+    "OctetsTransmittedOK": "tx_bytes_phy", "OctetsReceivedOK": "rx_bytes_phy",
+    "MulticastFramesXmittedOK": "tx_multicast_phy", "MulticastFramesReceivedOK": "rx_multicast_phy",
+    "BroadcastFramesXmittedOK": "tx_broadcast_phy", "BroadcastFramesReceivedOK": "rx_broadcast_phy",
+    "InRangeLengthErrors": "rx_in_range_len_errors_phy",
+    "OutOfRangeLengthField": "rx_out_of_range_len_phy",
+    "FrameTooLongErrors": "rx_oversize_pkts_phy",
+    "MACControlFramesTransmitted": "tx_mac_control_phy",
+    "MACControlFramesReceived": "rx_mac_control_phy",
+    "UnsupportedOpcodesReceived": "rx_unsupported_op_phy",
+    "etherStatsUndersizePkts": "rx_undersize_pkts_phy",
+    "etherStatsFragments": "rx_fragments_phy", "etherStatsJabbers": "rx_jabbers_phy",
+}  # fmt: skip
+BNXT_STANDARD = {
+    "SymbolErrorDuringCarrier": "rx_pcs_symbol_err",
+    "FramesTransmittedOK": "tx_good_frames", "FramesReceivedOK": "rx_good_frames",
+    "FrameCheckSequenceErrors": "rx_fcs_err_frames", "AlignmentErrors": "rx_align_err_frames",
+    "MACControlFramesReceived": "rx_ctrl_frames", "etherStatsJabbers": "rx_jbr_frames",
+    "FrameTooLongErrors": "rx_ovrsz_frames", "etherStatsUndersizePkts": "rx_undrsz_frames",
+}  # fmt: skip
+STANDARD_OF_DRIVERS = [
+    (driver, group, own)
+    for driver, table in (("mlx5_core", MLX5_STANDARD), ("bnxt_en", BNXT_STANDARD))
+    for group, own in table.items()
+]
+"""What a driver gives for a counter of a standard group: mlx5 en_stats.c, bnxt bnxt_ethtool.c."""
+
+
+@pytest.mark.parametrize(("driver", "group", "own"), STANDARD_OF_DRIVERS)
+def test_a_counter_with_two_names_is_one_metric(driver: str, group: str, own: str) -> None:
+    """Under the driver's name, under the standard one, or under both: always the same series."""
+    found = []
+    for names, groups in (([own], {}), ([], {group: 7}), ([own], {group: 7})):
+        host = FakeHost()
+        add_nic(host, driver=driver)
+        host.calls["ethtool.statistics(eth0)"] = {"names": names, "values": [7] * len(names)}
+        add_netlink(host, standard_statistics={"statistics": groups})
+        here, there = (readings(read_once(s, host).frame) for s in (LinkErrors(), Nic()))
+        assert not here.keys() & there.keys()
+        found.append({label: n for label, n in (here | there).items() if n == 7})
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 1
+
+
 def test_one_question_that_fails_costs_its_own_counters() -> None:
     host = card("ixgbe")
     reader = Reader(LinkErrors(), host, ORIGIN)
