@@ -86,6 +86,7 @@ class Own:
             (c.CLAIMS_REFUSED, self.core.evidence.refused),
             (c.EVIDENCE_AGED, self.core.evidence.aged_rows),
             (c.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
+            (c.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
             (c.EVIDENCE_WAITING, len(self.core.evidence.chunks)),
             (c.EVIDENCE_STORED, self.settler.counts.parts),
             (c.EVIDENCE_FAILURES, self.settler.counts.failures),

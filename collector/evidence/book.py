@@ -21,6 +21,7 @@ from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts,
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
+from collector.evidence.span_counts import SpanCounts, new_spans
 from collector.evidence.taking import Taking, by_chunk
 from collector.evidence.told import (
     ENDS,
@@ -105,6 +106,9 @@ class EvidenceBook:
     """Rows that were too old at their receipt to be evidence."""
     excess_gpus: int = 0
     """Sightings of GPUs beyond what a node may report."""
+    excess_spans: int = 0
+    """Stretches of samples beyond what is kept of a GPU or a node."""
+    spans: SpanCounts = field(default_factory=SpanCounts)
     _said: set[tuple[str, ...]] = field(default_factory=set)
     _troubles: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -225,6 +229,21 @@ class EvidenceBook:
             self.version += 1
         presences = self.gpu(uuid).presences
         key = f"{presence.node}\n{presence.boot}"
+        found = presences.get(key)
+        new = new_spans(found.spans if found else (), presence.spans)
+        if problem := self.spans.beyond(presence.node, uuid, new):
+            self.excess_spans += new
+            facts = {"problem": problem}
+            self.trouble(Trouble("too_many_spans", "", presence.node, presence.heard_ns, facts))
+            return None
+        before = len(found.spans) if found else 0
+        heard_ns = self._take(uuid, presence, key)
+        self.spans.add(presence.node, uuid, len(presences[key].spans) - before)
+        return heard_ns
+
+    def _take(self, uuid: str, presence: Presence, key: str) -> int:
+        """Add a presence to those of a GPU; when it was first heard of."""
+        presences = self.gpu(uuid).presences
         found = presences.get(key)
         if found is None:
             presences[key] = replace(presence, spans=[replace(span) for span in presence.spans])
@@ -402,6 +421,7 @@ class EvidenceBook:
             presence.spans[:] = [s for s in presence.spans if s.last_ns >= min(before_ns, last_ns)]
             if not presence.spans:
                 del presences[key]
+        self.spans.count(uuid, presences.values())
         last_ns = _last_before([cut.spans for cut in memory.cuts], before_ns)
         for cut in memory.cuts:
             cut.spans[:] = [s for s in cut.spans if s.last_ns >= min(before_ns, last_ns)]
@@ -423,6 +443,8 @@ class EvidenceBook:
             kept.stored = False  # it may have been on its way
             self.chunks[kept.chunk.node, kept.chunk.boot, kept.chunk.number] = kept
             self.waiting[kept.chunk.node] += kept.parts
+        for uuid, memory in gpus.items():
+            self.spans.count(uuid, memory.presences.values())
         self.unwritten = dict.fromkeys(unwritten)
         facts: list[Told | Ended] = []
         for memory in self.gpus.values():

@@ -16,7 +16,7 @@ class Trouble(NamedTuple):
 
     kind: str
     """conflict, counter_reset, quarantine, seen_twice, retired_seen, refused_claim, rank_lowered,
-    unplaced_excess, two_machines, too_many_gpus."""
+    unplaced_excess, two_machines, too_many_gpus, too_many_spans."""
     gpu: str
     node: str
     instant_ns: int
@@ -38,7 +38,7 @@ class Trouble(NamedTuple):
         return Draft(kind, actor, self.instant_ns, "seen", subject, data)
 
 
-_ONCE = {"rank_lowered", "two_machines", "too_many_gpus"}
+_ONCE = {"rank_lowered", "two_machines", "too_many_gpus", "too_many_spans"}
 """Recorded once, whenever it happens again."""
 _TYPES = {"conflict": "tenancy.conflict", "counter_reset": "evidence.counter_reset"}
 """What is neither is evidence that was not believed."""

@@ -278,6 +278,14 @@ EVIDENCE_EXCESS_GPUS = Metric(
     help="Batches with a GPU beyond the 256 that a node may ever report; it is not evidence.",
     origin="collector",
 )
+EVIDENCE_EXCESS_SPANS = Metric(
+    "railscope_collector_evidence_excess_spans_total",
+    Kind.COUNTER,
+    CLUSTER,
+    resets=START,
+    help="Stretches of samples beyond those kept in memory of a GPU (4096) or a node (65,536); they are no evidence.",
+    origin="collector",
+)
 SETTLED_DAYS = Metric(
     "railscope_collector_settled_gpu_days_total",
     Kind.COUNTER,

@@ -1,0 +1,142 @@
+"""Samples that lie far apart: what is kept of them in memory has a bound, by GPU and by node."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from looks import troubles
+from stories import stories
+from support.checkpoints import checkpoint_of, resume_from
+from support.examples import fewer
+from support.settling import Site
+from support.story import DAY_SECONDS, Envelopes, Reporter, accept, at, core_in, gpus_of, known_of
+
+from collector.core import Core
+from collector.evidence.book import EvidenceBook
+from collector.evidence.chunk import Span, add_spans
+from collector.evidence.span_counts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, new_spans
+from collector.metering.observation import GAP_NS
+
+APART = 31
+HOUR = 3600
+
+
+def scattered(names: list[str], count: int, node: str = "n1", first: int = 0) -> Envelopes:
+    """Samples of GPUs, each too far from the next to be one stretch with it."""
+    reporter = Reporter(node, f"{node}-boot")
+    seconds = range(first, first + count * APART, APART)
+    return reporter.told(gpus_of(*names), seconds, each=100)
+
+
+def held(book: EvidenceBook, gpu: str, node: str = "n1") -> int:
+    """Stretches in memory of a GPU in a node."""
+    found = book.gpus[gpu].presences.values()
+    return sum(len(one.spans) for one in found if one.node == node)
+
+
+def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: Core):
+    heard = troubles(core)
+    accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 500))
+    book = core.evidence
+    assert MAX_OF_A_GPU - 100 < held(book, "GPU-0") <= MAX_OF_A_GPU
+    assert held(book, "GPU-0") + book.excess_spans == MAX_OF_A_GPU + 500
+    assert Counter(one.kind for one in heard) == {"too_many_spans": 1}
+    stored = [kept.chunk.gpus["GPU-0"] for kept in book.chunks.values() if kept.chunk.gpus]
+    assert sum(len(one.spans) for one in stored) <= MAX_OF_A_GPU + len(stored)
+    assert core.counts.frames == MAX_OF_A_GPU + 500, "they are acknowledged all the same"
+
+
+def test_another_node_with_the_same_gpu_has_its_own_bound(core: Core):
+    accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 100, "hostile"))
+    node = Reporter("n1")
+    start = (MAX_OF_A_GPU + 200) * APART
+    accept(core, node.told(gpus_of("GPU-0"), range(start, start + HOUR, 30)))
+    assert held(core.evidence, "GPU-0", "n1") == 1
+    last = max(s.last_ns for s in known_of(core, "GPU-0").evidence.stretches)
+    assert last == at(start + HOUR - 30)
+
+
+def test_a_stretch_that_goes_on_grows_at_the_bound(core: Core):
+    accept(core, scattered(["GPU-0"], MAX_OF_A_GPU - 1))
+    node = Reporter("n1", "second", "second")
+    start = MAX_OF_A_GPU * APART
+    accept(core, node.told(gpus_of("GPU-0"), range(start, start + 6 * HOUR, 30)))
+    assert held(core.evidence, "GPU-0") == MAX_OF_A_GPU
+    assert core.evidence.excess_spans == 0
+
+
+def test_a_node_has_a_bound_over_all_of_its_gpus():
+    counts = SpanCounts()
+    gpus = MAX_OF_A_NODE // MAX_OF_A_GPU
+    for number in range(gpus):
+        name = f"GPU-{number}"
+        assert not counts.beyond("n1", name, MAX_OF_A_GPU)
+        counts.add("n1", name, MAX_OF_A_GPU)
+        assert "of a GPU" in counts.beyond("n1", name, 1)
+    assert "of one node" in counts.beyond("n1", "GPU-99", 1)
+    assert not counts.beyond("n1", "GPU-99", 0), "what only goes on is kept"
+    assert not counts.beyond("n2", "GPU-0", MAX_OF_A_GPU)
+    counts.count("GPU-0", [])
+    assert not counts.beyond("n1", "GPU-99", MAX_OF_A_GPU)
+
+
+def test_a_restart_has_the_same_bound(core: Core, tmp_path):
+    envelopes = scattered(["GPU-0"], MAX_OF_A_GPU + 500)
+    cut = len(envelopes) - 7
+    accept(core, envelopes[:cut])
+    again = core_in(tmp_path / "schemas")
+    resume_from(again, checkpoint_of(core))
+    assert again.evidence.spans.by_node == core.evidence.spans.by_node
+    for one in (core, again):
+        accept(one, envelopes[cut:])
+    assert held(again.evidence, "GPU-0") == held(core.evidence, "GPU-0")
+    assert known_of(again, "GPU-0").evidence == known_of(core, "GPU-0").evidence
+
+
+async def test_what_is_in_the_ledger_makes_room(site: Site):
+    accept(site.core, scattered(["GPU-0"], DAY_SECONDS // APART))
+    assert site.core.evidence.spans.by_node["n1"] == DAY_SECONDS // APART
+    await site.round(DAY_SECONDS + 2 * HOUR, everything=True)
+    assert site.core.evidence.spans.by_node["n1"] <= 2
+    assert held(site.core.evidence, "GPU-0") <= 2
+
+
+@fewer(30)
+@given(stories(), st.lists(st.integers(1, 30), min_size=1, max_size=4))
+def test_counts_are_those_of_the_memory(tmp_path_factory, story, sizes):
+    core = core_in(tmp_path_factory.mktemp("schemas"))
+    accept(core, story.envelopes(sizes))
+    book = core.evidence
+    nodes = {p.node for memory in book.gpus.values() for p in memory.presences.values()}
+    for node in nodes:
+        assert book.spans.by_node[node] == sum(held(book, gpu, node) for gpu in book.gpus)
+    assert book.excess_spans == 0
+
+
+spans = st.lists(
+    st.tuples(st.integers(0, 100), st.integers(0, 20), st.sampled_from([0, 3])),
+    min_size=1,
+    max_size=9,
+)
+
+
+def ordered(found: list[tuple[int, int, int]]) -> list[Span]:
+    """Stretches of one skew in order, further than a gap apart."""
+    made: list[Span] = []
+    skew = found[0][2]
+    for first, length, _ in sorted(found):
+        span = Span(first * GAP_NS // 7, (first + length) * GAP_NS // 7, 0, skew)
+        if not made or span.first_ns > made[-1].last_ns + GAP_NS:
+            made.append(span)
+    return made
+
+
+@given(spans, spans)
+def test_no_more_stretches_are_added_than_were_announced(known, more):
+    before, new = ordered(known), ordered(more)
+    count, announced = len(before), new_spans(before, new)
+    add_spans(before, new)
+    assert len(before) - count <= announced
+    assert new_spans((), new) == len(new)
