@@ -47,7 +47,7 @@ def same(one: Core, other: Core, files) -> None:
 
 def reports(told: list[Told]) -> list[Told]:
     """Claims in order, without when they were reported: that is limited by when it was received."""
-    return sorted(replace(one, told_ns=0) for one in told)
+    return sorted({replace(one, told_ns=0) for one in told})
 
 
 @few
