@@ -8,7 +8,7 @@ from dashboards.colours import ALL_IS_GOOD, NONE_IS_GOOD, PAUSE, STALL
 from dashboards.health import HEALTH_WORDS, health
 from dashboards.held import HELD, ON_ITS_RAILS, of_held
 from dashboards.panels import Column, Panel, lines, rows
-from dashboards.query import COUNT, SHARE, Query, ask, highest, with_index, with_rail
+from dashboards.query import COUNT, SHARE, Query, ask, highest, with_rail
 
 ANY_NODE = '{node!=""}'
 
@@ -17,15 +17,15 @@ def cause_panels() -> Iterator[Panel]:
     """What holds GPUs and ports of jobs back, device by device."""
     reasons = '{reason=~".*thermal|.*power.*|sync_boost|reliability"}'
     throttled = f"rate(railscope_gpu_throttle_seconds_total{reasons}[$__rate_interval])"
-    held_back = with_index(f"sum by (node, gpu, reason) ({throttled} > 0.01)")
+    held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01)"
     yield rows(
         701,
         "GPUs of jobs held back",
         "Share of time, by reason; the thirty most.",
-        {"node": "Node", "index": "GPU", "reason": "Reason"},
+        {"node": "Node", "gpu": "GPU", "reason": "Reason"},
         Column(
             "Of the time",
-            ask(f"topk(30, {of_held(held_back, 'index', 'reason')})", SHARE),
+            ask(f"topk(30, {of_held(held_back, 'gpu', 'reason')})", SHARE),
             STALL,
             worst="highest",
         ),
@@ -62,14 +62,14 @@ def cause_panels() -> Iterator[Panel]:
         span=8,
     )
     errors = 'railscope_gpu_ecc_errors_total{lifetime="volatile"} > 0'
-    failed = with_index(f"sum by (node, gpu, error) ({errors})")
+    failed = f"sum by (node, gpu, error) ({errors})"
     yield rows(
         704,
         "Memory errors of jobs' GPUs",
         "Since the driver was loaded, corrected and not; the thirty with most.",
-        {"node": "Node", "index": "GPU", "error": "Error"},
+        {"node": "Node", "gpu": "GPU", "error": "Error"},
         Column(
-            "Errors", ask(f"topk(30, {of_held(failed, 'index', 'error')})", COUNT), worst="highest"
+            "Errors", ask(f"topk(30, {of_held(failed, 'gpu', 'error')})", COUNT), worst="highest"
         ),
     )
     against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active == 1) {HELD}"

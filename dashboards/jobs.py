@@ -48,8 +48,12 @@ def _of_jobs(how: str, name: str, where: str = OWN) -> str:
 
 def _of_gpus(name: str, more: str = "") -> str:
     """A metric of each GPU of the jobs, with its number and the job."""
+    return _by_index(_of_held_gpus(name, more))
+
+
+def _of_held_gpus(name: str, more: str = "") -> str:
     value = f"max by (node, gpu) ({name}{more})"
-    return _by_index(f"{HOLDERS} * on (node, gpu) group_left () {value}")
+    return f"{HOLDERS} * on (node, gpu) group_left () {value}"
 
 
 def _by_index(expression: str) -> str:
@@ -155,15 +159,14 @@ def _jobs() -> Iterator[Panel]:
 def _stragglers() -> Iterator[Panel]:
     name = "railscope_job_straggler_deviation_ratio"
     found = f"max by (tenant, workload, measure, node, gpu) ({name}{OWN})"
-    shown = f"max by (tenant, workload, measure, node, index) ({with_index(found)})"
-    keys = {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "index": "GPU"}
+    keys = {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"}
     yield rows(
         601,
         "The GPU of each job that is furthest behind",
         "Against the median of its job over all nodes. Ranks in step wait for the slowest and are no"
         " busier than it: look at the clock and the port too.",
         keys,
-        Column("Against the median", ask(f"bottomk(30, {shown})"), BELOW_OTHERS, worst="lowest"),
+        Column("Against the median", ask(f"bottomk(30, {found})"), BELOW_OTHERS, worst="lowest"),
     )
     yield lines(
         602,
@@ -218,15 +221,17 @@ def _holders() -> Iterator[Panel]:
         ),
         span=12,
     )
-    place = {"node": "Node", "index": "GPU", **JOB}
+    place = {"node": "Node", "gpu": "GPU", **JOB}
     yield rows(
         405,
         "Who holds which GPU",
         "A GPU that several share stands once for each; its activity is that of all of them.",
         place,
-        Column("Held", ask(_by_index(HOLDERS), COUNT)),
-        Column("SM activity", ask(_of_gpus("railscope_gpu_sm_activity_ratio")), worst="lowest"),
-        Column("Power", ask(_of_gpus("railscope_gpu_power_watts"))),
+        Column("Held", ask(HOLDERS, COUNT)),
+        Column(
+            "SM activity", ask(_of_held_gpus("railscope_gpu_sm_activity_ratio")), worst="lowest"
+        ),
+        Column("Power", ask(_of_held_gpus("railscope_gpu_power_watts"))),
         span=24,
     )
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from dashboards.colours import BELOW_OTHERS, NONE_IS_GOOD
 from dashboards.panels import Column, Panel, lines, number, rows
-from dashboards.query import COUNT, SHARE, Query, ask, with_index, with_port_rail
+from dashboards.query import COUNT, SHARE, Query, ask, with_port_rail
 
 NODES = '{node=~"$node"}'
 ON_RAIL = '{node=~"$node", rail!=""}'
-GPU = {"node": "Node", "index": "GPU"}
+GPU = {"node": "Node", "gpu": "GPU"}
 
 
 def _of_gpus(name: str, more: str = "") -> str:
     where = f'{{node=~"$node"{more}}}'
-    return f"max by (node, index) ({with_index(f'max by (node, gpu) ({name}{where})', NODES)})"
+    return f"max by (node, gpu) ({name}{where})"
 
 
 def _behind(value: str, by: str) -> str:

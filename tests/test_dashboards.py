@@ -373,6 +373,16 @@ def check_direction(properties: list[dict[str, Any]], *, descending: bool) -> No
             assert first != "green" or descending
 
 
+@pytest.mark.parametrize("panel", TABLES)
+def test_a_table_of_gpus_has_all_their_names(panel: dict[str, Any]):
+    """Index, UUID and PCI address; a tenant sees only the names that its own metrics have."""
+    steps = {step["id"]: step["options"] for step in panel["transformations"]}
+    names = steps.get("organize", {}).get("renameByName", {}).keys()
+    of_tenant = all('tenant="$tenant"' in target["expr"] for target in panel["targets"])
+    if names & {"gpu", "index"} and not of_tenant:
+        assert names >= {"index", "gpu", "pci_address"}
+
+
 def test_a_table_without_a_worst_column_is_not_built():
     column = Column("Seen", ask("sum by (node) (railscope_gpu_power_watts)"))
     with pytest.raises(ValueError, match="no column to sort by"):
