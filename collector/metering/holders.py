@@ -10,12 +10,13 @@ exceed what is left, its part of that; claims without a share divide the remaind
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple, overload
 
 import msgspec
@@ -308,43 +309,88 @@ def complete(held: Iterable[Hold]) -> Iterator[tuple[Slots, Claim | None]]:
 
 
 def overlaps(evidence: Evidence) -> list[Overlap]:
-    """What each claim requested and did not hold, by the claim that held it; in order."""
+    """What each claim requested and did not hold, by the claim that held it; in order.
+
+    What an exclusive claim lacks depends on what is held alone: such claims are visited where that changes,
+    and not wherever any claim begins or ends.
+    """
     claims = claims_in_force(evidence)
+    exclusive = [piece for piece in claims if piece.value.exclusive]
     found: list[Overlap] = []
     for tiling in Tiling:
         runs: dict[tuple[object, ...], Overlap] = {}
+        divided: list[Piece[tuple[Hold, ...]]] = []
         for now, until, in_force, held in allocations(claims, tiling):
-            for one in _overlaps(now, until, in_force, held, tiling):
-                key = (one.claim, one.other, one.kind, one.units, one.ratio)
-                last = runs.get(key)
-                if last is not None and last.end_ns == now:
-                    one = msgspec.structs.replace(one, start_ns=last.start_ns)  # noqa: PLW2901 - it goes on
-                elif last is not None:
-                    found.append(last)
-                runs[key] = one
+            extend(divided, Piece(now, until, tuple(held)))
+            if len(exclusive) < len(claims):
+                found += _lasting(runs, _overlaps_of_shares(now, until, in_force, held, tiling))
+        for piece in exclusive:
+            found += _lasting(runs, _overlaps_of(piece, divided, tiling))
         found += runs.values()
     return sorted(found)
 
 
-def _overlaps(
+def _lasting(
+    runs: dict[tuple[object, ...], Overlap], overlapped: Iterable[Overlap]
+) -> Iterator[Overlap]:
+    """Let overlaps that are in force go on where the same holds; those that have ended."""
+    for one in overlapped:
+        key = (one.claim, one.other, one.kind, one.units, one.ratio)
+        last = runs.get(key)
+        goes_on = last is not None and last.end_ns == one.start_ns
+        if last is not None and not goes_on:
+            yield last
+        begins_ns = last.start_ns if last is not None and goes_on else one.start_ns
+        runs[key] = msgspec.structs.replace(one, start_ns=begins_ns)
+
+
+def _overlaps_of(
+    piece: Piece[Claim], divided: Sequence[Piece[tuple[Hold, ...]]], tiling: Tiling
+) -> Iterator[Overlap]:
+    """The overlaps of an exclusive claim: requested = held + moved."""
+    claim = piece.value
+    low, high = claim.slots(tiling)
+    first = bisect_right(divided, piece.start_ns, key=itemgetter(1))
+    for at in range(first, len(divided)):
+        start_ns, end_ns, held = divided[at]
+        if start_ns >= piece.end_ns:
+            return
+        own = sum(slots.high - slots.low for slots, one in held if one is claim)
+        span = max(start_ns, piece.start_ns), min(end_ns, piece.end_ns)
+        missing = exact(Fraction(high - low - own))
+        yield from _overlap(claim, missing, _Group((claim,), held), tiling, span)
+
+
+def _overlaps_of_shares(
     now: int, until: int, in_force: Sequence[Claim], held: Sequence[Hold], tiling: Tiling
 ) -> Iterator[Overlap]:
-    """The overlaps of one span: requested = held + moved, for every claim."""
+    """The overlaps of shared claims in one span: requested = held + moved, for every claim."""
     sizes: dict[Claim, Units] = {}
     for slots, claim in held:
         sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
-    groups = _groups(in_force, sizes, held, tiling)
-    for claim in in_force:
+    for claim, group in _groups(in_force, sizes, held, tiling).items():
         asked = requested(claim, claim.slots(tiling))
         missing = asked - sizes.get(claim, 0) if asked is not None else 0
-        if missing <= 0:
-            continue
-        group = groups.get(claim) or _Group((claim,), held)
+        yield from _overlap(claim, missing, group, tiling, (now, until))
+
+
+def _overlap(
+    claim: Claim, missing: Units, group: _Group, tiling: Tiling, span: tuple[int, int]
+) -> Iterator[Overlap]:
+    """The overlaps of a claim that lacks so much in a span."""
+    if missing > 0:
         for other, kind, units, ratio in _holders_of(claim, missing, group, tiling):
             yield Overlap(
-                now, until, tiling, claim.id, claim.tenant, other.id, other.tenant, kind,
-                exact(units), ratio,
-            )  # fmt: skip
+                *span,
+                tiling,
+                claim.id,
+                claim.tenant,
+                other.id,
+                other.tenant,
+                kind,
+                exact(units),
+                ratio,
+            )
 
 
 class _Group(NamedTuple):

@@ -1,5 +1,6 @@
 """One GPU, one story each: what the rules mean where a property only says that they hold."""
 
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -367,3 +368,31 @@ def test_counters_below_zero_are_refused():
         counters((0, -1))
     with pytest.raises(ValueError, match="instants"):
         Readings("a", np.zeros(2, np.int64), np.zeros(1, np.int64))
+
+
+def calls_of_overlaps(number: int) -> int:
+    """Calls of functions to find the overlaps of jobs that begin and end under an administrator's claim."""
+    top = Claim(Level.ADMINISTRATOR, 0, "top", "admin", end_ns=FOREVER_NS)
+    jobs = (
+        Claim(Level.SCHEDULER, at * S, f"j{at}", "team", end_ns=(10_000 + at) * S)
+        for at in range(number)
+    )
+    evidence = Evidence("GPU-1", (Stay(0, "n1"),), (top, *jobs))
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = overlaps(evidence)
+    finally:
+        sys.setprofile(before)
+    assert len(found) == 2 * number
+    return calls
+
+
+def test_claims_whose_holder_stays_are_not_visited_whenever_another_begins_or_ends():
+    assert calls_of_overlaps(120) < 3 * calls_of_overlaps(60), "linear and not the square"
