@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from running_collector import Running, running, settings_in
+from support.framing import FRAMINGS, SMUGGLED
 
 from collector.config import Limits
 
@@ -72,3 +74,14 @@ async def test_answers_name_no_software_and_a_length_in_two_ways_is_rejected(tmp
         answer = await said(one, b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + both)
         assert b" 400 Bad Request\r\n" in answer, answer
         assert b"aiohttp" not in answer, answer
+
+
+@pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS)
+async def test_an_ambiguous_length_is_rejected_with_all_that_follows(
+    tmp_path: Path, framing: bytes
+):
+    async with running(settings_in(tmp_path)) as one:
+        request = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + framing + SMUGGLED
+        answer = await said(one, request)
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer
+        assert answer.count(b"HTTP/1.") == 1
