@@ -1,0 +1,85 @@
+"""The default budget fits a server with eight GPUs: no period is lengthened.
+
+A cost model stands in for the processor, so that the speed of the machine has no part in it: every
+answer of a driver or file has the same price, including what the agent computes from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from support.clock import ManualClock
+from support.metering import MIB
+from support.sampling import families
+
+from agent.config import AgentSettings
+from agent.host.recorded import RecordedHost, ReplayCost
+from agent.service import Agent
+from railscope.simulator import NodeSpec, simulate
+
+SECONDS = 80
+"""Longer than the period of probes, and than the governor needs to learn the cost of a source."""
+ANSWER_NS = 20_000
+MAX_ANSWERS_PER_SECOND = 1_300
+
+Answer = TypeVar("Answer")
+
+
+class AnswerCounter(ReplayCost):
+    """Counts the answers that each thread got."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: Counter[int] = Counter()
+
+    def charge(self, answer: Callable[[], Answer]) -> Answer:
+        self.answers[threading.get_ident()] += 1
+        return answer()
+
+
+class AnswerMeter:
+    """Processor time of the agent, as a price for each answer."""
+
+    def __init__(self, counter: AnswerCounter) -> None:
+        self._answers = counter.answers
+
+    def thread_cpu_ns(self) -> int:
+        return self._answers[threading.get_ident()] * ANSWER_NS
+
+    def process_cpu_ns(self) -> int:
+        return sum(list(self._answers.values())) * ANSWER_NS
+
+    def resident_bytes(self) -> int:
+        return 50 * MIB
+
+    def give_back(self) -> None:
+        """Nothing is held."""
+
+
+async def test_default_settings_lengthen_no_period_of_eight_gpus() -> None:
+    capture, clock, counter = (
+        simulate(NodeSpec("n1"), SECONDS + 1, 1.0),
+        ManualClock(),
+        AnswerCounter(),
+    )
+    began_ns = clock.now().boot_ns
+    host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - began_ns)
+    host.cost = counter
+    agent = Agent(AgentSettings(), host, "n1", meter=AnswerMeter(counter))
+    statuses = agent.sampler.statuses
+    task = asyncio.create_task(agent.sampler.run())
+    try:
+        for second in range(SECONDS + 1):
+            if second:
+                clock.advance(1.0)
+            await clock.asleep(families(agent.sampler.sources))
+            assert {name for name, status in statuses.items() if status.stretch > 1} == set()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    assert statuses["gpu"].reads >= SECONDS / statuses["gpu"].source.period_seconds
+    assert 0 < sum(counter.answers.values()) <= MAX_ANSWERS_PER_SECOND * SECONDS
