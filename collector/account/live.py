@@ -21,8 +21,8 @@ from collector.evidence.trouble import Trouble
 from collector.evidence.unplaced import Placer
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Evidence, Level
-from collector.metering.holders import OverlapKind, overlaps
 from collector.metering.observation import QUARANTINE_NS
+from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.placement import Excess
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 from collector.workloads.holding import NO_PODS, together

@@ -18,7 +18,7 @@ from collector.ledger.database import Database
 from collector.ledger.queries import overlapping
 from collector.ledger.rows import overlap_of
 from collector.ledger.schema import overlaps, revisions
-from collector.metering.holders import Overlap
+from collector.metering.overlaps import Overlap
 from collector.metering.units import GPU_CAPACITY, Tiling
 
 _NS = 1_000_000_000

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from collector.ledger.tiling import DAY_NS, DayTiling, HeldClaim, MeasuredShare, evidence_root
 from collector.metering.evidence import Claim, Evidence
-from collector.metering.holders import Overlap, claims_in_force, overlaps, requested, stays
+from collector.metering.holders import claims_in_force, stays
 from collector.metering.measures import Increments, Measure, Owners, owners, shares
+from collector.metering.overlaps import Overlap, overlaps, requested
 from collector.metering.tiling import GpuTimeline
 from collector.metering.timeline import Piece
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Tiling

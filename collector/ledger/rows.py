@@ -19,8 +19,8 @@ from collector.ledger.tiling import (
     units_of,
 )
 from collector.metering.evidence import Witness
-from collector.metering.holders import Overlap, OverlapKind
 from collector.metering.measures import Measure, Share, Use
+from collector.metering.overlaps import Overlap, OverlapKind
 from collector.metering.tiling import Entry, State
 from collector.metering.units import Tiling
 

@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from collector.metering.evidence import Evidence
-from collector.metering.holders import Overlap
 from collector.metering.measures import Measure, Share
+from collector.metering.overlaps import Overlap
 from collector.metering.tiling import Entry
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 

@@ -12,7 +12,7 @@ from histories import S
 from properties import Metering
 
 from collector.metering.evidence import Claim, Evidence, Level, Witness
-from collector.metering.holders import Overlap, claims_in_force, overlaps
+from collector.metering.holders import claims_in_force
 from collector.metering.measures import (
     Increments,
     Owners,
@@ -22,6 +22,7 @@ from collector.metering.measures import (
     owners,
     shares,
 )
+from collector.metering.overlaps import Overlap, overlaps
 from collector.metering.tiling import Entry, State, tile
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 

@@ -12,11 +12,11 @@ import model
 import msgspec
 from histories import LAST, Case, S
 
-from collector.metering import holders, measures, tiling
+from collector.metering import measures, overlaps, tiling
 from collector.metering.evidence import Claim, Evidence, Level, Stay
-from collector.metering.holders import Overlap, OverlapKind
 from collector.metering.measures import Increments, Owners, Readings, Share
 from collector.metering.observation import GAP_NS
+from collector.metering.overlaps import Overlap, OverlapKind
 from collector.metering.tiling import Entry, State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Slots, Tiling, Units
 
@@ -26,7 +26,7 @@ class Metering:
     """An implementation of metering; ours, if nothing else is said."""
 
     tile: Callable[[Evidence, int, int], list[Entry]] = tiling.tile
-    overlaps: Callable[[Evidence], list[Overlap]] = holders.overlaps
+    overlaps: Callable[[Evidence], list[Overlap]] = overlaps.overlaps
     increments: Callable[[Iterable[Readings]], Increments] = measures.increments
     owners: Callable[[Evidence], Owners] = measures.owners
     divide: Callable[[Owners, Increments, int, int], list[Share]] = measures.shares

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from collector.metering.evidence import Claim, Evidence, Level, Stay
-from collector.metering.holders import overlaps
+from collector.metering.overlaps import overlaps
 from collector.metering.tiling import tile
 from collector.metering.units import GPU_CAPACITY, Tiling
 

@@ -20,9 +20,9 @@ from collector.metering.evidence import (
     Stretch,
     Witness,
 )
-from collector.metering.holders import OverlapKind, overlaps
 from collector.metering.measures import Readings, Reset, Share, Use, increments, owners, shares
 from collector.metering.observation import joined, stretches
+from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.tiling import State, tile
 from collector.metering.units import (
     FOREVER_NS,

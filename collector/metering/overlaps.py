@@ -1,0 +1,202 @@
+"""Overlaps: what claims request of a GPU and do not hold, and which claims hold it instead."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from fractions import Fraction
+from operator import itemgetter
+from typing import NamedTuple
+
+import msgspec
+
+from collector.metering.evidence import Claim, Evidence, Level
+from collector.metering.holders import Hold, allocations, claims_in_force, meet
+from collector.metering.timeline import Piece, extend
+from collector.metering.units import Slots, Tiling, Units, exact
+
+
+class OverlapKind(StrEnum):
+    """Reason why a claim holds less than it requests."""
+
+    CONFLICT = "conflict"
+    """A claim of the same rank holds it."""
+    OVERRIDE = "override"
+    """A claim of a higher rank holds it."""
+    OVERSUBSCRIBED = "oversubscribed"
+    """The shares of the group exceed the device."""
+
+
+class Overlap(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A claim requested `units` of the GPU more than it held in [start, end): `other` had them.
+
+    For an oversubscribed group `other` is its highest other claim, and `ratio` is the sum of the
+    requested shares over what the group had.
+    """
+
+    start_ns: int
+    end_ns: int
+    tiling: Tiling
+    claim: str
+    tenant: str
+    other: str
+    other_tenant: str
+    kind: OverlapKind
+    units: Units
+    ratio: Fraction = Fraction(1)
+
+    @property
+    def quantity(self) -> Units:
+        """Capacity times time, in cap-unit-nanoseconds."""
+        return exact(self.units * (self.end_ns - self.start_ns))
+
+
+def overlaps(evidence: Evidence) -> list[Overlap]:
+    """What each claim requested and did not hold, by the claim that held it; in order.
+
+    What an exclusive claim lacks depends on what is held alone: such claims are visited where that changes,
+    and not wherever any claim begins or ends.
+    """
+    claims = claims_in_force(evidence)
+    exclusive = [piece for piece in claims if piece.value.exclusive]
+    found: list[Overlap] = []
+    for tiling in Tiling:
+        runs: dict[tuple[object, ...], Overlap] = {}
+        divided: list[Piece[tuple[Hold, ...]]] = []
+        for now, until, in_force, held in allocations(claims, tiling):
+            extend(divided, Piece(now, until, tuple(held)))
+            if len(exclusive) < len(claims):
+                found += _lasting(runs, _overlaps_of_shares(now, until, in_force, held, tiling))
+        for piece in exclusive:
+            found += _lasting(runs, _overlaps_of(piece, divided, tiling))
+        found += runs.values()
+    return sorted(found)
+
+
+def _lasting(
+    runs: dict[tuple[object, ...], Overlap], overlapped: Iterable[Overlap]
+) -> Iterator[Overlap]:
+    """Let overlaps that are in force go on where the same holds; those that have ended."""
+    for one in overlapped:
+        key = (one.claim, one.other, one.kind, one.units, one.ratio)
+        last = runs.get(key)
+        goes_on = last is not None and last.end_ns == one.start_ns
+        if last is not None and not goes_on:
+            yield last
+        begins_ns = last.start_ns if last is not None and goes_on else one.start_ns
+        runs[key] = msgspec.structs.replace(one, start_ns=begins_ns)
+
+
+def _overlaps_of(
+    piece: Piece[Claim], divided: Sequence[Piece[tuple[Hold, ...]]], tiling: Tiling
+) -> Iterator[Overlap]:
+    """The overlaps of an exclusive claim: requested = held + moved."""
+    claim = piece.value
+    low, high = claim.slots(tiling)
+    first = bisect_right(divided, piece.start_ns, key=itemgetter(1))
+    for at in range(first, len(divided)):
+        start_ns, end_ns, held = divided[at]
+        if start_ns >= piece.end_ns:
+            return
+        own = sum(slots.high - slots.low for slots, one in held if one is claim)
+        span = max(start_ns, piece.start_ns), min(end_ns, piece.end_ns)
+        missing = exact(Fraction(high - low - own))
+        yield from _overlap(claim, missing, _Group((claim,), held), tiling, span)
+
+
+def _overlaps_of_shares(
+    now: int, until: int, in_force: Sequence[Claim], held: Sequence[Hold], tiling: Tiling
+) -> Iterator[Overlap]:
+    """The overlaps of shared claims in one span: requested = held + moved, for every claim."""
+    sizes: dict[Claim, Units] = {}
+    for slots, claim in held:
+        sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
+    for claim, group in _groups(in_force, sizes, held, tiling).items():
+        asked = requested(claim, claim.slots(tiling))
+        missing = asked - sizes.get(claim, 0) if asked is not None else 0
+        yield from _overlap(claim, missing, group, tiling, (now, until))
+
+
+def _overlap(
+    claim: Claim, missing: Units, group: _Group, tiling: Tiling, span: tuple[int, int]
+) -> Iterator[Overlap]:
+    """The overlaps of a claim that lacks so much in a span."""
+    if missing > 0:
+        for other, kind, units, ratio in _holders_of(claim, missing, group, tiling):
+            yield Overlap(
+                *span,
+                tiling,
+                claim.id,
+                claim.tenant,
+                other.id,
+                other.tenant,
+                kind,
+                exact(units),
+                ratio,
+            )
+
+
+class _Group(NamedTuple):
+    """Claims that divide a device, greatest first, and what others hold of the GPU."""
+
+    claims: Sequence[Claim]
+    others: Sequence[Hold]
+    ratio: Fraction = Fraction(0)
+    """The sum of the requested shares over what the group holds; 0 where that is nothing."""
+
+
+def _groups(
+    in_force: Iterable[Claim], sizes: Mapping[Claim, Units], held: Sequence[Hold], tiling: Tiling
+) -> dict[Claim, _Group]:
+    """The group of each shared claim; each is worked out once, however many claims it has."""
+    found: list[list[Claim]] = []
+    current: dict[Slots, list[Claim]] = {}
+    level: Level | None = None
+    for claim in in_force:
+        if claim.level is not level:
+            current, level = {}, claim.level
+        slots = claim.slots(tiling)
+        if claim.exclusive:
+            current = {device: group for device, group in current.items()
+                       if not meet(device, slots)}  # fmt: skip
+        elif slots in current:
+            current[slots].append(claim)
+        else:
+            found.append([claim])
+            current[slots] = found[-1]
+    groups: dict[Claim, _Group] = {}
+    for claims in found:
+        own = set(claims)
+        asked = (Fraction(requested(one, one.slots(tiling)) or 0) for one in claims)
+        had = sum((Fraction(sizes.get(one, 0)) for one in claims), Fraction(0))
+        ratio = sum(asked, Fraction(0)) / had if had else Fraction(0)
+        group = _Group(claims, [hold for hold in held if hold.claim not in own], ratio)
+        groups |= dict.fromkeys(claims, group)
+    return groups
+
+
+def requested(claim: Claim, device: Slots) -> Units | None:
+    """The size that a claim requests of its device; None for a shared claim without a share."""
+    size = device.high - device.low
+    if claim.exclusive:
+        return size
+    return None if claim.share is None else exact(size * claim.share)
+
+
+def _holders_of(
+    claim: Claim, missing: Units, group: _Group, tiling: Tiling
+) -> Iterator[tuple[Claim, OverlapKind, Units, Fraction]]:
+    """The claims that hold what a claim lacks, greatest slots first to the exact amount."""
+    device = claim.slots(tiling)
+    for slots, other in group.others:
+        within = min(slots.high, device.high) - max(slots.low, device.low)
+        if other is claim or within <= 0 or missing <= 0:
+            continue
+        kind = OverlapKind.CONFLICT if other.level is claim.level else OverlapKind.OVERRIDE
+        units = min(within, missing)
+        missing -= units
+        yield other, kind, units, Fraction(1)
+    if missing > 0:
+        other = next((one for one in group.claims if one is not claim), claim)
+        yield other, OverlapKind.OVERSUBSCRIBED, missing, group.ratio
