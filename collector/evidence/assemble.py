@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
@@ -29,7 +29,7 @@ from collector.evidence.retired_file import Retired
 from collector.evidence.review import Decisions, Expectation
 from collector.evidence.seen import OF_THE_AGENT, Counter, Part
 from collector.evidence.tenants_file import Tenants
-from collector.evidence.told import Ended, Told
+from collector.evidence.told import Ended, Told, is_gpu
 from collector.inventory.inventory_file import Inventory
 from collector.metering.evidence import (
     Evidence,
@@ -114,11 +114,13 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     where = places(facts.presences, facts.gpu, facts.contacts)
     ends = ends_of(facts.told, facts.ended, facts.presences)
     nodes = {stay.node for stay in where.stays}
-    parts = node_claims(_reported(facts), ends, files.tenants, files.expected)
+    told = list(files.claims.claims(facts.gpu, nodes))
+    reported = _reported(facts, nodes | {home_of(facts, where)})
+    reserved = {claim.id for claim in told}
+    parts = node_claims(reported, ends, files.tenants, files.expected, reserved)
     excess = {node: files.expected.excess(facts.gpu, node, facts.contacts) for node in nodes}
     served = in_service(facts.gpu, where.stays, excess, files.expected)
     extra = extended(parts, where.stays, served, home_of(facts, where))
-    told = files.claims.claims(facts.gpu, nodes)
     own = (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
     claims = [part.claim for part in parts]
     claims += (piece for claim in own for piece in (cut_to(claim, served) if extra else (claim,)))
@@ -145,14 +147,20 @@ def home_of(facts: Facts, where: Places) -> str:
     return min(heard, default=min(stays, default=(0, "")))[1]
 
 
-def _reported(facts: Facts) -> Reported:
-    return Reported(facts.gpu, facts.told, facts.ended, facts.presences, facts.contacts)
+def _reported(facts: Facts, nodes: Container[str] | None = None) -> Reported:
+    """What claims depend on; with nodes, only those report claims: the GPU was never in others."""
+    told = [one for one in facts.told if nodes is None or one.node in nodes]
+    return Reported(facts.gpu, told, facts.ended, facts.presences, facts.contacts)
 
 
 def waiting_of(facts: Facts, files: Files) -> list[ClaimPart]:
     """The parts of claims on a GPU that wait for a person."""
     ends = ends_of(facts.told, facts.ended, facts.presences)
-    parts = node_claims(_reported(facts), ends, files.tenants, files.expected)
+    nodes = None
+    if is_gpu(facts.gpu):
+        where = places(facts.presences, facts.gpu, facts.contacts)
+        nodes = {stay.node for stay in where.stays} | {home_of(facts, where)}
+    parts = node_claims(_reported(facts, nodes), ends, files.tenants, files.expected)
     return [part for part in parts if part.claim.review]
 
 

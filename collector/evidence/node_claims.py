@@ -48,29 +48,49 @@ class ClaimPart(NamedTuple):
 
 
 def node_claims(
-    facts: Reported, ends: Ends, tenants: Tenants, expected: Expectation
+    facts: Reported,
+    ends: Ends,
+    tenants: Tenants,
+    expected: Expectation,
+    reserved: Iterable[str] = (),
 ) -> list[ClaimPart]:
-    """Claims with their ends and tenants; one whose owner changes its tenant is cut there."""
+    """Claims with their ends and tenants; one whose owner changes its tenant is cut there.
+
+    Each part has a name of its own, and none of those reserved: what has one name is one claim with one
+    end, and a node must not end the claim of another by its choice of an id.
+    """
     reports: dict[tuple[str, str], list[Told]] = {}
     for one in facts.told:
         reports.setdefault((one.node, one.id), []).append(one)
     freed = freed_of(facts.told, facts.ended, facts.presences, ends)
     excess: dict[str, list[Piece[str]]] = {}
-    taken: set[str] = set()
+    names = Names(reserved)
     found: list[ClaimPart] = []
     firsts = sorted((min(some, key=first_report), key) for key, some in reports.items())
     for one, key in firsts:
-        name = f"{one.id}@{one.node}" if one.id in taken else one.id
-        taken.add(name)
         if one.node not in excess:
             excess[one.node] = expected.excess(facts.gpu, one.node, facts.contacts)
         end = (ends.get(key, FOREVER_NS), freed.get(key, FOREVER_NS))
         cut = _cut(facts, reports[key], end, expected)
         waits = Subject(What.GPU, one.node, facts.gpu)
-        pieces = _pieces(one, name, list(overlaid(cut, excess[one.node], waits)), tenants)
+        pieces = _pieces(one, names, list(overlaid(cut, excess[one.node], waits)), tenants)
         contact_ns = _contact_ns(facts, one.node)
         found += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
     return found
+
+
+class Names:
+    """Names of claims on one GPU, each given once."""
+
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._taken = set(reserved)
+
+    def free(self, name: str, node: str) -> str:
+        """The name, with the node behind it as often as it takes for a name that is free."""
+        while name in self._taken:
+            name = f"{name}@{node}"
+        self._taken.add(name)
+        return name
 
 
 def _contact_ns(facts: Reported, node: str) -> int:
@@ -102,7 +122,7 @@ def _cut(
 
 
 def _pieces(
-    one: Told, name: str, cut: Sequence[Part], tenants: Tenants
+    one: Told, names: Names, cut: Sequence[Part], tenants: Tenants
 ) -> Iterator[tuple[Claim, Subject]]:
     """The parts by tenant. What goes on without a decision is one claim."""
     joined: list[Part] = []
@@ -116,8 +136,9 @@ def _pieces(
     end_ns = joined[-1].end_ns
     own = [Piece(one.start_ns, end_ns, one.tenant)]
     owners = own if one.tenant else tenants.pieces(one.source, one.owner, one.start_ns, end_ns)
+    name = names.free(one.id, one.node)
     for since, until, tenant in owners:
-        base = name if since == one.start_ns else f"{name}#{since}"
+        base = name if since == one.start_ns else names.free(f"{name}#{since}", one.node)
         is_named = False
         for part in joined:
             start, end = max(since, part.start_ns), min(until, part.end_ns)
@@ -125,7 +146,8 @@ def _pieces(
                 continue
             is_first = not (part.reason or is_named)
             is_named |= is_first
-            claim = _claim(one, base if is_first else f"{base}#{start}", tenant, part.reason)
+            own_name = base if is_first else names.free(f"{base}#{start}", one.node)
+            claim = _claim(one, own_name, tenant, part.reason)
             held = replace(claim, start_ns=since, end_ns=end)
             yield held if start == since else replace(held, from_ns=start), part.subject
 

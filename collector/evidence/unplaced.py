@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from collector.evidence.assemble import Facts, Files, counts_of, evidence_of, home_of
 from collector.evidence.contacts import node_floor_ns
 from collector.evidence.ends import ends_of
+from collector.evidence.node_claims import Names
 from collector.evidence.places import Places
 from collector.evidence.told import unplaced_in
 from collector.metering.evidence import Claim, Evidence, Level, Stay
@@ -71,6 +72,7 @@ class Placer:
         ]
         if not extra:
             return own, where
+        extra = _named_apart(extra, own.claims)
         held = replace(own, claims=tuple(sorted({*own.claims, *extra})))
         early = {
             Stay(max(start, claim.begins_ns), claim.node, min(end, claim.end_ns))
@@ -142,6 +144,18 @@ def _after_contact(
     """What does not fit: no time before the first GPU of the node, and no claim under review."""
     first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)
     return [one for one in found if one.end_ns > first_ns and one.level is not Level.REVIEW]
+
+
+def _named_apart(extra: Iterable[Claim], own: Iterable[Claim]) -> list[Claim]:
+    """Placed claims with names that no claim on the GPU itself has."""
+    names, given = Names(claim.id for claim in own), dict[tuple[str, str], str]()
+    found = []
+    for claim in extra:
+        key = claim.node, claim.id
+        if key not in given:
+            given[key] = names.free(claim.id, claim.node)
+        found.append(replace(claim, id=given[key]))
+    return found
 
 
 def _spans(evidence: Evidence, node: str) -> Iterator[tuple[int, int]]:
