@@ -1,8 +1,9 @@
 """Known devices: what a source has found keeps its columns until the device has left the system.
 
 A probe that meets failures finds less than there is. `ProbeHost` records the failed calls of a probe,
-and `KnownDevices` completes the inventory with the columns that are missing because of them. A device
-that is not listed any more, while all calls succeed, has left: its columns go.
+and those that answer with less than before; `KnownDevices` completes the inventory with the columns
+that are missing because of them. A device that is not listed any more, while all calls answer in full,
+has left: its columns go.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
+from agent.answer_sizes import AnswerSizes, answer_size, file_size, smaller_answer
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
 from agent.source import Inventory, reason_for
 from railscope.catalog.declare import EntityKind, Metric
@@ -52,11 +55,13 @@ class FailedCall:
 class ProbeHost:
     """A host that records which calls of a probe failed, and every name that occurred in it."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, sizes: AnswerSizes) -> None:
         self._host = host
+        self._sizes = sizes
         self._is_recording = True
         self.failed: dict[str, FailedCall] = {}
         self.succeeded: set[int] = set()
+        self.listed: set[int] = set()
         self.mentioned: set[str] = set()
 
     def stop(self) -> None:
@@ -85,11 +90,21 @@ class ProbeHost:
 
     def read(self, path: str) -> bytes:
         """Content of a small file."""
-        return self._attempt(path, path.split("/"), lambda: self._host.read(path))
+
+        def is_smaller(content: bytes) -> bool:
+            return self._is_smaller(path, file_size(path, content))
+
+        return self._attempt(path, path.split("/"), lambda: self._host.read(path), is_smaller)
 
     def names(self, path: str) -> list[str]:
         """Entries of a directory."""
-        found = self._attempt(f"{path}/", path.split("/"), lambda: self._host.names(path))
+
+        def lacks_entries(found: list[str]) -> bool:
+            self.listed.add(hash(path))
+            return self._sizes.lacks_entries(self._host, path, found)
+
+        key, names = f"{path}/", path.split("/")
+        found = self._attempt(key, names, lambda: self._host.names(path), lacks_entries)
         if self._is_recording:
             self.mentioned.update(found)
         return found
@@ -110,9 +125,24 @@ class ProbeHost:
         """Ask a seam."""
         key = f"{seam}.{function}{arguments}"
         names = [_device_name(seam, argument) for argument in arguments[:1]]
-        return self._attempt(key, names, lambda: self._host.call(seam, function, *arguments))
 
-    def _attempt(self, key: str, names: Sequence[str], call: Callable[[], Answer]) -> Answer:
+        def is_smaller(answer: Json) -> bool:
+            return self._is_smaller(key, answer_size(key, answer))
+
+        return self._attempt(
+            key, names, lambda: self._host.call(seam, function, *arguments), is_smaller
+        )
+
+    def _is_smaller(self, key: str, size: int) -> bool:
+        return self._sizes.is_smaller(key, size, self._host.clock.now().boot_ns)
+
+    def _attempt(
+        self,
+        key: str,
+        names: Sequence[str],
+        call: Callable[[], Answer],
+        is_smaller: Callable[[Answer], bool] = lambda _: False,
+    ) -> Answer:
         if not self._is_recording:
             return call()
         self.mentioned.update(names)
@@ -128,8 +158,20 @@ class ProbeHost:
             ):
                 self.failed[key] = FailedCall(key, frozenset(names), reason, call)
             raise
-        self.succeeded.add(hash(key))
+        if is_smaller(answer):
+            repeat = partial(_complete, key, call, is_smaller)
+            self.failed[key] = FailedCall(key, frozenset(names), Absent.ERROR, repeat)
+        else:
+            self.succeeded.add(hash(key))
         return answer
+
+
+def _complete(key: str, call: Callable[[], Answer], is_smaller: Callable[[Answer], bool]) -> Answer:
+    """Ask again; an answer that is still smaller than a complete one is an error."""
+    answer = call()
+    if is_smaller(answer):
+        raise smaller_answer(key)
+    return answer
 
 
 def machine_of(host: Host) -> Host:
@@ -201,6 +243,11 @@ class KnownDevices:
         self._columns: Mapping[_ColumnKey, Column] = {}
         self._bystanders: Mapping[_EntityKey, Entity] = {}
         self._history = _CallHistory()
+        self._sizes = AnswerSizes()
+
+    def probing(self, host: Host) -> ProbeHost:
+        """A host for one probe, which compares its answers with those of earlier ones."""
+        return ProbeHost(host, self._sizes)
 
     def complete(self, inventory: Inventory, probe: ProbeHost) -> KnownInventory:
         """Add what is known and hidden by failed calls to an inventory."""
@@ -232,6 +279,8 @@ class KnownDevices:
             if key not in described and hides.reason(entity) not in {None, Absent.GONE}
         ]
         self._history.take(probe, is_complete=not hidden)
+        if not hidden:
+            self._sizes.retain({*probe.succeeded, *map(hash, probe.failed)}, probe.listed)
         self._columns = {_column_key(column): column for column in found}
         self._bystanders = {_entity_key(entity): entity for entity in bystanders}
         failed = tuple(new[:MAX_REPEATED_CALLS]) if hidden else ()

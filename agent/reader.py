@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from agent.host import Host, NvmlError
-from agent.known_devices import FailedCall, KnownDevices, ProbeHost
+from agent.known_devices import FailedCall, KnownDevices
 from agent.meter import Meter, ProcessMeter, Spent, Stopwatch
 from agent.source import Finding, Inventory, Source, Table, Verdict, nvml_remedy, reason_for
 from railscope.catalog.declare import Kind
@@ -140,7 +140,7 @@ class Reader:
         return any(call.has_changed() for call in self._failed)
 
     def _probe(self, now_ns: int) -> None:
-        host = ProbeHost(self._host)
+        host = self._known.probing(self._host)
         try:
             inventory = self.source.probe(host)
         finally:

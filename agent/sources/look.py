@@ -143,8 +143,10 @@ class Looking(HoldsNothing, ABC):
             look.columns[part] = self._known.get(part, look.columns[part])
             for column in look.columns[part]:
                 look.readings.setdefault(column, reason)
+        failed = failures(host)
+        failing = {name for call in failed.values() for name in call.names}
         for part, columns in self._known.items():
-            if part not in look.columns and failures(host):
+            if part[0] in failing or (part not in look.columns and failed):
                 continue  # hidden by a failed call, for the reason of which it is absent
             reason = Absent.UNSUPPORTED if part in look.columns else Absent.GONE
             for column in columns:

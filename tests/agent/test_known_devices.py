@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,7 @@ NAMES = [source.name for source in machine_sources(AgentSettings())]
 WITHOUT_COLUMNS = {
     ("nvlink_signal", "whole"),  # H100 has no counters of the signal on NVLink
     ("nvlink_signal", "mig"),
+    ("link_errors", "mig"),  # the driver's statistics have all that bnxt counts
     ("nvlink", "mig"),  # a partitioned GPU has no NVLink
     ("kernel", "whole"),  # no message has been logged
     ("kernel", "mig"),
@@ -48,6 +50,12 @@ WITHOUT_COLUMNS = {
 """Sources, by mode, that have nothing to read on the simulated server."""
 WITHOUT_DEVICE_CALLS = {"gpu_event"}
 """Sources whose calls name no device."""
+VARYING = (
+    "lldp.", "netlink.dcb(", "netlink.fec(", "netlink.link_modes(", "netlink.links(",
+    "netlink.module(", "netlink.pause(", "/sys/class/net/bond0/bonding/slaves",
+)  # fmt: skip
+"""What answers with less where a link is down, a module is unplugged or a member has left."""
+DEVICE_TABLES = ("/mountstats", "/mountinfo", "/route", "/softnet_stat", "/nf_conntrack")
 _COME_AND_GO = {GPU_PROCESS, CLAIM}
 
 
@@ -106,6 +114,55 @@ def scopes(asked: Asked) -> list[Callable[[Asked], bool]]:
     return found
 
 
+def _empty(_: Asked, answer: Any) -> Any:
+    """An empty file, listing or table."""
+    return answer[:0] if isinstance(answer, bytes | list) else _part(answer, 0)
+
+
+def _cut_at_a_line(asked: Asked, answer: Any) -> Any:
+    """The first half of the lines; files with a line per device are complete after any line."""
+    if not isinstance(answer, bytes):
+        return _part(answer, 2)
+    lines = answer.splitlines(keepends=True)
+    if asked.key.endswith(DEVICE_TABLES) or len(lines) == 1:
+        return answer
+    return b"".join(lines[: len(lines) // 2])
+
+
+def _cut_in_a_line(_: Asked, answer: Any) -> Any:
+    return answer[: len(answer) // 2] if isinstance(answer, bytes) else _part(answer, 3)
+
+
+def _part(answer: Any, share: int) -> Any:
+    """One of `share` entries of an answer (none for 0), and of each answer within."""
+    if isinstance(answer, dict):
+        if answer and all(isinstance(value, dict) for value in answer.values()):
+            return {key: _part(value, share) for key, value in answer.items()}
+        if "names" in answer:
+            return {key: _part(value, share) for key, value in answer.items()}
+        kept = list(answer)[::share] if share else []
+        return {key: answer[key] for key in kept}
+    if isinstance(answer, list):
+        return answer[::share] if share else []
+    return answer
+
+
+LESS = [_empty, _cut_at_a_line, _cut_in_a_line]
+
+
+def answering_less(
+    less: Callable[[Asked, Any], Any], matches: Callable[[Asked], bool]
+) -> Callable[[Asked, Any], Any]:
+    def answers(asked: Asked, answer: Any) -> Any:
+        if not matches(asked) or asked.key.startswith(VARYING):
+            return answer
+        if asked.seam == "nvml" and not isinstance(answer, dict):
+            return answer  # lists of what comes and goes, and batches of fixed length
+        return less(asked, answer)
+
+    return answers
+
+
 @pytest.mark.parametrize(("mode", "nic"), MODES)
 def test_sources_without_columns_on_the_simulated_server(
     mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
@@ -147,7 +204,11 @@ def test_what_fails_is_absent_with_a_reason_and_has_values_again_within_two_peri
 
 
 async def fails_and_comes_back(
-    name: str, host: FailingHost, fails: Callable[[Asked], Exception | None], seconds: int
+    name: str,
+    host: FailingHost,
+    fails: Callable[[Asked], Exception | None],
+    seconds: int,
+    answers: Callable[[Asked, Any], Any] = lambda _, answer: answer,
 ) -> None:
     async with sampling(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
         status = run.sampler.statuses[name]
@@ -156,7 +217,8 @@ async def fails_and_comes_back(
         before = latest(run)
         state_before = status.state
         valued = {label for label, reading in before.items() if not isinstance(reading, Absent)}
-        host.fails = fails
+        whole = host.answers
+        host.fails, host.answers = fails, answers
         for _ in range(seconds):
             await run.step()
             now = latest(run)
@@ -165,7 +227,7 @@ async def fails_and_comes_back(
             reasons = {now[label] for label in lost}
             if reasons - {Absent.UNSUPPORTED, Absent.NOT_DUE} and state_before == OK:
                 assert status.state != OK, reasons
-        host.fails = lambda _: None
+        host.fails, host.answers = (lambda _: None), whole
         for _ in range(2):
             await run.step()
         now = latest(run)
@@ -176,6 +238,33 @@ async def fails_and_comes_back(
         }
         assert not missing
         assert status.state == state_before
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "nic"),
+    [
+        (name, mode, nic)
+        for name in NAMES
+        for mode, nic in MODES
+        if (name, mode) not in WITHOUT_COLUMNS
+    ],
+)
+def test_what_answers_with_less_is_absent_with_a_reason_and_has_values_again_within_two_periods(
+    name: str, mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Empty files and listings, files that end in the middle, answers with entries missing."""
+    root = tmp_path_factory.getbasetemp()
+    asked = questions(name, root, mode, nic)
+
+    @settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(asked), st.integers(0, 2), st.sampled_from(LESS), st.integers(1, 70))
+    def holds(question: Asked, scope: int, less: Callable[[Asked, Any], Any], seconds: int) -> None:
+        matches = scopes(question)[scope % len(scopes(question))]
+        host = failing_host(root, mode, nic)
+        answers = answering_less(less, matches)
+        asyncio.run(fails_and_comes_back(name, host, lambda _: None, seconds, answers))
+
+    holds()
 
 
 @pytest.mark.parametrize(
@@ -258,3 +347,66 @@ async def test_a_device_that_has_left_takes_its_columns_along(tmp_path: Path) ->
         drive.unlink()
         drive.parent.rmdir()
         await run.until(lambda: {key[0] for _, key in latest(run)} == {"nvme0"})
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("pcie", "aer_dev_fatal"),
+        ("host", "/proc/pressure/memory"),
+        ("protocols", "softnet_stat"),
+        ("lustre", "stats"),
+        ("nic_settings", "mtu"),
+        ("nfs", "mountstats"),
+    ],
+)
+async def test_what_an_empty_file_hides_is_absent_for_an_error(
+    name: str, path: str, tmp_path: Path
+) -> None:
+    host = failing_host(tmp_path)
+    async with sampling(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
+        for _ in range(3):
+            await run.step()
+        before = latest(run)
+        host.answers = lambda asked, answer: b"" if asked.key.endswith(path) else answer
+        for _ in range(10):
+            await run.step()
+        now = latest(run)
+        hidden = {label for label in before if isinstance(now[label], Absent)}
+        assert hidden
+        assert {now[label] for label in hidden if not isinstance(before[label], Absent)} == {
+            Absent.ERROR
+        }
+
+
+async def test_the_last_device_of_a_listing_can_leave(tmp_path: Path) -> None:
+    """Its listing is as empty as one that hides it, but the device is not found by its name."""
+    host = failing_host(tmp_path)
+    async with sampling(host, [source_of("nvme")]) as run:  # type: ignore[arg-type] # a host all the same
+        await run.step()
+        host.answers = lambda asked, answer: [] if asked.key == "/sys/class/nvme" else answer
+        for _ in range(70):
+            await run.step()
+        assert {key[0] for _, key in latest(run)} == {"nvme0"}
+        assert set(latest(run).values()) == {Absent.ERROR}
+        shutil.rmtree(tmp_path / "sys/class/nvme/nvme0")
+        published = len(run.frames)
+        for _ in range(3):
+            await run.step()
+        assert len(run.frames) == published, "a source without devices publishes nothing"
+
+
+async def test_an_answer_that_stays_smaller_for_an_hour_is_complete(tmp_path: Path) -> None:
+    """A driver may have other counters after an update: what it no longer has is not an error."""
+    host = failing_host(tmp_path)
+    async with sampling(host, [source_of("lustre")]) as run:  # type: ignore[arg-type] # a host all the same
+        await run.step()
+        before = latest(run)
+        host.answers = lambda asked, answer: b"" if asked.key.endswith("stats") else answer
+        for _ in range(50):
+            await run.step(60)
+        assert latest(run).keys() == before.keys()
+        for _ in range(15):
+            await run.step(60)
+        assert latest(run).keys() < before.keys()
+        assert not any(isinstance(reading, Absent) for reading in latest(run).values())

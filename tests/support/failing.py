@@ -43,7 +43,7 @@ class FailingHost:
     """Answers as a simulated server with filesystems, drives and sensors around its GPUs.
 
     Whatever `fails` gives an error for fails with it; what `hangs` holds does not return before
-    `release` is called.
+    `release` is called; `answers` changes an answer.
     """
 
     capture: Capture
@@ -52,6 +52,8 @@ class FailingHost:
     asked: dict[str, Asked] = field(default_factory=dict)
     fails: Callable[[Asked], Exception | None] = lambda _: None
     hangs: Callable[[Asked], bool] = lambda _: False
+    answers: Callable[[Asked, Any], Any] = lambda _, answer: answer
+    directories: frozenset[str] = frozenset()
     boot_id: str = "boot-1"
     grain_ns: int = 0
 
@@ -68,18 +70,20 @@ class FailingHost:
         self._released = threading.Event()
 
     def read(self, path: str) -> bytes:
-        self._ask("file", path, path.split("/"))
-        return self._either(lambda host: host.read(path))
+        asked = self._ask("file", path, path.split("/"))
+        return self.answers(asked, self._either(lambda host: host.read(path)))
 
     def names(self, path: str) -> list[str]:
-        self._ask("file", path, path.split("/"))
+        asked = self._ask("file", path, path.split("/"))
         found: set[str] = set()
         for host in (self._simulated, self._around):
             try:
                 found.update(host.names(path))
             except FileNotFoundError:
                 continue
-        return sorted(found) or self._around.names(path)
+        if not found and path in self.directories:
+            return self.answers(asked, [])
+        return self.answers(asked, sorted(found) or self._around.names(path))
 
     def resolve(self, path: str) -> str:
         self._ask("file", path, path.split("/"))
@@ -90,10 +94,10 @@ class FailingHost:
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         names = [str(argument) for argument in arguments[:1]]
-        self._ask(seam, f"{seam}.{function}{arguments}", names)
+        asked = self._ask(seam, f"{seam}.{function}{arguments}", names)
         if seam == "nvme":
-            return SMART
-        return self._simulated.call(seam, function, *arguments)
+            return self.answers(asked, SMART)
+        return self.answers(asked, self._simulated.call(seam, function, *arguments))
 
     def kernel_log(self) -> RecordedKernelLog:
         return self._simulated.kernel_log()
@@ -104,13 +108,14 @@ class FailingHost:
         except FileNotFoundError:
             return ask(self._around)
 
-    def _ask(self, seam: str, key: str, names: Sequence[str]) -> None:
+    def _ask(self, seam: str, key: str, names: Sequence[str]) -> Asked:
         asked = self.asked.setdefault(key, Asked(seam, key, tuple(names)))
         if self.hangs(asked):
             released = self._released
             assert released.wait(HOLD_SECONDS), "the test forgot to release the call"
         if error := self.fails(asked):
             raise error
+        return asked
 
 
 @cache
@@ -118,12 +123,24 @@ def _capture(mode: str, nic: str) -> Capture:
     return simulate(NodeSpec("node-1", gpus=2, mode=mode, nic=nic), 20, 10)
 
 
+@cache
+def _directories(mode: str, nic: str) -> frozenset[str]:
+    """The directories above recorded paths: a real system has those that nobody listed, too."""
+    paths = {
+        path
+        for moment in _capture(mode, nic).moments
+        for section in (moment.files, moment.names, moment.links)
+        for path in section
+    }
+    return frozenset(str(parent) for path in paths for parent in Path(path).parents)
+
+
 def failing_host(root: Path, mode: str = "whole", nic: str = "cx7") -> FailingHost:
     """A server that is well, with files of a tree beside its GPUs and rails."""
     for path, text in AROUND.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    return FailingHost(_capture(mode, nic), root)
+    return FailingHost(_capture(mode, nic), root, directories=_directories(mode, nic))
 
 
 naming = partial(lambda name, asked: name in asked.names)

@@ -1,0 +1,112 @@
+"""Sizes of complete answers: an answer that is smaller than an earlier one may hide known devices.
+
+A file that is read while its driver resets can be empty or end in the middle, and a listing can lack
+entries that are still there. No call fails then, so the size of each answer is compared with that of
+the last complete one. Whatever lists devices that come and go may shrink.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Sequence
+
+from agent.host import Host, Json
+
+ACCEPTED_AFTER_NS = 3_600_000_000_000
+"""How long an answer has to stay smaller before it counts as complete."""
+MAX_CHECKED_ENTRIES = 16
+"""Entries missing from one listing that are looked up by name."""
+_TABLES = (
+    "/mountstats", "/mountinfo", "/mounts", "/net/route", "/softnet_stat", "/nf_conntrack",
+    "/bonding_masters", "/bonding/slaves",
+)  # fmt: skip
+"""Files with an entry per mount, route, processor or interface: they become shorter when one leaves."""
+_REQUEST_LISTS = ("/mdsc", "/osdc")
+"""Files that list requests in flight: empty on an idle client (net/ceph/debugfs.c)."""
+_VARYING_CALLS = (
+    "lldp.", "netlink.dcb(", "netlink.fec(", "netlink.link_modes(", "netlink.links(",
+    "netlink.module(", "netlink.pause(",
+)  # fmt: skip
+"""Calls whose answer is smaller while a link is down or a transceiver is unplugged."""
+
+
+class AnswerSizes:
+    """The size of the last complete answer of each call, and the entries of each listing."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}
+        self._entries: dict[int, tuple[str, ...]] = {}
+        self._smaller_since_ns: dict[int, int] = {}
+
+    def is_smaller(self, key: str, size: int, now_ns: int) -> bool:
+        """True if an answer is smaller than the complete one; otherwise it is the complete one."""
+        number = hash(key)
+        if size < self._sizes.get(number, 0):
+            since_ns = self._smaller_since_ns.setdefault(number, now_ns)
+            if now_ns - since_ns < ACCEPTED_AFTER_NS:
+                return True
+        self._sizes[number] = size
+        self._smaller_since_ns.pop(number, None)
+        return False
+
+    def lacks_entries(self, host: Host, path: str, found: Sequence[str]) -> bool:
+        """True if an entry that was listed before is missing from a listing and is still there."""
+        number = hash(path)
+        missing = sorted(set(self._entries.get(number, ())).difference(found))
+        if any(_exists(host, f"{path}/{name}") for name in missing[:MAX_CHECKED_ENTRIES]):
+            return True
+        self._entries[number] = tuple(found)
+        return False
+
+    def retain(self, keys: Collection[int], paths: Collection[int]) -> None:
+        """Forget the calls and listings that were not asked for any more."""
+        for known in (self._sizes, self._smaller_since_ns):
+            for number in known.keys() - keys:
+                del known[number]
+        for number in self._entries.keys() - paths:
+            del self._entries[number]
+
+
+def smaller_answer(key: str) -> OSError:
+    """The error that stands for an answer smaller than a complete one."""
+    return OSError(errno.EIO, f"incomplete answer: {os.strerror(errno.EIO)}", key)
+
+
+def file_size(path: str, content: bytes) -> int:
+    """Two for each line and one for a newline at the end; 0 for an empty file."""
+    if path.endswith(_REQUEST_LISTS) or not content.strip():
+        return 0
+    ends = content.endswith(b"\n")
+    lines = 1 if path.endswith(_TABLES) else content.count(b"\n") + (not ends)
+    return 2 * lines + ends
+
+
+def answer_size(key: str, answer: Json) -> int:
+    """How many entries an answer has; 0 for one that varies."""
+    return 0 if key.startswith(_VARYING_CALLS) else _entries(answer)
+
+
+def _entries(answer: Json) -> int:
+    if isinstance(answer, dict):
+        values = list(answer.values())
+        if values and all(isinstance(value, dict) for value in values):
+            return 1 + min(map(_entries, values))  # a table: its devices come and go
+        return len(values) + sum(map(_entries, values))
+    if isinstance(answer, list) and not any(isinstance(item, dict | list) for item in answer):
+        return len(answer)
+    return 0
+
+
+def _exists(host: Host, path: str) -> bool:
+    """True unless the system has no such path: a recording may hold only one of the answers."""
+    attempts: tuple[Callable[[str], object], ...] = (host.names, host.read, host.resolve)
+    for attempt in attempts:
+        try:
+            attempt(path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+        return True
+    return False
