@@ -13,8 +13,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from agent.host import Host, Json
 
-ACCEPTED_AFTER_NS = 3_600_000_000_000
-"""How long an answer has to stay smaller before it counts as complete."""
+FILE_ACCEPTED_AFTER_NS = 3_600_000_000_000
+"""How long a file has to stay smaller before it counts as complete."""
+CALL_ACCEPTED_AFTER_NS = 600_000_000_000
+"""The same for calls: the statistics of a NIC become fewer with its queues and PFC priorities."""
 MAX_CHECKED_ENTRIES = 16
 """Entries missing from one listing that are looked up by name."""
 _TABLES = (
@@ -39,12 +41,14 @@ class AnswerSizes:
         self._entries: dict[int, tuple[str, ...]] = {}
         self._smaller_since_ns: dict[int, int] = {}
 
-    def is_smaller(self, key: str, size: int, now_ns: int) -> bool:
+    def is_smaller(
+        self, key: str, size: int, now_ns: int, accepted_after_ns: int = FILE_ACCEPTED_AFTER_NS
+    ) -> bool:
         """True if an answer is smaller than the complete one; otherwise it is the complete one."""
         number = hash(key)
         if size < self._sizes.get(number, 0):
             since_ns = self._smaller_since_ns.setdefault(number, now_ns)
-            if now_ns - since_ns < ACCEPTED_AFTER_NS:
+            if now_ns - since_ns < accepted_after_ns:
                 return True
         self._sizes[number] = size
         self._smaller_since_ns.pop(number, None)

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from agent.answer_sizes import AnswerSizes, answer_size, file_size, smaller_answer
+from agent.answer_sizes import (
+    CALL_ACCEPTED_AFTER_NS,
+    AnswerSizes,
+    answer_size,
+    file_size,
+    smaller_answer,
+)
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
 from agent.source import Inventory, reason_for
 from railscope.catalog.declare import EntityKind, Metric
@@ -42,6 +48,8 @@ class FailedCall:
     names: frozenset[str]
     reason: Absent
     repeat: Callable[[], object]
+    is_incomplete: bool = False
+    """It answered with less than before and raised nothing."""
 
     def has_changed(self) -> bool:
         """Repeat the call; true if it succeeds or fails for another reason."""
@@ -92,7 +100,8 @@ class ProbeHost:
         """Content of a small file."""
 
         def is_smaller(content: bytes) -> bool:
-            return self._is_smaller(path, file_size(path, content))
+            now_ns = self.clock.now().boot_ns
+            return self._sizes.is_smaller(path, file_size(path, content), now_ns)
 
         return self._attempt(path, path.split("/"), lambda: self._host.read(path), is_smaller)
 
@@ -127,14 +136,13 @@ class ProbeHost:
         names = [_device_name(seam, argument) for argument in arguments[:1]]
 
         def is_smaller(answer: Json) -> bool:
-            return self._is_smaller(key, answer_size(key, answer))
+            now_ns = self.clock.now().boot_ns
+            size = answer_size(key, answer)
+            return self._sizes.is_smaller(key, size, now_ns, CALL_ACCEPTED_AFTER_NS)
 
         return self._attempt(
             key, names, lambda: self._host.call(seam, function, *arguments), is_smaller
         )
-
-    def _is_smaller(self, key: str, size: int) -> bool:
-        return self._sizes.is_smaller(key, size, self._host.clock.now().boot_ns)
 
     def _attempt(
         self,
@@ -160,7 +168,9 @@ class ProbeHost:
             raise
         if is_smaller(answer):
             repeat = partial(_complete, key, call, is_smaller)
-            self.failed[key] = FailedCall(key, frozenset(names), Absent.ERROR, repeat)
+            self.failed[key] = FailedCall(
+                key, frozenset(names), Absent.ERROR, repeat, is_incomplete=True
+            )
         else:
             self.succeeded.add(hash(key))
         return answer

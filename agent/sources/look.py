@@ -144,9 +144,9 @@ class Looking(HoldsNothing, ABC):
             for column in look.columns[part]:
                 look.readings.setdefault(column, reason)
         failed = failures(host)
-        failing = {name for call in failed.values() for name in call.names}
+        incomplete = {n for call in failed.values() if call.is_incomplete for n in call.names}
         for part, columns in self._known.items():
-            if part[0] in failing or (part not in look.columns and failed):
+            if part[0] in incomplete or (part not in look.columns and failed):
                 continue  # hidden by a failed call, for the reason of which it is absent
             reason = Absent.UNSUPPORTED if part in look.columns else Absent.GONE
             for column in columns:

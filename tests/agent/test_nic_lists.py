@@ -36,7 +36,8 @@ def told(frame: Frame) -> dict[tuple[str, tuple[str, ...]], Reading]:
     return readings(frame)
 
 
-async def test_what_vanished_is_gone_and_leaves_with_the_next_probe() -> None:
+async def test_what_vanished_is_an_error_and_leaves_after_ten_minutes() -> None:
+    """At first nobody can know whether the driver has fewer statistics or answered with less."""
     host = FakeHost()
     tell(host, {"rx_discards_phy": 1, "rx_prio3_pause": 2, "rx_bytes_phy": 3})
     async with sampling(host, [Nic()]) as run:
@@ -47,6 +48,10 @@ async def test_what_vanished_is_gone_and_leaves_with_the_next_probe() -> None:
         }  # fmt: skip
         assert run.sampler.statuses["nic"].state == PARTIAL
         await run.step(5)
+        assert told(run.frames[-1])[PFC, ("eth0", "3")] is Absent.ERROR
+        assert run.sampler.statuses["nic"].state == PARTIAL
+        for _ in range(12):
+            await run.step(60)
         assert told(run.frames[-1]) == {(DISCARDS, ("eth0",)): 10, (BYTES, ("eth0",)): 30}
         assert run.sampler.statuses["nic"].state == OK
 

@@ -132,7 +132,7 @@ def test_a_flapping_link_changes_no_setting() -> None:
     for number in range(4):
         host.clock.advance(60)
         up = bool(number % 2)
-        host.files[f"{NET}/eth0/carrier"] = str(int(up))
+        host.files[f"{NET}/eth0/carrier"] = f"{int(up)}\n"
         add_everything(host)
         if not up:
             no_pfc = {**DCB, "pfc": {**DCB["pfc"], "enabled": []}}
