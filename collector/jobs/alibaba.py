@@ -16,6 +16,7 @@ import msgspec
 
 from collector.jobs.job import (
     LATEST_SECONDS,
+    MAX_GPUS_OF_NODE,
     NS_PER_SECOND,
     RAISED,
     BadLines,
@@ -23,6 +24,7 @@ from collector.jobs.job import (
     JobList,
     JobListError,
     Unplaced,
+    future,
     job_list,
     without_repetitions,
 )
@@ -31,7 +33,6 @@ from collector.metering.units import FOREVER_NS
 COLUMNS = ("name", "num_gpu", "gpu_milli", "pod_phase", "deletion_time", "scheduled_time")
 NOT_NAMED = "the trace does not tell which GPUs"
 _MILLI = 1000
-_MAX_GPUS = 1 << 16
 _FINAL = frozenset({"Succeeded", "Failed"})
 
 
@@ -47,7 +48,7 @@ def read_alibaba(text: str, bad: BadLines = RAISED) -> JobList:
         for row in reader:
             number = reader.line_num
             try:
-                job = _job(number, row)
+                job = _job(number, row, bad.now_ns)
             except JobListError as error:
                 bad.add(error)
                 continue
@@ -63,15 +64,17 @@ def read_alibaba(text: str, bad: BadLines = RAISED) -> JobList:
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
-def _job(number: int, row: Mapping[str, str | None]) -> Job:
+def _job(number: int, row: Mapping[str, str | None], now_ns: int) -> Job:
     name = row["name"] or ""
     if not name or not name.isprintable():
         raise JobListError(number, "name", f"{name!r} is no name")
-    gpus = _whole(number, row, "num_gpu", _MAX_GPUS)
+    gpus = _whole(number, row, "num_gpu", MAX_GPUS_OF_NODE + 1)
     milli = _whole(number, row, "gpu_milli", _MILLI + 1) if gpus else 0
     if gpus and not milli:
         raise JobListError(number, "gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
     start = _whole(number, row, "scheduled_time", LATEST_SECONDS) if row["scheduled_time"] else 0
+    if reason := future(start * NS_PER_SECOND, now_ns):
+        raise JobListError(number, "scheduled_time", reason)
     end_ns = FOREVER_NS
     if row["deletion_time"]:
         end = _whole(number, row, "deletion_time", LATEST_SECONDS)
@@ -79,6 +82,8 @@ def _job(number: int, row: Mapping[str, str | None]) -> Job:
             reason = f"{end} is before scheduled_time, {start}"
             raise JobListError(number, "deletion_time", reason)
         end_ns = end * NS_PER_SECOND
+        if reason := future(end_ns, now_ns):
+            raise JobListError(number, "deletion_time", reason)
     elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
         raise JobListError(
             number, "deletion_time", f"is empty, but pod_phase is {row['pod_phase']}"

@@ -9,7 +9,7 @@ Instants and durations are in whole seconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -25,6 +25,8 @@ from collector.jobs.job import (
     JobList,
     JobListError,
     Unplaced,
+    excess,
+    future,
     job_list,
     pci_address,
     without_repetitions,
@@ -104,7 +106,7 @@ def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISED) -> JobList
         try:
             line = _Line(number, value, what)
             state = line.text("jobState") if "jobState" in line else ""
-            job = _job(line, state)
+            job = _job(line, state, bad.now_ns)
             clusters.add(line.text("cluster") if "cluster" in line else "")
         except JobListError as error:
             bad.add(error)
@@ -145,12 +147,16 @@ def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
                 bad.add(JobListError(number, "", f"no JSON: {error}: {_shown(line)}"))
 
 
-def _job(line: _Line, state: str) -> Job:
+def _job(line: _Line, state: str, now_ns: int) -> Job:
     start_ns = line.integer("startTime", 0) * NS_PER_SECOND
+    if state not in _WAITING and (reason := future(start_ns, now_ns)):
+        line.refuse("startTime", reason)
     gpus, unplaced = _accelerators(line)
     end_ns = FOREVER_NS
     if state not in _RUNNING and (state not in _WAITING or "duration" in line):
         end_ns = start_ns + line.integer("duration", 0) * NS_PER_SECOND
+        if state not in _WAITING and (reason := future(end_ns, now_ns)):
+            line.refuse("duration", f"the job ends at {reason}")
     number = str(line.integer("jobId", 1))
     project, user = line.text("project"), line.text("user")
     return Job(start_ns, number, project, user, end_ns, gpus, unplaced)
@@ -158,13 +164,15 @@ def _job(line: _Line, state: str) -> Job:
 
 def _accelerators(line: _Line) -> tuple[tuple[Gpu, ...], tuple[Unplaced, ...]]:
     """The GPUs of a job by name, and those that only are known to be there."""
-    gpus: list[Gpu] = []
+    gpus: set[Gpu] = set()
     unplaced: list[Unplaced] = []
+    hosts: set[str] = set()
     for index, resource in enumerate(line.items("resources")):
         field = f"resources[{index}]"
         if not isinstance(resource, dict):
             line.refuse(field, f"{_shown(resource)} is no object")
         node = line.checked_text(f"{field}.hostname", resource.get("hostname"))
+        hosts.add(node)
         named = resource.get("accelerators") or []
         if not isinstance(named, list):
             line.refuse(f"{field}.accelerators", f"{_shown(named)} is no list")
@@ -177,19 +185,27 @@ def _accelerators(line: _Line) -> tuple[tuple[Gpu, ...], tuple[Unplaced, ...]]:
             elif (gpu := Gpu(node, address)) in gpus:
                 line.refuse(f"{field}.accelerators", f"{address} is there twice")
             else:
-                gpus.append(gpu)
-    unplaced += _not_named(line, len(gpus) + len(unplaced))
+                gpus.add(gpu)
+    if reason := excess(len(gpus) + len(unplaced), len(hosts)):
+        line.refuse("resources", reason)
+    unplaced += _not_named(line, len(gpus) + len(unplaced), sorted(hosts))
     return tuple(sorted(gpus)), tuple(sorted(unplaced))
 
 
-def _not_named(line: _Line, named: int) -> list[Unplaced]:
-    """What `num_acc` counts, where the list has it, beyond the accelerators it names."""
+def _not_named(line: _Line, named: int, hosts: Sequence[str]) -> list[Unplaced]:
+    """What `num_acc` counts, where the list has it, beyond the accelerators it names.
+
+    They are on the host of a job that has one; which of several hosts has them is not known.
+    """
     if "numAcc" not in line:
         return []
     counted = line.integer("numAcc", 0)
     if counted < named:
         line.refuse("numAcc", f"is {counted}, but {named} accelerators are named")
-    return [Unplaced("", counted - named, "is not named")] if counted > named else []
+    if reason := excess(counted, len(hosts)):
+        line.refuse("numAcc", reason)
+    where = hosts[0] if len(hosts) == 1 else ""
+    return [Unplaced(where, counted - named, "is not named")] if counted > named else []
 
 
 def _shown(value: object) -> str:

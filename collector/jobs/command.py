@@ -94,7 +94,7 @@ class _Order:
 @click.option(
     "--as-of", "as_of_ns", callback=instant_of, metavar="TIME",
     help="When the list was made: jobs that have not ended last until then, at most until the end of "
-    "the period; else until now.",
+    "the period or until now; else until now.",
 )  # fmt: skip
 @click.option("--sku", default="", help="Model of GPUs as prices name it, where nothing else does.")
 @click.option(
@@ -132,14 +132,17 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     the time that moved is listed. GPUs that the list does not name are listed with the reason and are in no total. A bad line is named and left
     out. Exit status 1: the file is no such list, or the ledger cannot take it.
     """
+    now_ns = time.time_ns()
+    if as_of_ns is not None:
+        as_of_ns = min(as_of_ns, now_ns)
     models = _models(inventory_path, sku)
     order = _Order(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
     form, jobs = _read(
-        file, form, zone_of(timezone), strict=strict, shards_per_gpu=shards_per_gpu or 0
+        file, form, zone_of(timezone), now_ns, strict=strict, shards_per_gpu=shards_per_gpu or 0
     )
     if tenants_path is not None:
         jobs = listed_with_tenants(jobs, SOURCES[form], tenants_in(tenants_path))
-    by = By(operator(name or ""), time.time_ns())
+    by = By(operator(name or ""), now_ns)
     try:
         shown, imported = _import(jobs, form, order, by)
     except (JobLedgerError, LedgerError) as error:
@@ -224,14 +227,22 @@ def _models(path: Path | None, sku: str) -> Models:
         raise click.ClickException(message) from error
 
 
-def _read(
-    file: Path, form: str | None, zone: tzinfo | None, *, strict: bool, shards_per_gpu: int
+def _read(  # noqa: PLR0913 - each is an option
+    file: Path,
+    form: str | None,
+    zone: tzinfo | None,
+    now_ns: int,
+    *,
+    strict: bool,
+    shards_per_gpu: int,
 ) -> tuple[str, JobList]:
     """The format that the list is in, and its jobs."""
     try:
         text = file.read_text(encoding="utf-8")
         form = form or format_of(text)
-        return form, read_jobs(text, form, zone, strict=strict, shards_per_gpu=shards_per_gpu)
+        return form, read_jobs(
+            text, form, zone, strict=strict, shards_per_gpu=shards_per_gpu, now_ns=now_ns
+        )
     except (JobListError, OSError, UnicodeDecodeError) as error:
         message = f"{file}: {error}"
         raise click.ClickException(message) from error

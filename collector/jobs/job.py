@@ -9,11 +9,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from collector.billing.instants import spelled
 from collector.metering.units import FOREVER_NS
 
 NS_PER_SECOND = 1_000_000_000
 LATEST_SECONDS = 1 << 32
 """No job starts after this (the year 2106) or lasts so long: its end fits into 63 bits of ns."""
+
+MAX_GPUS_OF_NODE = 1024
+"""GPUs of a job on one node, as many as the claims that may be in force there."""
+MAX_GPUS = 1 << 16
+"""GPUs of a job: a list that only counts them writes each of them into the ledger."""
 
 _ADDRESS = re.compile(r"(?:[0-9A-F]{4}|[0-9A-F]{8}):[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]")
 _DOMAIN_DIGITS = 8
@@ -33,10 +39,14 @@ class JobListError(ValueError):
 
 
 class BadLines:
-    """Lines of a list that are no jobs: raised at once, or collected while the rest is read."""
+    """Lines of a list that are no jobs: raised at once, or collected while the rest is read.
 
-    def __init__(self, *, collect: bool = False) -> None:
+    `now_ns` is the time of the import: a list has no job that starts or ends after it.
+    """
+
+    def __init__(self, *, collect: bool = False, now_ns: int = FOREVER_NS) -> None:
         self.found: list[JobListError] = []
+        self.now_ns = now_ns
         self._collect = collect
 
     def add(self, error: JobListError) -> None:
@@ -48,6 +58,24 @@ class BadLines:
 
 RAISED = BadLines()
 """Every bad line is raised."""
+
+
+def future(instant_ns: int, now_ns: int) -> str:
+    """Reason to reject an instant of a job after `now_ns`; empty for one that has passed."""
+    if instant_ns <= now_ns:
+        return ""
+    return f"{spelled(instant_ns)}: expected a time not after now, {spelled(now_ns)}"
+
+
+def excess(gpus: int, nodes: int) -> str:
+    """Reason to reject a number of GPUs that so many nodes do not have; empty for a possible one.
+
+    A job whose nodes are not named is taken as one on a single node.
+    """
+    most = min(max(nodes, 1) * MAX_GPUS_OF_NODE, MAX_GPUS)
+    if gpus <= most:
+        return ""
+    return f"{gpus} GPUs, nodes {max(nodes, 1)}: expected at most {most} GPUs"
 
 
 class Gpu(NamedTuple):

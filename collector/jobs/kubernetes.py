@@ -18,7 +18,7 @@ models, memory and replicas of their GPUs, which shares of memory and time slice
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ from collector.jobs.job import (
     JobList,
     JobListError,
     Unplaced,
+    excess,
+    future,
     job_list,
     without_repetitions,
 )
@@ -47,7 +49,6 @@ _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
 _SHARED = "nvidia.com/gpu.shared"
 _STRATEGY = "nvidia.com/gpu.sharing-strategy"
 _PARTS = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
-_MOST_GPUS = 1 << 16
 _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -68,12 +69,15 @@ def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
     for place, pod, is_gone in pods.values():
         try:
             unplaced, span = _unplaced(pod, nodes), _span(pod, is_gone=is_gone)
+            problem = _problem(unplaced, span, bad.now_ns)
             tenant = _name(pod, "namespace")
             name = f"{tenant}/{_name(pod, 'name')}"
         except _OTHER_FORM as error:
             bad.add(JobListError(place, "", f"not as Kubernetes writes it: {error}", "pod"))
             continue
-        if not unplaced:
+        if problem:
+            bad.add(JobListError(place, *problem, "pod"))
+        elif not unplaced:
             without_gpus += 1
         elif span is None:
             never_started += 1
@@ -82,6 +86,21 @@ def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
             told.append((place, Job(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
     found = job_list(without_repetitions(told, "pod", bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
+
+
+def _problem(
+    unplaced: Sequence[Unplaced], span: tuple[int, int] | None, now_ns: int
+) -> tuple[str, str] | None:
+    """Field of a pod with a value that no pod has, and the reason."""
+    if reason := excess(sum(one.gpus for one in unplaced), 1):
+        return "spec.containers", reason
+    if span is None:
+        return None
+    if reason := future(span[0], now_ns):
+        return "status.startTime", reason
+    if span[1] < FOREVER_NS and (reason := future(span[1], now_ns)):
+        return "status", f"the pod ends at {reason}"
+    return None
 
 
 def _pods(text: str, bad: BadLines) -> Iterator[tuple[Any, bool]]:
@@ -243,7 +262,7 @@ def _devices(container: Mapping[str, Any]) -> Counter[str]:
     for name, count in limits.items():
         if name.startswith(_VENDOR):
             found[name] = int(count)
-            if not 0 <= found[name] < _MOST_GPUS:
+            if found[name] < 0:
                 message = f"{name}: {count!r} is no count of devices"
                 raise ValueError(message)
     return found

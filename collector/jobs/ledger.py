@@ -285,16 +285,17 @@ class _Lists:
     def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[DayTiling]:
         """The days of some GPUs in the period, as the lists state them."""
         span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
+        next_day = self.now_ns // DAY_NS + 1
         for at in range(0, len(gpus), _GPUS_AT_ONCE):
             some = gpus[at : at + _GPUS_AT_ONCE]
             present = newest_numbers(connection, span, some)
             for gpu, own in lists.jobs_on(connection, some, self.heads).items():
                 for part in self._segments(own):
                     covering = {number: own[number] for number in own if self._has(number, part)}
-                    if covering:
-                        yield from self._stated(gpu, part, covering)
-                    else:
-                        yield from self._nothing(gpu, part, present)
+                    until = max(part.start, min(part.stop, next_day)) if covering else part.start
+                    if part.start < until:
+                        yield from self._stated(gpu, range(part.start, until), covering)
+                    yield from self._nothing(gpu, range(until, part.stop), present)
 
     def _segments(self, numbers: Iterable[int]) -> Iterator[range]:
         """The days of the period, cut where the lists that cover them change."""
@@ -309,7 +310,7 @@ class _Lists:
         return self.heads[number].period.overlaps(Period(part.start * DAY_NS, part.stop * DAY_NS))
 
     def _nothing(self, gpu: str, part: range, present: Mapping[GpuDay, int]) -> Iterator[DayTiling]:
-        """Days on which no list names a GPU any more."""
+        """Days on which no list names a GPU any more, or that have not begun."""
         root = evidence_root(Evidence(gpu, stays=()))
         for day in part:
             if GpuDay(gpu, day) in present:
@@ -327,13 +328,23 @@ class _Lists:
         terms = Terms(known.pop() if known else "", self.now_ns, as_observed)
         by_source = {self.heads[number].source: jobs for number, jobs in own.items()}
         found = _evidence(gpu, part, by_source)
-        metered = MeteredGpu.of(_observed(found) if as_observed else found, {}, terms.sku)
+        unfinished = {
+            f"{source}/{job.claim}"
+            for source, jobs in by_source.items()
+            for job in jobs
+            if job.unfinished
+        }
+        known_evidence = _observed(found) if as_observed else found
+        metered = MeteredGpu.of(known_evidence, {}, terms.sku, open_claims=unfinished)
         for day in part:
             yield metered.day(day, terms.computed)
 
 
 def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> Evidence:
-    """What the lists of some sources say of a GPU on some days."""
+    """What the lists of some sources say of a GPU on some days.
+
+    The end of the days ends no claim, so the GPU is not taken out of its node there.
+    """
     start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
     nodes = {job.node for jobs in own.values() for job in jobs}
     found = [
@@ -344,7 +355,7 @@ def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> 
     ]
     return Evidence(
         gpu,
-        stays=(Stay(start_ns, min(nodes), end_ns),),
+        stays=(Stay(start_ns, min(nodes)),),
         claims=tuple(
             Claim(
                 Level.SCHEDULER_LIST,

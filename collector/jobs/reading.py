@@ -12,6 +12,7 @@ from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job import BadLines, JobList, JobListError
 from collector.jobs.kubernetes import read_kubernetes
 from collector.jobs.sacct import read_sacct
+from collector.metering.units import FOREVER_NS
 
 FORMATS: Mapping[str, Callable[[str, tzinfo | None, BadLines, int], JobList]] = {
     "clustercockpit": lambda text, _zone, bad, _shards: read_clustercockpit(text.split("\n"), bad),
@@ -60,22 +61,25 @@ def _first(text: str) -> Any:
             raise JobListError(1, "", f"no JSON: {error}") from error
 
 
-def read_jobs(
+def read_jobs(  # noqa: PLR0913 - each is an option of the import
     text: str,
     form: str | None = None,
     zone: tzinfo | None = None,
     *,
     strict: bool = True,
     shards_per_gpu: int = 0,
+    now_ns: int = FOREVER_NS,
 ) -> JobList:
     """The jobs of a list; without a format it is seen from the text. Raises JobListError.
+
+    A line with a start or end after `now_ns` is bad.
 
     Unless it is strict, bad lines are left out and named in the list; one of them at least is a job.
     """
     if not text.strip():
         raise JobListError(1, "", "the file is empty")
     found = FORMATS[form or format_of(text)](
-        text, zone, BadLines(collect=not strict), shards_per_gpu
+        text, zone, BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
     )
     read = len(found.jobs) + len(found.unended) + found.without_gpus + found.never_started
     if found.rejected and not read:

@@ -21,6 +21,8 @@ from collector.jobs.job import (
     JobList,
     JobListError,
     Unplaced,
+    excess,
+    future,
     job_list,
     without_repetitions,
 )
@@ -71,39 +73,40 @@ def read_sacct(
             elif not unplaced:
                 without_gpus += 1
             else:
-                told.append((record.place, _job(record, unplaced)))
+                told.append((record.place, _job(record, unplaced, bad.now_ns)))
         except AccountingError as error:
             rejected(error)
-        except JobListError as error:
-            bad.add(error)
     found = job_list(without_repetitions(told, what, bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
-def _job(record: Record, unplaced: tuple[Unplaced, ...]) -> Job:
+def _job(record: Record, unplaced: tuple[Unplaced, ...], now_ns: int) -> Job:
     place, job = record.place, record.job
-    start_ns = _instant_ns(place, "Start", job.start_seconds)
+    start_ns = _instant_ns(place, "Start", job.start_seconds, now_ns)
     end_ns = FOREVER_NS
     if job.end_seconds is None and job.state not in _UNFINISHED:
         raise AccountingError(place, "End", f"is unknown, but State is {job.state}")
     if job.end_seconds is not None:
-        end_ns = _instant_ns(place, "End", job.end_seconds)
+        end_ns = _instant_ns(place, "End", job.end_seconds, now_ns)
     if end_ns < start_ns:
         raise AccountingError(
             place, "End", f"{job.end_seconds} is before Start, {job.start_seconds}"
         )
     for field, value in (("Account", job.account), ("User", job.user)):
         if not value or not value.isprintable():
-            raise JobListError(
+            raise AccountingError(
                 place, field, f"{value!r} cannot be printed" if value else "is empty"
             )
     return Job(start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced)
 
 
-def _instant_ns(place: int, field: str, seconds: int | None) -> int:
+def _instant_ns(place: int, field: str, seconds: int | None, now_ns: int) -> int:
     if seconds is None or not 0 <= seconds < LATEST_SECONDS:
         raise AccountingError(place, field, f"{seconds} is not from 1970 to 2105")
-    return seconds * NS_PER_SECOND
+    instant_ns = seconds * NS_PER_SECOND
+    if reason := future(instant_ns, now_ns):
+        raise AccountingError(place, field, reason)
+    return instant_ns
 
 
 def _unplaced(record: Record, shards_per_gpu: int) -> tuple[Unplaced, ...]:
@@ -125,6 +128,8 @@ def _unplaced(record: Record, shards_per_gpu: int) -> tuple[Unplaced, ...]:
             found.append(Unplaced(record.node_list, count, NOT_NAMED, model))
     if shards_per_gpu:
         found += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
+    if reason := excess(sum(one.gpus for one in found), len(record.job.nodes)):
+        raise AccountingError(record.place, "AllocTRES", reason)
     found += [
         Unplaced(record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted((instances | shares).items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -47,8 +47,13 @@ class MeteredGpu:
         counted: Mapping[Measure, Increments],
         sku: str = "",
         profiles: Mapping[str, str] | None = None,
+        open_claims: Collection[str] = (),
     ) -> MeteredGpu:
-        """What evidence and counters say of a GPU; `profiles` are the MIG profiles of claims."""
+        """What evidence and counters say of a GPU; `profiles` are the MIG profiles of claims.
+
+        A claim ends with its own end, or with the last stay of the GPU in its node. `open_claims` have
+        not ended: what the evidence has as their end is the last instant that is known of them.
+        """
         in_force = claims_in_force(evidence)
         known: dict[str, HeldClaim] = {}
         for claim in evidence.claims:
@@ -61,7 +66,7 @@ class MeteredGpu:
             )  # fmt: skip
         for _, piece_end_ns, claim in in_force:
             one = known[claim.id]
-            if piece_end_ns < FOREVER_NS:
+            if piece_end_ns < FOREVER_NS and claim.id not in open_claims:
                 end_ns = max(piece_end_ns, one.end_ns or piece_end_ns)
                 known[claim.id] = replace(one, end_ns=end_ns)
         return cls(

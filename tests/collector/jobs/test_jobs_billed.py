@@ -165,3 +165,27 @@ def test_a_closing_names_the_lines_that_are_not_imported(cluster):
         lines = cluster.bill(command, "2025-12").stdout.splitlines()
         at = lines.index("incomplete job list slurm 2025-12: 1 line not imported")
         assert lines[at + 1].startswith("  line 5: AllocTRES: ")
+
+
+@pytest.mark.parametrize("last", [None, 31 * 24 + 1])
+def test_a_minimum_is_charged_in_the_period_in_which_the_job_ends(cluster, last):
+    first = 31 * 24 - 1
+    assert (
+        cluster.imported(cluster.books(row(1, "physics", first, last, 1)), "2025-12").exit_code == 0
+    )
+    minimum = PRICES + "minimum_seconds = 36000\n"
+    cluster.bill("prices", "publish", cluster.file("minimum.toml", minimum))
+    december = cluster.bill("close", "2025-12")
+    assert totals(december.stdout) == {"faculty": "2.00"}
+    ended = cluster.books(row(1, "physics", first, 31 * 24 + 1, 1))
+    assert cluster.imported(ended, "2026-01").exit_code == 0
+    january = cluster.bill("close", "2026-01")
+    assert totals(january.stdout) == {"faculty": "18.00"}  # 10 hours in all
+
+
+def test_a_job_that_ends_with_its_period_has_its_minimum_there(cluster):
+    ended = cluster.books(row(1, "physics", 31 * 24 - 1, 31 * 24, 1))
+    assert cluster.imported(ended, "2025-12").exit_code == 0
+    minimum = PRICES + "minimum_seconds = 36000\n"
+    cluster.bill("prices", "publish", cluster.file("minimum.toml", minimum))
+    assert totals(cluster.bill("close", "2025-12").stdout) == {"faculty": "20.00"}

@@ -63,9 +63,9 @@ def test_a_gpu_without_an_address_is_not_guessed():
     (job,) = read.jobs
     assert job.gpus == (Gpu("n1", "00000000:C1:00.0"),)
     assert job.unplaced == (
-        Unplaced("", 2, "is not named"),
         Unplaced("n1", 1, '"" is no PCI address'),
         Unplaced("n1", 1, '"MIG-4f5c" is no PCI address'),
+        Unplaced("n1", 2, "is not named"),
     )
     metered = meter(read.jobs)
     assert metered.tenants == {"p": 20 * S}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable
 from itertools import permutations
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -17,12 +19,14 @@ from support.examples import fewer
 from support.shared import captured
 
 from collector.audit.outbox import outbox
-from collector.billing.instants import DAY_NS, Period
+from collector.billing.instants import DAY_NS, Period, spelled
+from collector.billing.periods import name_of
 from collector.jobs import lists
 from collector.jobs.job import Gpu, Job, JobList, Unplaced
 from collector.jobs.ledger import Imported, import_list, placed, stand_ins
 from collector.jobs.lists import By, JobLedgerError, NewList, PlacedJob
 from collector.jobs.models import Models
+from collector.jobs.reading import read_jobs
 from collector.ledger.store import Ledger
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
@@ -354,6 +358,128 @@ def test_unfinished_jobs_last_as_long_in_the_report_as_in_the_ledger(place, as_o
     assert document["tenants"][0]["gpu_hours"] == f"{hours_}:00:00"
     assert int(document["capacity_ns"]) == 31 * DAY_NS
     assert place.held() == {"p": hours_}
+
+
+def days_of(place: Place) -> tuple[int, int]:
+    """First and last day with entries in a ledger."""
+    ledger = Ledger.open(place.url)
+    found = [day for _, day in contents_until(ledger, 1 << 20)]
+    ledger.close()
+    return min(found), max(found)
+
+
+def contents_until(ledger: Ledger, day: int) -> list[tuple[str, int]]:
+    newest = ledger.newest(0, day)
+    return [
+        (one.tiling.gpu, one.tiling.day) for one in ledger.revisions(newest) if one.tiling.entries
+    ]
+
+
+def month_of(day: int) -> tuple[Period, str]:
+    """The days from ten before a day to ten after it, as a period and its name."""
+    span = Period((day - 10) * DAY_NS, (day + 10) * DAY_NS)
+    return span, name_of(span)
+
+
+def test_no_line_of_a_list_lies_in_the_future(place):
+    today = time.time_ns() // DAY_NS
+    span, period = month_of(today)
+    now = today * DAY_NS // S
+    jobs_ = [
+        clustercockpit(1, 0, "n1", CAMERA, startTime=now - 86_400),
+        clustercockpit(2, 0, "n1", OTHER, startTime=now + 5 * 86_400),
+        clustercockpit(3, 0, "n1", OTHER, startTime=now - 86_400, duration=5 * 86_400),
+        clustercockpit(4, 0, "n2", OTHER, startTime=now - 86_400, jobState="running"),
+    ]
+    text = "\n".join(map(json.dumps, jobs_))
+    as_of = spelled(span.end_ns)
+    found = place.run(text, "--period", period, "--as-of", as_of)
+    assert found.exit_code == 0, found.output
+    assert "NOT COMPLETE, not imported: 2 lines" in found.output
+    assert "  line 2: startTime: " in found.output
+    assert "  line 3: duration: the job ends at " in found.output
+    assert "expected a time not after now, " in found.output
+    last_day = days_of(place)[1]
+    assert today <= last_day <= time.time_ns() // DAY_NS
+    held_ = place.held()["p"]
+    assert 1 + 24 <= held_ <= 1 + 24 + (time.time_ns() - today * DAY_NS) // HOUR + 1
+
+
+def test_days_after_now_are_not_written_and_those_there_are_withdrawn():
+    own = listed("alex", Period(0, 20 * DAY_NS), job(1, "n1/g0", 10, 20))
+    ledger = imported(own)
+    assert {day for _, day in contents(ledger)} == set(range(20))
+    import_list(ledger, own, BY._replace(now_ns=5 * DAY_NS + HOUR))
+    assert {day for _, day in contents(ledger)} == set(range(6))
+    assert held(ledger) == {"a": 10}
+
+
+def test_the_claim_of_a_job_ends_where_the_job_does():
+    over = job(1, "n1/g0", 60, 80)
+    running = job(2, "n1/g1", 60, 72)
+    running = msgspec.structs.replace(running, unfinished=True)
+    ledger = imported(listed("alex", FIRST, over, running))
+    ends = {
+        claim.id: claim.end_ns
+        for one in ledger.revisions(ledger.newest(2, 3))
+        for claim in one.tiling.claims
+    }
+    assert ends == {f"alex/{over.claim}": None, f"alex/{running.claim}": None}
+    import_list(ledger, listed("alex", SECOND, over), BY)
+    (claim,) = (
+        claim for one in ledger.revisions(ledger.newest(3, 4)) for claim in one.tiling.claims
+    )
+    assert claim.end_ns == 80 * HOUR
+
+
+SACCT = "JobIDRaw|User|Account|State|Start|End|NodeList|AllocTRES\n"
+RAN = "COMPLETED|1790812800|1790816400"
+
+
+def sacct_json(count: int) -> str:
+    one = {
+        "job_id": 1, "account": "a", "user": "u", "nodes": "n1",
+        "time": {"start": 1_790_812_800, "end": 1_790_816_400}, "state": {"current": ["COMPLETED"]},
+        "tres": {"allocated": [{"type": "gres", "name": "gpu", "count": count}]},
+    }  # fmt: skip
+    return json.dumps({"jobs": [one]})
+
+
+def pod(count: int) -> str:
+    state = {"terminated": {"finishedAt": "2026-10-01T01:00:00Z"}}
+    return json.dumps({
+        "kind": "Pod", "metadata": {"name": "a", "namespace": "x", "uid": "1"},
+        "spec": {"nodeName": "n1", "containers": [
+            {"name": "c", "resources": {"limits": {"nvidia.com/gpu": str(count)}}}]},
+        "status": {"phase": "Succeeded", "startTime": "2026-10-01T00:00:00Z",
+                   "containerStatuses": [{"name": "c", "state": state}]},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{SACCT}1|u|a|{RAN}|n1|gres/gpu=1025", "line 2: AllocTRES: 1025 GPUs, nodes 1: "),
+        (f"{SACCT}1|u|a|{RAN}|n[1-2]|gres/gpu=2049", "line 2: AllocTRES: 2049 GPUs, nodes 2: "),
+        (f"{SACCT}1|u|a|{RAN}|n[1-999]|gres/gpu=65537", "expected at most 65536 GPUs"),
+        (f"{SACCT}1|u|a|{RAN}|n1|gres/shard=10000", "AllocTRES: 2500 GPUs"),
+        (f"{SACCT}1|u|a|{RAN}||gres/gpu={10**15}", "nodes 1: expected at most 1024 GPUs"),
+        (sacct_json(1025), "job 1: AllocTRES: 1025 GPUs, nodes 1: "),
+        (pod(1025), "pod 1: spec.containers: 1025 GPUs, nodes 1: "),
+        (json.dumps(clustercockpit(1, 0, "n1", CAMERA, numAcc=1025)), "line 1: numAcc: 1025 GPUs"),
+        ("name,num_gpu,gpu_milli,pod_phase,deletion_time,scheduled_time\na,1025,1000,Succeeded,9,1\n",
+         "line 2: num_gpu: '1025' is no whole number below 1025"),
+    ],
+)  # fmt: skip
+def test_a_job_has_no_more_gpus_than_its_nodes_can_have(place, text, message):
+    found = place.run(text, *OCTOBER, "--stand-ins", "--shards-per-gpu", "4")
+    assert found.exit_code == 1
+    assert message in found.output
+
+
+def test_as_many_gpus_as_nodes_can_have_are_read():
+    (found,) = read_jobs(f"{SACCT}1|u|a|{RAN}|n[1-64]|gres/gpu=65536").jobs
+    assert [one.gpus for one in found.unplaced] == [65_536]
 
 
 def test_the_report_of_a_period_is_what_the_ledger_has_of_it(place):
