@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from agent.host import Host, Json
 
-FILE_ACCEPTED_AFTER_NS = 3_600_000_000_000
-"""How long a file has to stay smaller before it counts as complete."""
-CALL_ACCEPTED_AFTER_NS = 600_000_000_000
-"""The same for calls: the statistics of a NIC become fewer with its queues and PFC priorities."""
+ACCEPTED_AFTER_NS = 600_000_000_000
+"""How long an answer has to stay smaller before it counts as complete.
+
+The statistics of a NIC become fewer with its queues and PFC priorities, those of Lustre when they are cleared.
+"""
 MAX_CHECKED_ENTRIES = 16
 """Entries missing from one listing that are looked up by name."""
 _TABLES = (
@@ -41,14 +42,12 @@ class AnswerSizes:
         self._entries: dict[int, tuple[str, ...]] = {}
         self._smaller_since_ns: dict[int, int] = {}
 
-    def is_smaller(
-        self, key: str, size: int, now_ns: int, accepted_after_ns: int = FILE_ACCEPTED_AFTER_NS
-    ) -> bool:
+    def is_smaller(self, key: str, size: int, now_ns: int) -> bool:
         """True if an answer is smaller than the complete one; otherwise it is the complete one."""
         number = hash(key)
         if size < self._sizes.get(number, 0):
             since_ns = self._smaller_since_ns.setdefault(number, now_ns)
-            if now_ns - since_ns < accepted_after_ns:
+            if now_ns - since_ns < ACCEPTED_AFTER_NS:
                 return True
         self._sizes[number] = size
         self._smaller_since_ns.pop(number, None)

@@ -396,17 +396,17 @@ async def test_the_last_device_of_a_listing_can_leave(tmp_path: Path) -> None:
         assert len(run.frames) == published, "a source without devices publishes nothing"
 
 
-async def test_an_answer_that_stays_smaller_for_an_hour_is_complete(tmp_path: Path) -> None:
+async def test_an_answer_that_stays_smaller_for_ten_minutes_is_complete(tmp_path: Path) -> None:
     """A driver may have other counters after an update: what it no longer has is not an error."""
     host = failing_host(tmp_path)
     async with sampling(host, [source_of("lustre")]) as run:  # type: ignore[arg-type] # a host all the same
         await run.step()
         before = latest(run)
         host.answers = lambda asked, answer: b"" if asked.key.endswith("stats") else answer
-        for _ in range(50):
+        for _ in range(8):
             await run.step(60)
         assert latest(run).keys() == before.keys()
-        for _ in range(15):
+        for _ in range(6):
             await run.step(60)
         assert latest(run).keys() < before.keys()
         assert not any(isinstance(reading, Absent) for reading in latest(run).values())
