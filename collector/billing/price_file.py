@@ -29,8 +29,10 @@ from collector.billing.prices import Price, PriceBook, PriceBookError, Tariff
 from collector.billing.rounding import UnknownCurrencyError
 from collector.metering.units import FOREVER_NS
 
-_Whole = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_MAX = (1 << 63) - 1
+"""What a database keeps as an integer."""
+_Whole = Annotated[int, msgspec.Meta(ge=0, le=_MAX)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
 _Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Table = TypeVar("_Table", bound=msgspec.Struct)

@@ -153,7 +153,7 @@ def told(teller: Teller, event: WireEvent) -> Told | Ended:
         workload=facts.get("workload", ""),
         compute=compute,
         memory=_slots(facts, "memory") if facts.get("memory") else compute,
-        exclusive=facts.get("exclusive") != "false" and not share,
+        exclusive=_is_exclusive(claim, facts) and not share,
         system=facts.get("system") == "true",
         uncertainty_ns=_instant(facts, "uncertainty_ns", 0),
         profile=facts.get("profile", ""),
@@ -247,6 +247,15 @@ def _count(gpu: str, claim: str, facts: dict[str, str]) -> int:
         )
         raise ToldError(message)
     return int(text)
+
+
+def _is_exclusive(claim: str, facts: dict[str, str]) -> bool:
+    """True unless the event says otherwise. Raises ToldError."""
+    text = facts.get("exclusive", "")
+    if text not in {"", "true", "false"}:
+        message = f"claim {claim!r}: invalid exclusive {text!r}: expected true or false"
+        raise ToldError(message)
+    return text != "false"
 
 
 def _share(facts: dict[str, str]) -> str:

@@ -153,7 +153,10 @@ def overlap_of(row: Row[Any], units: int) -> Overlap:
 
 
 def entry_of(row: Row[Any], units: int) -> Entry:
-    """The entry of a row of a revision with these capacity units."""
+    """The entry of a row of a revision with these capacity units. Raises ValueError, TypeError."""
+    if not isinstance(row.qty_capns, int):
+        message = f"invalid qty_capns {str(row.qty_capns)[:40]!r} of entry {row.entry}: expected an integer"
+        raise TypeError(message)
     return Entry(
         gpu=row.gpu_uuid,
         tiling=Tiling(row.tiling),

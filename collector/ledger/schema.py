@@ -11,6 +11,7 @@ own, which `collector.ledger.tables` names, and make them append-only.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -31,6 +32,8 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 VERSION = 4
+_INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
+"""An integer of 60 digits, in the one form in which it is written."""
 
 metadata = MetaData()
 
@@ -57,8 +60,11 @@ revisions = Table(
 )
 
 
-class Product(TypeDecorator[int]):
-    """An exact integer beyond 64 bits: NUMERIC in PostgreSQL, TEXT in SQLite."""
+class Product(TypeDecorator[int | str]):
+    """An exact integer beyond 64 bits: NUMERIC in PostgreSQL, TEXT in SQLite.
+
+    Damaged text is returned as it is: the comparison with heads names its row.
+    """
 
     impl = Text
     cache_ok = True
@@ -68,13 +74,15 @@ class Product(TypeDecorator[int]):
         wide = dialect.name == "postgresql"
         return dialect.type_descriptor(Numeric(60, 0) if wide else Text())
 
-    def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: int | str | None, dialect: Dialect) -> Any:
         """The value as it is written."""
         return value if dialect.name == "postgresql" or value is None else str(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:  # noqa: ARG002 - as it is called
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | str | None:  # noqa: ARG002 - as it is called
         """The value as it is read."""
-        return None if value is None else int(value)
+        if isinstance(value, str):
+            return int(value) if _INTEGER.fullmatch(value) else value
+        return value if value is None or isinstance(value, bytes) else int(value)
 
 
 def _of_revision() -> ForeignKeyConstraint:

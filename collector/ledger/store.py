@@ -169,7 +169,11 @@ class Ledger:
             rows = connection.execute(query).all()
         found = []
         for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.day, row.entry)):
-            entry = entry_of(row, row.capacity_units)
+            try:
+                entry = entry_of(row, row.capacity_units)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                which = f"entry {row.entry} of {row.gpu_uuid} on day {row.day}"
+                raise LedgerError(self._unreadable(which, error)) from error
             t0, t1 = max(entry.t0_ns, start_ns), min(entry.t1_ns, end_ns)
             found.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
         return found
@@ -202,15 +206,24 @@ class Ledger:
 
     def _revision(self, row: queries.Read) -> Revision:
         head = row.head
-        found = tiling_of(head, row.parts)
+        which = f"revision {head.revision} of {head.gpu_uuid} on day {head.day}"
+        try:
+            found = tiling_of(head, row.parts)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise LedgerError(self._unreadable(which, error)) from error
         if content_root(found) != head.content_root:
             message = (
-                f"the ledger {self.database.name} was altered: revision {head.revision} of "
-                f"{head.gpu_uuid} on day {head.day} is not what was written. "
+                f"the ledger {self.database.name} was altered: {which} is not what was written. "
                 "Restore it from a backup"
             )
             raise LedgerError(message)
         return Revision(found, head.revision, head.supersedes, head.content_root)
+
+    def _unreadable(self, which: str, error: Exception) -> str:
+        return (
+            f"the ledger {self.database.name} was altered: {which} cannot be read: {error}. "
+            "Restore it from a backup"
+        )
 
 
 def _is_same(head: Row[Any], tiling: DayTiling, root: str) -> bool:

@@ -201,6 +201,27 @@ async def test_the_command_names_the_row_and_exits_with_1(
     assert "R8" in rules
 
 
+@pytest.mark.parametrize("damaged", ["x7", "7 ", "007", "", "9" * 5000])
+async def test_a_number_that_cannot_be_read_is_named(tmp_path: Path, damaged: str) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    ledger = Ledger.open(url)
+    billed(ledger)
+    await log_of(tmp_path / "log", ledger.database)
+    with ledger.database.transaction(writes=True) as connection:
+        without_triggers(connection)
+        change = text("UPDATE ledger_entry SET qty_capns = :damaged WHERE gpu_uuid = 'GPU-0'")
+        connection.execute(change, {"damaged": damaged})
+    status, output = checked(tmp_path / "log", url)
+    assert status == Outcome.ALTERED
+    assert "GPU-0" in output
+    ledger.close()
+    found = CliRunner().invoke(root, ["bill", "reconcile", "--ledger", url])
+    assert found.exit_code == 1
+    assert "GPU-0 on day " in found.stderr
+    assert "cannot be read: invalid qty_capns " in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
 async def test_a_head_written_anew_contradicts_its_record(
     url: str, ledger: Ledger, tmp_path: Path
 ) -> None:

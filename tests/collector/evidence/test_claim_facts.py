@@ -56,6 +56,17 @@ def test_a_share_is_an_exact_fraction_in_lowest_terms(text: str, expected: str):
     assert not claim(share=text).exclusive, "a claim of a share is never exclusive"
 
 
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False), ("", True)])
+def test_a_claim_is_exclusive_unless_it_is_reported_as_shared(text: str, *, expected: bool):
+    assert claim(exclusive=text).exclusive is expected
+
+
+@pytest.mark.parametrize("text", ["maybe", "False", "1", " true"])
+def test_exclusive_has_no_other_words(text: str):
+    with pytest.raises(ToldError, match=f"invalid exclusive '{text}': expected true or false"):
+        claim(exclusive=text)
+
+
 @pytest.mark.parametrize(
     "text", ["0/4", "5/4", "1/0", "-1/4", "0.5", "half", "1/4/2", f"1/{MAX_DENOMINATOR + 1}", "²/4"]
 )
