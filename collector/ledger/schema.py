@@ -82,7 +82,7 @@ class Product(TypeDecorator[int | str]):
         """The value as it is read."""
         if isinstance(value, str):
             return int(value) if _INTEGER.fullmatch(value) else value
-        return value if value is None or isinstance(value, bytes) else int(value)
+        return None if value is None else int(value)
 
 
 def _of_revision() -> ForeignKeyConstraint:
