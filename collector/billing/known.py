@@ -135,7 +135,7 @@ def _quantity(
 def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The time in these places in which the GPU is metered only for claims under review."""
     spans = sorted(
-        (max(start, claim.begins_ns), min(end, claim.end_ns))
+        (max(start, claim.begins_ns), min(end, claim.ceases_ns))
         for claim in evidence.claims
         if claim.review in NOT_IN_SERVICE
         for start, end in places

@@ -34,6 +34,7 @@ class _Holding(NamedTuple):
     claim: str
     silence_ns: int
     reason: str
+    counted_on: str
 
 
 class _Stretch(NamedTuple):
@@ -120,6 +121,7 @@ def _of_day(
             silence_ns=held.silence_ns,
             reason=held.reason,
             claim_end_ns=ends.get((day.gpu, held.claim)),
+            counted_on=held.counted_on,
         )
 
 
@@ -128,7 +130,10 @@ def _by_holding(entries: Iterable[Entry]) -> Mapping[_Holding, list[Entry]]:
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
             whose = (entry.tenant, entry.claim)
-            held = _Holding(entry.state, entry.witness, *whose, entry.silence_ns, entry.reason)
+            node = entry.node if entry.counted else ""
+            held = _Holding(
+                entry.state, entry.witness, *whose, entry.silence_ns, entry.reason, node
+            )
             found.setdefault(held, []).append(entry)
     return found
 

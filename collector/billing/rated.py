@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
@@ -12,8 +12,9 @@ from typing import NamedTuple
 from collector.billing.charges import Charge, Kind, Unit
 from collector.billing.instants import DAY_NS, Period
 from collector.billing.metered import usages
+from collector.billing.minimums import Claims, CountedClaim
 from collector.billing.prices import Group, PriceBook
-from collector.billing.rating import Rating, Review, rate
+from collector.billing.rating import Rater, Rating, Review
 from collector.billing.usage import WITH_TENANT, Usage
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Revision
@@ -129,6 +130,7 @@ def rate_period(ledger: Ledger, book: PriceBook, period: Period, numbers: Number
     taken: dict[Held, Fraction] = defaultdict(Fraction)
     billed = days_of(period)
     look_back = _has_minimums(book)
+    rater = Rater(book, period)
     for gpus in _by_gpus(numbers.of(window(period))):
         found = list(ledger.revisions(gpus))
         if look_back:
@@ -136,13 +138,18 @@ def rate_period(ledger: Ledger, book: PriceBook, period: Period, numbers: Number
         sources |= dict(map(_source, found))
         tilings = [revision.tiling for revision in found]
         used = usages(tilings)
-        rating = rate(used, book, period)
+        rating = rater.rate(used)
         _add_taken(taken, rating, used)
         charges += rating.charges
         reviews += rating.reviews
         for tiling in tilings:
             if tiling.day in billed:
                 _add_held(held, tiling)
+    if look_back:
+        for some in _of_counted(ledger, rater.counted, numbers, sources.keys(), period):
+            sources |= dict(map(_source, some.revisions))
+            rater.rate(some.usages)
+    charges += rater.counted.topups()
     charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
     return Rated(period, tuple(charges), tuple(reviews), sources, dict(held), dict(taken))
 
@@ -154,7 +161,7 @@ def _has_minimums(book: PriceBook) -> bool:
 
 
 def _by_gpus(numbers: Mapping[GpuDay, int]) -> Iterator[dict[GpuDay, int]]:
-    """All days of some GPUs at a time: what is rated of one GPU says nothing about another."""
+    """All days of some GPUs at a time: of others only minimums of counted claims depend on them."""
     by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
     for key, number in numbers.items():
         by_gpu[key.gpu][key] = number
@@ -174,6 +181,31 @@ def _before(numbers: Numbers, found: Iterable[Revision], period: Period) -> dict
             since[tiling.gpu] = min([*days, start_day])
     earlier = numbers.of(range(min(since.values(), default=start_day), start_day - 1))
     return {key: n for key, n in earlier.items() if key.day >= since.get(key.gpu, start_day)}
+
+
+class _Earlier(NamedTuple):
+    """Revisions of days before the window, and the usages in them that minimums depend on."""
+
+    revisions: Sequence[Revision]
+    usages: Sequence[Usage]
+
+
+def _of_counted(
+    ledger: Ledger, counted: Claims, numbers: Numbers, known: Collection[GpuDay], period: Period
+) -> Iterator[_Earlier]:
+    """Earlier usage of the claims for a number of GPUs that end in the period, on any GPU."""
+    first_ns = window(period).start * DAY_NS
+    begun = counted.begun_before(first_ns)
+    if not begun:
+        return
+    earlier = numbers.of(range(min(begun.values()) // DAY_NS, window(period).start))
+    wanted = {key: number for key, number in earlier.items() if key not in known}
+    ids = {claim.id for claim in begun}
+    for gpus in _by_gpus(ledger.with_counted(wanted, ids)):
+        found = list(ledger.revisions(gpus))
+        used = usages(revision.tiling for revision in found)
+        own = [u for u in used if CountedClaim(u.tenant, u.claim, u.counted_on) in begun]
+        yield _Earlier(found, own)
 
 
 def _source(revision: Revision) -> tuple[GpuDay, Source]:

@@ -14,7 +14,7 @@ What is billable is decided here, by the rules of the ledger's states:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -67,23 +67,14 @@ def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
     Raises MissingPriceError for time in the period, and DoubleUsageError for time that would be
     billed twice.
     """
-    ordered = sorted(usages, key=_place)
-    refuse_doubles(ordered)
-    rater = _Rater(book, period)
-    found = [
-        outcome
-        for usage, silence_ns in zip(ordered, silences(ordered), strict=True)
-        for outcome in rater.rate(usage, silence_ns)
-    ]
-    charges = [one for one in found if isinstance(one, Charge)]
-    charges.extend(rater.claims.topups())
-    charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
-    reviews = [one for one in found if isinstance(one, Review)]
-    return Rating(
-        tuple(charges),
-        tuple(one for one in reviews if one.reason != _NOT_SEEN),
-        tuple(one for one in reviews if one.reason == _NOT_SEEN),
-    )
+    rater = Rater(book, period)
+    rating = rater.rate(usages)
+    charges = sorted([*rating.charges, *rater.counted.topups()], key=_order)
+    return replace(rating, charges=tuple(charges))
+
+
+def _order(charge: Charge) -> tuple[str, int, str]:
+    return charge.tenant, charge.service_t0_ns, charge.charge_id
 
 
 def _place(usage: Usage) -> tuple[str, int, int, str, str, str]:
@@ -91,18 +82,44 @@ def _place(usage: Usage) -> tuple[str, int, int, str, str, str]:
     return (u.resource, u.start_ns, u.end_ns, u.tenant, u.claim, u.state)
 
 
-class _Rater:
-    """Rates one usage after the other, and remembers what each claim was billed."""
+class Rater:
+    """Rates the GPUs of a period, some at a time.
+
+    Claims for a number of GPUs may be on any of a node, so their minimums come last: `counted` has them.
+    """
 
     def __init__(self, book: PriceBook, period: Period) -> None:
         self.period = period
-        self.claims = Claims(period)
+        self.counted = Claims(period)
+        self._placed = Claims(period)
         self._timeline = lru_cache(_TENANTS_TIMES_SKUS)(book.timeline)
 
-    def rate(self, usage: Usage, silence_ns: int) -> Iterator[Charge | Review]:
+    def rate(self, usages: Iterable[Usage]) -> Rating:
+        """Rate the whole usage of some GPUs, but for the minimums of counted claims."""
+        ordered = sorted(usages, key=_place)
+        refuse_doubles(ordered)
+        self._placed = Claims(self.period)
+        found = [
+            outcome
+            for usage, silence_ns in zip(ordered, silences(ordered), strict=True)
+            for outcome in self._rate(usage, silence_ns)
+        ]
+        charges = [one for one in found if isinstance(one, Charge)]
+        charges.extend(self._placed.topups())
+        reviews = [one for one in found if isinstance(one, Review)]
+        return Rating(
+            tuple(sorted(charges, key=_order)),
+            tuple(one for one in reviews if one.reason != _NOT_SEEN),
+            tuple(one for one in reviews if one.reason == _NOT_SEEN),
+        )
+
+    def _claims_of(self, usage: Usage) -> Claims:
+        return self.counted if usage.counted_on else self._placed
+
+    def _rate(self, usage: Usage, silence_ns: int) -> Iterator[Charge | Review]:
         """The charges of one usage in the period, and what of it needs a decision."""
         if usage.claim:
-            self.claims.hold(usage)
+            self._claims_of(usage).hold(usage)
         reason = _nobodys(usage)
         if reason:
             for start_ns, end_ns in self._spans(usage)[-1:]:
@@ -124,7 +141,7 @@ class _Rater:
                 yield from self._inside(Review(usage, stretch.start_ns, stretch.end_ns, reason))
                 continue
             charge = _charge(usage, stretch, price)
-            self.claims.bill(charge, price)
+            self._claims_of(usage).bill(usage, charge, price)
             yield from self._inside(charge)
 
     def _energy(self, usage: Usage) -> Iterator[Charge | Review]:

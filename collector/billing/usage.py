@@ -51,6 +51,8 @@ class Usage:
     """Reason why a person has to decide, in state `review`."""
     claim_end_ns: int | None = None
     """End of its claim, `FOREVER_NS` if that is not known yet; None: its last usage ends with it."""
+    counted_on: str = ""
+    """Node of which its claim has a number of GPUs; empty where the claim names its devices."""
 
     def __post_init__(self) -> None:
         wrong = self._wrong()

@@ -75,10 +75,10 @@ class Placer:
         extra = _named_apart(extra, own.claims)
         held = replace(own, claims=tuple(sorted({*own.claims, *extra})))
         early = {
-            Stay(max(start, claim.begins_ns), claim.node, min(end, claim.end_ns))
+            Stay(max(start, claim.begins_ns), claim.node, min(end, claim.ceases_ns))
             for claim in extra
             for start, end in self._early(own, where, claim.node)
-            if max(start, claim.begins_ns) < min(end, claim.end_ns)
+            if max(start, claim.begins_ns) < min(end, claim.ceases_ns)
         }
         if early:
             known = sorted({*own.stays, *early})

@@ -15,6 +15,7 @@ given.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from railscope import __version__
 
 STAND_IN = "unnamed"
 """The node of GPUs that a list does not name."""
+_NUMBERED = re.compile(r"[:/][0-9]{6,}$", re.ASCII)
 _AT_ONCE = 1000
 _GPUS_AT_ONCE = 64
 
@@ -116,6 +118,11 @@ def stand_ins(jobs: Iterable[Job], source: str, models: Models) -> StandIns:
 def with_stand_ins(jobs: Iterable[Job]) -> list[Job]:
     """The same of a list alone."""
     return stand_ins(jobs, "", Models()).jobs
+
+
+def is_stand_in(gpu: str) -> bool:
+    """True for a numbered stand-in; all other GPUs of lists are named by PCI address, `...:00.0`."""
+    return _NUMBERED.search(gpu) is not None
 
 
 class _Pool:
@@ -367,6 +374,8 @@ def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> 
                 job.node,
                 slots,
                 slots,
+                assumed=is_stand_in(gpu),
+                counted=is_stand_in(gpu),
             )
             for claim, job in found
             for slots in (slots_of(job.part),)

@@ -11,10 +11,10 @@ import msgspec
 
 from collector.billing.instants import Period
 from collector.jobs.job import Job
+from collector.metering.evidence import job_id
 from collector.metering.tiling import Entry, State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 
-SCHEDULERS = ("slurm", "kubernetes")
 _GIVEN = frozenset(
     {State.OBSERVED, State.INFERRED, State.SYSTEM, State.MAINTENANCE, State.DOWN}
 )  # fmt: skip
@@ -22,12 +22,6 @@ _GIVEN = frozenset(
 
 
 ALL_TIME = Period(0, FOREVER_NS)
-
-
-def job_id(workload: str) -> str:
-    """The id of the scheduler's job that a workload is."""
-    source, colon, name = workload.partition(":")
-    return name if colon and source in SCHEDULERS else workload
 
 
 class Held(msgspec.Struct):

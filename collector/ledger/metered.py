@@ -66,9 +66,10 @@ class MeteredGpu:
             )  # fmt: skip
         for _, piece_end_ns, claim in in_force:
             one = known[claim.id]
-            if piece_end_ns < FOREVER_NS and claim.id not in open_claims:
-                end_ns = max(piece_end_ns, one.end_ns or piece_end_ns)
-                known[claim.id] = replace(one, end_ns=end_ns)
+            # A counted claim goes on, on another GPU, where a part of it ends.
+            end_ns = claim.end_ns if claim.counted else piece_end_ns
+            if end_ns < FOREVER_NS and claim.id not in open_claims:
+                known[claim.id] = replace(one, end_ns=max(end_ns, one.end_ns or end_ns))
         return cls(
             evidence, sku, evidence_root(evidence), GpuTimeline.of(evidence), owners(evidence),
             counted, known, in_force, overlaps(evidence),
@@ -86,6 +87,11 @@ class MeteredGpu:
         moved = tuple(sorted(one for span in present for one in _clipped(self._overlaps, *span)))
         asked = _requested(self._in_force, present)
         named = {entry.claim for entry in entries} | asked.keys()
+        named |= {
+            claim.id
+            for claim in self.evidence.claims
+            if claim.counted and start_ns < claim.end_ns <= end_ns
+        }
         return DayTiling(
             gpu=self.evidence.gpu,
             day=day,

@@ -107,6 +107,23 @@ def read(
         yield Read(head, parts[head.gpu_uuid])
 
 
+def with_counted(
+    connection: Connection, numbers: Mapping[GpuDay, int], claims: Collection[str]
+) -> set[GpuDay]:
+    """The GPU-days with an entry of one of some claims for a number of GPUs, in these revisions."""
+    found: set[GpuDay] = set()
+    columns = (entries.c.gpu_uuid, entries.c.revision, entries.c.claim_id)
+    for day, gpus in by_day(numbers):
+        query = select(*columns).distinct().where(
+            entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != ""
+        )  # fmt: skip
+        for gpu, revision, claim in connection.execute(query):
+            key = GpuDay(gpu, day)
+            if claim in claims and numbers[key] == revision:
+                found.add(key)
+    return found
+
+
 def within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
     """Entries of newest revisions that have time in a window."""
     newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)

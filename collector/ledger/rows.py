@@ -25,6 +25,7 @@ from collector.metering.tiling import Entry, State
 from collector.metering.units import Tiling
 
 ASSUMED = "assumed"
+COUNTED = "counted"
 _WITNESSES = {witness: witness.name.lower() for witness in Witness}
 
 Values = dict[str, object]
@@ -78,7 +79,7 @@ def entry_rows(found: DayTiling, revision: int) -> Iterator[Values]:
             "qty_capns": (stored(entry.slot_hi, units) - stored(entry.slot_lo, units))
             * (entry.t1_ns - entry.t0_ns),
             "reason": entry.reason,
-            "placement": ASSUMED if entry.assumed else "",
+            "placement": ASSUMED if entry.assumed else COUNTED if entry.counted else "",
         }
 
 
@@ -174,6 +175,7 @@ def entry_of(row: Row[Any], units: int) -> Entry:
         layout=row.layout_id,
         reason=row.reason,
         assumed=row.placement == ASSUMED,
+        counted=bool(row.placement),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -155,6 +155,14 @@ class Ledger:
                     )
                     raise LedgerError(message)
                 yield self._revision(rows[gpu])
+
+    def with_counted(
+        self, numbers: Mapping[GpuDay, int], claims: Collection[str]
+    ) -> dict[GpuDay, int]:
+        """Those of some revisions in which a GPU is held by one of some claims for a number of GPUs."""
+        with self.database.transaction() as connection:
+            found = queries.with_counted(connection, numbers, claims)
+        return {key: numbers[key] for key in found}
 
     def entries(self, start_ns: int, end_ns: int, gpu: str | None = None) -> list[Entry]:
         """The newest revisions of a window, of all GPUs or of one; entries are cut off at its ends.

@@ -24,7 +24,7 @@ CAPACITY_UNITS = 84_000
 """4 x lcm(840, 1000): MIG slices, 1/840, 1/1000, percents and 1/32 are whole."""
 MAX_CAPACITY_UNITS = 1 << 62
 ROUNDED_CAPACITY_UNITS = CAPACITY_UNITS << 40
-_NEW_OF_ENTRY = {"reason", "assumed"}
+_NEW_OF_ENTRY = {"reason", "assumed", "counted"}
 
 
 class TilingError(ValueError):
@@ -202,6 +202,7 @@ def _slots(fields: dict[str, Any], units: int) -> dict[str, Any]:
 def _entry(entry: Entry, units: int) -> dict[str, Any]:
     """The fields of an entry; those that earlier releases did not have only where they say something."""
     fields = _slots(msgspec.structs.asdict(entry), units)
+    fields["counted"] = entry.counted and not entry.assumed  # what is assumed is counted
     return {name: value for name, value in fields.items() if name not in _NEW_OF_ENTRY or value}
 
 

@@ -13,6 +13,14 @@ import msgspec
 
 from collector.metering.units import FOREVER_NS, WHOLE, Slots, Tiling, Units, checked
 
+SCHEDULERS = ("slurm", "kubernetes")
+
+
+def job_id(workload: str) -> str:
+    """Id of the scheduler's job that a workload is: `123` of `slurm:123`."""
+    source, colon, name = workload.partition(":")
+    return name if colon and source in SCHEDULERS else workload
+
 
 class Level(IntEnum):
     """Authority of a claim; the higher rank prevails."""
@@ -65,6 +73,10 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
     """True if the provider reported a number of GPUs and the GPU was chosen by metering."""
     from_ns: int = -FOREVER_NS
     """In force only from then on, where that is later than its start; that decides its precedence."""
+    until_ns: int = FOREVER_NS
+    """In force on this GPU only until then, where that is earlier than its end."""
+    counted: bool = False
+    """True if the provider reported a number of GPUs; it may be on one GPU after the other."""
 
     def __post_init__(self) -> None:
         """Reject slots and shares that a GPU does not have."""
@@ -83,6 +95,11 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
     def begins_ns(self) -> int:
         """The first instant that it is in force."""
         return max(self.start_ns, self.from_ns)
+
+    @property
+    def ceases_ns(self) -> int:
+        """The instant from which on it is not in force any more."""
+        return min(self.end_ns, self.until_ns)
 
     def slots(self, tiling: Tiling) -> Slots:
         """Slots of the device that it names, in one of the tilings."""

@@ -74,7 +74,7 @@ def claims_in_force(evidence: Evidence) -> list[Piece[Claim]]:
         spans = (
             (
                 max(known.begins_ns, place.start_ns),
-                min(known.end_ns, place.end_ns),
+                min(known.ceases_ns, place.end_ns),
             )
             for place in places
             if claim.node in ("", place.value.node)

@@ -1,9 +1,13 @@
 """Claims for a number of GPUs of a node that do not name the devices: an assumed device for each instant.
 
 After the placed claims of an instant, whole GPUs take GPUs without a placed claim of the same or a higher
-rank: first those that another provider names for the same workload, then free ones. Fractions take what is
-left, split where needed. Precedence decides which fit; the order of the GPUs gives positions. What does not
-fit is excess. The time of each tenant is that of any placement that fits.
+rank: first those that another provider names for the same workload, then free ones, of these first the one
+held just before. Fractions take what is left, split where needed. Precedence decides which fit; the order of
+the GPUs gives positions. What does not fit is excess. The time of each tenant is that of any placement that
+fits.
+
+A GPU that a claim of another source already holds for the same workload, with the same or a higher rank, is
+one of the number. A count is one claim on all GPUs that it holds, with its own start and end.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from collector.metering.evidence import Claim, Level
+from collector.metering.evidence import Claim, Level, job_id
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 
 
@@ -89,6 +93,8 @@ class _Gpu:
     gpu: str
     claims: list[Claim]
     parts: list[_Part] = field(default_factory=list)
+    before: frozenset[UnplacedClaim] = frozenset()
+    """Counts in force that held it in the span before."""
 
     def is_open(self, rank: Level) -> bool:
         """True if a whole GPU of this rank may take it."""
@@ -105,8 +111,15 @@ def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placeme
     counts = sorted(unplaced, key=_precedence, reverse=True)
     runs: dict[tuple[str, _Part], list[tuple[int, int]]] = {}
     over: dict[tuple[UnplacedClaim, Fraction], list[tuple[int, int]]] = {}
+    held: dict[str, list[_Part]] = {}
+    until_ns = -FOREVER_NS
     for start_ns, end_ns, there, in_force in _instants(gpus, counts):
+        if start_ns == until_ns:
+            lasting = frozenset(in_force)
+            for one in there:
+                one.before = lasting.intersection(part.claim for part in held.get(one.gpu, ()))
         excess = _fill(there, in_force)
+        held, until_ns = {one.gpu: one.parts for one in there}, end_ns
         for one in there:
             for part in one.parts:
                 _extend(runs.setdefault((one.gpu, part), []), start_ns, end_ns)
@@ -114,7 +127,7 @@ def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placeme
             _extend(over.setdefault((claim, amount), []), start_ns, end_ns)
     claims: dict[str, list[Claim]] = {}
     for (gpu, part), spans in runs.items():
-        claims.setdefault(gpu, []).extend(_claims(gpu, part, spans))
+        claims.setdefault(gpu, []).extend(_claims(part, spans))
     found = [
         Excess(claim.id, claim.tenant, start, end, amount, claim.level)
         for (claim, amount), spans in over.items()
@@ -195,23 +208,25 @@ def _fill(
 
 def _take_whole(gpus: list[_Gpu], count: UnplacedClaim) -> int:
     """Whole GPUs; all GPUs of the node are certain. Returns how many are missing."""
+    wanted = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0)
     if count.count == len(gpus) and all(gpu.is_open(count.level) for gpu in gpus):
         for gpu in gpus:
             gpu.parts.append(_Part(count, Fraction(1), assumed=False))
         return 0
     found = [gpu for gpu in gpus if gpu.is_open(count.level)]
-    found.sort(key=lambda gpu: (not _is_named(gpu, count), bool(gpu.claims)))
-    for gpu in found[: count.count]:
+    found.sort(key=lambda gpu: _preference(gpu, count))
+    for gpu in found[:wanted]:
         gpu.parts.append(_Part(count, Fraction(1), assumed=not _is_named(gpu, count)))
-    return max(count.count - len(found), 0)
+    return max(wanted - len(found), 0)
 
 
 def _take_parts(gpus: list[_Gpu], count: UnplacedClaim) -> Fraction:
     """Fractions: one share of each GPU, then what is left anywhere. Returns what is missing."""
-    need = count.count * count.share
+    need = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0) * count.share
     taken: dict[str, Fraction] = {}
+    preferred = sorted(gpus, key=lambda gpu: _preference(gpu, count))
     for most in (count.share, Fraction(1)):
-        for gpu in gpus:
+        for gpu in preferred:
             before = taken.get(gpu.gpu, Fraction(0))
             part = min(need, gpu.left(count.level) - before, most)
             if part > 0:
@@ -223,11 +238,35 @@ def _take_parts(gpus: list[_Gpu], count: UnplacedClaim) -> Fraction:
     return need
 
 
+def _preference(gpu: _Gpu, count: UnplacedClaim) -> tuple[bool, bool, int]:
+    """The order in which a count takes GPUs, each with the least change to what was held before."""
+    is_whole = count.share == 1
+    held = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
+    return not _is_named(gpu, count), is_whole and bool(gpu.claims), held
+
+
 def _is_named(gpu: _Gpu, count: UnplacedClaim) -> bool:
-    """True if another provider says that the workload has this GPU."""
-    return bool(count.workload) and any(
-        (claim.source, claim.workload) == (count.source, count.workload) for claim in gpu.claims
+    """True if another provider reports this GPU for the workload."""
+    return any(_is_same_workload(claim, count) for claim in gpu.claims)
+
+
+def _has_already(gpu: _Gpu, count: UnplacedClaim) -> bool:
+    """True if a claim of another source has one of the GPUs for the workload, and prevails.
+
+    A source that names some GPUs of a workload counts only the others.
+    """
+    return any(
+        claim.level >= count.level
+        and claim.source != count.source
+        and _is_same_workload(claim, count)
+        and (count.share != 1 or _size(claim) == 1)
+        for claim in gpu.claims
     )
+
+
+def _is_same_workload(claim: Claim, count: UnplacedClaim) -> bool:
+    """True if both are for one job, as job lists are compared with the ledger."""
+    return bool(count.workload) and job_id(claim.workload) == job_id(count.workload)
 
 
 def _size(claim: Claim) -> Fraction:
@@ -236,17 +275,16 @@ def _size(claim: Claim) -> Fraction:
     return size if claim.share is None else size * claim.share
 
 
-def _claims(gpu: str, part: _Part, spans: Sequence[tuple[int, int]]) -> Iterator[Claim]:
+def _claims(part: _Part, spans: Sequence[tuple[int, int]]) -> Iterator[Claim]:
     count = part.claim
     for start_ns, end_ns in spans:
-        is_first = start_ns == count.begins_ns
         yield Claim(
-            level=count.level, start_ns=count.start_ns,
-            id=f"{count.id}/{gpu}" + ("" if is_first else f"#{start_ns}"),
-            tenant=count.tenant, end_ns=end_ns, workload=count.workload, node=count.node,
+            level=count.level, start_ns=count.start_ns, id=f"{count.id}/count",
+            tenant=count.tenant, end_ns=count.end_ns, workload=count.workload, node=count.node,
             exclusive=count.share == 1, system=count.system, source=count.source, review=count.review,
-            share=None if count.share == 1 else part.share, assumed=part.assumed,
+            share=None if count.share == 1 else part.share, assumed=part.assumed, counted=True,
             from_ns=-FOREVER_NS if start_ns == count.start_ns else start_ns,
+            until_ns=FOREVER_NS if end_ns == count.end_ns else end_ns,
         )  # fmt: skip
 
 

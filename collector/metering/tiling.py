@@ -67,6 +67,8 @@ class Content(NamedTuple):
     """Reason of a review."""
     assumed: bool = False
     """True if the GPU of the claim was chosen by metering."""
+    counted: bool = False
+    """True if the claim is for a number of GPUs of the node."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -88,6 +90,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     layout: str
     reason: str = ""
     assumed: bool = False
+    counted: bool = False
 
     @property
     def quantity(self) -> Units:
@@ -237,6 +240,7 @@ def _held(claim: Claim, scene: _Scene) -> Content:
         layout=scene.layout.id if scene.layout else "",
         reason=claim.review if state is State.REVIEW else "",
         assumed=claim.assumed,
+        counted=claim.counted,
     )
 
 

@@ -53,6 +53,16 @@ async def test_a_count_is_billed_and_takes_free_gpus(core: Core):
     }  # fmt: skip
 
 
+async def test_a_count_and_a_device_that_another_source_names_are_one_job(core: Core):
+    job = {**BOB, "workload": "w"}
+    named = started("GPU-1", "p", 0, **job, source="cgroup", level="node_plugin")
+    events = {10: [count("u", 0, 1, **job, source="slurm"), named]}
+    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
+    assert seconds_of(await account_at(core, 100)) == {
+        ("observed", "bob"): 100, ("idle", ""): 100,
+    }  # fmt: skip
+
+
 async def test_what_does_not_fit_displaces_nobody(core: Core):
     heard = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **ALICE), count("u", 0, 2, **BOB)]}

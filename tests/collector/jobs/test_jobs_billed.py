@@ -109,6 +109,27 @@ def test_history_is_billed_and_agrees_with_the_books(cluster):
     assert "not compared, as they have not ended: 5" in agreed.stdout
 
 
+@pytest.mark.parametrize("order", [("2025-12", "2026-01"), ("2026-01", "2025-12")])
+def test_a_job_in_two_lists_has_one_minimum_whatever_its_stand_ins(cluster, order):
+    other = row(1, "physics", 31 * 24 - 4, 31 * 24 - 1, 1)
+    job = (
+        f"2|u|chemistry|{START + 31 * 24 * HOUR - 600}|{START + 31 * 24 * HOUR + 600}|n1|gres/gpu=1"
+    )
+    longer = (
+        f"3|u|biology|{START + 31 * 24 * HOUR - 5400}|{START + 31 * 24 * HOUR - 300}|n1|gres/gpu=1"
+    )
+    lists = {"2025-12": [other, longer, job], "2026-01": [job]}
+    for period in order:
+        found = cluster.imported(cluster.books(*lists[period]), period)
+        assert found.exit_code == 0, found.output
+    prices = f"{PRICES}minimum_seconds = 3600\n"
+    cluster.bill("prices", "publish", cluster.file("prices.toml", prices))
+    first = cluster.bill("close", "2025-12")
+    assert totals(first.stdout)["chemistry"] == "0.33", "it goes on in the next list"
+    second = cluster.bill("close", "2026-01")
+    assert totals(second.stdout) == {"chemistry": "1.67"}, second.output
+
+
 def test_a_difference_from_the_books_is_named_and_fails(cluster):
     cluster.imported(cluster.books(*ROWS), "2025-12")
     cluster.publish()

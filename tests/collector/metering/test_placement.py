@@ -32,7 +32,7 @@ def count(
 def shown(found: Placement) -> dict[str, list[tuple[str, int, int, str, bool]]]:
     """By GPU: tenant, span, share of it, and whether it is assumed."""
     return {
-        name: [(c.tenant, c.begins_ns, c.end_ns, str(c.share or 1), c.assumed) for c in claims]
+        name: [(c.tenant, c.begins_ns, c.ceases_ns, str(c.share or 1), c.assumed) for c in claims]
         for name, claims in found.claims.items()
     }
 
@@ -42,7 +42,7 @@ def times(found: Placement) -> dict[str, Fraction]:
     totals: dict[str, Fraction] = {}
     for claims in found.claims.values():
         for one in claims:
-            held = (one.share or 1) * (one.end_ns - one.begins_ns)
+            held = (one.share or 1) * (one.ceases_ns - one.begins_ns)
             totals[one.tenant] = totals.get(one.tenant, Fraction(0)) + held
     return totals
 
@@ -67,15 +67,55 @@ def test_devices_that_another_provider_names_are_certain():
     assert shown(found) == {"g0": [("u", 0, END, "1", True)], "g1": [("u", 0, END, "1", False)]}
 
 
+def test_workloads_are_compared_as_r3_compares_them():
+    named = claim(N, 0, END, workload="7", source="cgroup")
+    found = place([gpu(0), gpu(1, named)], [count(1, workload="slurm:7", source="slurm")])
+    assert shown(found) == {"g1": [("u", 0, END, "1", False)]}
+    half = count(1, workload="7", source="slurm", share=Fraction(1, 2))
+    assert list(place([gpu(0), gpu(1, named)], [half]).claims) == ["g1"]
+    other = claim(N, 0, END, workload="research/7", source="cgroup")
+    found = place([gpu(0), gpu(1, other)], [count(1, workload="7", source="slurm")])
+    assert list(found.claims) == ["g0"]
+    nameless = claim(N, 0, END, source="cgroup")
+    assert list(place([gpu(0), gpu(1, nameless)], [count(1)]).claims) == ["g0"], "no name is no job"
+
+
+def test_a_gpu_that_a_higher_rank_gives_the_workload_is_one_of_the_number():
+    given = claim(Level.ADMINISTRATOR, 0, 60, workload="slurm:7", source="file")
+    one, two = (count(n, workload="7", source="slurm") for n in (1, 2))
+    assert shown(place([gpu(0), gpu(1, given)], [one])) == {"g0": [("u", 60, END, "1", True)]}
+    assert times(place([gpu(0), gpu(1, given)], [two])) == {"u": 140}
+    own = claim(S, 0, END, workload="7", source="slurm")
+    found = place([gpu(0), gpu(1, own)], [one])
+    assert list(found.claims) == ["g0"], "a source counts what it does not name"
+
+
 def test_positions_change_only_where_something_begins_or_ends():
     gpus = [gpu(0, claim(S, 20, 40)), gpu(1), gpu(2)]
     found = place(gpus, [count(1)])
     assert shown(found) == {
-        "g0": [("u", 0, 20, "1", True), ("u", 40, END, "1", True)],
-        "g1": [("u", 20, 40, "1", True)],
+        "g0": [("u", 0, 20, "1", True)],
+        "g1": [("u", 20, END, "1", True)],
+    }, "it stays where it is when the first GPU is free again"
+
+
+def test_a_count_that_moves_is_one_claim_with_one_start_and_one_end():
+    gpus = [gpu(0, claim(S, 20, 40), claim(S, 60, 80, "y")), gpu(1, claim(S, 50, 70, "z"))]
+    found = place(gpus, [count(1, 5, 90)])
+    claims = [one for some in found.claims.values() for one in some]
+    assert len(claims) == 4
+    assert {(one.id, one.start_ns, one.end_ns, one.counted) for one in claims} == {
+        ("u/count", 5, 90, True)
     }
-    ids = [one.id for claims in found.claims.values() for one in claims]
-    assert ids == ["u/g0", "u/g0#40", "u/g1#20"]
+    assert times(found) == {"u": 75}
+    assert found.excess == [Excess("u", "u", 60, 70, Fraction(1))]
+
+
+def test_a_later_count_leaves_the_gpus_that_another_has():
+    found = place([gpu(0), gpu(1), gpu(2)], [count(1, name="early"), count(1, 30, 60, name="late")])
+    assert shown(found) == {
+        "g0": [("early", 0, END, "1", True)], "g1": [("late", 30, 60, "1", True)],
+    }  # fmt: skip
 
 
 def test_precedence_decides_who_fits():
@@ -130,7 +170,7 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
         in_force = [one for one in counts if one.start_ns <= now < one.end_ns]
         given_ = {
             one.id: sum(
-                c.tenant == one.id and c.begins_ns <= now < c.end_ns
+                c.tenant == one.id and c.begins_ns <= now < c.ceases_ns
                 for claims in found.claims.values()
                 for c in claims
             )
@@ -149,7 +189,7 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
             assert sum(given_[o.id] for o in in_force if o.level == top) == min(need, free)
     for claims in found.claims.values():
         for one in claims:
-            assert not any(o is not one and o.begins_ns < one.end_ns and one.begins_ns < o.end_ns
+            assert not any(o is not one and o.begins_ns < one.ceases_ns and one.begins_ns < o.ceases_ns
                            for o in claims), "a whole GPU has one of them"  # fmt: skip
 
 

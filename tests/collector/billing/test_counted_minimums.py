@@ -1,0 +1,179 @@
+"""Minimums and frozen prices of claims for a number of GPUs: once, whichever GPUs they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.billing import book, price
+from support.examples import fewer
+
+from collector.billing.charges import Charge, Kind
+from collector.billing.instants import DAY_NS, HOUR_NS, Period
+from collector.billing.minimums import target_ns
+from collector.billing.rated import Numbers, rate_period
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.store import Ledger
+from collector.metering.evidence import Claim, Evidence, Level, Stay, Stretch
+from collector.metering.placement import NodeGpu, UnplacedClaim, place
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+
+S = Level.SCHEDULER
+MINUTE_NS = HOUR_NS // 60
+DAYS = 5
+RATE = 2 * 10**9
+HOURLY = price(RATE, -FOREVER_NS, FOREVER_NS, minimum_ns=HOUR_NS, granularity_ns=10 * MINUTE_NS)
+
+
+def hours(number: float) -> int:
+    return round(number * HOUR_NS)
+
+
+def other(name: str, start: float, end: float) -> Claim:
+    return Claim(S, hours(start), name, "blue", hours(end), node="n1")
+
+
+def job(number: int, start: float, end: float, **more: object) -> UnplacedClaim:
+    known = {"id": "job", "node": "n1", "workload": "slurm:1", "count": number, **more}
+    return UnplacedClaim(S, hours(start), tenant="red", end_ns=hours(end), **known)  # type: ignore[arg-type]  # of a test
+
+
+def metered(gpus: Sequence[Sequence[Claim]], counts: Iterable[UnplacedClaim]) -> Ledger:
+    """A ledger of five days of a node."""
+    named = {f"GPU-{at}": claims for at, claims in enumerate(gpus)}
+    placed = place([NodeGpu(g, [(0, FOREVER_NS)], c) for g, c in named.items()], counts)
+    ledger = Ledger.open("sqlite://")
+    for name, claims in named.items():
+        evidence = Evidence(
+            name, (Stay(-FOREVER_NS, "n1"),), (*claims, *placed.claims.get(name, ())),
+            stretches=(Stretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
+        )  # fmt: skip
+        one = MeteredGpu.of(evidence, {}, "h100")
+        ledger.write_days([one.day(day, Computed("1", 0)) for day in range(-1, DAYS + 1)])
+    return ledger
+
+
+def billed(ledger: Ledger, *edges: int, prices=HOURLY) -> list[list[Charge]]:
+    """The charges of the tenant in consecutive periods between some days."""
+    periods = [Period(a * DAY_NS, b * DAY_NS) for a, b in pairwise(edges)]
+    return [
+        [
+            charge
+            for charge in rate_period(ledger, book(prices), period, Numbers(ledger)).charges
+            if charge.tenant == "red"
+        ]
+        for period in periods
+    ]
+
+
+def minimum_hours(charges: Iterable[Charge]) -> Fraction:
+    found = (charge.quantity for charge in charges if charge.kind is Kind.MINIMUM_TOPUP)
+    return sum(found, Fraction(0)) / (GPU_CAPACITY * HOUR_NS)
+
+
+def total(charges: Iterable[Charge]) -> Fraction:
+    return sum((charge.amount for charge in charges), Fraction(0))
+
+
+def test_short_jobs_that_move_a_count_cost_it_no_minimum():
+    short = [other(f"s{at}", 1 + at / 5, 1.01 + at / 5) for at in range(4)]
+    also = [other("t0", 1.1, 1.11), other("t1", 2.5, 2.51)]
+    (charges,) = billed(metered([short, also], [job(1, 0, 4)]), 0, 1)
+    assert {charge.resource for charge in charges} == {"GPU-0", "GPU-1"}
+    assert minimum_hours(charges) == 0
+    assert total(charges) == 8
+
+
+def test_each_gpu_of_a_short_count_has_its_minimum():
+    (charges,) = billed(metered([[other("s", 0.1, 0.2)], [], []], [job(2, 0, 0.5)]), 0, 1)
+    assert minimum_hours(charges) == 1
+    assert total(charges) == 4
+
+
+def test_a_split_fraction_has_one_minimum():
+    half = Claim(S, hours(1), "s", "blue", hours(1.01), node="n1", exclusive=False,
+                 share=Fraction(1, 2))  # fmt: skip
+    count = job(1, 0, 4, share=Fraction(3, 4))
+    (charges,) = billed(metered([[half], [half]], [count]), 0, 1)
+    assert {charge.quantity / (charge.service_t1_ns - charge.service_t0_ns) for charge in charges} == {
+        630, 420, 210,
+    }  # fmt: skip
+    assert minimum_hours(charges) == 0
+    assert total(charges) == 6
+
+
+def test_a_count_keeps_the_price_of_its_start_on_every_gpu():
+    prices = (
+        price(RATE, -FOREVER_NS, hours(0.5), at_claim_start=True),
+        price(5 * RATE, hours(0.5), FOREVER_NS),
+    )
+    ledger = metered([[other("s", 1, 1.5)], [other("t", 2, 2.5)]], [job(1, 0, 4)])
+    charges = rate_period(ledger, book(*prices), Period(0, DAY_NS), Numbers(ledger)).charges
+    assert total(charge for charge in charges if charge.tenant == "red") == 8
+
+
+def test_claims_of_one_id_on_two_nodes_are_two():
+    one, two = (job(1, 0, 0.25, node=node) for node in ("n1", "n2"))
+    found = [
+        place([NodeGpu(f"GPU-{c.node}", [(0, FOREVER_NS)], [])], [c]).claims for c in (one, two)
+    ]
+    ledger = Ledger.open("sqlite://")
+    for claims in found:
+        ((name, some),) = claims.items()
+        stretch = Stretch("boot", -DAY_NS, 2 * DAY_NS)
+        known = Evidence(name, (Stay(-DAY_NS, some[0].node),), tuple(some), stretches=(stretch,))
+        ledger.write_days([MeteredGpu.of(known, {}, "h100").day(0, Computed("1", 0))])
+    (charges,) = billed(ledger, 0, 1)
+    assert total(charges) == 4
+
+
+def test_earlier_gpus_of_a_count_are_found_in_a_later_period():
+    """On GPU-0 for two days, then on GPU-1; it ends in the second period."""
+    taken = [other("s", 48, 120)]
+    ledger = metered([taken, []], [job(1, 20, 96.05)])
+    first, second = billed(ledger, 0, 3, 5)
+    assert {charge.resource for charge in second} == {"GPU-1"}
+    assert minimum_hours(first) == 0
+    assert minimum_hours(second) == Fraction(7, 60), "76 h 3 min, up to whole 10 min"
+    period = Period(3 * DAY_NS, 5 * DAY_NS)
+    rests_on = rate_period(ledger, book(HOURLY), period, Numbers(ledger)).sources
+    assert {key.day for key in rests_on if key.gpu == "GPU-0"} >= {0, 1}
+
+
+instants = st.integers(0, DAYS * 24 * 4).map(lambda quarter: quarter / 4)
+spans = st.tuples(instants, st.integers(1, 120)).map(
+    lambda one: (one[0], min(one[0] + one[1] / 4, DAYS * 24 + 1))
+)
+others = st.lists(spans, max_size=4)
+
+
+@settings(fewer(25))
+@given(
+    st.lists(others, min_size=1, max_size=3), st.integers(1, 3), instants.filter(bool),
+    st.integers(1, 200), st.sets(st.integers(1, DAYS - 1)),
+)  # fmt: skip
+def test_p27_cuts_and_places_of_a_count_change_no_total(held, number, start, minutes, cuts):
+    """The oracle knows no GPUs: minute by minute, how many of them no other claim has."""
+    gpus = [
+        [other(f"s{at}-{n}", *span) for n, span in enumerate(some)] for at, some in enumerate(held)
+    ]
+    begin, end = hours(start), hours(start) + minutes * 5 * MINUTE_NS
+    count = UnplacedClaim(S, begin, "job", "red", end, node="n1", count=number)
+    ledger = metered(gpus, [count])
+    times = [0] * number
+    free = 0
+    for now in range(begin, min(end, DAYS * DAY_NS), 5 * MINUTE_NS):
+        free = sum(not any(c.start_ns <= now < c.end_ns for c in claims) for claims in gpus)
+        for at in range(min(free, number)):
+            times[at] += 5 * MINUTE_NS
+    assume(free or end > DAYS * DAY_NS)
+    if end <= DAYS * DAY_NS:
+        times = [target_ns(time, HOURLY) if time else 0 for time in times]
+    expected = Fraction(2 * sum(times), HOUR_NS)
+    whole = billed(ledger, 0, DAYS)
+    parts = billed(ledger, 0, *sorted(cuts), DAYS)
+    assert total(charge for some in whole for charge in some) == expected
+    assert total(charge for some in parts for charge in some) == expected
