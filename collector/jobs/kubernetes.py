@@ -17,6 +17,7 @@ models, memory and replicas of their GPUs, which shares of memory and time slice
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -41,6 +42,7 @@ from collector.jobs.job import (
     without_repetitions,
 )
 from collector.metering.units import FOREVER_NS
+from railscope.json_shape import ShapeError, check_shape, shown
 from railscope.pod_entry import PodEntry, pod_entry
 from railscope.pod_shares import requests_of
 
@@ -49,7 +51,56 @@ _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
 _SHARED = "nvidia.com/gpu.shared"
 _STRATEGY = "nvidia.com/gpu.sharing-strategy"
 _PARTS = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
+_COUNT = re.compile("[0-9]{1,19}")
 _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
+
+
+class _Terminated(msgspec.Struct):
+    finishedAt: str | None = None  # noqa: N815 - as in Kubernetes
+
+
+class _State(msgspec.Struct):
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct):
+    state: _State | None = None
+
+
+class _Status(msgspec.Struct):
+    phase: str | None = None
+    startTime: str | None = None  # noqa: N815 - as in Kubernetes
+    initContainerStatuses: list[_ContainerStatus] | None = None  # noqa: N815 - as in Kubernetes
+    containerStatuses: list[_ContainerStatus] | None = None  # noqa: N815 - as in Kubernetes
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, str | int | float] | None = None
+
+
+class _Container(msgspec.Struct):
+    resources: _Resources | None = None
+
+
+class _Spec(msgspec.Struct):
+    containers: list[_Container]
+    initContainers: list[_Container] | None = None  # noqa: N815 - as in Kubernetes
+    nodeName: str | None = None  # noqa: N815 - as in Kubernetes
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    namespace: str
+    annotations: dict[str, str] | None = None
+    deletionTimestamp: str | None = None  # noqa: N815 - as in Kubernetes
+
+
+class _Shape(msgspec.Struct):
+    """Members of a pod that are read."""
+
+    metadata: _Metadata
+    spec: _Spec
+    status: _Status | None = None
 
 
 def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
@@ -68,10 +119,14 @@ def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
     without_gpus = never_started = 0
     for place, pod, is_gone in pods.values():
         try:
+            check_shape(pod, _Shape)
             unplaced, span = _unplaced(pod, nodes), _span(pod, is_gone=is_gone)
             problem = _problem(unplaced, span, bad.now_ns)
             tenant = _name(pod, "namespace")
             name = f"{tenant}/{_name(pod, 'name')}"
+        except ShapeError as error:
+            bad.add(JobListError(place, error.field, error.reason, "pod"))
+            continue
         except _OTHER_FORM as error:
             bad.add(JobListError(place, "", f"not as Kubernetes writes it: {error}", "pod"))
             continue
@@ -122,8 +177,8 @@ def _pods(text: str, bad: BadLines) -> Iterator[tuple[Any, bool]]:
 def _name(pod: Any, field: str) -> str:
     value = pod["metadata"][field]
     if not isinstance(value, str) or not value or not value.isprintable():
-        message = f"{value!r} is no {field}"
-        raise ValueError(message)
+        where = f"metadata.{field}"
+        raise ShapeError(where, f"{shown(value)} is no {field}")
     return value
 
 
@@ -140,30 +195,35 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
     has_ended = status.get("phase") in ("Succeeded", "Failed")
     if not status.get("startTime") or (has_ended and not statuses):
         return None  # it waits, or the kubelet refused it
-    start_ns = _instant_ns(status["startTime"])
+    start_ns = _instant_ns("status.startTime", status["startTime"])
     if not has_ended and not is_gone:
         return start_ns, FOREVER_NS
     ends = [
-        _instant_ns(state["terminated"]["finishedAt"])
+        _instant_ns(
+            "status.containerStatuses.state.terminated.finishedAt",
+            state["terminated"]["finishedAt"],
+        )
         for one in statuses
         if (state := one.get("state") or {}).get("terminated")
         and state["terminated"].get("finishedAt")
     ]
     if is_gone and len(ends) < len(statuses) and pod["metadata"].get("deletionTimestamp"):
         # Taken away by force: until then its containers may have run.
-        ends.append(_instant_ns(pod["metadata"]["deletionTimestamp"]))
+        ends.append(_instant_ns("metadata.deletionTimestamp", pod["metadata"]["deletionTimestamp"]))
     if not ends:
         state = "deleted" if is_gone else status["phase"]
-        message = f"status: {state} without a time at which its containers ended"
-        raise ValueError(message)
+        field, reason = "status", f"{state} without a time at which its containers ended"
+        raise ShapeError(field, reason)
     return start_ns, max(start_ns, *ends)
 
 
-def _instant_ns(text: str) -> int:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None or not 0 <= moment.timestamp() < LATEST_SECONDS:
-        message = f"{text!r} is no time from 1970 to 2105 with its zone"
-        raise ValueError(message)
+def _instant_ns(field: str, text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None or not 0 <= moment.timestamp() < LATEST_SECONDS:
+        raise ShapeError(field, f"{shown(text)} is no time from 1970 to 2105 with its zone")
     return int(moment.timestamp()) * NS_PER_SECOND
 
 
@@ -261,8 +321,8 @@ def _devices(container: Mapping[str, Any]) -> Counter[str]:
     found: Counter[str] = Counter()
     for name, count in limits.items():
         if name.startswith(_VENDOR):
+            if not _COUNT.fullmatch(str(count)):
+                field = f"spec.containers.resources.limits.{name}"
+                raise ShapeError(field, f"{shown(count)} is no count of devices")
             found[name] = int(count)
-            if found[name] < 0:
-                message = f"{name}: {count!r} is no count of devices"
-                raise ValueError(message)
     return found

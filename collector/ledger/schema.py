@@ -82,6 +82,8 @@ class Product(TypeDecorator[int | str]):
         """The value as it is read."""
         if isinstance(value, str):
             return int(value) if _INTEGER.fullmatch(value) else value
+        if isinstance(value, bytes):
+            return repr(value)
         return None if value is None else int(value)
 
 

@@ -15,8 +15,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+
+from railscope.json_shape import ShapeError, check_shape
 from railscope.slurm import FormatError
 from railscope.slurm.gres import parse_tres
 from railscope.slurm.hostlist import expand
@@ -152,16 +155,70 @@ def _record(row: _Row, zone: tzinfo | None) -> Record:
 # JSON ----------------------------------------------------------------------------------------------
 
 
+class _Jobs(msgspec.Struct):
+    jobs: list[Any]
+
+
+class _Set(msgspec.Struct):
+    """A number with whether it is set."""
+
+    set: bool
+    number: Any
+    infinite: bool = False
+
+
+_Number = int | _Set | None
+
+
+class _Time(msgspec.Struct):
+    start: _Number
+    end: _Number
+
+
+class _State(msgspec.Struct):
+    current: str | Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class _Resource(msgspec.Struct):
+    type: str | None
+    name: str | None = None
+    count: _Number = None
+
+
+class _Resources(msgspec.Struct):
+    allocated: list[_Resource]
+
+
+class _Array(msgspec.Struct):
+    job_id: Any = None
+    task_id: _Number = None
+
+
+class _Shape(msgspec.Struct):
+    """Members of a job that are read."""
+
+    job_id: _Number
+    state: _State
+    time: _Time
+    tres: _Resources
+    user: str | None = None
+    account: str | None = None
+    nodes: str | None = None
+    sluid: str | None = None
+    array: _Array | None = None
+
+
 def parse_sacct_json(
     text: str | bytes, rejected: Callable[[AccountingError], None] = _raised
 ) -> tuple[Record, ...]:
     """The jobs of `sacct --json`; `rejected` as above. Raises AccountingError for no such text."""
     try:
-        jobs = json.loads(text)["jobs"]
-        listed = list(enumerate(jobs, start=1))
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        reason = f"not what sacct writes as JSON: {type(error).__name__} {error}"
+        document = json.loads(text)
+        check_shape(document, _Jobs)
+    except (ShapeError, ValueError, RecursionError) as error:
+        reason = f"not what sacct writes as JSON: {error}"
         raise AccountingError(1, "", reason) from error
+    listed = list(enumerate(document["jobs"], start=1))
     found: list[Record] = []
     for place, job in listed:
         try:
@@ -173,7 +230,10 @@ def parse_sacct_json(
 
 def _record_of(place: int, job: Any) -> Record:
     try:
+        check_shape(job, _Shape)
         return Record(place, _job_of(job), json_text(job.get("nodes")))
+    except ShapeError as error:
+        raise AccountingError(place, error.field, error.reason) from error
     except FormatError as error:
         raise AccountingError(place, "", str(error)) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:

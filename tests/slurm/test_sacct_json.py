@@ -76,9 +76,15 @@ def test_a_run_that_was_requeued_has_an_end():
     ("change", "problem"),
     [
         ({"job_id": None}, "1: a job without an id"),
-        ({"job_id": "1"}, "'1' is no number"),
-        ({"time": {}}, "KeyError 'start'"),
-        ({"state": {"current": []}}, "IndexError"),
+        ({"job_id": "1"}, "^1: job_id: '1': expected `int | object | null`, got `str`$"),
+        ({"time": {}}, "^1: time: {}: object missing required field `start`$"),
+        ({"time": {"start": {"set": True}, "end": 0}}, "^1: time.start: .*required field `number`"),
+        ({"state": {"current": []}}, r"^1: state.current: \[\]: expected `array` of length >= 1$"),
+        ({"state": 3}, "^1: state: 3: expected `object`, got `int`$"),
+        (
+            {"tres": {"allocated": [7]}},
+            r"^1: tres.allocated\[0\]: 7: expected `object`, got `int`$",
+        ),
         ({"nodes": "n[1"}, "is no list"),
         ({"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": -1}]}}, "has no count"),
         ({"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 1}] * 2}}, "or two"),
@@ -89,7 +95,12 @@ def test_what_is_no_job(change, problem):
         of_json(in_json(**change))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"jobs": 3}', '{"jobs": [3]}'])
+def test_an_entry_that_is_no_job():
+    with pytest.raises(AccountingError, match=r"^1: 3: expected `object`, got `int`$"):
+        parse_sacct_json('{"jobs": [3]}')
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"jobs": 3}'])
 def test_what_is_no_json_of_sacct(text):
     with pytest.raises(AccountingError, match="not what sacct writes"):
         parse_sacct_json(text)

@@ -127,7 +127,23 @@ WRONG = [
     ('{"items": 3}', "document 1: items: is no list"),
     ('{"items": [{}]}', "pod 1: metadata.uid: is missing"),
     ('{"items": [3]}', "pod 1: metadata.uid: is missing"),
-    (json.dumps(pod(startTime="yesterday")), "pod 1: not as Kubernetes writes it"),
+    (
+        json.dumps(pod(startTime="yesterday")),
+        "pod 1: status.startTime: 'yesterday' is no time from",
+    ),
+    (json.dumps(pod() | {"spec": 7}), "pod 1: spec: 7: expected `object`, got `int`"),
+    (
+        json.dumps(pod() | {"spec": {}}),
+        "pod 1: spec: {}: object missing required field `containers`",
+    ),
+    (
+        json.dumps(pod(containerStatuses=[3])),
+        r"pod 1: status.containerStatuses\[0\]: 3: expected `object`",
+    ),
+    (
+        json.dumps(pod(gpus="x")),
+        "pod 1: spec.containers.resources.limits.nvidia.com/gpu: 'x' is no count",
+    ),
     (json.dumps(pod(startTime="2026-01-01T00:00:00")), "is no time from 1970 to 2105"),
     (json.dumps(pod(gpus=-1)), "is no count of devices"),
     (json.dumps(pod("x\x1b")), "is no name"),
