@@ -14,7 +14,7 @@ from collector.evidence.calendar_file import Calendar
 from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
 from collector.evidence.claims_file import FileClaims
 from collector.evidence.contacts import Contacts
-from collector.evidence.ends import Ends, ends_of
+from collector.evidence.ends import Ends, ends_of, gaps_of
 from collector.evidence.node_claims import (
     ClaimPart,
     Reported,
@@ -29,7 +29,7 @@ from collector.evidence.retired_file import Retired
 from collector.evidence.review import Decisions, Expectation
 from collector.evidence.seen import OF_THE_AGENT, Counter, Part
 from collector.evidence.tenants_file import Tenants
-from collector.evidence.told import Ended, Told, is_gpu
+from collector.evidence.told import Ended, Told, first_report, first_reports, is_gpu
 from collector.inventory.inventory_file import Inventory
 from collector.metering.evidence import (
     Evidence,
@@ -42,6 +42,7 @@ from collector.metering.evidence import (
 )
 from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.placement import UnplacedClaim
+from collector.metering.timeline import Piece, without
 from collector.metering.units import FOREVER_NS, Slots
 from railscope.frame import NO_LANE
 
@@ -172,10 +173,11 @@ def known(
     evidence, where = placed or evidence_of(facts, files)
     sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
     sku = max((one.sku for one in sighted), default="")
-    told = {one.id: one.profile for one in sorted(facts.told) if one.profile}
+    profiles = {one.id: one.profile for one in sorted(facts.told, key=first_report, reverse=True)}
+    told = {name: profile for name, profile in profiles.items() if profile}
     named = {claim.id: reported_id(claim.id, told) for claim in evidence.claims} if told else {}
-    profiles = {name: told[one] for name, one in named.items() if one in told}
-    return Known(evidence, counted(facts.gpu, chunks, where.stays), sku, profiles, where)
+    held = {name: told[one] for name, one in named.items() if one in told}
+    return Known(evidence, counted(facts.gpu, chunks, where.stays), sku, held, where)
 
 
 # Claims -----------------------------------------------------------------------------------------
@@ -186,11 +188,11 @@ def counts_of(
 ) -> list[UnplacedClaim]:
     """Claims of a node without a device, by the facts that are kept under it."""
     found = node_claims(_reported(facts), ends, tenants, Expectation(decisions=decisions))
-    counts = {(one.node, one.id): one.count for one in facts.told}
+    firsts = first_reports(facts.told)
     return [
         UnplacedClaim(
             piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
-            piece.node, counts[subject.node, subject.name], piece.share or Fraction(1),
+            piece.node, firsts[subject.node, subject.name].count, piece.share or Fraction(1),
             piece.system, piece.source, piece.review, piece.from_ns,
         )
         for piece, subject, _ in found
@@ -234,13 +236,16 @@ def _sightings(facts: Facts, ends: Ends, where: Places) -> Iterator[Sighting]:
     for presence in facts.presences:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
         heard[presence.node] = max(last, heard.get(presence.node, -FOREVER_NS))
+    gaps = gaps_of(facts.told, facts.presences)
     for one in facts.told:
         # What was reported late is no witness of the time before.
         start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.level is Level.SCHEDULER:
             until = ends.get((one.node, one.id), heard.get(one.node, one.start_ns))
+            free = [(gap.believed_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
             if start_ns < until:
-                yield Sighting(Witness.SCHEDULER, start_ns, until)
+                for start, end, _ in without(Piece(start_ns, until, one), free):
+                    yield Sighting(Witness.SCHEDULER, start, end)
 
 
 def _within(stay: Stay, spans: Iterable[Span]) -> Iterator[Sighting]:

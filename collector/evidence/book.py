@@ -287,7 +287,9 @@ class EvidenceBook:
             if number % _CLAIMS_A_STEP == 0:
                 yield
             try:
-                fact = told(teller, event)
+                # No event is later than the frame that carries it.
+                boot_ns = min(event.boot_ns, batch.boot_ns[event.row])
+                fact = told(teller, replace(event, boot_ns=boot_ns))
             except ToldError as error:
                 self._refuse(record, str(error))
                 continue
@@ -296,7 +298,7 @@ class EvidenceBook:
                 continue
             if isinstance(fact, Told):
                 fact = self._limited(record, fact)
-            fact = dated(fact, horizon_ns)
+            fact = dated(fact, horizon_ns, record.received_wall_ns)
             if self._keep(fact):
                 self.unwritten[fact] = None
                 self._touch(fact)

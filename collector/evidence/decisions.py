@@ -84,7 +84,8 @@ def _candidates(connection: Connection, files: Files, contacts: Contacts) -> set
     """GPUs of which a claim was reported late, or before the GPU was, or that are in excess."""
     late = select(claims.c.gpu_uuid).where(claims.c.recorded_ns - claims.c.start_ns > LATE_NS // 60)
     found = set(connection.execute(late.distinct()).scalars())
-    ends = select(releases.c.gpu_uuid).join(trust, trust.c.fact == releases.c.fact)
+    is_late = trust.c.trusted_from_ns > releases.c.instant_ns
+    ends = select(releases.c.gpu_uuid).join(trust, trust.c.fact == releases.c.fact).where(is_late)
     found |= set(connection.execute(ends.distinct()).scalars())
     found |= {
         gpu

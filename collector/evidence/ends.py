@@ -18,23 +18,33 @@ def ends_of(told: Collection[Told], ended: Iterable[Ended], presences: Iterable[
 
     An agent tells all claims in force when it starts, those that it only remembers, too. One that
     remembers nothing cannot tell that they have ended; but what held the GPU is gone with the boot.
-    An end that is reported in a later boot has only the wall clock: it counts where there is no other.
     An end that was reported late counts from the instant on from which its report is believed.
     """
     ends: dict[tuple[str, str], int] = {}
-    for end in ended:
-        key = (end.node, end.id)
-        ends[key] = min(end.believed_ns, ends.get(key, end.believed_ns))
-    late: dict[tuple[str, str], int] = {}
-    for claim in told:
-        key = (claim.node, claim.id)
-        if claim.end_ns and key not in ends:
-            end_ns = max(claim.end_ns, claim.trusted_from_ns)
-            late[key] = min(end_ns, late.get(key, end_ns))
-    ends |= late
+    for key, _, believed_ns in _reported(told, ended):
+        ends[key] = min(believed_ns, ends.get(key, believed_ns))
     for key, boot in _boots_after(told, presences):
         ends[key] = min(boot.believed_ns, ends.get(key, FOREVER_NS))
     return ends
+
+
+def _reported(
+    told: Iterable[Told], ended: Iterable[Ended]
+) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """Ends that nodes reported by node and claim: as they are stated, and as they are believed.
+
+    An end that is reported in a later boot has only the wall clock: it counts unless another was
+    reported by then. One that is reported after it cannot make the claim longer.
+    """
+    horizons: dict[tuple[str, str], int] = {}
+    for end in ended:
+        key = (end.node, end.id)
+        horizons[key] = min(end.trusted_from_ns, horizons.get(key, end.trusted_from_ns))
+        yield key, end.instant_ns, end.believed_ns
+    for claim in told:
+        key = (claim.node, claim.id)
+        if claim.end_ns and claim.trusted_from_ns < horizons.get(key, FOREVER_NS):
+            yield key, claim.end_ns, max(claim.end_ns, claim.trusted_from_ns)
 
 
 class _Begin(NamedTuple):
@@ -44,10 +54,47 @@ class _Begin(NamedTuple):
     believed_ns: int
 
 
+class Gap(NamedTuple):
+    """Time in which a claim does not hold: a boot began without it, and a late report revived it."""
+
+    first_ns: int
+    believed_ns: int
+    """The instant from which the begin of the boot is believed: no earlier than `first_ns`."""
+    until_ns: int
+    """The least horizon of the reports that show that the claim outlasted the begin of the boot."""
+
+
 def _boots_after(
     told: Iterable[Told], presences: Iterable[Presence]
 ) -> Iterator[tuple[tuple[str, str], _Begin]]:
     """For claims by node and id, the begins of later boots in which they were not reported."""
+    for key, begin, until_ns in _boots(told, presences):
+        if until_ns == FOREVER_NS:
+            yield key, begin
+
+
+def gaps_of(
+    told: Iterable[Told], presences: Iterable[Presence]
+) -> dict[tuple[str, str], list[Gap]]:
+    """Gaps of claims by node and id.
+
+    A report of a claim that a boot had ended already holds nothing before its own horizon.
+    """
+    found: dict[tuple[str, str], list[Gap]] = {}
+    for key, begin, until_ns in _boots(told, presences):
+        if begin.first_ns < until_ns < FOREVER_NS:
+            found.setdefault(key, []).append(Gap(*begin, until_ns))
+    return found
+
+
+def _boots(
+    told: Iterable[Told], presences: Iterable[Presence]
+) -> Iterator[tuple[tuple[str, str], _Begin, int]]:
+    """Begins of boots after the first report of claims, by node and id of the claim.
+
+    With each is the least horizon of the reports in that boot or after its begin, which show that the
+    claim outlasted it: FOREVER_NS where there is none.
+    """
     began: dict[str, dict[str, _Begin]] = {}
     for one in presences:
         if one.spans:
@@ -56,16 +103,20 @@ def _boots_after(
             begin = _Begin(first_ns, one.believed_ns or first_ns)
             known = boots.get(one.boot, begin)
             boots[one.boot] = _Begin(*map(min, begin, known))
-    tellings: dict[tuple[str, str], dict[str, int]] = {}
+    reports: dict[tuple[str, str], list[Told]] = {}
     for claim in told:
         if claim.boot:
-            reported = tellings.setdefault((claim.node, claim.id), {})
-            reported[claim.boot] = min(claim.told_ns, reported.get(claim.boot, claim.told_ns))
-    for key, reported in tellings.items():
-        last_ns = max(reported.values())
+            reports.setdefault((claim.node, claim.id), []).append(claim)
+    for key, some in reports.items():
+        since_ns = min(one.told_ns for one in some)
         for boot, begin in began.get(key[0], {}).items():
-            if boot not in reported and begin.first_ns > last_ns:
-                yield key, begin
+            if begin.first_ns > since_ns:
+                outlasted = [
+                    one.trusted_from_ns
+                    for one in some
+                    if one.boot == boot or one.told_ns >= begin.first_ns
+                ]
+                yield key, begin, min(outlasted, default=FOREVER_NS)
 
 
 def freed_of(
@@ -73,8 +124,7 @@ def freed_of(
 ) -> Ends:
     """Where claims would have ended before their end counts, had it not been reported late."""
     freed: dict[tuple[str, str], int] = {}
-    found = [((end.node, end.id), end.instant_ns) for end in ended]
-    found += [((claim.node, claim.id), claim.end_ns) for claim in told if claim.end_ns]
+    found = [(key, instant_ns) for key, instant_ns, _ in _reported(told, ended)]
     found += [(key, begin.first_ns) for key, begin in _boots_after(told, presences)]
     for key, instant_ns in found:
         if instant_ns < ends.get(key, -FOREVER_NS):

@@ -14,11 +14,20 @@ from collector.evidence.contacts import (
     floor_ns,
     node_floor_ns,
 )
-from collector.evidence.ends import Ends, freed_of
+from collector.evidence.ends import Ends, Gap, freed_of, gaps_of
 from collector.evidence.places import Presence
-from collector.evidence.review import Expectation, Part, Subject, What, overlaid, parts
+from collector.evidence.review import (
+    KEEPS_RANK,
+    LATE_END,
+    Expectation,
+    Part,
+    Subject,
+    What,
+    overlaid,
+    parts,
+)
 from collector.evidence.tenants_file import Tenants
-from collector.evidence.told import MAX_LEVEL, WIRE_CAPACITY, Ended, Told, first_report, is_gpu
+from collector.evidence.told import MAX_LEVEL, WIRE_CAPACITY, Ended, Told, first_reports, is_gpu
 from collector.metering.evidence import Claim, Level, Stay
 from collector.metering.timeline import Piece, without
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots
@@ -59,19 +68,17 @@ def node_claims(
     Each part has a name of its own, and none of those reserved: what has one name is one claim with one
     end, and a node must not end the claim of another by its choice of an id.
     """
-    reports: dict[tuple[str, str], list[Told]] = {}
-    for one in facts.told:
-        reports.setdefault((one.node, one.id), []).append(one)
+    gaps = gaps_of(facts.told, facts.presences)
     freed = freed_of(facts.told, facts.ended, facts.presences, ends)
     excess: dict[str, list[Piece[str]]] = {}
     names = Names(reserved)
     found: list[ClaimPart] = []
-    firsts = sorted((min(some, key=first_report), key) for key, some in reports.items())
+    firsts = sorted((one, key) for key, one in first_reports(facts.told).items())
     for one, key in firsts:
         if one.node not in excess:
             excess[one.node] = expected.excess(facts.gpu, one.node, facts.contacts)
         end = (ends.get(key, FOREVER_NS), freed.get(key, FOREVER_NS))
-        cut = _cut(facts, reports[key], end, expected)
+        cut = _interrupted(_cut(facts, one, end, expected), one, gaps.get(key, ()), expected)
         waits = Subject(What.GPU, one.node, facts.gpu)
         pieces = _pieces(one, names, list(overlaid(cut, excess[one.node], waits)), tenants)
         contact_ns = _contact_ns(facts, one.node)
@@ -100,17 +107,16 @@ def _contact_ns(facts: Reported, node: str) -> int:
     return floor_ns(facts.contacts, facts.gpu, node, heard)
 
 
-def _cut(
-    facts: Reported, reports: Sequence[Told], end: tuple[int, int], expected: Expectation
-) -> Iterator[Part]:
+def _cut(facts: Reported, one: Told, end: tuple[int, int], expected: Expectation) -> Iterator[Part]:
     """The parts of one claim of which something is left after what people decided."""
-    one = min(reports, key=first_report)
     end_ns, freed_ns = end
     decided = expected.decisions.of(What.END, one.node, one.id)
     if decided is not None:
         end_ns, freed_ns = min(end_ns, freed_ns) if decided else end_ns, FOREVER_NS
+    if one.level <= Level.PROCESS:
+        freed_ns = FOREVER_NS  # it is never billed: nobody decides about it, the horizon does
     contact_ns = _contact_ns(facts, one.node)
-    trusted_ns = min(max(report.start_ns, report.trusted_from_ns) for report in reports)
+    trusted_ns = max(one.start_ns, one.trusted_from_ns)
     subject = Subject(What.CLAIM, one.node, one.id)
     start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
     for part in parts(subject, (start_ns, end_ns), (contact_ns, trusted_ns), freed_ns):
@@ -119,6 +125,28 @@ def _cut(
             yield part
         elif verdict:
             yield part._replace(reason="")
+
+
+def _interrupted(
+    found: Iterable[Part], one: Told, gaps: Iterable[Gap], expected: Expectation
+) -> Iterator[Part]:
+    """The same without the gaps; what a boot that was reported late would free waits there, too."""
+    waits = Subject(What.END, one.node, one.id)
+    is_billed = one.level > Level.PROCESS
+    verdict = expected.decisions.of(*waits) if is_billed else False
+    for gap in gaps:
+        late = Piece(gap.first_ns, min(gap.believed_ns, gap.until_ns), LATE_END)
+        if verdict is None and late.start_ns < late.end_ns:
+            found = list(overlaid(found, [late], waits))
+        start_ns = gap.first_ns if verdict else gap.believed_ns
+        if start_ns < gap.until_ns:
+            free = [(start_ns, gap.until_ns)]
+            found = [
+                part._replace(start_ns=start, end_ns=end)
+                for part in found
+                for start, end, _ in without(Piece(part.start_ns, part.end_ns, part), free)
+            ]
+    yield from found
 
 
 def _pieces(
@@ -166,7 +194,7 @@ def _slots(slots: tuple[int, int]) -> Slots:
 
 def _claim(one: Told, name: str, tenant: str, review: str) -> Claim:
     return Claim(
-        level=Level.REVIEW if review else min(one.level, MAX_LEVEL),
+        level=Level.REVIEW if review not in KEEPS_RANK else min(one.level, MAX_LEVEL),
         start_ns=one.start_ns,
         id=name,
         tenant=tenant,

@@ -32,6 +32,9 @@ TOO_MANY_NEW = f"more than {MAX_NEW_GPUS} new GPUs of one node in 30 days"
 NOT_IN_SERVICE = frozenset({BEFORE_CONTACT, UNLISTED, BEYOND_INVENTORY, TOO_MANY, TOO_MANY_NEW})
 """Reasons for which a GPU is not in service: only its claims are metered, and R2 leaves it out."""
 
+KEEPS_RANK = frozenset({"", LATE_END})
+"""Reasons for which a part of a claim keeps its rank: a late end frees its time for no other claim."""
+
 
 class What(StrEnum):
     """Kind of evidence that is decided about."""

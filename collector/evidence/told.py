@@ -8,6 +8,7 @@ several reports of one claim `first_report` selects one, in whatever order they 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -101,7 +102,9 @@ class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     end_ns: int = 0
     """The end by the wall clock, of a claim that ended in an earlier boot than the event's; else 0."""
     trusted_from_ns: int = 0
-    """The part of the claim before it was reported late and waits for a person; 0 for none."""
+    """Horizon of the report: the part of the claim before it was reported late. 0 for no limit."""
+    received_ns: int = 0
+    """Receipt of the report by a collector, which gives the order of reports; 0 where not recorded."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -112,7 +115,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     node: str
     id: str
     trusted_from_ns: int = 0
-    """The time that the end frees before it waits for a person: it was reported late; 0 for none."""
+    """Horizon of the report: the time before it that the end frees waits for a person. 0 for no limit."""
 
     @property
     def believed_ns(self) -> int:
@@ -166,38 +169,49 @@ def told(teller: Teller, event: WireEvent) -> Told | Ended:
     )
 
 
-def dated(fact: Told | Ended, horizon_ns: int) -> Told | Ended:
-    """The fact of an envelope that is believed from an instant on."""
-    if isinstance(fact, Told):
-        late = fact.start_ns < horizon_ns
-        if fact.told_ns < horizon_ns:  # or it would count before reports that were received earlier
-            fact = msgspec.structs.replace(fact, told_ns=horizon_ns)
-    else:
-        late = fact.instant_ns < horizon_ns
-    return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns) if late else fact
+def dated(fact: Told | Ended, horizon_ns: int, received_ns: int) -> Told | Ended:
+    """The fact with the receipt and the horizon of its envelope, whatever it states."""
+    if isinstance(fact, Ended):
+        return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns)
+    return msgspec.structs.replace(
+        fact,
+        told_ns=max(fact.told_ns, horizon_ns),
+        trusted_from_ns=horizon_ns,
+        received_ns=received_ns,
+    )
 
 
-def first_report(one: Told) -> tuple[int, bool, Told]:
-    """Sort key of the reports of one claim: the first one counts; of one time, that by a boot clock.
+def first_report(one: Told) -> tuple[int, int, bool, Told]:
+    """Sort key of the reports of one claim: the first one received counts, and no other.
 
-    The first report is the one nearest to the start, where two clocks have drifted apart by least. What
-    a later one states instead must not move time that has passed.
+    Of those in one envelope it is the first by the node's clocks, and of one time that by a boot clock:
+    the report nearest to the start, where two clocks have drifted apart by least. Only the receipt is
+    beyond the control of the node, so a later report cannot precede an earlier one.
     """
-    return one.told_ns, one.start_boot_ns < 0, one
+    return one.received_ns, one.told_ns, one.start_boot_ns < 0, one
+
+
+def first_reports(reports: Iterable[Told]) -> dict[tuple[str, str], Told]:
+    """The report of each claim that counts, by node and id."""
+    ordered = sorted(reports, key=first_report, reverse=True)
+    return {(one.node, one.id): one for one in ordered}
 
 
 def repeats(one: Told, other: Told) -> bool:
     """True if another report adds nothing: agents report claims in force again and again."""
-    if one.told_ns > other.told_ns:
+    if one.told_ns > other.told_ns or one.received_ns > other.received_ns:
         return False
     is_same_start = one.start_boot_ns >= 0 and one.boot == other.boot
     is_same_start &= one.start_boot_ns == other.start_boot_ns
     start_ns = one.start_ns if is_same_start else other.start_ns
-    trusted_ns = max(one.trusted_from_ns, other.trusted_from_ns)
-    same = {"told_ns": one.told_ns, "start_ns": start_ns, "trusted_from_ns": trusted_ns}
-    return msgspec.structs.replace(other, **same) == msgspec.structs.replace(
-        one, trusted_from_ns=trusted_ns
-    ) and (one.trusted_from_ns <= other.trusted_from_ns)
+    same = {
+        "told_ns": one.told_ns,
+        "start_ns": start_ns,
+        "trusted_from_ns": one.trusted_from_ns,
+        "received_ns": one.received_ns,
+    }
+    is_same = msgspec.structs.replace(other, **same) == one
+    return is_same and one.trusted_from_ns <= other.trusted_from_ns
 
 
 def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:

@@ -110,11 +110,11 @@ class Placer:
         if found is None:
             gpus = sorted(set(self.source.gpus_in(node)), key=lambda gpu: self._position(gpu, node))
             there = [self._own(gpu) for gpu in gpus]
-            facts = self.source.facts(unplaced_in(node))
             presences = [
                 p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
             ]
-            ends = ends_of(facts.told, facts.ended, presences)
+            facts = replace(self.source.facts(unplaced_in(node)), presences=presences)
+            ends = ends_of(facts.told, facts.ended, facts.presences)
             counts = counts_of(facts, ends, self.files.tenants, self.files.decisions)
             found = place(
                 [

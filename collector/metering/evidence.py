@@ -68,7 +68,7 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
     Only for a claim that is not exclusive. None: an equal part of what claims with a share leave.
     """
     review: str = ""
-    """Reason why the claim waits for a person; its level is then REVIEW."""
+    """Reason why the claim waits for a person; its level is then REVIEW, unless it ended late."""
     assumed: bool = False
     """True if the provider reported a number of GPUs and the GPU was chosen by metering."""
     from_ns: int = -FOREVER_NS
@@ -85,10 +85,8 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
         if self.share is not None and (self.exclusive or not 0 < self.share <= 1):
             message = f"claim {self.id}: share {self.share}: expected 0 < share <= 1, not exclusive"
             raise ValueError(message)
-        if (self.level is Level.REVIEW) != bool(self.review):
-            message = (
-                f"claim {self.id}: level {self.level.name}: expected REVIEW with a reason only"
-            )
+        if self.level is Level.REVIEW and not self.review:
+            message = f"claim {self.id}: level REVIEW: expected a reason for the review"
             raise ValueError(message)
 
     @property

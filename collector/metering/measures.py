@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metering.evidence import Claim, Evidence, Level
+from collector.metering.evidence import Claim, Evidence
 from collector.metering.holders import claims_in_force, complete, divisions
 from collector.metering.timeline import Piece, aligned, prevailing
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Slots, Tiling, Units
@@ -308,7 +308,7 @@ def _share(part: Owned, span: tuple[int, int], window: tuple[int, int], amount: 
     claim = part.claim
     if claim is None:
         return Share(t0, t1, *part.slots, Use.IDLE, amount)
-    if claim.assumed or claim.level is Level.REVIEW:
+    if claim.assumed or claim.review:
         return Share(t0, t1, *part.slots, Use.UNATTRIBUTED, amount)
     who = (claim.tenant, claim.workload, claim.id)
     return Share(t0, t1, *part.slots, Use.ATTRIBUTED, amount, *who)

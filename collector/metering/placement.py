@@ -39,7 +39,7 @@ class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     system: bool = False
     source: str = ""
     review: str = ""
-    """Reason why it waits for a person; its level is then REVIEW."""
+    """Reason why it waits for a person; its level is then REVIEW, unless it ended late."""
     from_ns: int = -FOREVER_NS
     """In force only from then on, where that is later than its start; that decides its precedence."""
 
@@ -99,6 +99,11 @@ class _Gpu:
     def is_open(self, rank: Level) -> bool:
         """True if a whole GPU of this rank may take it."""
         return not self.parts and all(claim.level < rank for claim in self.claims)
+
+    @property
+    def is_claimed(self) -> bool:
+        """True if a claim that is not under review holds it: one under review moves nobody's time."""
+        return any(claim.level > Level.REVIEW for claim in self.claims)
 
     def left(self, rank: Level) -> Fraction:
         """What claims of the same or a higher rank, and of counts before, leave."""
@@ -242,12 +247,16 @@ def _preference(gpu: _Gpu, count: UnplacedClaim) -> tuple[bool, bool, int]:
     """The order in which a count takes GPUs, each with the least change to what was held before."""
     is_whole = count.share == 1
     held = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
-    return not _is_named(gpu, count), is_whole and bool(gpu.claims), held
+    return not _is_named(gpu, count), is_whole and gpu.is_claimed, held
 
 
 def _is_named(gpu: _Gpu, count: UnplacedClaim) -> bool:
     """True if another provider reports this GPU for the workload."""
-    return any(_is_same_workload(claim, count) for claim in gpu.claims)
+    return any(
+        _is_same_workload(claim, count)
+        for claim in gpu.claims
+        if claim.level > Level.REVIEW or count.level is Level.REVIEW
+    )
 
 
 def _has_already(gpu: _Gpu, count: UnplacedClaim) -> bool:

@@ -220,7 +220,7 @@ def _held(claim: Claim, scene: _Scene) -> Content:
     """The state of a slot that has a holder."""
     if scene.outage:
         state = _outage(scene.outage)
-    elif claim.level is Level.REVIEW:
+    elif claim.review:
         state = State.REVIEW
     elif claim.system:
         state = State.SYSTEM

@@ -1,0 +1,315 @@
+"""Later reports of known claims: they change nothing before their own horizon but to `review`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from looks import ALICE, states
+from msgspec.structs import replace
+from support.examples import fewer
+from support.story import (
+    SECOND,
+    Envelopes,
+    Reporter,
+    accept,
+    at,
+    core_in,
+    ended,
+    gpus_of,
+    started,
+)
+
+from collector.core import Core
+from collector.evidence.assemble import Files
+from collector.evidence.chunk import Span
+from collector.evidence.ends import Gap, ends_of, freed_of, gaps_of
+from collector.evidence.places import Presence
+from collector.evidence.review import Decisions, Subject, What
+from collector.evidence.told import Ended, Told, dated, first_report, repeats
+from collector.evidence.unplaced import Placer
+from collector.metering.evidence import Level
+from collector.metering.tiling import tile
+from collector.metering.units import Tiling
+from railscope.frame import Event
+
+HOUR = 3600
+SENT = 600
+"""Seconds from one envelope to the next."""
+BOOTED = 5000
+REPORTED = 20 * HOUR
+HORIZON = REPORTED - SENT - HOUR
+"""What is reported at `REPORTED` or later is believed from here on."""
+LAST = 24 * HOUR
+REBOOTED = 10 * HOUR
+GPUS = ("GPU-0", "GPU-1")
+Events = dict[int, list[Event]]
+few = fewer(80)
+
+
+def by_boot(second: float, booted: int = BOOTED) -> dict[str, str]:
+    return {"start_boot_ns": str(round((second + booted) * SECOND))}
+
+
+def reporting(events: Events, step: int = 30) -> Envelopes:
+    return Reporter().told(
+        gpus_of(*GPUS), range(0, LAST + 1, step), events=events, each=SENT // step
+    )
+
+
+def observed(core: Core, files: Files | None = None) -> list[tuple]:
+    return [one for one in states(core, LAST, files=files) if one[0] != "idle"]
+
+
+def claim(tenant: str, second: int = 6 * HOUR, **facts: str) -> Event:
+    return started("GPU-0", "job", second, tenant=tenant, **facts)
+
+
+def reported_at(event: Event, second: int) -> Event:
+    """The same with another boot time of the event itself."""
+    return Event(event.event_class, event.entity, at(second), round((second + BOOTED) * SECOND),
+                 event.facts)  # fmt: skip
+
+
+RED, BLUE = claim("red", **by_boot(6 * HOUR)), claim("blue", **by_boot(6 * HOUR))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(started("GPU-0", "job", 6 * HOUR, level="process"), id="process"),
+        pytest.param(started("GPU-0", "job", 6 * HOUR, unclaimed=True), id="unclaimed"),
+        pytest.param(started("GPU-0", "job", 20 * HOUR, tenant="red"), id="tenant"),
+        pytest.param(started("GPU-0", "job", 6 * HOUR, level="node_plugin"), id="rank"),
+    ],
+)
+def test_a_late_claim_waits_whatever_else_is_reported_under_its_id(core: Core, other: Event):
+    accept(core, reporting({REPORTED: [other, BLUE], REPORTED + 2 * HOUR: [other]}))
+    assert observed(core) == [
+        ("review", "blue", 6 * HOUR, HORIZON), ("observed", "blue", HORIZON, LAST),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(BLUE, id="boot clock"),
+        pytest.param(claim("blue"), id="wall clock"),
+        pytest.param(reported_at(BLUE, 5 * HOUR), id="predated"),
+        pytest.param(claim("blue", 5 * HOUR, level="scheduler"), id="earlier start"),
+        pytest.param(claim("blue", level="process"), id="process"),
+    ],
+)
+@pytest.mark.parametrize("first", [RED, claim("red")], ids=["boot clock", "wall clock"])
+def test_a_later_report_of_a_claim_moves_no_time_to_another_tenant(
+    core: Core, first: Event, again: Event
+):
+    accept(core, reporting({6 * HOUR: [first], REPORTED: [again]}))
+    assert observed(core) == [("observed", "red", 6 * HOUR, LAST)]
+
+
+def test_a_later_report_precedes_no_earlier_one_that_was_late_itself(core: Core):
+    """Its horizon may lie between the horizon and the receipt of the report before."""
+    accept(
+        core,
+        reporting(
+            {REPORTED: [reported_at(RED, REPORTED)], REPORTED + SENT: [reported_at(BLUE, 0)]}
+        ),
+    )
+    assert {tenant for _, tenant, *_ in observed(core)} == {"red"}
+    accepted = Files(decisions=Decisions({Subject(What.CLAIM, "n1", "job"): True}))
+    assert observed(core, accepted) == [("observed", "red", 6 * HOUR, LAST)]
+
+
+@pytest.mark.parametrize("level", ["process", "scheduler"])
+def test_an_end_in_a_later_report_of_a_claim_waits(core: Core, level: str):
+    again = claim("red", level=level, end_ns=str(at(6 * HOUR + 60)))
+    accept(core, reporting({6 * HOUR: [RED], REPORTED: [again]}))
+    assert observed(core) == [
+        ("observed", "red", 6 * HOUR, 6 * HOUR + 60),
+        ("review", "red", 6 * HOUR + 60, HORIZON),
+    ]  # fmt: skip
+
+
+def test_a_later_end_makes_no_claim_longer(core: Core):
+    over = claim("red", end_ns=str(at(12 * HOUR)))
+    later = {12 * HOUR: [over], REPORTED: [ended("GPU-0", "job", REPORTED)]}
+    accept(core, reporting({6 * HOUR: [claim("red")]} | later))
+    assert observed(core) == [("observed", "red", 6 * HOUR, 12 * HOUR)]
+
+
+def two_boots(first: Events, second: Events, step: int = 30) -> Envelopes:
+    """The node in a boot up to `REBOOTED` and in another from then on."""
+    one = Reporter()
+    other = Reporter(boot_id="boot-2", run="run-2", booted_at=REBOOTED - 60, is_known=True)
+    each = SENT // step
+    return [
+        *one.told(gpus_of(*GPUS), range(0, REBOOTED, step), each=each, events=first),
+        *other.told(gpus_of(*GPUS), range(REBOOTED, LAST + 1, step), each=each, events=second),
+    ]
+
+
+def test_a_claim_that_a_boot_ended_is_not_revived_before_the_horizon(core: Core):
+    accept(core, two_boots({6 * HOUR: [claim("red")]}, {REPORTED: [claim("red")]}))
+    found = [(tenant, start, end) for _, tenant, start, end in observed(core) if tenant]
+    since = REPORTED - SENT - HOUR - 30  # the newest frame of the envelope before
+    assert found[0][1] == 6 * HOUR
+    assert max(end for _, start, end in found if start < REBOOTED) == REBOOTED
+    assert min(start for _, start, _ in found if start >= REBOOTED) >= since
+    assert found[-1] == ("red", min(s for _, s, _ in found if s >= REBOOTED), LAST)
+
+
+def test_a_claim_that_is_reported_after_a_reboot_goes_on(core: Core):
+    accept(core, two_boots({6 * HOUR: [claim("red")]}, {REBOOTED: [claim("red")]}))
+    held = [one for one in observed(core) if one[1] == "red"]
+    assert (held[0][2], held[-1][3]) == (6 * HOUR, LAST)
+    assert all(one[3] == other[2] for one, other in pairwise(held))
+
+
+def told_at(second: int, boot: str, horizon: int, **facts: int) -> Told:
+    return Told(at(0), "GPU-0", "n1", "job", Level.SCHEDULER, boot=boot, told_ns=at(second),
+                trusted_from_ns=at(horizon), received_ns=at(second), **facts)  # fmt: skip
+
+
+def test_a_gap_is_from_the_boot_to_the_least_horizon_of_what_outlasted_it():
+    first, revived = told_at(5, "boot-1", 0), told_at(900, "boot-2", 600)
+    boots = [Presence("n1", "boot-2", at(100), [Span(at(100), at(999))], at(200))]
+    assert gaps_of([first], boots) == {}
+    assert ends_of([first], [], boots) == {("n1", "job"): at(200)}
+    assert gaps_of([first, revived], boots) == {("n1", "job"): [Gap(at(100), at(200), at(600))]}
+    assert ends_of([first, revived], [], boots) == {}
+    in_time = told_at(901, "boot-3", 100)
+    assert gaps_of([first, revived, in_time], boots) == {}
+
+
+def test_an_end_of_a_later_boot_counts_unless_another_was_reported_by_then():
+    claims = [told_at(5, "boot-1", 0), told_at(900, "boot-2", 600, end_ns=at(700))]
+    before = Ended(at(500), "GPU-0", "n1", "job", at(300))
+    after = Ended(at(800), "GPU-0", "n1", "job", at(650))
+    assert ends_of(claims, [before], []) == {("n1", "job"): at(500)}
+    assert freed_of(claims, [before], [], ends_of(claims, [before], [])) == {}
+    assert ends_of(claims, [after], []) == {("n1", "job"): at(700)}
+
+
+def test_every_report_has_its_receipt_and_its_horizon():
+    for start in (0, 500):
+        one = Told(at(start), "GPU-0", "n1", "job", Level.PROCESS, told_ns=at(100))
+        assert dated(one, at(300), at(400)) == replace(
+            one, told_ns=at(300), trusted_from_ns=at(300), received_ns=at(400)
+        )
+    end = dated(Ended(at(900), "GPU-0", "n1", "job"), at(300), at(400))
+    assert end == Ended(at(900), "GPU-0", "n1", "job", at(300))
+
+
+def test_the_first_receipt_counts_whatever_the_node_states():
+    first = told_at(400, "boot-1", 100)
+    again = replace(first, told_ns=at(200), received_ns=at(500), tenant="blue")
+    assert min([again, first], key=first_report) == first
+    assert repeats(first, replace(first, told_ns=at(500), received_ns=at(500)))
+    assert not repeats(first, replace(first, received_ns=at(399)))
+
+
+# Whatever is reported later ---------------------------------------------------------------------
+
+
+class Cell(NamedTuple):
+    """A state of some slots of a GPU for some time."""
+
+    span: tuple[int, int]
+    slots: tuple[int, int]
+    state: str
+    tenant: str
+
+
+def cells(core: Core, gpu: str) -> list[Cell]:
+    """The time of a GPU before the horizon, with the claims that were placed on it."""
+    evidence, _ = Placer(core.evidence, Files()).evidence(gpu)
+    return [
+        Cell((e.t0_ns, e.t1_ns), (e.slot_lo, e.slot_hi), e.state.value, e.tenant)
+        for e in tile(evidence, at(0), at(HORIZON))
+        if e.tiling is Tiling.COMPUTE
+    ]
+
+
+def changed(before: list[Cell], after: list[Cell]) -> list[tuple[Cell, Cell]]:
+    """Cells that overlap in time and slots and differ, but for what waits for a person.
+
+    That is time that is under review now, or was and has no holder: a late claim has a late end.
+    """
+    return [
+        (one, other)
+        for one in before
+        for other in after
+        if other.state != "review" and one[2:] != other[2:]
+        if one.state != "review" or other.tenant
+        if all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(one[:2], other[:2], strict=True))
+    ]
+
+
+def test_a_claim_under_review_moves_no_claim_without_a_device(core: Core):
+    job = {"workload": "w", "source": "kubernetes"}
+    whole = started("", "count", HOUR, count="1", **job, **ALICE)
+    accept(core, reporting({HOUR: [whole]}))
+    before = {gpu: cells(core, gpu) for gpu in GPUS}
+    named = started("GPU-1", "late", 2 * HOUR, tenant="mallory", **job)
+    other = started("GPU-0", "other", 2 * HOUR, tenant="mallory")
+    accept(
+        core,
+        Reporter(run="run-2").told(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [named, other]}),
+    )
+    for gpu in GPUS:
+        assert not changed(before[gpu], cells(core, gpu))
+
+
+@st.composite
+def claim_events(draw: st.DrawFn, booted: int) -> Event:
+    """A start or an end of one of a few claims, with whatever a node may state of it."""
+    gpu, name = draw(st.sampled_from([*GPUS, ""])), draw(st.sampled_from(["job", "other"]))
+    start = draw(st.integers(HOUR, LAST))
+    if draw(st.integers(0, 3)) == 0:
+        event = ended(gpu, name, start)
+    else:
+        facts = {
+            "tenant": draw(st.sampled_from(["red", "blue"])),
+            "level": draw(st.sampled_from(["scheduler", "scheduler", "node_plugin", "process"])),
+            "workload": draw(st.sampled_from(["", "w"])),
+        }
+        if not gpu:
+            facts["count"] = draw(st.sampled_from(["1", "2"]))
+        if start >= booted and draw(st.booleans()):
+            facts["start_boot_ns"] = str((start - booted) * SECOND)
+        if draw(st.integers(0, 3)) == 0:
+            facts["end_ns"] = str(at(draw(st.integers(HOUR, LAST))))
+        if draw(st.integers(0, 3)) == 0:
+            facts |= {"share": "1/2", "exclusive": "false"}
+        event = started(gpu, name, start, unclaimed=draw(st.booleans()), **facts)
+    boot_ns = draw(st.sampled_from([0, (start - booted) * SECOND, LAST * SECOND, 1 << 60]))
+    return Event(event.event_class, event.entity, event.wall_ns, boot_ns, event.facts)
+
+
+def events_between(low: int, high: int, booted: int) -> st.SearchStrategy[Events]:
+    """Some events in frames between two seconds."""
+    seconds = st.integers(low // SENT, high // SENT - 1).map(lambda number: number * SENT)
+    some = st.lists(claim_events(booted), min_size=1, max_size=2)
+    return st.dictionaries(seconds, some, min_size=1, max_size=4)
+
+
+BOOT_1, BOOT_2 = -BOOTED, REBOOTED - 60
+
+
+@few
+@given(
+    events_between(0, REBOOTED, BOOT_1), events_between(REBOOTED, REPORTED, BOOT_2),
+    events_between(REPORTED, LAST, BOOT_2),
+)  # fmt: skip
+def test_p24_later_reports_change_nothing_before_their_horizon_but_to_review(
+    tmp_path_factory, first, second, later
+):
+    one, other = (core_in(tmp_path_factory.mktemp("schemas")) for _ in range(2))
+    accept(one, two_boots(first, second, step=SENT))
+    accept(other, two_boots(first, second | later, step=SENT))
+    for gpu in GPUS:
+        assert not changed(cells(one, gpu), cells(other, gpu))
