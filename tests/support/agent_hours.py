@@ -61,6 +61,8 @@ class SteppedCallTime(CallTime):
         self._now = 0.0
         self._hanging: set[int] = set()
         """Threads in a call that has no answer yet; also those that the agent has abandoned."""
+        self._waits = 0
+        """Reads that the agent waits for; families that wait for their turn are not among them."""
         self._stepped = asyncio.Event()
 
     def seconds(self) -> float:
@@ -68,10 +70,14 @@ class SteppedCallTime(CallTime):
 
     async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
         until = self._now + seconds
-        while not future.done() and self._now < until:
-            step = asyncio.ensure_future(self._stepped.wait())
-            await asyncio.wait({future, step}, return_when=asyncio.FIRST_COMPLETED)
-            step.cancel()
+        self._waits += 1
+        try:
+            while not future.done() and self._now < until:
+                step = asyncio.ensure_future(self._stepped.wait())
+                await asyncio.wait({future, step}, return_when=asyncio.FIRST_COMPLETED)
+                step.cancel()
+        finally:
+            self._waits -= 1
 
     def pause(self, seconds: float) -> None:
         """Wait, on the thread of a call that has no answer yet."""
@@ -82,7 +88,8 @@ class SteppedCallTime(CallTime):
         """Wait until all families sleep; those that wait for a hung call have their time limits."""
         count = families(agent.sampler.sources)
         while clock.sleepers < count:
-            if clock.sleepers + len(self._hanging) - len(agent.sampler.hung.by_device) >= count:
+            hanging = len(self._hanging) - len(agent.sampler.hung.by_device)
+            if 0 < self._waits <= hanging:
                 self._now += STEP_SECONDS
                 self._stepped.set()
                 self._stepped = asyncio.Event()

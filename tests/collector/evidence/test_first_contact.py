@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from looks import energy, troubles
 from support.checkpoints import checkpoint_of, resume_from
+from support.examples import fewer
 from support.settling import Site
 from support.story import (
     DAY,
@@ -69,6 +70,7 @@ def test_samples_that_are_too_old_at_their_receipt_observe_nothing(core: Core):
     assert core.counts.frames == 11 + len(away), "they are acknowledged all the same"
 
 
+@settings(fewer(15))
 @given(st.randoms(), st.integers(1, 4))
 def test_nothing_is_observed_before_first_contact(tmp_path_factory, random, nodes: int):
     envelopes = [
