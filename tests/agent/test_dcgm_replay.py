@@ -26,7 +26,7 @@ from agent.service import Agent
 from railscope.capture import About, Capture, read_capture
 
 CASES = Path(__file__).parents[1] / "captures"
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 @pytest.fixture(params=["recorded here", "hgx-h100-load"])

@@ -26,7 +26,7 @@ from railscope.capture import PENDING, About, Capture, Moment
 from railscope.exposition import Format
 from railscope.simulator import NodeSpec, simulate
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 ABOUT = About("n1", "b", 0, 0, 60 * NS, "test")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,6 +138,17 @@ class Watch:
             missing = [labels for labels in every if not self.hook.has(labels)]
             names = sorted({(one["alertname"], one.get("node", "")) for one in self.hook.heard})
             pytest.fail(f"not told: {missing}; told: {names}")
+
+    async def evaluates_to(self, wanted: Sequence[Mapping[str, str]]) -> None:
+        """Wait until these alerts fire in Prometheus, inhibited by Alertmanager or not."""
+        url = f"http://127.0.0.1:{self.prometheus}/api/v1/alerts"
+
+        async def fire() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                alerts = (await response.json())["data"]["alerts"]
+            return all(any(w.items() <= a["labels"].items() for a in alerts) for w in wanted)
+
+        await until(fire, f"Prometheus fires {wanted}")
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from railscope.capture import write_capture
 from railscope.demo.process import Program
 from railscope.simulator import NodeSpec, about, moments
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 120.0
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:

@@ -29,7 +29,7 @@ from railscope.entity import Entity
 from railscope.frame import Event
 from railscope.settings import SettingsError
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 def records(one: Running) -> list[Record]:

@@ -18,7 +18,7 @@ from collector.restart import Restart
 from collector.segments import LogStats, Record, segments
 
 SECOND = 1_000_000_000
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 @pytest.fixture

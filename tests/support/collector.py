@@ -17,7 +17,7 @@ from railscope.envelope_reader import unpack
 from railscope.wire import Envelope, schema_hash
 
 MOST_BYTES = 1 << 26
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 FrameId = tuple[str, str, str, int]
 Step = Callable[["ScriptedCollector", web.Request, Envelope], Any]

@@ -17,7 +17,7 @@ import pytest
 
 _NEW_NETWORK = 0x40000000  # linux/sched.h, CLONE_NEWNET
 _NO_IPV6 = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 _OWN = "/proc/thread-self/ns/net"
 
 

@@ -15,7 +15,7 @@ from agent.sampler import Limits, Sampler
 from agent.source import Source
 from railscope.frame import Frame
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 @dataclass
