@@ -63,7 +63,6 @@ WANTED: list[dict[str, str]] = [
         "alertname": "RailscopeLosslessDiscards", "node": "n7", "severity": "critical",
         "interface": PORT.interface, "priority": "3", "problem": "buffer",
     },
-    {"alertname": "RailscopeSourcePartial", "node": "n8", "severity": "warning", "source": "gpu"},
     {
         "alertname": "RailscopeLinkSpeed", "node": "n9", "severity": "warning",
         "interface": PORT.interface,
@@ -76,6 +75,8 @@ n3,2,,2020-01-01T00:00:00Z,
 never-installed,8,,2020-01-01T00:00:00Z,
 """
 SILENT = {"alertname": "RailscopeNodeSilent", "node": FALLS_SILENT, "heard_by": "collector"}
+SOURCE_PARTIAL = {"alertname": "RailscopeSourcePartial", "node": "n8", "source": "gpu"}
+"""Inhibited where the hung GPU has an alert of its own first."""
 NOT_TOLD = [
     {"alertname": "RailscopeGpuHealth", "node": "n3", "severity": "critical"},
     {"alertname": "RailscopeGpuEccUncorrected", "node": "n2"},
@@ -103,6 +104,7 @@ async def test_a_fault_reaches_who_must_act(site: Site) -> None:
     agents = dict(zip(FAULTS, started, strict=True))
     async with watching(site, await pages_of(agents)) as watch:
         await watch.hears(WANTED)
+        await watch.evaluates_to([SOURCE_PARTIAL])
         assert await errors_of_rules(watch.prometheus) == []
         assert [labels for labels in NOT_TOLD if watch.hook.has(labels)] == []
         await agents[FALLS_SILENT].stop()
