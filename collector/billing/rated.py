@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from hashlib import sha256
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from collector.billing.rating import Rater, Rating, Review
 from collector.billing.usage import WITH_TENANT, Usage
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Revision
-from collector.ledger.tiling import DayTiling
+from collector.ledger.tiling import DayTiling, HeldClaim
 from collector.metering.tiling import State
 from collector.metering.units import Tiling, Units, exact
 
@@ -131,6 +131,7 @@ def rate_period(ledger: Ledger, book: PriceBook, period: Period, numbers: Number
     billed = days_of(period)
     look_back = _has_minimums(book)
     rater = Rater(book, period)
+    ended: dict[tuple[str, str], HeldClaim] = {}
     for gpus in _by_gpus(numbers.of(window(period))):
         found = list(ledger.revisions(gpus))
         if look_back:
@@ -145,8 +146,10 @@ def rate_period(ledger: Ledger, book: PriceBook, period: Period, numbers: Number
         for tiling in tilings:
             if tiling.day in billed:
                 _add_held(held, tiling)
+                ended |= _ended_without_use(tiling)
     if look_back:
-        for some in _of_counted(ledger, rater.counted, numbers, sources.keys(), period):
+        claims = _Counted(rater.counted, ended)
+        for some in _of_counted(ledger, claims, numbers, sources.keys(), period):
             sources |= dict(map(_source, some.revisions))
             rater.rate(some.usages)
     charges += rater.counted.topups()
@@ -190,21 +193,56 @@ class _Earlier(NamedTuple):
     usages: Sequence[Usage]
 
 
+class _Counted(NamedTuple):
+    """Claims for a number of GPUs: those with usage in the period, and those that end there."""
+
+    used: Claims
+    ended: Mapping[tuple[str, str], HeldClaim]
+    """By id and node, those that hold no GPU when they end: their last usage may be long before."""
+
+
+def _ended_without_use(tiling: DayTiling) -> dict[tuple[str, str], HeldClaim]:
+    """Claims that end on a GPU-day of which they request and hold nothing, by id and node.
+
+    Only a claim for a number of GPUs is in the ledger like that: other claims have all of its GPUs.
+    """
+    users = {entry.claim for entry in tiling.entries}
+    nodes = {entry.node for entry in tiling.entries}
+    return {
+        (claim.id, node): claim
+        for claim in tiling.claims
+        if claim.end_ns is not None and not any(claim.requested) and claim.id not in users
+        for node in nodes
+    }
+
+
 def _of_counted(
-    ledger: Ledger, counted: Claims, numbers: Numbers, known: Collection[GpuDay], period: Period
+    ledger: Ledger, counted: _Counted, numbers: Numbers, known: Collection[GpuDay], period: Period
 ) -> Iterator[_Earlier]:
     """Earlier usage of the claims for a number of GPUs that end in the period, on any GPU."""
     first_ns = window(period).start * DAY_NS
-    begun = counted.begun_before(first_ns)
-    if not begun:
+    begun = counted.used.begun_before(first_ns)
+    used_since = {(claim.id, claim.node) for claim in begun}
+    ended = {
+        key: claim
+        for key, claim in counted.ended.items()
+        if claim.start_ns < first_ns and key not in used_since
+    }
+    starts = [*begun.values(), *(claim.start_ns for claim in ended.values())]
+    if not starts:
         return
-    earlier = numbers.of(range(min(begun.values()) // DAY_NS, window(period).start))
+    earlier = numbers.of(range(min(starts) // DAY_NS, window(period).start))
     wanted = {key: number for key, number in earlier.items() if key not in known}
-    ids = {claim.id for claim in begun}
+    ids = {claim for claim, _ in (*used_since, *ended)}
     for gpus in _by_gpus(ledger.with_counted(wanted, ids)):
         found = list(ledger.revisions(gpus))
         used = usages(revision.tiling for revision in found)
         own = [u for u in used if CountedClaim(u.tenant, u.claim, u.counted_on) in begun]
+        own += [
+            replace(u, claim_end_ns=ended[u.claim, u.counted_on].end_ns)
+            for u in used
+            if (u.claim, u.counted_on) in ended
+        ]
         yield _Earlier(found, own)
 
 

@@ -170,34 +170,48 @@ def _kinds(run: Run, tolerance_ns: int) -> tuple[list[Kind], tuple[int, int]]:
     spans = _spans(run.held)
     if {held.tenant for held in run.held} != {run.job.tenant}:
         kinds.append(Kind.TENANT)
-    may_move = run.is_shared and bool(run.job.unplaced)
-    """A fraction without a device may be on several GPUs, one after the other."""
-    if not (run.in_parts or may_move) and not _same_gpus(run, set(spans)):
+    may_move = _may_move(run, spans, tolerance_ns)
+    if not run.in_parts and not _same_gpus(run, set(spans), may_move=may_move):
         kinds.append(Kind.GPUS)
     starts = [start - run.start_ns for start, _, _ in spans.values()]
     ends = [end - run.end_ns for _, end, _ in spans.values()]
     off = (min(starts), max(ends)) if may_move else (max(starts, key=abs), max(ends, key=abs))
     if max(map(abs, off)) > tolerance_ns:
         kinds.append(Kind.TIMES)
-    if not run.in_parts and _is_held_otherwise(run, spans, tolerance_ns):
+    if not run.in_parts and _is_held_otherwise(run, spans, tolerance_ns, may_move=may_move):
         kinds.append(Kind.HELD)
     return kinds, off
 
 
-def _is_held_otherwise(run: Run, spans: _Spans, tolerance_ns: int) -> bool:
+def _may_move(run: Run, spans: _Spans, tolerance_ns: int) -> bool:
+    """True for a job on GPUs that are only counted, which may be on one after the other.
+
+    Whole GPUs have moved where there are more of them than the books count and not more GPU time.
+    """
+    if run.job is None or not run.job.unplaced:
+        return False
+    allowed = 2 * tolerance_ns * run.capacity
+    return run.is_shared or (len(spans) > run.gpus and _excess(run, spans) <= allowed)
+
+
+def _excess(run: Run, spans: _Spans) -> Fraction:
+    """How much more GPU time the ledger has than the books state from its first start to its last end."""
+    length = max(end for _, end, _ in spans.values()) - min(start for start, _, _ in spans.values())
+    return Fraction(run.ledger) / GPU_CAPACITY - run.capacity * length
+
+
+def _is_held_otherwise(run: Run, spans: _Spans, tolerance_ns: int, *, may_move: bool) -> bool:
     """True if what was held between start and end is not what the books state, beyond the tolerance."""
     job = run.job
     shares = {str(gpu): job.part_of(gpu).share for gpu in job.gpus} if job else {}
-    if not run.is_shared or shares.keys() == spans.keys():
+    if not (run.is_shared or may_move) or shares.keys() == spans.keys():
         allowed_ns = 2 * tolerance_ns
         return any(
             abs(quantity / (GPU_CAPACITY * shares.get(gpu, Fraction(1))) - (end - start))
             > allowed_ns
             for gpu, (start, end, quantity) in spans.items()
         )
-    length = max(end for _, end, _ in spans.values()) - min(start for start, _, _ in spans.values())
-    expected = GPU_CAPACITY * run.capacity * length
-    return abs(run.ledger - expected) > 2 * tolerance_ns * GPU_CAPACITY * run.capacity
+    return abs(_excess(run, spans)) > 2 * tolerance_ns * run.capacity
 
 
 _Spans: TypeAlias = Mapping[str, tuple[int, int, Units]]
@@ -214,12 +228,12 @@ def _spans(held: Iterable[Held]) -> _Spans:
     return found
 
 
-def _same_gpus(run: Run, gpus: set[str]) -> bool:
-    """Whether there are as many, and those that are named where both name them alike.
+def _same_gpus(run: Run, gpus: set[str], *, may_move: bool) -> bool:
+    """Whether there are as many (or some moved), and those that are named where both name them alike.
 
     In a ledger made of a job list GPUs are named as there, `node/address`; agents tell UUIDs.
     """
-    if run.job is None or len(gpus) != run.gpus:
+    if run.job is None or (len(gpus) != run.gpus and not may_move):
         return False
     named = {str(gpu) for gpu in run.job.gpus}
     return named <= gpus if any("/" in gpu for gpu in gpus) else True

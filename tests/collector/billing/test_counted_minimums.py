@@ -143,6 +143,46 @@ def test_earlier_gpus_of_a_count_are_found_in_a_later_period():
     assert {key.day for key in rests_on if key.gpu == "GPU-0"} >= {0, 1}
 
 
+def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where_it_ends():
+    """It has GPU-0 for 15 minutes and GPU-1 for 20; then other jobs have both, one after the other."""
+    count = job(1, 1, 96.05)
+    shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
+    also = [
+        other("t", 0, 1.25),
+        *(other(f"u{at}", 1.5834 + at * 12, 13.5834 + at * 12) for at in range(9)),
+    ]
+    ledger = metered([shorter, also], [count])
+    first, second = billed(ledger, 0, 3, 5)
+    assert minimum_hours(first) == 0
+    (topup,) = second
+    assert topup.kind is Kind.MINIMUM_TOPUP
+    assert topup.service_t1_ns == count.end_ns
+    assert total([*first, *second]) == 2, "an hour, as in one period"
+    ((one,),) = [[c for c in some if c.kind is Kind.MINIMUM_TOPUP] for some in billed(ledger, 0, 5)]
+    assert one.amount == topup.amount
+    assert billed(ledger, 3, 4, 5)[0] == [], "not where it does not end"
+    rests_on = rate_period(ledger, book(HOURLY), Period(3 * DAY_NS, 5 * DAY_NS), Numbers(ledger))
+    assert {key.day for key in rests_on.sources} >= {0}
+
+
+def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
+    """On n1 it ends in the second period without a GPU, on n2 it goes on."""
+    one, two = job(1, 1, 96.05), job(1, 1, 300, node="n2")
+    ledger = Ledger.open("sqlite://")
+    shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
+    for name, count, taken in (("GPU-0", one, shorter), ("GPU-1", two, [])):
+        found = place([NodeGpu(name, [(0, FOREVER_NS)], taken)], [count]).claims[name]
+        stretch = Stretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS)
+        stay = Stay(-FOREVER_NS, count.node)
+        known = MeteredGpu.of(
+            Evidence(name, (stay,), (*taken, *found), stretches=(stretch,)), {}, "h100"
+        )
+        ledger.write_days([known.day(day, Computed("1", 0)) for day in range(-1, DAYS + 1)])
+    _, second = billed(ledger, 0, 3, 5)
+    assert [c.resource for c in second if c.kind is Kind.MINIMUM_TOPUP] == ["GPU-0"]
+    assert minimum_hours(second) == Fraction(3, 4)
+
+
 instants = st.integers(0, DAYS * 24 * 4).map(lambda quarter: quarter / 4)
 spans = st.tuples(instants, st.integers(1, 120)).map(
     lambda one: (one[0], min(one[0] + one[1] / 4, DAYS * 24 + 1))

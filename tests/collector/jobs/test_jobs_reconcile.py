@@ -214,6 +214,29 @@ def test_a_fraction_that_moves_from_gpu_to_gpu_is_one_job():
     assert compare(entries, [late], S).differences[0].kinds == (Kind.TIMES,)
 
 
+def test_a_number_of_whole_gpus_that_moves_from_gpu_to_gpu_is_one_job():
+    """Two GPUs are counted: the first stays, the second is on three devices one after the other."""
+    job = Job(0, "7", "a", "u", 100 * S, (), (Unplaced("n1", 2, "no device"),))
+    spans = [(GPUS[0], 0, 100), (GPUS[1], 0, 30), (GPUS[2], 30, 60), (GPUS[3], 60, 100)]
+    parts = [Job(t0 * S, "7", "a", "u", t1 * S, (gpu,)) for gpu, t0, t1 in spans]
+    assert compare(ledger(parts), [job], 0).agrees
+
+    (shorter,) = compare(ledger([parts[0], parts[1], parts[3]]), [job], S).differences
+    assert shorter.kinds == (Kind.HELD,), "30 s of it nobody had"
+    (later,) = compare(ledger([*parts[:3]]), [job], S).differences
+    assert later.kinds == (Kind.HELD,)
+    (fewer,) = compare(ledger([parts[0]]), [job], S).differences
+    assert fewer.kinds == (Kind.GPUS,), "one GPU instead of two"
+    longer = [msgspec.structs.replace(part, start_ns=0, end_ns=100 * S) for part in parts]
+    (more,) = compare(ledger(longer), [job], S).differences
+    assert more.kinds == (Kind.GPUS,), "four GPUs at a time"
+    late = [msgspec.structs.replace(part, start_ns=part.start_ns + 10 * S) if part.start_ns == 0 else part
+            for part in parts]  # fmt: skip
+    (begins,) = compare(ledger(late), [job], S).differences
+    assert begins.kinds == (Kind.TIMES,)
+    assert begins.start_off_ns == 10 * S
+
+
 def test_parts_of_gpus_of_no_stated_size_are_compared_by_their_times():
     job = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
     part = (Unplaced("n1", 0, "a part of a GPU"),)
