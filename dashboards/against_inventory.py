@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dashboards.colours import NONE_IS_GOOD, OLD
+from dashboards.device_names import PAST_GPU, with_device_names, with_device_titles
 from dashboards.panels import Column, Panel, number, rows
 from dashboards.query import COUNT, Query, ask
 
@@ -78,16 +79,18 @@ def inventory_panels() -> Iterator[Panel]:
         607,
         "GPUs gone, and retired ones",
         "By their names: one that another has replaced is gone as well.",
-        {"node": "Node", "gpu": "GPU"},
+        with_device_titles({"node": "Node", "gpu": "GPU"}, PAST_GPU),
         Column(
             "Gone for",
-            ask("max by (node, gpu) (railscope_gone_gpu_age_seconds)"),
+            with_device_names(ask("max by (node, gpu) (railscope_gone_gpu_age_seconds)"), PAST_GPU),
             OLD,
             worst="highest",
         ),
         Column(
             "Retired",
-            ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT),
+            with_device_names(
+                ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT), PAST_GPU
+            ),
             NONE_IS_GOOD,
             {0: "is away", 1: "reports"},
             "highest",

@@ -8,6 +8,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.board import Choice, assemble, claim_marks, settings_marks, xid_marks
 from dashboards.colours import ANY_IS_BAD, HEALTH, HOT, NONE_IS_GOOD, OLD, PAUSE
+from dashboards.device_names import GPU_AT_ADDRESS, with_device_names, with_device_titles
 from dashboards.health import HEALTH_WORDS, health
 from dashboards.own import sources_not_well
 from dashboards.panels import Column, Panel, layers, lines, number, rows, states
@@ -169,13 +170,18 @@ def _gpus() -> Iterator[Panel]:
         (211, "NVLink in", "railscope_gpu_nvlink_receive_bytes_per_second"),
     ):
         yield lines(ident, title, "All links of a GPU together.", _gpu(name))
-    xids = "sum by (pci_address, xid) (railscope_gpu_xid_errors_total" + HERE + ")"
+    xids = ask(f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{HERE})", COUNT)
+    named = with_device_names(xids, GPU_AT_ADDRESS).expression
     yield rows(
         212,
         "Xids in the kernel log",
         "What the driver reported, by device.",
-        {"pci_address": "PCI address", "xid": "Xid"},
-        Column("Messages", ask(xids, COUNT), worst="highest"),
+        with_device_titles({"pci_address": "PCI address", "xid": "Xid"}, GPU_AT_ADDRESS),
+        Column(
+            "Messages",
+            ask(f"max by (index, gpu, pci_address, xid) ({named})", COUNT),
+            worst="highest",
+        ),
         span=8,
     )
 

@@ -34,7 +34,8 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards import COLUMNS
-from dashboards.query import COUNT, SHARE, Query, named_gpus
+from dashboards.device_names import ways_to_names, with_device_names, with_device_titles
+from dashboards.query import COUNT, SHARE, Query
 from dashboards.recorded import recorded_in
 from railscope.catalog import Metric, rollups
 
@@ -60,8 +61,6 @@ _Builder = TypeVar("_Builder", stat.Panel, statetimeline.Panel, table.Panel, tim
 Worst = Literal["highest", "lowest"]
 WORST = "Worst"
 """Title of the column of a grid by which its rows are sorted."""
-
-GPU_NAMES = {"index": "GPU", "gpu": "UUID", "pci_address": "PCI address"}
 
 DETAILS = {"node": "railscope-node", "tenant": "railscope-tenant"}
 """Labels whose values have a board of their own: a cell of a table leads there."""
@@ -134,7 +133,7 @@ def rows(  # noqa: PLR0913 - what tells one table from another
     `keys` gives each key label its title. The worst rows come first: rows are sorted by the columns
     that have a worst value, in their order. Rows alike stand in the order of the keys, unless a query
     picks the first or last of an order of its own. Nodes and tenants lead to the boards they have,
-    unless the reader may have no other board than this one; a key `gpu` then shows all names of a GPU.
+    unless the reader may have no other board than this one; rows of GPUs and NICs then show all names.
 
     Raises ValueError if no column has a worst value.
     """
@@ -142,9 +141,9 @@ def rows(  # noqa: PLR0913 - what tells one table from another
     if not worst:
         message = f"table {title}: no column to sort by: expected a column with a worst value"
         raise ValueError(message)
-    if "gpu" in keys and "index" not in keys and leads_on:
-        keys = all_gpu_names(keys)
-        columns = tuple(replace(one, query=named_gpus(one.query)) for one in columns)
+    if leads_on and (ways := ways_to_names(keys)):
+        keys = with_device_titles(keys, *ways)
+        columns = tuple(replace(one, query=with_device_names(one.query, *ways)) for one in columns)
     names = dict(keys)
     # Grafana calls the values of a query that answers alone "Value", else "Value #A" and so on.
     names |= {"Value": columns[0].title}
@@ -284,14 +283,6 @@ def _explanation(metric: Metric) -> str:
 def _in_order_of(label: str) -> DataTransformerConfig:
     """Sort rows; those alike keep their order (grafana: transformers/sortBy.ts)."""
     return DataTransformerConfig("sortBy", options={"sort": [{"field": label}]})
-
-
-def all_gpu_names(keys: Mapping[str, str]) -> dict[str, str]:
-    """Keys of a table with every name of a GPU in the place of one."""
-    found: dict[str, str] = {}
-    for label, title in keys.items():
-        found |= GPU_NAMES if label == "gpu" else {label: title}
-    return found
 
 
 def _sorted_by(title: str, worst: Worst) -> look.TableSortByFieldState:

@@ -117,15 +117,6 @@ def with_index(expression: str, where: str = "") -> str:
     return f"{expression} * on (node, gpu) group_left (index) {info}"
 
 
-def named_gpus(query: Query) -> Query:
-    """Add index and PCI address to what has the UUID of a GPU, as far as its node states them."""
-    info = "max by (node, gpu, index, pci_address) (railscope_gpu_info)"
-    found = query.expression
-    named = f"({found}) * on (node, gpu) group_left (index, pci_address) {info}"
-    bare = f"({found}) unless on (node, gpu) railscope_gpu_info"
-    return replace(query, expression=f"{named} or {bare}")
-
-
 def present(query: Query) -> Query:
     """Leave out what is zero."""
     return replace(query, expression=f"{query.expression} > 0")

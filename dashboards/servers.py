@@ -100,15 +100,15 @@ def stragglers() -> Iterator[Panel]:
         span=12,
     )
     port = f"rate(railscope_rdma_transmit_bytes_total{NODES}[$__rate_interval])"
-    rails = f"sum by (node, rail) ({with_port_rail(port, ON_RAIL)})"
+    ports = f"sum by (node, device, port) ({with_port_rail(port, ON_RAIL)})"
     yield rows(
         205,
         "Ports behind the others",
         "Against the middle port of the same server.",
-        {"node": "Node", "rail": "Rail"},
+        {"node": "Node", "device": "RDMA device", "port": "Port"},
         Column(
             "Against the median",
-            ask(f"bottomk(10, {_behind(rails, 'node')})", SHARE),
+            ask(f"bottomk(10, {_behind(ports, 'node')})", SHARE),
             BELOW_OTHERS,
             worst="lowest",
         ),

@@ -126,6 +126,48 @@ def test_alertmanager_names_only_alerts_and_labels_that_exist():
             assert any(re.fullmatch(word, name) for name in NAMES), word
 
 
+NAMES_OF_DEVICES = {
+    "gpu": {"index", "pci_address"},
+    "interface": {"rdma_device", "rail"},
+    "device": {"interface", "rail"},
+}
+OF_GPUS_ALONE = re.compile(r"railscope_gpu_(xid_errors_total|last_xid|events_total|device_state)")
+
+
+def names_missing(rule: dict[str, Any]) -> set[str]:
+    """Names of GPUs and NICs that the texts of a rule lack, of those that it names by a label."""
+    text = " ".join(rule["annotations"][name] for name in ("summary", "description"))
+    used = set(re.findall(r"\$labels\.(\w+)", re.sub(r'printf "[^|]*\|', "", text)))
+    looked_up = set(re.findall(r"[^$]labels\.(\w+)", text, re.IGNORECASE))
+    wanted = set().union(*(NAMES_OF_DEVICES[label] for label in used & NAMES_OF_DEVICES.keys()))
+    if "pci_address" in used:
+        wanted |= {"index", "gpu"}
+        if not OF_GPUS_ALONE.search(rule["expr"]):
+            wanted |= {"interface", "rdma_device", "rail"}
+    return wanted - looked_up
+
+
+@EACH_ALERT
+def test_a_description_has_all_names_of_a_gpu_or_nic(rule: dict[str, Any]):
+    assert names_missing(rule) == set()
+
+
+@pytest.mark.parametrize(
+    ("description", "missing"),
+    [
+        ("GPU {{ $labels.gpu }}", {"index", "pci_address"}),
+        ("GPU {{ $labels.gpu }}{{ .Labels.index }} {{ $labels.node }}", {"pci_address"}),
+        ("NIC {{ $labels.interface }}", {"rdma_device", "rail"}),
+        ("port {{ $labels.device }}/{{ $labels.port }}", {"interface", "rail"}),
+        ("{{ $labels.pci_address }}", {"index", "gpu", "interface", "rdma_device", "rail"}),
+        ("node {{ $labels.node }}", set()),
+    ],
+)
+def test_a_description_without_all_names_is_noticed(description: str, missing: set[str]):
+    rule = {"expr": "x", "annotations": {"summary": "", "description": description}}
+    assert names_missing(rule) == missing
+
+
 def test_the_scrape_configuration_keeps_the_label_node():
     jobs = {
         job["job_name"]: job for job in yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]

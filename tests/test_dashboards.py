@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from dashboards.build import GENERATED, boards
+from dashboards.device_names import ways_to_names, with_device_names
 from dashboards.panels import MOST_POINTS, Column, rows
-from dashboards.promql import labels_in, problems
+from dashboards.promql import labels_in, metric_named, metrics_in, problems
 from dashboards.query import ask, at_end, highest, lowest
 from dashboards.recorded import expanded, recorded_in
 from tests.support.grafana_schema import mistakes
@@ -373,14 +374,127 @@ def check_direction(properties: list[dict[str, Any]], *, descending: bool) -> No
             assert first != "green" or descending
 
 
+GPU_NAMES = {"index", "gpu", "pci_address"}
+NIC_NAMES = {"interface", "device", "rail"}
+
+
+def missing_names(keys: set[str], about: frozenset[str]) -> set[str]:
+    """Names that a table lacks whose keys are these, and whose values are of such entities."""
+    keys = {"device" if key == "rdma_device" else key for key in keys}
+    missing = set()
+    if keys & GPU_NAMES:
+        missing |= GPU_NAMES - keys
+    if keys & {"interface", "device"} or ({"node", "rail"} <= keys and "gpu" not in keys):
+        missing |= NIC_NAMES - keys
+    if "pci_address" in keys and about & {"pcie", "pcie_error", "pcie_aer"}:
+        missing |= NIC_NAMES - keys
+    return missing
+
+
 @pytest.mark.parametrize("panel", TABLES)
-def test_a_table_of_gpus_has_all_their_names(panel: dict[str, Any]):
-    """Index, UUID and PCI address; a tenant sees only the names that its own metrics have."""
+def test_a_table_has_all_names_of_gpus_and_nics(panel: dict[str, Any]):
+    """A tenant sees only the names that its own metrics have; the rows of a grid are nodes."""
     steps = {step["id"]: step["options"] for step in panel["transformations"]}
-    names = steps.get("organize", {}).get("renameByName", {}).keys()
-    of_tenant = all('tenant="$tenant"' in target["expr"] for target in panel["targets"])
-    if names & {"gpu", "index"} and not of_tenant:
-        assert names >= {"index", "gpu", "pci_address"}
+    if all('tenant="$tenant"' in target["expr"] for target in panel["targets"]):
+        return
+    if "groupingToMatrix" in steps:
+        assert steps["groupingToMatrix"]["rowField"] == "node"
+        return
+    keys = {name for name in steps["organize"]["renameByName"] if not name.startswith("Value")}
+    shown = (metric_named(n) for t in panel["targets"] for n in metrics_in(t["expr"]))
+    about = frozenset(metric.about.name for metric in shown if metric)
+    assert missing_names(keys, about) == set()
+    assert keys <= frozenset().union(*(labels_in(target["expr"]) for target in panel["targets"]))
+
+
+def test_a_table_without_all_names_is_noticed():
+    nothing: frozenset[str] = frozenset()
+    assert missing_names({"node", "gpu", "reason"}, nothing) == {"index", "pci_address"}
+    assert missing_names({"node", "pci_address", "xid"}, frozenset({"xid"})) == {"index", "gpu"}
+    assert missing_names({"node", "interface"}, nothing) == {"device", "rail"}
+    assert missing_names({"node", "rail"}, nothing) == {"interface", "device"}
+    assert missing_names({"node", "device", "port"}, nothing) == {"interface", "rail"}
+    assert missing_names(GPU_NAMES | {"node"}, frozenset({"pcie"})) == NIC_NAMES
+    assert missing_names(GPU_NAMES | NIC_NAMES | {"node"}, frozenset({"pcie"})) == set()
+
+
+def named(keys: str, *, series: str) -> str:
+    """Query for the values of a metric, as a table with these key labels asks for it."""
+    ways = ways_to_names(dict.fromkeys(keys.split(), ""))
+    values = ask(f"max by ({', '.join(keys.split())}) ({series})")
+    return with_device_names(values, *ways).expression
+
+
+GPU_OF_N1 = 'railscope_gpu_info{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}'
+NIC_OF_N1 = 'railscope_nic_info{node="n1", interface="eth3", rdma_device="mlx5_3", rail="3", pci_address="0:5e"}'
+PORT_OF_N1 = 'railscope_rdma_port_info{node="n1", device="mlx5_3", port="1", interface="eth3", rail="3", pci_address="0:5e"}'
+PATH = "railscope_pcie_path_limit_bytes_per_second"
+
+
+@pytest.mark.parametrize(
+    ("keys", "series", "infos", "shown"),
+    [
+        (
+            "node gpu", 'railscope_gpu_power_watts{node="n1", gpu="GPU-1"}', [GPU_OF_N1],
+            '{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}',
+        ),
+        (
+            "node pci_address xid", 'railscope_gpu_xid_errors_total{node="n1", pci_address="0:3b", xid="48"}',
+            [GPU_OF_N1], '{node="n1", pci_address="0:3b", xid="48", gpu="GPU-1", index="4"}',
+        ),
+        (  # two scrapes of the same names, and another name of the same device
+            "node gpu", 'railscope_gpu_power_watts{node="n1", gpu="GPU-1"}',
+            [GPU_OF_N1, GPU_OF_N1.replace("{", '{instance="b", ')],
+            '{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}',
+        ),
+        (
+            "node interface", 'railscope_network_link_up{node="n1", interface="eth3"}', [NIC_OF_N1],
+            '{node="n1", interface="eth3", rdma_device="mlx5_3", rail="3"}',
+        ),
+        (
+            "node device port", 'railscope_rdma_port_up{node="n1", device="mlx5_3", port="1"}',
+            [PORT_OF_N1],
+            '{node="n1", device="mlx5_3", port="1", interface="eth3", rail="3"}',
+        ),
+        (
+            "node pci_address", f'{PATH}{{node="n1", pci_address="0:3b"}}', [GPU_OF_N1],
+            '{node="n1", pci_address="0:3b", gpu="GPU-1", index="4"}',
+        ),
+        (  # a virtual function at the same address
+            "node pci_address", f'{PATH}{{node="n1", pci_address="0:5e"}}',
+            ['railscope_nic_info{node="n1", interface="eth0v1", pci_address="0:5e"}', NIC_OF_N1, PORT_OF_N1],
+            '{node="n1", pci_address="0:5e", interface="eth3", rdma_device="mlx5_3", rail="3"}',
+        ),
+        (  # InfiniBand without an interface
+            "node pci_address", f'{PATH}{{node="n1", pci_address="0:5e"}}',
+            [PORT_OF_N1.replace('interface="eth3", ', "")],
+            '{node="n1", pci_address="0:5e", rdma_device="mlx5_3", rail="3"}',
+        ),
+    ],
+)  # fmt: skip
+def test_a_row_has_the_names_of_its_device(
+    tmp_path: Path, keys: str, series: str, infos: list[str], shown: str
+):
+    """The row of a node without these names has its own keys alone."""
+    name, labels = series.split("{")
+    elsewhere = "{" + labels.replace('"n1"', '"n2"')
+    expected = [{"labels": shown, "value": 7}, {"labels": elsewhere, "value": 8}]
+    values = [(series, 7), (name + elsewhere, 8), *((info, 1) for info in infos)]
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": one, "values": f"{value}x9"} for one, value in values],
+        "promql_expr_test": [
+            {"expr": named(keys, series=name), "eval_time": "5m", "exp_samples": expected}
+        ],
+    }
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    path = tmp_path / "names.yml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
+    outcome = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
 def test_a_table_without_a_worst_column_is_not_built():
