@@ -23,8 +23,6 @@ from railscope import settings
 from railscope.bounded_http import bound_answers
 from railscope.systemd import state_directory
 
-_CONFIG = Path("/etc/railscope/agent.toml")
-"""Where `make install` puts the agent's settings."""
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 """An answer waits for the disk."""
@@ -103,7 +101,7 @@ def _reaches_the_agent(command: Command) -> Command:
     """The options that say where the agent is."""
     options = (
         click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
-                     help=f"Settings of the agent (TOML); {_CONFIG} where that is there."),
+                     help=f"Settings of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists."),
         click.option("--socket", "path", help="Its socket, where that is not by its settings."),
         click.option("--url", help="Its address instead: http://127.0.0.1:PORT."),
         click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
@@ -128,7 +126,7 @@ def _agent(where: Mapping[str, Any]) -> AgentClient:
         return AgentClient(where["url"], token, where["timeout"])
     if where["path"]:
         return AgentClient(where["path"], "", where["timeout"])
-    config = where["config"] or (_CONFIG if _CONFIG.is_file() else None)
+    config = where["config"] or settings.default_file("agent")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
     state = state_directory(loaded.state_directory, AgentSettings().state_directory)
     return AgentClient(loaded.tenancy.socket or str(state / SOCKET), "", where["timeout"])

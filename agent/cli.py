@@ -38,8 +38,9 @@ NS = 1_000_000_000
 _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
 
 _config = click.option(
-    "--config", "config", type=click.Path(dir_okay=False, path_type=Path), help="Settings (TOML)."
-)
+    "--config", "config", type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Settings (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists.",
+)  # fmt: skip
 _root = click.option(
     "--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("/"),
     show_default=True, help="Read /proc, /sys and /dev below this folder.",
@@ -187,7 +188,8 @@ def sample_config() -> None:
 
 
 def _loader(config: Path | None, flags: dict[str, Any]) -> Callable[[], AgentSettings]:
-    return lambda: settings.load(AgentSettings, file=config, prefix=PREFIX, flags=flags)
+    file = config or settings.default_file("agent")
+    return lambda: settings.load(AgentSettings, file=file, prefix=PREFIX, flags=flags)
 
 
 def _host(root: Path, replay: Path | None) -> tuple[Host, str]:

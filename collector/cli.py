@@ -25,8 +25,9 @@ from railscope.service import Serve, supervise
 from railscope.systemd import state_directory
 
 _config = click.option(
-    "--config", "config", type=click.Path(dir_okay=False, path_type=Path), help="Settings (TOML)."
-)
+    "--config", "config", type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Settings (TOML). Default: {settings.CONFIGURATION}/collector.toml, if it exists.",
+)  # fmt: skip
 
 
 @click.group()
@@ -47,9 +48,10 @@ def collector() -> None:
 )
 def run(config: Path | None, **flags: Any) -> None:
     """Take frames in and serve the views until stopped."""
+    file = config or settings.default_file("collector")
 
     def read() -> CollectorSettings:
-        return settings.load(CollectorSettings, file=config, prefix=PREFIX, flags=flags)
+        return settings.load(CollectorSettings, file=file, prefix=PREFIX, flags=flags)
 
     def load() -> Serve:
         current = read()
@@ -65,6 +67,11 @@ def run(config: Path | None, **flags: Any) -> None:
     asyncio.run(supervise(load))
 
 
+def _loaded(config: Path | None) -> CollectorSettings:
+    file = config or settings.default_file("collector")
+    return settings.load(CollectorSettings, file=file, prefix=PREFIX)
+
+
 def _reload() -> None:
     """Have `supervise` start the collector again in this process."""
     os.kill(os.getpid(), signal.SIGHUP)
@@ -75,7 +82,7 @@ def _reload() -> None:
 def check_command(config: Path | None) -> None:
     """Validate settings, files, ledger and servers; exit status 1 where something is wrong."""
     logs.configure("critical")  # the findings say it
-    found = settings.load(CollectorSettings, file=config, prefix=PREFIX)
+    found = _loaded(config)
     if not check(found, click.echo):
         sys.exit(1)
 
@@ -130,7 +137,7 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
 @click.confirmation_option(prompt="What is lost stays lost once the collector starts again. Go on?")
 def accept_loss_command(config: Path | None) -> None:
     """Have the next start go on without files that were lost; run it while no collector runs."""
-    found = settings.load(CollectorSettings, file=config, prefix=PREFIX)
+    found = _loaded(config)
     directory = state_directory(found.state_directory, CollectorSettings().state_directory)
     lost = list(accept_loss(directory))
     for one in lost:
@@ -143,7 +150,7 @@ def accept_loss_command(config: Path | None) -> None:
 @click.confirmation_option(prompt="Is the wall clock of this machine right now?")
 def accept_clock_command(config: Path | None) -> None:
     """Have the running collector accept the wall clock as it is, where it is suspect."""
-    found = settings.load(CollectorSettings, file=config, prefix=PREFIX)
+    found = _loaded(config)
     directory = state_directory(found.state_directory, CollectorSettings().state_directory)
     state = clock.read(directory)
     if state is None or not state.problem:

@@ -40,5 +40,8 @@ if [ -d /run/systemd/system ]; then
 fi
 echo "installed $("$prefix/bin/railscope" --version) in $prefix"
 echo "settings: $configuration; units: $units; rules: $configuration/prometheus"
+if [ "$configuration" != /etc/railscope ]; then
+    echo "commands find the settings by RAILSCOPE_CONFIGURATION=$configuration in the environment"
+fi
 echo "boards, runbooks, scripts: $prefix/share/railscope; command: $binaries/railscope"
 echo "start with systemctl enable --now railscope-agent"

@@ -1,4 +1,4 @@
-"""Settings: one TOML file a program, then the environment, then flags.
+"""Settings: one TOML file per program, then the environment, then flags.
 
 A settings type is a frozen msgspec Struct whose fields carry their description; sample files and
 the reference page are made from it. Unknown keys are errors that name the nearest known one.
@@ -19,6 +19,9 @@ import msgspec
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
+CONFIGURATION_VARIABLE = "RAILSCOPE_CONFIGURATION"
+CONFIGURATION = "/etc/railscope"
+"""Directory of the settings files of installed programs, unless the variable names another."""
 MAX_QUOTED = 200
 _TYPES: dict[Any, str] = {
     int: "an integer",
@@ -39,6 +42,22 @@ class SettingsError(ValueError):
 def described(text: str, **bounds: Any) -> msgspec.Meta:
     """The description of a setting, and its bounds (`ge`, `le`, `min_length`, ...)."""
     return msgspec.Meta(description=text, **bounds)
+
+
+def default_file(program: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Settings file that all commands of a program read unless `--config` names one; None if missing.
+
+    A file that exists and cannot be read is returned: reading it reports why.
+    """
+    directory = Path(environment.get(CONFIGURATION_VARIABLE) or CONFIGURATION)
+    file = directory / f"{program}.toml"
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return file
+    return file
 
 
 def load(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import structlog
 from hypothesis import settings
+
+# Commands must not read settings of programs that are installed on this machine.
+os.environ["RAILSCOPE_CONFIGURATION"] = "/nonexistent"
 
 # A shared machine may be slow for a moment; that is no failure of the code.
 settings.register_profile("railscope", deadline=None)

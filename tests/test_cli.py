@@ -19,6 +19,7 @@ from collector.access import credentials
 from collector.access.credential import Credential, Role
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
+from railscope.settings import CONFIGURATION_VARIABLE
 from railscope.simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
 
 
@@ -37,7 +38,11 @@ SETTINGS = ("agent", "collector")
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAILSCOPE_")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RAILSCOPE_") or name == CONFIGURATION_VARIABLE
+    }
     return subprocess.run(
         [sys.executable, "-m", "railscope", *words],
         env=kept | environment, capture_output=True, text=True, check=False, timeout=60,
@@ -51,6 +56,35 @@ def refusal(outcome: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+INSTALLED = ("agent once", "agent check", "agent run", "claim list", "collector check", "collector run",
+             "collector accept-clock --yes", "bill list", "bill review", "bill reconcile")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", INSTALLED)
+def test_all_commands_of_a_program_read_the_same_settings_file(tmp_path: Path, words: str):
+    program = "agent" if words.startswith(("agent", "claim")) else "collector"
+    (tmp_path / f"{program}.toml").write_text("no_such_setting = 1\n")
+    named = tmp_path / "named.toml"
+    named.write_text("no_other_setting = 1\n")
+    assert f"{tmp_path}/{program}.toml" in trouble(tmp_path, *words.split())
+    assert str(named) in trouble(tmp_path, *words.split(), "--config", str(named))
+
+
+def trouble(installed: Path, *words: str) -> str:
+    """What a command reports that fails, where settings are installed in a directory."""
+    result = CliRunner().invoke(railscope, words, env={CONFIGURATION_VARIABLE: str(installed)})
+    assert result.exit_code != 0
+    return f"{result.output}{result.exception}"
+
+
+def test_a_ledger_that_is_named_needs_no_installed_settings(tmp_path: Path):
+    (tmp_path / "collector.toml").write_text("no_such_setting = 1\n")
+    ledger = f"sqlite:///{tmp_path}/other.db"
+    found = trouble(tmp_path, "bill", "list", "--ledger", ledger)
+    assert "collector.toml" not in found
+    assert "other.db" in found
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_explains_itself(words: tuple[str, ...]):
     outcome = CliRunner().invoke(railscope, [*words, "--help"])
@@ -58,6 +92,8 @@ def test_every_command_explains_itself(words: tuple[str, ...]):
     usage, _, explanation = outcome.stdout.partition("\n\n")
     assert usage.startswith("Usage:")
     assert explanation.strip()
+    if "--config" in outcome.stdout:
+        assert "/etc/railscope/" in outcome.stdout, "the default is stated"
 
 
 def test_help_of_the_whole_does_not_load_the_programs():

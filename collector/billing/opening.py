@@ -105,7 +105,8 @@ class Place:
 
     @property
     def _settings(self) -> CollectorSettings:
-        return settings.load(CollectorSettings, file=self.config, prefix=PREFIX)
+        installed = None if self.ledger else settings.default_file("collector")
+        return settings.load(CollectorSettings, file=self.config or installed, prefix=PREFIX)
 
     def _url(self) -> str:
         if self.ledger:
@@ -143,7 +144,11 @@ def ledger_command(command: Callable[..., None]) -> Callable[..., None]:
     """A command with `--ledger` and `--config`, called with a `Place`; one line for what fails."""
 
     @click.option("--ledger", metavar="URL", help="sqlite:////PATH or postgresql://HOST/DATABASE.")
-    @click.option("--config", type=_FILE, help="Settings of the collector, which name the ledger.")
+    @click.option(
+        "--config", type=_FILE,
+        help="Settings of the collector, which name the ledger. Default without --ledger: "
+        f"{settings.CONFIGURATION}/collector.toml, if it exists.",
+    )  # fmt: skip
     @wraps(command)
     def wrapped(
         ledger: str | None, config: Path | None, name: str | None = None, **rest: Any

@@ -12,6 +12,7 @@ import shutil
 import socket
 import time
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +22,7 @@ import aiohttp
 from railscope.bounded_http import read_body
 from railscope.demo.faults import ROUND_SECONDS, planned
 from railscope.demo.process import Program, run_to_end
+from railscope.settings import CONFIGURATION_VARIABLE
 from railscope.simulator.live import LiveNode
 
 OWN_NODE = "this-machine"
@@ -107,7 +109,7 @@ class Cluster:
         """Start everything and wait until all agents serve their metrics."""
         self._session = aiohttp.ClientSession(raise_for_status=True, timeout=_TIMEOUT)
         environment = {
-            **os.environ,
+            **self._environment(),
             "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "1",
             "RAILSCOPE_COLLECTOR_TENANTS_FILE": "tenants.csv",
         }
@@ -131,10 +133,14 @@ class Cluster:
             raise
         return self
 
+    def _environment(self) -> Mapping[str, str]:
+        """Environment of a program, which reads no settings that are installed on this machine."""
+        return os.environ | {CONFIGURATION_VARIABLE: str(self.directory)}
+
     async def _start_agent(self, name: str, address: str) -> None:
         simulated = [] if name == OWN_NODE else ["--simulate", str(self._file_of(name))]
         environment = {
-            **os.environ,
+            **self._environment(),
             "RAILSCOPE_AGENT_COLLECTOR__TOKEN": self._tokens[name],
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
         }

@@ -10,7 +10,14 @@ import msgspec
 import pytest
 
 from agent.config import PREFIX, AgentSettings
-from railscope.settings import SettingsError, described, fields, load, sample
+from railscope.settings import (
+    SettingsError,
+    default_file,
+    described,
+    fields,
+    load,
+    sample,
+)
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +62,19 @@ def test_the_later_place_wins(tmp_path: Path) -> None:
     assert loaded(tmp_path, text, environment, flags) == Outer(
         port=5, inner=Inner(period=4.5, name="flag")
     )
+
+
+def test_the_default_file_is_the_installed_one(tmp_path: Path) -> None:
+    environment = {"RAILSCOPE_CONFIGURATION": str(tmp_path)}
+    assert default_file("agent", environment) is None
+    file = tmp_path / "agent.toml"
+    file.write_text("port = 1")
+    assert default_file("agent", environment) == file
+    assert default_file("collector", environment) is None
+    assert default_file("agent", {"RAILSCOPE_CONFIGURATION": str(file)}) is None
+    unreadable = {"RAILSCOPE_CONFIGURATION": "/" + "n" * 256}  # ENAMETOOLONG stands for any reason
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load(Outer, file=default_file("agent", unreadable), environment={}, prefix="T_")
 
 
 @pytest.mark.parametrize(("word", "value"), [("true", True), ("false", False), ("1", True)])
