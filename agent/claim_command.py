@@ -208,8 +208,10 @@ def show(form: str, **options: Any) -> None:
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
         return
-    head = ("device", "share", "source", "level", "workload", "tenant", "owner", "start", "id")
-    rows = [head, *(tuple(str(claim[name]) for name in head) for claim in claims)]
+    head = ("index", "device", "pci_address", "share", "source", "level", "workload", "tenant",
+            "owner", "start", "id")  # fmt: skip
+    # An agent of an earlier release reports the device by its UUID alone.
+    rows = [head, *(tuple(str(claim.get(name, "")) for name in head) for claim in claims)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -142,7 +142,9 @@ def accept_loss_command(config: Path | None) -> None:
     lost = list(accept_loss(directory))
     for one in lost:
         click.echo(one)
-    click.echo(f"accepted: the next start goes on without {len(lost)} files")
+    click.echo(
+        f"accepted: the next start goes on without {'this file' if len(lost) == 1 else f'{len(lost)} files'}"
+    )
 
 
 @collector.command(name="accept-clock")

@@ -15,6 +15,7 @@ import hmac
 import ipaddress
 import re
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -29,7 +30,7 @@ from agent.config import TenancySettings
 from agent.host import Clock
 from agent.http_server import HttpServer, Request, Response
 from agent.tenancy import naming
-from agent.tenancy.devices import Device
+from agent.tenancy.devices import UNKNOWN_NUMBER, Device, Known
 from agent.tenancy.held import COMMAND, BootTime, Held
 from agent.tenancy.names import CLAIMS, SOCKET
 from agent.tenancy.source import Tenancy
@@ -220,18 +221,23 @@ class ClaimsEndpoint:
 
     def _in_force(self) -> list[dict[str, str]]:
         """What the last look found; and what was told since then."""
-        found = [_row(one.adapter, one.id, one.held) for one in self._tenancy.open]
+        gpus = self._tenancy.devices.all
+        found = [_row(one.adapter, one.id, one.held, gpus) for one in self._tenancy.open]
         known = {(row["id"], row["device"]) for row in found}
-        since = [_row(COMMAND, "", held) for held in self._tenancy.told.held if held.end_ns is None]
+        held = (one for one in self._tenancy.told.held if one.end_ns is None)
+        since = [_row(COMMAND, "", one, gpus) for one in held]
         return found + [row for row in since if (row["id"], row["device"]) not in known]
 
 
-def _row(told_by: str, name: str, held: Held) -> dict[str, str]:
-    """A claim in a list; one that was told here has the id that its teller gave it."""
+def _row(told_by: str, name: str, held: Held, gpus: Mapping[str, Known]) -> dict[str, str]:
+    """A claim in a list, with all names of its GPU; one reported here has the id it was reported by."""
+    gpu = gpus.get(held.gpu)
     return {
         "id": held.reference if told_by == COMMAND else name, "told_by": told_by,
         "source": held.source, "level": held.level.word, "workload": held.workload,
         "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
+        "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
+        "pci_address": gpu.pci_address if gpu else "",
         "share": held.share, "count": str(held.count or ""),
         "start": _written(held.start_ns or 0),
     }  # fmt: skip

@@ -160,10 +160,11 @@ def as_text(found: Listing) -> Iterator[str]:
         rows = [tuple(_cell(row[column]) for column in columns) for row in document[name]]
         yield f"{title}: {len(rows):,}"
         if rows:
-            heads = tuple(column.replace("_", " ") for column in columns)
+            heads = tuple(_HEADS.get(column, column.replace("_", " ")) for column in columns)
             yield from (f"  {line}" for line in table([heads, *rows], right))
 
 
+_HEADS = {"gpu_hours": "GPU-hours", "missing_gpu_days": "missing GPU-days"}
 _UNDECIDED = ("tenant", "period", "resource", "claim", "start", "end", "gpu_hours", "reason")
 _TABLES = (
     (

@@ -14,6 +14,7 @@ from collector.billing.instants import Period, spelled
 from collector.billing.opening import Place, ledger_command, period_argument
 from collector.billing.rounding import decimal
 from collector.billing.statement_text import table
+from collector.jobs.report import counted
 from collector.ledger.database import Database
 from collector.ledger.queries import overlapping
 from collector.ledger.rows import overlap_of
@@ -70,7 +71,7 @@ def overlaps_command(place: Place, period: Period, form: str) -> None:
     for line in table(rows, {6}):
         click.echo(line)
     total = sum((one.gpu_seconds for one in found), Fraction(0))
-    click.echo(f"{len(found):,} overlaps, {decimal(total, _PLACES)} GPU-seconds moved")
+    click.echo(f"{counted(len(found), 'overlap')}, {decimal(total, _PLACES)} GPU-seconds moved")
 
 
 def _row(one: GpuOverlap) -> tuple[str, ...]:

@@ -57,7 +57,8 @@ def review_command(place: Place, form: str) -> None:
         tenants = ", ".join(one.tenants) or "no tenant"
         click.echo(f"{one.subject.id}  {what}: {_hours(one)} GPU-hours, {tenants}, {span}")
         click.echo(f"              {gpus}: {', '.join(one.reasons) or 'no claim yet'}")
-    click.echo(f"{len(found)} waiting; decide with `railscope bill accept|reject ID`")
+    remedy = "; decide with `railscope bill accept|reject ID`" if found else ""
+    click.echo(f"{len(found)} waiting{remedy}")
 
 
 def _decide(place: Place, names: Sequence[str], node: str, reason: str, *, accepted: bool) -> None:

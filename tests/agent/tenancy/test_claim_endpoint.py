@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -288,7 +289,10 @@ def test_the_command(served):
         True,
     )
     listed = run(served, "list")
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["device", uuid(0), uuid(1)]
+    head, *rows = [line.split()[:3] for line in listed.stdout.splitlines()]
+    assert head == ["index", "device", "pci_address"]
+    assert [row[:2] for row in rows] == [["0", uuid(0)], ["1", uuid(1)]]
+    assert all(re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0", row[2]) for row in rows)
     served.looked.look()
     assert run(served, "list").stdout == listed.stdout, "told by the look now"
     assert run(served, "end", "m-1").exit_code == 0
