@@ -107,7 +107,9 @@ class Ingest:
     denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     doubted_since_ns: Callable[[], int] = lambda: 0
-    """The time since which `wall_ns` is suspect; 0 where it is not."""
+    """The time since which `wall_ns` is in doubt; 0 where it is not."""
+    is_suspect: Callable[[], bool] = lambda: False
+    """True while `wall_ns` is suspect, and not only unconfirmed."""
     lines: LogLimit = field(default_factory=LogLimit)
     closed: str = ""
     """Reason why nothing is taken in; empty where it is."""
@@ -186,7 +188,8 @@ class Ingest:
         fresh = self.core.fresh_frames(envelope)
         total = sum(batch.rows for batch in envelope.batches)
         doubted_ns = self.doubted_since_ns()
-        record = Record(who.name, self.wall_ns(), sent, body, who.max_rank, doubted_ns)
+        suspect = self.is_suspect()
+        record = Record(who.name, self.wall_ns(), sent, body, who.max_rank, doubted_ns, suspect)
         self._check_times(record, envelope)
         if not fresh:
             for _ in self.core.steps(record, envelope):

@@ -118,7 +118,8 @@ class Restart:
         delta_ns = self.corrections.get(record.doubted_since_ns, 0)
         if not delta_ns:
             return record
-        return replace(record, received_wall_ns=record.received_wall_ns + delta_ns)
+        received_ns = record.received_wall_ns + delta_ns
+        return replace(record, received_wall_ns=received_ns, corrected_ns=delta_ns)
 
     @property
     def _path(self) -> Path:

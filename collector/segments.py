@@ -36,7 +36,16 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     max_rank: int = 3
     """Highest authority of its claims: the limit of the token that it came with."""
     doubted_since_ns: int = 0
-    """The time since which the collector's clock was suspect at its receipt; 0 where it was not."""
+    """The time since which the collector's clock was in doubt at its receipt; 0 where it was not."""
+    is_suspect: bool = False
+    """True if that clock was suspect, and not only unconfirmed."""
+    corrected_ns: int = 0
+    """By how much later a decision placed the receipt; only of a record that is read again."""
+
+    @property
+    def is_marked(self) -> bool:
+        """True if its evidence is marked: received or placed by a suspect clock."""
+        return self.is_suspect or self.corrected_ns != 0
 
 
 @dataclass(slots=True)

@@ -75,6 +75,7 @@ _DAY_NS = 86_400_000_000_000
 NS = 1_000_000_000
 _CHECK_FILES_SECONDS = 86_400.0
 _MAX_NAMED = 100
+_RELOAD_AGAIN_SECONDS = 10.0
 
 
 @dataclass
@@ -177,15 +178,17 @@ class Collector:
 
     async def _record_clock(self) -> None:
         """Look at the clock every second, and record what changed, until cancelled."""
-        is_reloading = False
+        reload_at = 0.0
         while True:
             await asyncio.sleep(1)
             self.clock.now_ns()
             while self._clock_records:
                 await self.trail.log.append(self._clock_records[0])
                 self._clock_records.pop(0)
-            if self.clock.is_replaced and not is_reloading:
-                is_reloading = True
+            loop_time = asyncio.get_running_loop().time()
+            if self.clock.is_replaced and loop_time >= reload_at:
+                # Again where it was refused: nothing is stored before it is done.
+                reload_at = loop_time + _RELOAD_AGAIN_SECONDS
                 log.info("frames_placed_again", advice="the collector starts again for it")
                 self.reload()
 
@@ -286,6 +289,7 @@ class Collector:
             self.trail.deny,
             wall_ns=self.clock.now_ns,
             doubted_since_ns=lambda: self.clock.doubted_since_ns,
+            is_suspect=lambda: bool(self.clock.problem),
             closed=self.read_only,
         )
         gate = Gate(

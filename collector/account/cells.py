@@ -74,6 +74,10 @@ def account_json(account: Account) -> dict[str, Any]:
         "unknown_ns": str(states[State.UNKNOWN]),
         "states": {state.value: str(ns) for state, ns in states.items()},
         "balances": account.balances,
+        "clock_suspect": [
+            {"since_ns": str(one.since_ns), "delta_ns": str(one.delta_ns), "gpu_days": days}
+            for one, days in sorted(account.clock_suspect.items())
+        ],
         "tenants": {
             tenant: _tenant(nanoseconds(found)) for tenant, found in account.tenants().items()
         },

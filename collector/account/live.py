@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -20,7 +21,7 @@ from collector.evidence.told import is_gpu
 from collector.evidence.trouble import Trouble
 from collector.evidence.unplaced import Placer
 from collector.ledger.tiling import DAY_NS
-from collector.metering.evidence import Evidence, Level
+from collector.metering.evidence import ClockDoubt, Evidence, Level
 from collector.metering.observation import QUARANTINE_NS
 from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.placement import Excess
@@ -45,6 +46,8 @@ class Settled:
     sums: Sums = field(default_factory=dict)
     days: dict[str, int] = field(default_factory=dict)
     capacity: Units = 0
+    clock_suspect: Counter[ClockDoubt] = field(default_factory=Counter)
+    """GPU-days with evidence that was received while the collector's clock was suspect."""
 
     def open_ns(self, gpu: str) -> int:
         """From when on a GPU's time is not in the ledger."""
@@ -57,6 +60,12 @@ class Settled:
                 add(self.sums, {key._replace(day=month_of(key.day)): quantity}, sign)
         self.capacity = exact(self.capacity + sum(new.values()) - sum(old.values()))
         self.days[gpu] = max(day, self.days.get(gpu, day))
+
+    def mark(self, new: Iterable[ClockDoubt], old: Iterable[ClockDoubt] = ()) -> None:
+        """Days have these marks, and no longer those."""
+        self.clock_suspect.update(new)
+        self.clock_suspect.subtract(old)
+        self.clock_suspect += Counter()
 
     def take_up(self, sums: Sums, days: Mapping[str, int]) -> None:
         """The ledger has these sums, by month, of GPUs up to their last days."""
@@ -114,7 +123,8 @@ class LiveAccount:
         # Nothing is awaited from here on, so that the parts are of one moment.
         add(sums, self._fixed)
         add(sums, self.settled.sums)
-        return Account(now_ns, gpus, capacity + self.settled.capacity, sums)
+        suspect = dict(self.settled.clock_suspect)
+        return Account(now_ns, gpus, capacity + self.settled.capacity, sums, suspect)
 
     def holders(self, gpu: str) -> set[str]:
         """The tenants that hold any of a GPU, as of the last refresh."""

@@ -10,6 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from collector.ledger.tiling import DAY_NS
+from collector.metering.evidence import ClockDoubt
 from collector.metering.tiling import Entry, State
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 
@@ -81,6 +82,8 @@ class Account:
     gpus: int
     capacity: Units
     sums: Mapping[Key, Units] = field(default_factory=dict)
+    clock_suspect: Mapping[ClockDoubt, int] = field(default_factory=dict)
+    """GPU-days of the ledger with evidence that was received while the collector's clock was suspect."""
 
     @property
     def balances(self) -> bool:

@@ -9,9 +9,10 @@ from collector.billing.instants import DAY_NS, Period, spelled
 from collector.billing.rated import Source, days_of
 from collector.jobs.lists import Listed, is_listed, uncovered
 from collector.ledger.rows import GpuDay
-from collector.metering.evidence import Evidence
+from collector.metering.evidence import ClockDoubt, Evidence
 from collector.metering.holders import stays
 from collector.metering.measures import Increments, Measure
+from collector.metering.timeline import Piece
 
 _SHOWN = 8
 
@@ -37,6 +38,11 @@ class Known(Protocol):
     @property
     def profiles(self) -> Mapping[str, str]:
         """The MIG profiles of claims that have one."""
+        ...
+
+    @property
+    def doubts(self) -> Sequence[Piece[ClockDoubt]]:
+        """Evidence that was received while the collector's clock was suspect."""
         ...
 
 

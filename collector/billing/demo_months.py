@@ -5,7 +5,7 @@ Only evidence is simulated here: samples, energy counters, claims, outages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +17,7 @@ from collector.billing.instants import HOUR_NS, SECOND_NS, Period, from_datetime
 from collector.billing.invoice import CLOSE_AFTER_NS
 from collector.metering.evidence import (
     Claim,
+    ClockDoubt,
     Evidence,
     Level,
     Outage,
@@ -28,6 +29,7 @@ from collector.metering.evidence import (
 )
 from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.observation import stretches
+from collector.metering.timeline import Piece
 
 NODE = "gpu-node-1"
 GPUS = 8
@@ -104,6 +106,7 @@ class KnownGpu:
     counted: Mapping[Measure, Increments]
     sku: str = SKU
     profiles: Mapping[str, str] = field(default_factory=dict)
+    doubts: Sequence[Piece[ClockDoubt]] = ()
 
 
 @dataclass(slots=True)

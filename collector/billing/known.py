@@ -112,7 +112,9 @@ class _Comparison:
 
 
 def _metered(known: Known) -> MeteredGpu:
-    return MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
+    return MeteredGpu.of(
+        known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
+    )
 
 
 def _quantity(

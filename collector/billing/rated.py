@@ -19,6 +19,7 @@ from collector.billing.usage import WITH_TENANT, Usage
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Revision
 from collector.ledger.tiling import DayTiling, HeldClaim
+from collector.metering.evidence import ClockDoubt
 from collector.metering.tiling import State
 from collector.metering.units import Tiling, Units, exact
 
@@ -34,12 +35,13 @@ class Held(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A revision that a bill rests on: its number, and the hashes of its content and evidence."""
+    """A revision that a bill rests on: its number, hashes and mark."""
 
     revision: int
     content_root: str
     evidence_root: str
     computed_ns: int
+    clock_suspect: tuple[ClockDoubt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +251,9 @@ def _of_counted(
 def _source(revision: Revision) -> tuple[GpuDay, Source]:
     tiling = revision.tiling
     source = Source(
-        revision.number, revision.content_root, tiling.evidence_root, tiling.computed_ns
-    )
+        revision.number, revision.content_root, tiling.evidence_root, tiling.computed_ns,
+        tiling.clock_suspect,
+    )  # fmt: skip
     return GpuDay(tiling.gpu, tiling.day), source
 
 

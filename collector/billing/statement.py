@@ -15,6 +15,7 @@ from collector.billing.rounding import decimal, exponent_of, spread
 from collector.billing.stored import AuditPlace
 from collector.billing.undecided import Undecided
 from collector.ledger.rows import GpuDay
+from collector.metering.evidence import ClockDoubt
 from collector.metering.tiling import State
 
 _QUANTITY_PLACES = 6
@@ -77,6 +78,8 @@ class Statement:
     roots: Mapping[str, str] = field(default_factory=dict)
     audit: AuditPlace | None = None
     marks: Sequence[str] = ()
+    clock_suspect: Mapping[GpuDay, Sequence[ClockDoubt]] = field(default_factory=dict)
+    """Those GPU-days with evidence that was received while the collector's clock was suspect."""
     closed_ns: int | None = None
     """When its period was closed, if that issued no invoice to the tenant."""
 
@@ -122,7 +125,20 @@ class Statement:
         if self.closed_ns is not None:
             found += [("Invoice", "none: nothing is billed"), ("Closed", spelled(self.closed_ns))]
         found += [("Observed", self.coverage), ("Ledger", self._ledger), *self.roots.items()]
+        found.append(("Clock suspect", self._clock_suspect))
         return [(name, text) for name, text in found if text]
+
+    @property
+    def _clock_suspect(self) -> str:
+        """The GPU-days of its lines that are marked, and why."""
+        days = {source_of(line.charge) for line in self.invoice.lines}
+        found = {key: self.clock_suspect.get(key, ()) for key in days if key}
+        doubts = sorted({one for some in found.values() for one in some})
+        if not doubts:
+            return ""
+        marked = sum(map(bool, found.values()))
+        days_ = "GPU-day" if marked == 1 else "GPU-days"
+        return f"{marked:,} {days_}: {'; '.join(map(spelled_doubt, doubts))}"
 
     @property
     def _audit(self) -> str:
@@ -209,6 +225,16 @@ def source_of(charge: Charge) -> GpuDay | None:
     if not charge.unit or not charge.resource:
         return None
     return GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
+
+
+def spelled_doubt(one: ClockDoubt) -> str:
+    """A time in which the collector's clock was suspect, and how that was decided."""
+    decided = (
+        f"accepted {decimal(Fraction(one.delta_ns, 10**9), 9)} s later"
+        if one.delta_ns
+        else "returned"
+    )
+    return f"since {spelled(one.since_ns)}, {decided}"
 
 
 def unit_price(price_nano: int) -> str:

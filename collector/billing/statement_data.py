@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
 from fractions import Fraction
 
 import msgspec
@@ -17,8 +16,7 @@ from collector.billing.instants import spelled
 from collector.billing.invoice import Line
 from collector.billing.periods import name_of
 from collector.billing.rounding import decimal, exponent_of
-from collector.billing.statement import Statement, coverage, source_of, unit_price
-from collector.ledger.rows import GpuDay
+from collector.billing.statement import Statement, coverage, source_of, spelled_doubt, unit_price
 
 _EXACT_PLACES = 12
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -50,6 +48,8 @@ class StatementLine(msgspec.Struct, frozen=True):
     price_version: int
     corrects: str
     note: str
+    clock_suspect: str = ""
+    """Why the GPU-day is marked whose evidence was received by a suspect clock; empty for none."""
 
 
 class StatementDocument(msgspec.Struct, frozen=True):
@@ -113,9 +113,7 @@ def document(statement: Statement) -> StatementDocument:
         audit_checkpoint_size=statement.audit.checkpoint_size if statement.audit else None,
         roots=dict(statement.roots),
         marks=list(statement.marks),
-        lines=[
-            _line(line, statement.revisions, places) for line in sorted(invoice.lines, key=_place)
-        ],
+        lines=[_line(line, statement, places) for line in sorted(invoice.lines, key=_place)],
         undecided=[
             {
                 "resource": one.resource,
@@ -163,10 +161,11 @@ def total(rows: list[dict[str, str]]) -> Fraction:
     return sum((Fraction(row["amount"]) for row in rows), Fraction(0))
 
 
-def _line(line: Line, revisions: Mapping[GpuDay, int], places: int) -> StatementLine:
+def _line(line: Line, statement: Statement, places: int) -> StatementLine:
     charge, unit = line.charge, line.charge.unit
     key = source_of(charge)
-    revision = revisions.get(key) if key else None
+    revision = statement.revisions.get(key) if key else None
+    doubts = statement.clock_suspect.get(key, ()) if key else ()
     return StatementLine(
         charge=charge.charge_id,
         kind=charge.kind.value,
@@ -186,6 +185,7 @@ def _line(line: Line, revisions: Mapping[GpuDay, int], places: int) -> Statement
         price_version=charge.price_version,
         corrects=charge.corrects,
         note=charge.note,
+        clock_suspect="; ".join(map(spelled_doubt, doubts)),
     )
 
 

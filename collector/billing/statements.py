@@ -88,14 +88,16 @@ def of_invoice(books: Books, invoice_id: str, seller: str = "") -> Statement:
     invoice, number = found
     closing = next(one for one in books.store.closings() if one.number == number)
     reviews = of_tenant(books.store.reviews(number), invoice.tenant)
+    revisions = books.store.revisions(number, {line.charge.resource for line in invoice.lines})
     return Statement(
         invoice=invoice,
         seller=seller,
         undecided=reviews,
-        revisions=books.store.revisions(number, {line.charge.resource for line in invoice.lines}),
+        revisions=revisions,
         roots=_roots(closing),
         audit=books.store.audit_place(invoice_id),
         marks=_marks(books, invoice, closing),
+        clock_suspect=books.ledger.clock_suspect(revisions),
     )
 
 
@@ -112,6 +114,7 @@ def preview(bill: Bill, tenant: str, seller: str = "") -> Statement:
         undecided=of_tenant(bill.undecided, tenant),
         revisions={key: source.revision for key, source in bill.sources.items()},
         marks=marks,
+        clock_suspect={key: source.clock_suspect for key, source in bill.sources.items()},
     )
 
 

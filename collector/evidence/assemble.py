@@ -32,6 +32,7 @@ from collector.evidence.tenants_file import Tenants
 from collector.evidence.told import Ended, Told, first_report, first_reports, is_gpu
 from collector.inventory.inventory_file import Inventory
 from collector.metering.evidence import (
+    ClockDoubt,
     Evidence,
     Instance,
     Layout,
@@ -88,6 +89,8 @@ class Known(msgspec.Struct, frozen=True):
     profiles: dict[str, str] = {}
     """The MIG profiles of claims that have one."""
     places: Places = Places((), ())
+    doubts: tuple[Piece[ClockDoubt], ...] = ()
+    """Evidence that was received while the collector's clock was suspect."""
 
 
 def facts_of(
@@ -177,7 +180,20 @@ def known(
     told = {name: profile for name, profile in profiles.items() if profile}
     named = {claim.id: reported_id(claim.id, told) for claim in evidence.claims} if told else {}
     held = {name: told[one] for name, one in named.items() if one in told}
-    return Known(evidence, counted(facts.gpu, chunks, where.stays), sku, held, where)
+    doubts = tuple(sorted(set(_doubts(facts.gpu, chunks, where.stays))))
+    return Known(evidence, counted(facts.gpu, chunks, where.stays), sku, held, where, doubts)
+
+
+def _doubts(
+    gpu: str, chunks: Iterable[Chunk], stays: Sequence[Stay]
+) -> Iterator[Piece[ClockDoubt]]:
+    """Evidence of a GPU in its nodes that was received while the collector's clock was suspect."""
+    for chunk in chunks:
+        for one in chunk.doubts:
+            for stay in stays:
+                first_ns, last_ns = max(one.first_ns, stay.start_ns), min(one.last_ns, stay.end_ns)
+                if one.gpu in {"", gpu} and stay.node == chunk.node and first_ns <= last_ns:
+                    yield Piece(first_ns, last_ns, ClockDoubt(one.since_ns, one.delta_ns))
 
 
 # Claims -----------------------------------------------------------------------------------------

@@ -15,7 +15,16 @@ import structlog
 from msgspec.structs import replace
 
 from collector.evidence.assemble import Facts
-from collector.evidence.chunk import Chunk, Cut, Span, add_span, add_spans, believed_from
+from collector.evidence.chunk import (
+    CHUNK_NS,
+    Chunk,
+    Cut,
+    Doubt,
+    Span,
+    add_span,
+    add_spans,
+    believed_from,
+)
 from collector.evidence.claim_index import ClaimIndex
 from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
 from collector.evidence.ends import ends_of
@@ -154,18 +163,38 @@ class EvidenceBook:
         return QUARANTINE_NS + 1
 
     def _chunk(self, taking: Taking, number: int, rows: Sequence[int]) -> Kept:
-        envelope, batch = taking.envelope, taking.batch
+        envelope, batch, record = taking.envelope, taking.batch, taking.record
         first = taking.since_boot_ns + batch.boot_ns[rows[0]]
         last = taking.since_boot_ns + batch.boot_ns[rows[-1]]
-        key = (envelope.node, envelope.boot_id, number)
+        kept = self._kept((envelope.node, envelope.boot_id, number), record, (first, last))
+        if record.is_marked:
+            doubt = (record.doubted_since_ns, record.corrected_ns)
+            kept.chunk.doubt(Doubt(*doubt, "", first, last))
+        return kept
+
+    def _kept(self, key: tuple[str, str, int], record: Record, span: tuple[int, int]) -> Kept:
+        """The chunk of a node's quarter of an hour, which is about to grow."""
         kept = self.chunks.get(key)
         if kept is None:
-            kept = self.chunks[key] = Kept(Chunk(*key, first, last, {}, [], {}, {}))
-            self.waiting[envelope.node] += kept.parts
-        kept.chunk.cover(first, last)
-        kept.touched_ns = max(kept.touched_ns, taking.record.received_wall_ns)
+            kept = self.chunks[key] = Kept(Chunk(*key, *span))
+            self.waiting[key[0]] += kept.parts
+        kept.chunk.cover(*span)
+        kept.touched_ns = max(kept.touched_ns, record.received_wall_ns)
         kept.stored = False
         return kept
+
+    def _doubt_claim(
+        self, record: Record, envelope: Envelope, fact: Told | Ended, frame: tuple[int, int]
+    ) -> None:
+        """Mark the time that a claim adds up to its frame; `frame` is that by two clocks."""
+        boot_ns, instant_ns = frame
+        begin_ns = fact.start_ns if isinstance(fact, Told) else fact.instant_ns
+        first_ns = min(instant_ns, max(begin_ns, fact.trusted_from_ns))
+        key = (envelope.node, envelope.boot_id, boot_ns // CHUNK_NS)
+        gpu = fact.gpu if is_gpu(fact.gpu) else ""
+        doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
+        kept = self._kept(key, record, (first_ns, instant_ns))
+        kept.chunk.doubt(Doubt(*doubt, first_ns, instant_ns))
 
     def release(self, kept: Kept) -> None:
         """Forget a part that the database has."""
@@ -302,6 +331,10 @@ class EvidenceBook:
             if self._keep(fact):
                 self.unwritten[fact] = None
                 self._touch(fact)
+                if record.is_marked:
+                    frame_ns = batch.boot_ns[event.row]
+                    frame = (frame_ns, since_boot_ns + frame_ns)
+                    self._doubt_claim(record, envelope, fact, frame)
 
     def _refuse(self, record: Record, problem: str) -> None:
         self.refused += 1

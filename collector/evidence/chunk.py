@@ -18,6 +18,8 @@ from collector.metering.observation import GAP_NS
 GRID_NS = 30_000_000_000
 CHUNK_CELLS = 30
 CHUNK_NS = GRID_NS * CHUNK_CELLS
+MAX_DOUBTS = 256
+"""Of a chunk, for single GPUs; further ones are about all GPUs of the node."""
 
 
 class Span(msgspec.Struct, array_like=True, order=True, gc=False):
@@ -144,6 +146,19 @@ class Series(msgspec.Struct, array_like=True):
             self.cells[number] = cell
 
 
+class Doubt(msgspec.Struct, array_like=True, order=True, gc=False):
+    """Evidence between two instants that was received while the collector's clock was suspect.
+
+    See `collector.metering.evidence.ClockDoubt`. `gpu` is empty for all that the node reported.
+    """
+
+    since_ns: int
+    delta_ns: int
+    gpu: str
+    first_ns: int
+    last_ns: int
+
+
 class Cut(msgspec.Struct, array_like=True):
     """How a GPU was cut while frames said so."""
 
@@ -164,6 +179,7 @@ class Chunk(msgspec.Struct, array_like=True):
     """When the node reported anything but GPUs."""
     series: dict[str, Series] = {}
     cuts: dict[str, list[Cut]] = {}
+    doubts: list[Doubt] = []
 
     def cover(self, first_ns: int, last_ns: int) -> None:
         """Widen the chunk's time."""
@@ -192,6 +208,18 @@ class Chunk(msgspec.Struct, array_like=True):
         cuts.append(Cut(parts, [Span(span.first_ns, span.last_ns)]))
         cuts.sort(key=lambda cut: cut.parts)
 
+    def doubt(self, new: Doubt) -> None:
+        """Mark evidence that was received while the collector's clock was suspect."""
+        self.cover(new.first_ns, new.last_ns)
+        if len(self.doubts) >= MAX_DOUBTS:
+            new.gpu = ""
+        for one in self.doubts:
+            if (one.since_ns, one.delta_ns, one.gpu) == (new.since_ns, new.delta_ns, new.gpu):
+                one.first_ns = min(one.first_ns, new.first_ns)
+                one.last_ns = max(one.last_ns, new.last_ns)
+                return
+        self.doubts.append(new)
+
     def ordered(self) -> Chunk:
         """The same with everything in order, so that the same facts are the same bytes."""
         return Chunk(
@@ -207,6 +235,7 @@ class Chunk(msgspec.Struct, array_like=True):
                 for name, series in sorted(self.series.items())
             },
             dict(sorted(self.cuts.items())),
+            sorted(self.doubts),
         )
 
 

@@ -16,6 +16,7 @@ from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Written
 from collector.ledger.tiling import DAY_NS, DayTiling, TilingError
+from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import Measure, Reset
 
 log = structlog.get_logger(__name__)
@@ -50,6 +51,8 @@ class Settlement(NamedTuple):
     old: Sums
     new_amounts: Totals
     old_amounts: Totals
+    new_suspect: tuple[ClockDoubt, ...] = ()
+    old_suspect: tuple[ClockDoubt, ...] = ()
 
 
 class Count(NamedTuple):
@@ -98,7 +101,9 @@ def write_days(
     tilings: list[DayTiling] = []
     for job in jobs:
         known = loaded.known(job.gpu, files)
-        metered = MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
+        metered = MeteredGpu.of(
+            known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
+        )
         tilings += [metered.day(day, computed) for day in job.days]
     known_days = {GpuDay(tiling.gpu, tiling.day) for tiling in tilings} & counted.keys()
     numbers = {day: counted[day] for day in known_days}
@@ -112,6 +117,8 @@ def write_days(
             tally(old.entries) if old else {},
             of_shares(tiling.shares),
             of_shares(old.shares) if old else {},
+            tiling.clock_suspect,
+            old.clock_suspect if old else (),
         )
         for tiling, written in _written(ledger, tilings)
         for old in [before.get((tiling.gpu, tiling.day))]

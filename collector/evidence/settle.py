@@ -197,6 +197,7 @@ class Settler:
             self._late |= set(await asyncio.to_thread(door.store.late, known, which))
         async with self.live.lock:
             self.live.settled.take_up(found.sums, found.days)
+            self.live.settled.mark(found.clock_suspect)
             self.live.amounts.take_up(found.amounts)
             for gpu in found.days:
                 self.book.changed.add(gpu)
@@ -217,6 +218,7 @@ class Settler:
     def _apply(self, day: Settlement) -> None:
         self._counted[GpuDay(day.gpu, day.day)] = day.revision
         self.live.settled.settle(day.gpu, day.day, day.new, day.old)
+        self.live.settled.mark(day.new_suspect, day.old_suspect)
         self.live.amounts.settle(day.gpu, day.day, day.new_amounts, day.old_amounts)
         self.book.changed.add(day.gpu)
         if day.gpu in self.book.gpus:

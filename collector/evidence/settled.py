@@ -12,8 +12,9 @@ from typing import NamedTuple
 from collector.account.amounts import Totals, Whose
 from collector.account.tally import Key, Sums, month_of
 from collector.ledger import queries
-from collector.ledger.rows import GpuDay
+from collector.ledger.rows import GpuDay, clock_suspect_of
 from collector.ledger.store import Ledger
+from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State
 from collector.metering.units import exact
@@ -30,18 +31,20 @@ class SettledGpus(NamedTuple):
     days: dict[str, int]
     numbers: dict[GpuDay, int]
     """The newest revision of each day that may still change."""
+    clock_suspect: list[ClockDoubt]
+    """The marks of all days, as often as there are days."""
 
 
 def settled(ledger: Ledger, gpus: Collection[str], since_day: int) -> SettledGpus:
     """What the ledger holds of these GPUs; days from `since_day` on may still change."""
-    found = SettledGpus({}, {}, {}, {})
+    found = SettledGpus({}, {}, {}, {}, [])
     for some in queries.chunks(sorted(gpus), _GPUS_AT_ONCE):
         _add(found, ledger, some, since_day)
     return found
 
 
 def _add(found: SettledGpus, ledger: Ledger, gpus: Collection[str], since_day: int) -> None:
-    sums, amounts, days, numbers = found
+    sums, amounts, days, numbers, clock_suspect = found
     with ledger.database.transaction() as connection:
         for (day, state, tenant), quantity in queries.settled_time(connection, gpus).items():
             key = Key(month_of(day), State(state), tenant)
@@ -52,5 +55,7 @@ def _add(found: SettledGpus, ledger: Ledger, gpus: Collection[str], since_day: i
             amounts[whose] = amounts.get(whose, 0) + amount
         for gpu in connection.execute(queries.last_days(gpus)):
             days[gpu.gpu_uuid] = gpu.day
+        for text in connection.execute(queries.settled_marks(gpus)).scalars():
+            clock_suspect += clock_suspect_of(text)
         last_day = max(days.values(), default=since_day)
         numbers |= queries.newest_numbers(connection, range(since_day, last_day + 1), gpus)

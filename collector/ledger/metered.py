@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collector.ledger.tiling import DAY_NS, DayTiling, HeldClaim, MeasuredShare, evidence_root
-from collector.metering.evidence import Claim, Evidence
+from collector.metering.evidence import Claim, ClockDoubt, Evidence
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.measures import Increments, Measure, Owners, owners, shares
 from collector.metering.overlaps import Overlap, overlaps, requested
@@ -39,20 +39,23 @@ class MeteredGpu:
     _claims: Mapping[str, HeldClaim]
     _in_force: Sequence[Piece[Claim]]
     _overlaps: Sequence[Overlap]
+    _doubts: Sequence[Piece[ClockDoubt]] = ()
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913, PLR0917 - everything that is known of a GPU
         cls,
         evidence: Evidence,
         counted: Mapping[Measure, Increments],
         sku: str = "",
         profiles: Mapping[str, str] | None = None,
         open_claims: Collection[str] = (),
+        doubts: Sequence[Piece[ClockDoubt]] = (),
     ) -> MeteredGpu:
         """What evidence and counters say of a GPU; `profiles` are the MIG profiles of claims.
 
         A claim ends with its own end, or with the last stay of the GPU in its node. `open_claims` have
         not ended: what the evidence has as their end is the last instant that is known of them.
+        `doubts` is the time of evidence that was received while the collector's clock was suspect.
         """
         in_force = claims_in_force(evidence)
         known: dict[str, HeldClaim] = {}
@@ -72,7 +75,7 @@ class MeteredGpu:
                 known[claim.id] = replace(one, end_ns=max(end_ns, one.end_ns or end_ns))
         return cls(
             evidence, sku, evidence_root(evidence), GpuTimeline.of(evidence), owners(evidence),
-            counted, known, in_force, overlaps(evidence),
+            counted, known, in_force, overlaps(evidence), doubts,
         )  # fmt: skip
 
     def day(self, day: int, computed: Computed) -> DayTiling:
@@ -110,7 +113,11 @@ class MeteredGpu:
                 for claim in sorted(named & self._claims.keys())
             ),
             overlaps=moved,
-        )
+            clock_suspect=tuple(sorted({
+                doubt for first_ns, last_ns, doubt in self._doubts
+                if first_ns < end_ns and start_ns <= last_ns
+            })),
+        )  # fmt: skip
 
 
 def _as_of(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldClaim:

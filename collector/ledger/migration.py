@@ -2,7 +2,7 @@
 
 Version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions keep their slots:
 each revision states its capacity units, and 840 is the default. Version 3 did not store the size of the
-MIG instance of a claim.
+MIG instance of a claim, version 4 no mark of revisions (`clock_suspect`): theirs have none.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ _ADDED = {
 
 def migrate(connection: Connection, version: int) -> bool:
     """Bring a ledger to this version; False for a version that cannot be."""
-    if version not in {2, 3}:
+    if version not in {2, 3, 4}:
         return version == VERSION
+    connection.execute(text("DROP VIEW IF EXISTS ledger"))
     if version == 2:  # noqa: PLR2004 - the schema version
         _from_version_2(connection)
-    connection.execute(text("ALTER TABLE ledger_claim ADD COLUMN instance TEXT"))
+    if version <= 3:  # noqa: PLR2004 - the schema version
+        connection.execute(text("ALTER TABLE ledger_claim ADD COLUMN instance TEXT"))
+    connection.execute(text("ALTER TABLE ledger_revision ADD COLUMN clock_suspect TEXT"))
+    connection.execute(text(LEDGER_VIEW))
     connection.execute(schema_version.insert().values(version=VERSION))
     return True
 
 
 def _from_version_2(connection: Connection) -> None:
     """Shares beyond 840ths, and what claims requested."""
-    connection.execute(text("DROP VIEW ledger"))
     for table, columns in _ADDED.items():
         for column in columns:
             connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column}"))
@@ -47,7 +50,6 @@ def _from_version_2(connection: Connection) -> None:
         _alter(connection)
     else:
         _copy(connection)
-    connection.execute(text(LEDGER_VIEW))
 
 
 def _alter(connection: Connection) -> None:

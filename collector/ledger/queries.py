@@ -213,6 +213,26 @@ def settled_amounts(gpus: Collection[str]) -> Select[Any]:
     return query.group_by(*keys)
 
 
+def settled_marks(gpus: Collection[str]) -> Select[Any]:
+    """The marks (`clock_suspect`) of all days of some GPUs that have one, of newest revisions."""
+    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    query = select(revisions.c.clock_suspect).join_from(revisions, newest, _same(newest))
+    return query.where(revisions.c.clock_suspect.is_not(None))
+
+
+def marks(connection: Connection, numbers: Mapping[GpuDay, int]) -> Iterator[tuple[GpuDay, str]]:
+    """Those of some revisions that have a mark (`clock_suspect`), and the mark."""
+    for day, gpus in by_day(numbers):
+        query = select(revisions.c.gpu_uuid, revisions.c.revision, revisions.c.clock_suspect).where(
+            revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus),
+            revisions.c.clock_suspect.is_not(None),
+        )  # fmt: skip
+        for gpu, revision, mark in connection.execute(query):
+            key = GpuDay(gpu, day)
+            if numbers[key] == revision:
+                yield key, mark
+
+
 def last_days(gpus: Collection[str]) -> Select[Any]:
     """The last day that the ledger has of each of some GPUs."""
     query = select(revisions.c.gpu_uuid, func.max(revisions.c.day).label("day"))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Row
 
@@ -18,7 +19,7 @@ from collector.ledger.tiling import (
     stored,
     units_of,
 )
-from collector.metering.evidence import Witness
+from collector.metering.evidence import ClockDoubt, Witness
 from collector.metering.measures import Measure, Share, Use
 from collector.metering.overlaps import Overlap, OverlapKind
 from collector.metering.tiling import Entry, State
@@ -51,7 +52,25 @@ def revision_row(found: DayTiling, root: str, before: int | None) -> Values:
         "engine_version": found.engine_version,
         "computed_ns": found.computed_ns,
         "capacity_units": found.capacity_units,
+        "clock_suspect": _suspect_text(found.clock_suspect),
     }
+
+
+def _suspect_text(doubts: Iterable[ClockDoubt]) -> str | None:
+    """The mark of a revision as JSON; None where it has none."""
+    found = sorted(set(doubts))
+    return msgspec.json.encode(found).decode() if found else None
+
+
+def clock_suspect_of(text: str | None) -> tuple[ClockDoubt, ...]:
+    """The mark of a revision. Raises ValueError."""
+    if text is None:
+        return ()
+    try:
+        return msgspec.json.decode(text, type=tuple[ClockDoubt, ...])
+    except msgspec.MsgspecError as error:
+        message = f"invalid clock_suspect {text[:40]!r}: {error}"
+        raise ValueError(message) from error
 
 
 def entry_rows(found: DayTiling, revision: int) -> Iterator[Values]:
@@ -215,5 +234,6 @@ def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> DayTil
         shares=tuple(share_of(row, units) for row in parts["shares"]),
         claims=tuple(map(claim_of, parts["claims"])),
         overlaps=tuple(overlap_of(row, units) for row in parts["overlaps"]),
+        clock_suspect=clock_suspect_of(head.clock_suspect),
     )
     return found if units_of(found) == units else replace(found, capacity_units=units)

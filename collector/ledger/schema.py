@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-VERSION = 4
+VERSION = 5
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 """An integer of 60 digits, in the one form in which it is written."""
 
@@ -52,6 +52,7 @@ revisions = Table(
     Column("engine_version", Text, nullable=False),
     Column("computed_ns", BigInteger, nullable=False),
     Column("capacity_units", BigInteger, nullable=False, server_default="840"),
+    Column("clock_suspect", Text),
     CheckConstraint(
         "revision = 1 AND supersedes IS NULL OR revision > 1 AND supersedes = revision - 1",
         name="revision_follows",
@@ -196,7 +197,7 @@ CREATE VIEW ledger AS SELECT
     CASE e.tiling WHEN 'memory' THEN e.slot_hi END AS mem_hi,
     e.t0_ns, e.t1_ns, e.state, e.witness, e.silence_ns,
     e.tenant_id, e.workload_id, e.claim_id, e.layout_id, e.qty_capns,
-    e.reason, e.placement, r.capacity_units,
+    e.reason, e.placement, r.capacity_units, r.clock_suspect,
     r.evidence_root, r.engine_version, r.computed_ns, r.supersedes
 FROM ledger_entry e JOIN ledger_revision r
     ON r.gpu_uuid = e.gpu_uuid AND r.day = e.day AND r.revision = e.revision

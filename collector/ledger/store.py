@@ -16,6 +16,7 @@ from collector.ledger.rows import (
     GpuDay,
     Values,
     claim_rows,
+    clock_suspect_of,
     entry_of,
     entry_rows,
     overlap_rows,
@@ -25,6 +26,7 @@ from collector.ledger.rows import (
 )
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
 from collector.ledger.tiling import DAY_NS, DayTiling, check, content_root, root_in, rounded
+from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import Entry, State
 from collector.metering.units import Tiling, Units, exact
@@ -163,6 +165,15 @@ class Ledger:
         with self.database.transaction() as connection:
             found = queries.with_counted(connection, numbers, claims)
         return {key: numbers[key] for key in found}
+
+    def clock_suspect(self, numbers: Mapping[GpuDay, int]) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
+        """Marks of those of some revisions that rest on evidence received by a suspect clock."""
+        with self.database.transaction() as connection:
+            found = dict(queries.marks(connection, numbers))
+        try:
+            return {key: clock_suspect_of(mark) for key, mark in found.items()}
+        except ValueError as error:
+            raise LedgerError(self._unreadable("a mark", error)) from error
 
     def entries(self, start_ns: int, end_ns: int, gpu: str | None = None) -> list[Entry]:
         """The newest revisions of a window, of all GPUs or of one; entries are cut off at its ends.

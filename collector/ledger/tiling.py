@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from collector.metering.evidence import Evidence
+from collector.metering.evidence import ClockDoubt, Evidence
 from collector.metering.measures import Measure, Share
 from collector.metering.overlaps import Overlap
 from collector.metering.tiling import Entry
@@ -74,6 +74,8 @@ class DayTiling(msgspec.Struct, frozen=True):
     shares: tuple[MeasuredShare, ...] = ()
     claims: tuple[HeldClaim, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
+    clock_suspect: tuple[ClockDoubt, ...] = ()
+    """Mark of evidence that was received while the collector's clock was suspect; empty for none."""
     capacity_units: int = 0
     """Units that slots are stored in; 0 before the tiling is written (see `units_of`)."""
 
@@ -191,6 +193,8 @@ def content_root(found: DayTiling) -> str:
             for one in sorted(found.overlaps)
         ]
         content += (units, overlaps)
+    if found.clock_suspect:
+        content += ({"clock_suspect": sorted(found.clock_suspect)},)
     return sha256(msgspec.json.encode(content, enc_hook=str)).hexdigest()
 
 

@@ -216,6 +216,17 @@ class Sighting(msgspec.Struct, frozen=True, order=True, gc=False):
     end_ns: int
 
 
+class ClockDoubt(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A time in which the clock of the collector that received evidence was suspect.
+
+    `since_ns` is its begin by the clock of that time, `delta_ns` by how much later an administrator's
+    decision placed what was received; 0 where the clock returned. The audit log has both.
+    """
+
+    since_ns: int
+    delta_ns: int = 0
+
+
 class Evidence(msgspec.Struct, frozen=True):
     """Everything that is known of one GPU. Neither order nor repetition means anything."""
 

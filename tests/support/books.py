@@ -124,7 +124,7 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
     computed = Computed("1", (last_day + 1) * DAY_NS)
     days = range(FIRST_DAY, last_day + 1)
     gpus = [
-        MeteredGpu.of(one.evidence, one.counted, one.sku, one.profiles)
+        MeteredGpu.of(one.evidence, one.counted, one.sku, one.profiles, doubts=one.doubts)
         for one in known.known.values()
     ]
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])

@@ -67,7 +67,7 @@ def test_another_schema_version_is_refused_and_left_alone(url):
     database.close()
     for _ in range(2):
         with pytest.raises(
-            LedgerError, match="schema version 9, this program works with version 4"
+            LedgerError, match="schema version 9, this program works with version 5"
         ):
             Ledger.open(url)
 

@@ -12,11 +12,13 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from collector.audit.heads import Item, stored
-from collector.ledger.database import Database
+from collector.ledger.database import Database, LedgerError
 from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.rows import GpuDay
 from collector.ledger.schema import covered
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS, content_root, units_of
+from collector.metering.evidence import ClockDoubt
 from collector.metering.units import compute_slices
 
 KEY = "gpu_uuid TEXT NOT NULL, day BIGINT NOT NULL, revision BIGINT NOT NULL"
@@ -159,6 +161,7 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
         for statement in (
             "DROP TRIGGER ledger_schema_no_delete", "DELETE FROM ledger_schema",
             "INSERT INTO ledger_schema VALUES (3)", "ALTER TABLE ledger_claim DROP COLUMN instance",
+            "DROP VIEW ledger", "ALTER TABLE ledger_revision DROP COLUMN clock_suspect",
         ):  # fmt: skip
             connection.execute(text(statement))
     engine.dispose()
@@ -175,6 +178,65 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
         ledger.write(gpu.day(DAY, Computed("1", START + DAY_NS)))
         assert [one.instance for one in ledger.revision("GPU-0", DAY).tiling.claims] == ["2/7"]
         ledger.close()
+
+
+def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
+    """Revisions of a suspect clock are marked from version 5 on."""
+    ledger = Ledger.open(url)
+    ledger.write(metered(held("GPU-0", "red")))
+    before = hashes(ledger)
+    ledger.close()
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    triggers_off = (
+        ("ALTER TABLE ledger_schema DISABLE TRIGGER USER",)
+        if engine.dialect.name == "postgresql"
+        else ("DROP TRIGGER ledger_schema_no_delete",)
+    )
+    with engine.begin() as connection:
+        for statement in (
+            *triggers_off, "DELETE FROM ledger_schema", "INSERT INTO ledger_schema VALUES (4)",
+            "DROP VIEW ledger", "ALTER TABLE ledger_revision DROP COLUMN clock_suspect",
+        ):  # fmt: skip
+            connection.execute(text(statement))
+    engine.dispose()
+    doubts = (ClockDoubt(START, -5), ClockDoubt(START + 1))
+    marked = msgspec.structs.replace(metered(held("GPU-0", "red")), clock_suspect=doubts[::-1])
+    key = GpuDay("GPU-0", DAY)
+    for _ in range(2):
+        ledger = Ledger.open(url)
+        assert ledger.revision(*key, 1).tiling.clock_suspect == ()
+        assert before <= hashes(ledger)
+        assert ledger.clock_suspect({key: 1}) == {}
+        assert ledger.write(marked).revision == 2, "the mark alone makes a revision"
+        assert ledger.revision(*key).tiling.clock_suspect == doubts
+        assert ledger.clock_suspect({key: 2}) == {key: doubts}
+        with ledger.database.transaction() as connection:
+            marks = connection.execute(text("SELECT revision, clock_suspect FROM ledger")).all()
+        assert set(marks) == {
+            (1, None),
+            (2, f'[{{"since_ns":{START},"delta_ns":-5}},{{"since_ns":{START + 1},"delta_ns":0}}]'),
+        }
+        ledger.close()
+
+
+@pytest.mark.parametrize("mark", ["", "5", '[{"since_ns":1.5}]', '[{"since_ns":7,"delta_ns":7}]'])
+def test_a_mark_that_was_altered_is_reported(url, mark):
+    ledger = Ledger.open(url)
+    doubts = (ClockDoubt(START, 7),)
+    ledger.write(msgspec.structs.replace(metered(held("GPU-0", "red")), clock_suspect=doubts))
+    with ledger.database.transaction(writes=True) as connection:
+        off = (
+            "ALTER TABLE ledger_revision DISABLE TRIGGER USER"
+            if connection.dialect.name == "postgresql"
+            else "DROP TRIGGER ledger_revision_no_update"
+        )
+        connection.execute(text(off))
+        connection.execute(text("UPDATE ledger_revision SET clock_suspect = :mark"), {"mark": mark})
+    with pytest.raises(
+        LedgerError, match=r"revision 1 of GPU-0 .* (not what was written|cannot be read)"
+    ):
+        ledger.revision("GPU-0", DAY)
+    ledger.close()
 
 
 def test_a_migrated_ledger_refuses_changes_of_its_rows(url):

@@ -1,0 +1,162 @@
+"""A real collector whose clock is suspect, the command that accepts it, and the reload by SIGHUP."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
+
+from chain_support import Site, until
+from makers import Sender
+from running_collector import some
+from test_audit_crash import SMALL, acknowledged, read
+
+from collector import clock
+from collector.access.credentials import digest
+from collector.clock import ClockState
+from collector.evidence.store import EvidenceStore
+from collector.ledger.database import Database
+from railscope.demo.process import run_to_end
+
+HOUR_NS = 3_600_000_000_000
+QUICK = SMALL | {
+    "RAILSCOPE_COLLECTOR_METERING__PERIOD_SECONDS": "0.2",
+    "RAILSCOPE_COLLECTOR_METERING__QUIET_SECONDS": "0",
+}
+"""Evidence is stored at once, unless something holds it back."""
+
+
+def keep_reference(directory: Path, ahead_ns: int) -> None:
+    """Keep a reference as a collector does, that the wall clock is ahead of: it was stepped since."""
+    directory.mkdir()
+    reference_ns = time.time_ns() - clock.boot_clock_ns() - ahead_ns
+    kept = ClockState(clock.this_boot(), reference_ns, kept_ns=time.time_ns() - ahead_ns)
+    (directory / clock.FILE).write_bytes(msgspec.json.encode(kept))
+
+
+async def shows(site: Site, line: str) -> bool:
+    """True once the collector answers with this line among its metrics."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as answer:
+            return line in (await answer.text()).splitlines()
+    except aiohttp.ClientError:
+        return False
+
+
+async def accept_clock(site: Site) -> None:
+    """Run the command as an administrator does."""
+    (site.folder / "collector.toml").write_text('state_directory = "collector"\n')
+    words = ["collector", "accept-clock", "--config", "collector.toml", "--yes"]
+    assert await run_to_end(words, site.folder) == 0
+
+
+@pytest.mark.parametrize("ahead_ns", [HOUR_NS, -3 * HOUR_NS])
+async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
+    site: Site, ahead_ns: int
+) -> None:
+    (site.folder / "tokens.toml").write_text(
+        f'[nodes]\nn1 = "{digest("token-n1")}"\n', encoding="utf-8"
+    )
+    state = site.folder / "collector"
+    keep_reference(state, ahead_ns)
+    begun_ns = time.time_ns()
+    collector = await site.collector(**QUICK)
+    sender = Sender("n1")
+    await acknowledged(site, sender.body(some(sender), schemas=True), 3)
+    await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
+    database = Database(f"sqlite:///{state / 'ledger.sqlite'}")
+    store = EvidenceStore(database)
+    assert store.contacts() == {}
+
+    await accept_clock(site)
+    await collector.said("reloading")
+    await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
+
+    async def is_stored() -> bool:
+        return bool(store.homes())
+
+    await until(is_stored, "the evidence is stored")
+    decided = clock.read(state)
+    assert decided is not None
+    (correction,) = decided.corrections
+    assert abs(correction.delta_ns - ahead_ns) < HOUR_NS // 60
+    known = store.evidence("GPU-n1-0", begun_ns - HOUR_NS, time.time_ns() + HOUR_NS)
+    (doubt,) = {one.value for one in known.doubts}
+    assert (doubt.since_ns, doubt.delta_ns) == (correction.since_ns, correction.delta_ns)
+    for contact in store.contacts()["n1"].values():
+        assert begun_ns - HOUR_NS // 60 < contact.heard_ns < time.time_ns()
+
+    await acknowledged(site, sender.body(some(sender, at=10)), 13)
+    await collector.stop()
+    assert not collector.find("Traceback"), collector.last_words()
+    steps = [one for one in read(state / "audit") if one.type == "evidence.clock_step"]
+    assert [one.out for one in steps][-1] == "done"
+    assert steps[-1].data["delta_ns"] == str(correction.delta_ns)
+    database.close()
+
+
+async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
+    """The settings cannot be read when the clock is accepted, and are put right later."""
+    (site.folder / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    own = site.folder / "own.toml"
+    own.write_text("")
+    state = site.folder / "collector"
+    keep_reference(state, HOUR_NS)
+    collector = await site.collector("--config", "own.toml", **QUICK)
+    sender = Sender("n1")
+    await acknowledged(site, sender.body(some(sender), schemas=True), 3)
+    await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
+    own.write_text("limits = 5")
+    await accept_clock(site)
+    await collector.said("reload_refused")
+    own.write_text("")
+    await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
+    database = Database(f"sqlite:///{state / 'ledger.sqlite'}")
+    store = EvidenceStore(database)
+
+    async def is_stored() -> bool:
+        return bool(store.homes())
+
+    await until(is_stored, "the evidence is stored")
+    database.close()
+
+
+async def test_a_collector_killed_before_the_reload_places_frames_by_the_decision(
+    site: Site,
+) -> None:
+    """It decides and ends at once; the next start reads the decision and the same frames."""
+    (site.folder / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    state = site.folder / "collector"
+    keep_reference(state, HOUR_NS)
+    collector = await site.collector(**QUICK)
+    sender = Sender("n1")
+    await acknowledged(site, sender.body(some(sender), schemas=True), 3)
+    await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
+    await accept_clock(site)
+
+    async def is_decided() -> bool:
+        found = clock.read(state)
+        return bool(found and found.corrections)
+
+    await until(is_decided, "the collector has accepted it")
+    collector.kill()
+    await collector.ended()
+    await site.collector(**QUICK)
+    database = Database(f"sqlite:///{state / 'ledger.sqlite'}")
+    store = EvidenceStore(database)
+
+    async def is_stored() -> bool:
+        return bool(store.homes())
+
+    await until(is_stored, "the evidence is stored")
+    known = store.evidence("GPU-n1-0", 0, time.time_ns() + HOUR_NS)
+    assert len({one.value for one in known.doubts}) == 1
+    assert all(one.start_ns > time.time_ns() - HOUR_NS // 2 for one in known.doubts)
+    database.close()

@@ -1,0 +1,175 @@
+"""The mark of GPU-days whose evidence was received while the collector's clock was suspect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from looks import ALICE
+from msgspec.structs import replace
+from support.settling import Site
+from support.story import (
+    DAY,
+    DAY_SECONDS,
+    SECOND,
+    Envelopes,
+    Reporter,
+    accept,
+    at,
+    ended,
+    gpus_of,
+    known_of,
+    started,
+)
+from test_clock_decided import doubted, read_again
+
+from collector.account.cells import account_json
+from collector.core import Core
+from collector.evidence.chunk import MAX_DOUBTS, Chunk, Doubt
+from collector.evidence.days import ENGINE_VERSION
+from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.rows import GpuDay
+from collector.metering.evidence import ClockDoubt
+
+HOUR = 3600
+DAYS = range(DAY - 1, DAY + 9)
+LAST = 2 * DAY_SECONDS + 3 * HOUR
+
+
+def told(
+    node: str = "n1", gpu: str = "GPU-0", events: Mapping[int, list] | None = None
+) -> Envelopes:
+    """A GPU over two days and an hour."""
+    seconds = range(0, 2 * DAY_SECONDS + HOUR, 30)
+    return Reporter(node).told(gpus_of(gpu), seconds, events=dict(events or {}), each=20)
+
+
+def suspect(envelopes: Envelopes, start: float, end: float) -> tuple[Envelopes, int]:
+    """The same, where the clock was suspect between two seconds; and since when it was."""
+    since_ns = at(start)
+    return [
+        (replace(r, doubted_since_ns=since_ns, is_suspect=True), e)
+        if at(start) <= r.received_wall_ns < at(end)
+        else (r, e)
+        for r, e in envelopes
+    ], since_ns
+
+
+def marks(site: Site) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
+    ledger = site.door.ledger
+    numbers = ledger.newest(DAYS.start, DAYS.stop)
+    found = ledger.clock_suspect(numbers)
+    for key, number in numbers.items():
+        assert ledger.revision(*key, number).tiling.clock_suspect == found.get(key, ())
+    return found
+
+
+async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(site: Site):
+    """It returned by itself: what was received is placed right, and says so."""
+    mine, since_ns = suspect(told(), 30 * HOUR, 31 * HOUR)
+    accept(site.core, [*mine, *told("n2", "GPU-9")])
+    await site.round(LAST, everything=True)
+    assert marks(site) == {GpuDay("GPU-0", DAY + 1): (ClockDoubt(since_ns, 0),)}
+    account = account_json(await site.account(LAST))
+    expected = [{"since_ns": str(since_ns), "delta_ns": "0", "gpu_days": 1}]
+    assert account["clock_suspect"] == expected
+    assert account["balances"]
+
+    site.restart()
+    await site.round(LAST, everything=True)
+    accept(site.core, told()[:1])
+    await site.round(LAST, everything=True)
+    assert account_json(await site.account(LAST))["clock_suspect"] == expected
+
+
+async def test_a_decision_keeps_the_mark_and_is_its_explanation(site: Site):
+    envelopes = told()
+    first, end = len(envelopes) // 4, len(envelopes) // 3
+    delta_ns = -5 * HOUR * SECOND
+    wrong, since_ns = doubted(envelopes, first, end, delta_ns)
+    assert all(at(0) <= r.received_wall_ns < at(DAY_SECONDS) for r, _ in envelopes[first:end])
+    site._begin(read_again(wrong, {since_ns: delta_ns}))  # noqa: SLF001 - what the new start reads
+    await site.round(LAST, everything=True)
+    assert marks(site) == {GpuDay("GPU-0", DAY): (ClockDoubt(since_ns, delta_ns),)}
+
+
+async def test_a_clock_that_was_only_unconfirmed_leaves_no_mark(site: Site):
+    envelopes = [(replace(r, doubted_since_ns=at(0)), e) for r, e in told()]
+    accept(site.core, envelopes)
+    await site.round(LAST, everything=True)
+    assert len(site.door.ledger.newest(DAYS.start, DAYS.stop)) >= 2
+    assert marks(site) == {}
+
+
+async def test_evidence_of_a_suspect_time_marks_a_day_that_is_settled_already(site: Site):
+    """Frames of the first day come after it was settled, by a suspect clock; its content stays."""
+    envelopes = told()
+    late = [
+        one
+        for one in envelopes
+        if 6 * HOUR <= (one[0].received_wall_ns - at(0)) / SECOND < 6.2 * HOUR
+    ]
+    accept(site.core, [one for one in envelopes if one not in late])
+    await site.round(LAST, everything=True)
+    assert marks(site) == {}
+    before = site.door.ledger.newest(DAY, DAY + 1)
+    again, since_ns = suspect(late, 0, LAST)
+    accept(site.core, again)
+    await site.round(LAST + HOUR, everything=True)
+    assert marks(site) == {GpuDay("GPU-0", DAY): (ClockDoubt(since_ns),)}
+    assert site.door.ledger.newest(DAY, DAY + 1) != before
+    assert account_json(await site.account(LAST + HOUR))["clock_suspect"][0]["gpu_days"] == 1
+
+
+async def test_a_claim_marks_the_days_that_it_reaches_back_to_on_its_gpu_only(site: Site):
+    """It began before midnight and is reported ten minutes after it, by a suspect clock."""
+    start = DAY_SECONDS - 600
+    job = started("GPU-0", "job", start, start_boot_ns=str((start + 5000) * SECOND), **ALICE)
+    events = {
+        DAY_SECONDS + 600: [job],
+        DAY_SECONDS + 7200: [ended("GPU-0", "job", DAY_SECONDS + 7200)],
+    }
+    envelopes = Reporter().told(
+        gpus_of("GPU-0", "GPU-1"), range(0, 2 * DAY_SECONDS + HOUR, 30), events=events, each=20
+    )
+    found, since_ns = suspect(envelopes, DAY_SECONDS + 300, DAY_SECONDS + 1800)
+    accept(site.core, found)
+    await site.round(LAST, everything=True)
+    doubt = (ClockDoubt(since_ns),)
+    assert marks(site) == {
+        GpuDay("GPU-0", DAY): doubt, GpuDay("GPU-0", DAY + 1): doubt, GpuDay("GPU-1", DAY + 1): doubt,
+    }  # fmt: skip
+
+
+async def test_the_ledger_computes_its_marks_again(site: Site):
+    """R7: the same mark and root from stored evidence."""
+    found, _ = suspect(told(), 10 * HOUR, 30 * HOUR)
+    accept(site.core, found)
+    await site.round(LAST, everything=True)
+    assert len(marks(site)) == 2
+    known = site.door.store.evidence("GPU-0", at(0), at(2 * DAY_SECONDS))
+    gpu = MeteredGpu.of(
+        known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
+    )
+    for key, doubts in marks(site).items():
+        assert gpu.day(key.day, Computed(ENGINE_VERSION, 0)).clock_suspect == doubts
+
+
+def test_a_node_that_a_gpu_has_left_marks_it_no_more(core: Core):
+    early = Reporter("n1").told(gpus_of("GPU-0"), range(0, HOUR, 30), each=20)
+    other = Reporter("n2").told(gpus_of("GPU-0"), range(2 * HOUR, 3 * HOUR, 30), each=20)
+    still = Reporter("n1", run="run-2").told(
+        gpus_of("GPU-1"), range(2 * HOUR + 60, 3 * HOUR, 30), each=20
+    )
+    accept(core, [*early, *other, *suspect(still, 0, LAST)[0]])
+    assert known_of(core, "GPU-0").doubts == ()
+    assert known_of(core, "GPU-1").doubts != ()
+
+
+def test_marks_of_a_part_are_bounded():
+    chunk = Chunk("n1", "boot", 1, 0, 100)
+    for number in range(3 * MAX_DOUBTS):
+        chunk.doubt(Doubt(7, 0, f"GPU-{number}", number, number + 1))
+    assert len(chunk.doubts) == MAX_DOUBTS + 1
+    (rest,) = [one for one in chunk.doubts if not one.gpu]
+    assert (rest.first_ns, rest.last_ns) == (MAX_DOUBTS, 3 * MAX_DOUBTS)
+    assert chunk.end_ns == 3 * MAX_DOUBTS
