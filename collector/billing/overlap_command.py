@@ -68,7 +68,7 @@ def overlaps_command(place: Place, period: Period, form: str) -> None:
         ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
     ]
     rows += (_row(one) for one in found)
-    for line in table(rows, {6}):
+    for line in table(rows, {6}) if found else ():
         click.echo(line)
     total = sum((one.gpu_seconds for one in found), Fraction(0))
     click.echo(f"{counted(len(found), 'overlap')}, {decimal(total, _PLACES)} GPU-seconds moved")
