@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
+from operator import lt
 
 from agent.host import Host, Json
 
@@ -21,10 +23,12 @@ The statistics of a NIC become fewer with its queues and PFC priorities, those o
 MAX_CHECKED_ENTRIES = 16
 """Entries missing from one listing that are looked up by name."""
 _TABLES = (
-    "/mountstats", "/mountinfo", "/mounts", "/net/route", "/softnet_stat", "/nf_conntrack",
-    "/bonding_masters", "/bonding/slaves",
+    "/mountstats", "/mountinfo", "/mounts", "/net/route", "/bonding_masters", "/bonding/slaves",
 )  # fmt: skip
-"""Files with an entry per mount, route, processor or interface: they become shorter when one leaves."""
+"""Files with an entry per mount, route or interface: they become shorter when one leaves."""
+_LISTS = {"/bonding_masters": "bonding", "/bonding/slaves": "bonding_slave"}
+"""Files that list interfaces, and the directory that each of these has."""
+_NUMBER = re.compile(rb"\b\d{1,20}\b")
 _REQUEST_LISTS = ("/mdsc", "/osdc")
 """Files that list requests in flight: empty on an idle client (net/ceph/debugfs.c)."""
 _VARYING_CALLS = (
@@ -38,26 +42,39 @@ class AnswerSizes:
     """The size of the last complete answer of each call, and the entries of each listing."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, tuple[int, ...]] = {}
         self._entries: dict[int, tuple[str, ...]] = {}
         self._smaller_since_ns: dict[int, int] = {}
 
-    def is_smaller(self, key: str, size: int, now_ns: int) -> bool:
-        """True if an answer is smaller than the complete one; otherwise it is the complete one."""
+    def is_smaller(self, key: str, sizes: tuple[int, ...], now_ns: int) -> bool:
+        """True if a size of an answer is below that of the complete one, which it is otherwise."""
         number = hash(key)
-        if size < self._sizes.get(number, 0):
+        if any(map(lt, sizes, self._sizes.get(number, sizes))):
             since_ns = self._smaller_since_ns.setdefault(number, now_ns)
             if now_ns - since_ns < ACCEPTED_AFTER_NS:
                 return True
-        self._sizes[number] = size
+        self._sizes[number] = sizes
         self._smaller_since_ns.pop(number, None)
         return False
 
-    def lacks_entries(self, host: Host, path: str, found: Sequence[str]) -> bool:
+    def is_less(self, host: Host, path: str, content: bytes, now_ns: int) -> bool:
+        """True if a file has fewer lines or numbers than before, or lacks an interface."""
+        sizes = file_size(path, content), number_count(path, content)
+        is_less = self.is_smaller(path, sizes, now_ns)
+        for end, directory in _LISTS.items():
+            if path.endswith(end):
+                listed = content.decode(errors="replace").split()
+                is_less |= self.lacks_entries(
+                    host, path, listed, f"/sys/class/net/{{}}/{directory}"
+                )
+        return is_less
+
+    def lacks_entries(self, host: Host, path: str, found: Sequence[str], place: str = "") -> bool:
         """True if an entry that was listed before is missing from a listing and is still there."""
         number = hash(path)
+        place = place or f"{path}/{{}}"
         missing = sorted(set(self._entries.get(number, ())).difference(found))
-        if any(_exists(host, f"{path}/{name}") for name in missing[:MAX_CHECKED_ENTRIES]):
+        if any(_exists(host, place.format(name)) for name in missing[:MAX_CHECKED_ENTRIES]):
             return True
         self._entries[number] = tuple(found)
         return False
@@ -85,9 +102,19 @@ def file_size(path: str, content: bytes) -> int:
     return 2 * lines + ends
 
 
+def number_count(path: str, content: bytes) -> int:
+    """How many numbers a file has; 0 for one whose entries come and go."""
+    if path.endswith((*_TABLES, *_REQUEST_LISTS)):
+        return 0
+    return sum(1 for _ in _NUMBER.finditer(content))
+
+
 def answer_size(key: str, answer: Json) -> int:
-    """How many entries an answer has; 0 for one that varies."""
-    return 0 if key.startswith(_VARYING_CALLS) else _entries(answer)
+    """How many entries an answer has; of one that varies, its statistics only."""
+    if not key.startswith(_VARYING_CALLS):
+        return _entries(answer)
+    statistics = answer.get("statistics") if isinstance(answer, dict) else None
+    return len(statistics) if isinstance(statistics, dict) else 0
 
 
 def _entries(answer: Json) -> int:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeVar
 
+from agent.answer_rosters import Rosters
+from agent.answer_shapes import existing, well_formed, well_formed_file
 from agent.call_time import CallTime
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
 from railscope.reading import Absent
@@ -69,12 +71,16 @@ class HungCalls:
 
 
 class GuardedHost:
-    """A host for one family: notes what its thread is doing, and keeps it from hung devices."""
+    """A host for one family: notes what its thread is doing, and keeps it from hung devices.
+
+    Answers of calls are made whole or fail: see agent/answer_shapes.py and agent/answer_rosters.py.
+    """
 
     def __init__(self, host: Host, hung: HungCalls, time: CallTime) -> None:
         self._host = host
         self._hung = hung
         self._time = time
+        self._rosters = Rosters()
         self._refused: set[str] = set()
         """Hung devices that sources of this family asked for since the last probe."""
         self._running: list[tuple[str, str, float]] = []
@@ -126,14 +132,18 @@ class GuardedHost:
 
     def read(self, path: str) -> bytes:
         """Content of a small file."""
-        return self.guarded(device_of(path), path, lambda: self._host.read(path))
+        existing(path)
+        content = self.guarded(device_of(path), path, lambda: self._host.read(path))
+        return well_formed_file(path, content)
 
     def names(self, path: str) -> list[str]:
         """Entries of a directory."""
+        existing(path)
         return self.guarded(device_of(path), path, lambda: self._host.names(path))
 
     def resolve(self, path: str) -> str:
         """A path with all links followed."""
+        existing(path)
         return self.guarded(device_of(path), path, lambda: self._host.resolve(path))
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
@@ -141,11 +151,13 @@ class GuardedHost:
         return GuardedFiles(self, self._host, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask a seam."""
+        """Ask a seam; the answer is well-formed and lacks no known device. Raises OSError or NvmlError."""
         device = device_asked(seam, function, arguments)
-        return self.guarded(
+        answer = self.guarded(
             device, f"{seam}.{function}", lambda: self._host.call(seam, function, *arguments)
         )
+        answer = well_formed(seam, function, answer)
+        return self._rosters.completed(self, seam, function, arguments, answer)
 
     def kernel_log(self) -> KernelLog:
         """The kernel log: polling it never waits."""
@@ -208,7 +220,8 @@ class GuardedFiles:
         place = bisect_right(self._starts, index) - 1
         device, _, files = self._groups[place]
         within = index - self._starts[place]
-        return self._guard.guarded(device, device, lambda: files.text(within))
+        content = self._guard.guarded(device, device, lambda: files.text(within))
+        return well_formed_file(device, content)
 
     def close(self) -> None:
         """Give the open files back."""

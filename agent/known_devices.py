@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from agent.answer_sizes import AnswerSizes, answer_size, file_size, smaller_answer
+from agent.answer_sizes import AnswerSizes, answer_size, smaller_answer
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
 from agent.source import Inventory, reason_for
 from railscope.catalog.declare import EntityKind, Metric
@@ -95,7 +95,8 @@ class ProbeHost:
 
         def is_smaller(content: bytes) -> bool:
             now_ns = self.clock.now().boot_ns
-            return self._sizes.is_smaller(path, file_size(path, content), now_ns)
+            self.listed.add(hash(path))
+            return self._sizes.is_less(self._host, path, content, now_ns)
 
         return self._attempt(path, path.split("/"), lambda: self._host.read(path), is_smaller)
 
@@ -131,8 +132,7 @@ class ProbeHost:
 
         def is_smaller(answer: Json) -> bool:
             now_ns = self.clock.now().boot_ns
-            size = answer_size(key, answer)
-            return self._sizes.is_smaller(key, size, now_ns)
+            return self._sizes.is_smaller(key, (answer_size(key, answer),), now_ns)
 
         return self._attempt(
             key, names, lambda: self._host.call(seam, function, *arguments), is_smaller

@@ -178,16 +178,17 @@ class Reader:
 
 
 def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]) -> array[int]:
-    """Values as frames hold them; what 64 bits cannot hold, or no counter counts, is an error."""
+    """Values as frames hold them; an error where 64 bits cannot hold them or no counter counts them."""
     try:
         stored = array("q", values)
-    except OverflowError:
+    except (OverflowError, TypeError):
         stored = array("q", [0]) * len(values)
         for position, value in enumerate(values):
             try:
                 stored[position] = to_stored(value)
-            except OverflowError:
+            except (OverflowError, TypeError):
                 reasons[position] = Absent.ERROR.value
+        values = [value if isinstance(value, int) else 0 for value in values]
     if min(values, default=0) < 0:
         # -5 would travel as 2**64 - 5, for a counter has no sign on the wire.
         for position, value in enumerate(values):

@@ -8,10 +8,10 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agent.host import Host, NvmlError
 from railscope.catalog.declare import Metric
@@ -113,6 +113,19 @@ def longest_period_seconds(source: Source) -> float:
     """The longest period that a source bears."""
     longest: float = getattr(source, "longest_period_seconds", LONGEST_PERIOD_SECONDS)
     return max(longest, source.period_seconds)
+
+
+OTHER_FORM = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
+"""What picking a reading out of an answer of an unexpected form raises."""
+Answer = TypeVar("Answer")
+
+
+def picked(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
+    """The reading in an answer; one of an unexpected form is an error of its own."""
+    try:
+        return pick(answer)
+    except OTHER_FORM:
+        return Absent.ERROR
 
 
 class HoldsNothing:

@@ -42,7 +42,7 @@ def to_stored(value: int) -> int:
         return value
     if value < UNSIGNED_RANGE and value > 0:
         return value - UNSIGNED_RANGE
-    message = f"{value} does not fit in 64 bits"
+    message = f"number of {value.bit_length()} bits: expected at most 64"
     raise OverflowError(message)
 
 

@@ -91,7 +91,7 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
             positions[what] = (*positions.get(what, ()), position)
     if not positions:
         return None
-    device = cards.get(driver["bus"], "")
+    device = cards.get(driver.get("bus", ""), "")
     files = _notification_files(host, device, driver["driver"]) if device else {}
     refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.grain_ns)
     if refreshed_ns > _MOST_REFRESHED_NS:

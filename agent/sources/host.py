@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from agent.facts import counted, known, names, text
 from agent.host import Host, Json
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, picked
 from railscope import __version__
 from railscope.catalog import host as c
 from railscope.catalog.declare import Metric
@@ -90,11 +90,11 @@ class HostSource(HoldsNothing):
         column = 0
         for function, pick in self._answers:
             answer = answers[function]
-            into.put(column, answer if isinstance(answer, Absent) else pick(answer))
+            into.put(column, answer if isinstance(answer, Absent) else picked(pick, answer))
             column += 1
         for path, parse in self._files:
             try:
-                into.put(column, parse(host.read(path)))
+                into.put(column, picked(parse, host.read(path)))
             except OSError as error:
                 into.put(column, reason_of(error))
             column += 1
@@ -167,7 +167,7 @@ def _number(key: str | None) -> Callable[[Json], Reading]:
 
 
 def _scaled(key: str, steps: int) -> Callable[[Json], Reading]:
-    return lambda answer: round(answer[key] * steps) if key in answer else Absent.GONE
+    return lambda answer: round(answer[key] * steps)
 
 
 def _nested(entry: str, key: str) -> Callable[[Json], Reading]:

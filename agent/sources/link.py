@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from agent.facts import counted, names, text
 from agent.host import Host, Json, KeptFiles
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.source import Columns, Finding, Inventory, Table, Verdict, picked
 from agent.topology.cards import Cards
 from railscope.catalog import host as c
 from railscope.catalog.declare import Metric
@@ -99,14 +99,18 @@ class Link:
         for place, interface in enumerate(self._told):
             link = links.get(interface)
             first = column + 2 * place
-            into.put(first, int(link["up"] and link["carrier"]) if link else Absent.GONE)
-            into.put(first + 1, link["carrier_changes"] if link else Absent.GONE)
+            into.put(first, picked(_carrier, link) if link else Absent.GONE)
+            into.put(first + 1, link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE)
 
     def close(self) -> None:
         """Close the kept files."""
         if self._kept:
             self._kept.close()
         self._kept = None
+
+
+def _carrier(link: Json) -> Reading:
+    return int(link["up"] and link["carrier"])
 
 
 def _links(host: Host) -> dict[str, Json]:

@@ -23,11 +23,13 @@ from agent.sources.mountstats import (
     MountKey,
     parse_mountstats,
     superblocks,
+    unescaped,
 )
 from railscope.catalog import nfs as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NFS_EVENT, NFS_MOUNT, NFS_OPERATION, NODE
 from railscope.entity import Entity
+from railscope.frame import Column
 from railscope.reading import Absent, reason_of
 
 FIRST, OWN = "/proc/1", "/proc/self"
@@ -53,6 +55,7 @@ class Nfs(HoldsNothing):
         self._stats = f"{OWN}/mountstats"
         self._columns: list[tuple[_Place, Key]] = []
         self._told: set[_Place] = set()
+        self._planned: dict[_Place, dict[Key, Column]] = {}
         self._twice: set[_Place] = set()
         self._hidden = 0
 
@@ -69,11 +72,11 @@ class Nfs(HoldsNothing):
         columns.add(c.MOUNTS, Entity(NODE))
         columns.add(c.UNREAD, Entity(NODE))
         single = self._once_each(mounts, own)
-        for place, mount in list(_visible(single).items())[:MOST_MOUNTS]:
+        self._planned = self._plan(single, mounts, own)
+        for place, wanted in self._planned.items():
             self._told.add(place)
-            entity = Entity(NFS_MOUNT, mount.key, _facts(mount))
-            for key, metric, about in _wanted(mount, entity):
-                columns.add(metric, about)
+            for key, column in wanted.items():
+                columns.add(*column)
                 self._columns.append((place, key))
         findings = [_finding(len(single), len(self._twice))]
         if self._hidden:
@@ -96,7 +99,22 @@ class Nfs(HoldsNothing):
         into.put(1, len(single - self._told) + self._hidden)
         for column, (place, key) in enumerate(self._columns, _NODE_COLUMNS):
             mount = mounts.get(place)
-            into.put(column, mount.values.get(key, Absent.GONE) if mount else Absent.GONE)
+            into.put(column, mount.values.get(key, Absent.ERROR) if mount else Absent.GONE)
+
+    def _plan(
+        self, single: Mapping[_Place, Mount], mounts: list[Mount], own: Mapping[str, list[str]]
+    ) -> dict[_Place, dict[Key, Column]]:
+        """Columns of each mount; those known before stay while mountinfo lists what they are about."""
+        planned = {
+            place: {key: (metric, about) for key, metric, about in _wanted(mount)}
+            for place, mount in _visible(single).items()
+        }
+        lacking = Counter({unescaped(point): len(here) for point, here in own.items()})
+        lacking.subtract(unescaped(mount.mount_point) for mount in mounts)
+        for place, columns in self._planned.items():
+            if place in planned or lacking[place[0][1]] > 0:
+                planned[place] = columns | planned.get(place, {})
+        return dict(list(planned.items())[:MOST_MOUNTS])
 
     def _once_each(
         self, mounts: list[Mount], of_place: Mapping[str, list[str]]
@@ -153,8 +171,9 @@ def _superblocks(host: Host, folder: str) -> dict[str, list[str]]:
         return {}
 
 
-def _wanted(mount: Mount, about: Entity) -> list[tuple[Key, Metric, Entity]]:
+def _wanted(mount: Mount) -> list[tuple[Key, Metric, Entity]]:
     """The columns of a mount: of what is known, what its kernel has."""
+    about = Entity(NFS_MOUNT, mount.key, _facts(mount))
     every: list[tuple[Key, Metric, Entity]] = [(("age",), c.AGE, about)]
     every += [(("bytes", str(i)), metric, about) for i, metric in enumerate(c.BYTES)]
     every += [(("event", event), c.EVENT, about.part(NFS_EVENT, event)) for event in EVENTS]

@@ -78,7 +78,7 @@ class Nic(HoldsNothing):
             except OSError as error:
                 findings.append(_trouble(interface, error))
                 continue
-            card = card_of(interface, driver, network.at(driver["bus"]))
+            card = card_of(interface, driver, network.at(driver.get("bus", "")))
             found = typed(driver["driver"], statistics["names"])
             findings.append(_finding(interface, driver["driver"], statistics["names"], found))
             if not found or card.facts.get("role") == BRIDGE:

@@ -148,7 +148,7 @@ def _link(host: Host, card: Card) -> tuple[str, ...]:
 
 def _driver(host: Host, card: Card) -> Told:
     told = Told(card.interface)
-    if firmware := host.call("ethtool", "driver", card.interface)["firmware"]:
+    if firmware := host.call("ethtool", "driver", card.interface).get("firmware"):
         told.say("firmware", firmware)
     return told
 

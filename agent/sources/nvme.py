@@ -8,10 +8,11 @@ address, one behind a network by the kernel's name for it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from agent.facts import known, names, text
 from agent.host import Host, Json
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, picked
 from agent.topology.pci import pci_path
 from railscope.catalog import drives as c
 from railscope.catalog.declare import Metric
@@ -105,13 +106,20 @@ def _add(columns: Columns, drive: Entity) -> None:
 
 def _health(log: Json) -> list[Reading]:
     """The readings of a health log, in the order of the columns."""
-    kelvins = log["temperature_kelvins"]
     return [
-        kelvins - _FREEZING_KELVINS if kelvins else Absent.UNSUPPORTED,
-        *(log[name] for name in _NUMBERS),
-        *(log[name] for name in _DIRECTIONS),
-        *(log["critical_warning"] >> bit & 1 for bit in range(len(_WARNINGS))),
+        picked(_temperature, log),
+        *(log.get(name, Absent.ERROR) for name in (*_NUMBERS, *_DIRECTIONS)),
+        *(picked(_warning(bit), log) for bit in range(len(_WARNINGS))),
     ]
+
+
+def _temperature(log: Json) -> Reading:
+    kelvins = log["temperature_kelvins"]
+    return kelvins - _FREEZING_KELVINS if kelvins else Absent.UNSUPPORTED
+
+
+def _warning(bit: int) -> Callable[[Json], Reading]:
+    return lambda log: log["critical_warning"] >> bit & 1
 
 
 def _state(host: Host, controller: str) -> Reading:

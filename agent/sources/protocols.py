@@ -53,16 +53,14 @@ def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
     A line without its other half, as at the end of a file cut short, is left out.
     """
     found: dict[Hashable, Reading] = {}
-    names: list[str] = []
+    names: dict[str, list[str]] = {}
     for line in whole_lines(content):
-        words = line.split()
-        if names and words and words[0] == names[0] and len(words) == len(names):
-            protocol = words[0].rstrip(":")
-            for name, value in zip(names[1:], words[1:], strict=True):
-                found[protocol, name] = parse_integer(value.encode())
-            names = []
-        else:
-            names = words
+        protocol, *words = line.split() or [""]
+        if protocol not in names or len(names[protocol]) != len(words):
+            names[protocol] = words
+            continue
+        for name, value in zip(names.pop(protocol), words, strict=True):
+            found[protocol.rstrip(":"), name] = parse_integer(value.encode())
     return found
 
 

@@ -20,8 +20,8 @@ def card(interface: str, driver: Mapping[str, str], device: NetworkDevice) -> En
     """A card with its facts; `driver` is the answer of ethtool (linux/ethtool.h, ETHTOOL_GDRVINFO)."""
     facts = device.facts | known(
         driver=driver["driver"],
-        firmware=driver["firmware"],
-        pci_address=driver["bus"],
+        firmware=driver.get("firmware", ""),
+        pci_address=driver.get("bus", ""),
         rdma_device=device.rdma[0] if device.rdma else "",
     )
     return Entity(NIC, (interface,), facts)
@@ -42,5 +42,5 @@ class Cards:
                 driver = host.call("ethtool", "driver", interface)
             except OSError:  # virtual, or not for us to ask: `nic` says which
                 continue
-            found.append(card(interface, driver, network.at(driver["bus"])))
+            found.append(card(interface, driver, network.at(driver.get("bus", ""))))
         return tuple(found)

@@ -86,7 +86,13 @@ def whole(result: Json) -> Reading:
 
 def key(name: str) -> Pick:
     """One member of a structure; a member that this version of it lacks is not supported."""
-    return lambda result: int(result[name]) if name in result else Absent.UNSUPPORTED
+
+    def pick(result: Json) -> Reading:
+        if not isinstance(result, dict):
+            return Absent.ERROR
+        return int(result[name]) if name in result else Absent.UNSUPPORTED
+
+    return pick
 
 
 def used(memory: Json) -> Reading:

@@ -167,7 +167,7 @@ class Gpus:
             memory = _answer(host, "nvmlDeviceGetMemoryInfo", index)
         except NvmlError:
             return self.found.get(index)  # a GPU that is counted is there, however sick it is
-        total = int(memory["total"]) if isinstance(memory, dict) else 0
+        total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
         return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
 
 
@@ -194,7 +194,10 @@ def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
         )
         for told in listed
     ]  # fmt: skip
-    slots = places(instances)
+    try:
+        slots = places(instances)
+    except ValueError:  # positions that no GPU has
+        slots = {}
     found = []
     for told, instance in zip(listed, instances, strict=True):
         place = slots.get(instance.uuid)
@@ -265,10 +268,10 @@ def _fabric(host: Host, index: int) -> dict[str, str]:
     told = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index) or _answer(
         host, "nvmlDeviceGetGpuFabricInfo", index
     )
-    if not told or not any(told["clusterUuid"]):
+    if not told or not any(told.get("clusterUuid", ())):
         return {}
     cluster = str(uuid.UUID(bytes=bytes(told["clusterUuid"])))
-    return {"fabric_cluster": cluster, "fabric_clique": str(told["cliqueId"])}
+    return {"fabric_cluster": cluster, "fabric_clique": str(told.get("cliqueId", ""))}
 
 
 def _profile(name: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.host import Host, Json, NvmlError
-from agent.source import Columns, Table, nvml_reason
+from agent.source import OTHER_FORM, Columns, Table, nvml_reason, picked
 from agent.sources.nvidia.calls import Call, Field, Questions, Target
 from railscope.entity import Entity
 from railscope.frame import Column
@@ -28,9 +28,6 @@ _DOES_NOT_HAVE = {_NOT_SUPPORTED, 13, 25, 26}
 _HAS_NO_ENTRY = {*_DOES_NOT_HAVE, 2}
 """An entry that an older driver does not know is an invalid argument to it."""
 
-_OTHER_FORM = (KeyError, IndexError, TypeError, ValueError, OverflowError)
-"""What picking a reading out of an answer of an unexpected form raises."""
-
 Device = int | str
 
 
@@ -43,12 +40,23 @@ class _Asked:
     arguments: tuple[Device, ...]
     columns: tuple[Column, ...]
     column: int = 0
+    members: int = 0
+    """Of the largest structure so far: one with fewer is incomplete."""
 
     @classmethod
     def of(cls, call: Call, device: Device, about: Entity) -> _Asked:
         """A call that nothing is known of yet."""
         arguments = (device, *call.arguments) if call.of_device else call.arguments
         return cls(call, list(call.functions), arguments, _columns(call.targets, about))
+
+    def reading(self, target: Target, result: Json) -> Reading:
+        """The reading in a result; what an incomplete structure does not support is an error."""
+        reading = picked(target.pick, result)
+        if isinstance(result, dict):
+            self.members = max(self.members, len(result))
+            if reading is Absent.UNSUPPORTED and len(result) < self.members:
+                return Absent.ERROR
+        return reading
 
 
 @dataclass(slots=True)
@@ -144,7 +152,7 @@ class Plan:
                 pass  # a recording of a machine that was not asked
             else:
                 for place, target in enumerate(targets, column):
-                    into.put(place, _picked(target, result))
+                    into.put(place, asked.reading(target, result))
                 return
             del asked.left[0]
         self._miss(targets, asked)
@@ -208,13 +216,13 @@ class Plan:
         first, last = self._slots[0].column, self._slots[-1].column
         if last - first == len(self._slots) - 1 and not any(codes):
             numbers: list[Any] = []
-            with suppress(*_OTHER_FORM):
+            with suppress(*OTHER_FORM):
                 numbers += [pick(value) for pick, value in zip(self._picks, values, strict=True)]
             if set(map(type, numbers)) == {int}:
                 into.put_all(first, numbers)
                 return
         for slot, value, code in zip(self._slots, values, codes, strict=True):
-            reading = nvml_reason(code) if code else _picked(slot.field.target, value)
+            reading = nvml_reason(code) if code else picked(slot.field.target.pick, value)
             into.put(slot.column, reading)
 
 
@@ -262,11 +270,3 @@ class Plans:
 
 def _columns(targets: Iterable[Target], about: Entity) -> tuple[Column, ...]:
     return tuple((target.metric, target.about(about)) for target in targets)
-
-
-def _picked(target: Target, answer: Json) -> Reading:
-    """The reading in an answer; one of an unexpected form is an error of its own."""
-    try:
-        return target.pick(answer)
-    except _OTHER_FORM:
-        return Absent.ERROR
