@@ -14,6 +14,7 @@ from collector.evidence.calendar_file import Calendar
 from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
 from collector.evidence.claims_file import FileClaims
 from collector.evidence.contacts import Contacts
+from collector.evidence.disputes import Placed, outside_of, placed_of, shown_waiting
 from collector.evidence.ends import Ends, ends_of, gaps_of
 from collector.evidence.node_claims import (
     ClaimPart,
@@ -24,7 +25,7 @@ from collector.evidence.node_claims import (
     node_claims,
     reported_id,
 )
-from collector.evidence.places import Places, Presence, places
+from collector.evidence.places import Places, Presence
 from collector.evidence.retired_file import Retired
 from collector.evidence.review import Decisions, Expectation
 from collector.evidence.seen import OF_THE_AGENT, Counter, Part
@@ -78,6 +79,10 @@ class Facts(msgspec.Struct, frozen=True):
     """When each node reported anything but GPUs."""
     contacts: Contacts = {}
     """Of all GPUs of the nodes that reported this one."""
+    silent: Mapping[str, Sequence[Span]] = {}
+    """When each node listed the GPU, at times without a value."""
+    attended: Mapping[str, Sequence[Span]] = {}
+    """When each node reported anything."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -104,27 +109,38 @@ def facts_of(
     presences: list[Presence] = []
     cuts: list[Cut] = []
     reports: dict[str, list[Span]] = {}
-    for chunk in chunks:
+    silent: dict[str, list[Span]] = {}
+    attended: dict[str, list[Span]] = {}
+    some = list(chunks)
+    is_shared = len({chunk.node for chunk in some if gpu in chunk.gpus}) > 1
+    for chunk in some:
         if sighted := chunk.gpus.get(gpu):
             one = (sighted.heard_ns, sighted.spans, sighted.believed_ns)
             presences.append(Presence(chunk.node, chunk.boot, *one))
         cuts += chunk.cuts.get(gpu, ())
         reports.setdefault(chunk.node, []).extend(chunk.reports)
-    return Facts(gpu, presences, tuple(told), tuple(ended), cuts, reports, contacts or {})
+        if is_shared:
+            silent.setdefault(chunk.node, []).extend(chunk.silent.get(gpu, ()))
+            attended.setdefault(chunk.node, []).extend(chunk.attended())
+    who = (contacts or {}, silent, attended)
+    return Facts(gpu, presences, tuple(told), tuple(ended), cuts, reports, *who)
 
 
 def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
     """What metering is told."""
-    where = places(facts.presences, facts.gpu, facts.contacts)
+    placed = _placed(facts, files)
+    where = placed.where
     ends = ends_of(facts.told, facts.ended, facts.presences)
     nodes = {stay.node for stay in where.stays}
     told = list(files.claims.claims(facts.gpu, nodes))
-    reported = _reported(facts, nodes | {home_of(facts, where)})
+    home = home_of(facts, where)
+    reported = _reported(facts, nodes | {home} | where.waiting.keys(), placed)
     reserved = {claim.id for claim in told}
     parts = node_claims(reported, ends, files.tenants, files.expected, reserved)
-    excess = {node: files.expected.excess(facts.gpu, node, facts.contacts) for node in nodes}
-    served = in_service(facts.gpu, where.stays, excess, files.expected)
-    extra = extended(parts, where.stays, served, home_of(facts, where))
+    shown = shown_waiting(parts, where, told)
+    served = in_service(facts.gpu, where.stays, placed.excess, files.expected)
+    served = outside_of(served, shown)
+    extra = (*outside_of(extended(parts, where.stays, served, home), shown), *shown)
     own = (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
     claims = [part.claim for part in parts]
     claims += (piece for claim in own for piece in (cut_to(claim, served) if extra else (claim,)))
@@ -151,21 +167,36 @@ def home_of(facts: Facts, where: Places) -> str:
     return min(heard, default=min(stays, default=(0, "")))[1]
 
 
-def _reported(facts: Facts, nodes: Container[str] | None = None) -> Reported:
+def _placed(facts: Facts, files: Files) -> Placed:
+    """Where a GPU was, and what waits there."""
+    return placed_of(_reported(facts), facts.silent, facts.attended, files.expected)
+
+
+def _reported(
+    facts: Facts, nodes: Container[str] | None = None, placed: Placed | None = None
+) -> Reported:
     """What claims depend on; with nodes, only those report claims: the GPU was never in others."""
     told = [one for one in facts.told if nodes is None or one.node in nodes]
-    return Reported(facts.gpu, told, facts.ended, facts.presences, facts.contacts)
+    disputed = placed.disputed if placed else {}
+    return Reported(facts.gpu, told, facts.ended, facts.presences, facts.contacts, disputed)
 
 
 def waiting_of(facts: Facts, files: Files) -> list[ClaimPart]:
     """The parts of claims on a GPU that wait for a person."""
     ends = ends_of(facts.told, facts.ended, facts.presences)
-    nodes = None
+    reported = _reported(facts)
     if is_gpu(facts.gpu):
-        where = places(facts.presences, facts.gpu, facts.contacts)
-        nodes = {stay.node for stay in where.stays} | {home_of(facts, where)}
-    parts = node_claims(_reported(facts, nodes), ends, files.tenants, files.expected)
+        placed = _placed(facts, files)
+        nodes = {stay.node for stay in placed.where.stays} | placed.where.waiting.keys()
+        reported = _reported(facts, nodes | {home_of(facts, placed.where)}, placed)
+    parts = node_claims(reported, ends, files.tenants, files.expected)
     return [part for part in parts if part.claim.review]
+
+
+def waiting_nodes(facts: Facts, files: Files, now_ns: int) -> list[str]:
+    """The nodes that list a GPU of another one, which a person may decide about."""
+    waiting = _placed(facts, files).where.waiting
+    return sorted(node for node, periods in waiting.items() if periods[0][0] < now_ns)
 
 
 def known(

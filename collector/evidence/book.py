@@ -26,7 +26,14 @@ from collector.evidence.chunk import (
     believed_from,
 )
 from collector.evidence.claim_index import ClaimIndex
-from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
+from collector.evidence.contacts import (
+    MAX_AGE_NS,
+    MAX_GPUS,
+    MAX_STRETCHES,
+    Contact,
+    Contacts,
+    NodeReceipts,
+)
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
@@ -86,6 +93,8 @@ class GpuMemory(msgspec.Struct):
     told: list[Told] = []
     ended: list[Ended] = []
     cuts: list[Cut] = []
+    silent: dict[str, list[Span]] = {}
+    """By node, when it listed the GPU in frames of which some have no value of it."""
 
 
 @dataclass(slots=True)
@@ -143,6 +152,7 @@ class EvidenceBook:
             kept = self._chunk(taking, number, rows)
             before = kept.parts
             kept.size_bytes += taking.take(kept.chunk, rows)
+            self.node(envelope.node).attend(taking.spans(rows))
             self.waiting[envelope.node] += kept.parts - before
             yield
 
@@ -217,7 +227,13 @@ class EvidenceBook:
 
     def receive(self, record: Record, envelope: Envelope) -> None:
         """Take note of an envelope, after what it reports was taken."""
-        self.node(envelope.node).receive(record.received_wall_ns, record.sent, envelope)
+        node = self.node(envelope.node)
+        node.receive(record.received_wall_ns, record.sent, envelope)
+        # What a node reports of its time decides whether it still has a GPU that others list.
+        shared = [gpu for gpu in node.gpus if gpu in self.gpus and self.is_shared(gpu)]
+        if shared:
+            self.changed.update(shared)
+            self.version += 1
 
     def meet(self, contacts: Contacts) -> None:
         """Take first contacts that the database has, perhaps from another collector."""
@@ -290,6 +306,23 @@ class EvidenceBook:
         if not only_grew or self.tails.get(uuid) is not found.spans[-1]:
             self.changed.add(uuid)
         return found.heard_ns
+
+    def list_silent(self, node: str, uuid: str, spans: Sequence[Span]) -> bool:
+        """A node listed a GPU that it reported before, at times without a value."""
+        if uuid not in self.node(node).gpus or uuid not in self.gpus:
+            return False
+        kept = self.gpus[uuid].silent.setdefault(node, [])
+        if len(kept) + new_spans(kept, spans) > MAX_STRETCHES:
+            self.excess_spans += 1
+            return False
+        add_spans(kept, [Span(span.first_ns, span.last_ns) for span in spans])
+        if self.is_shared(uuid):
+            self.changed.add(uuid)
+        return True
+
+    def is_shared(self, uuid: str) -> bool:
+        """True if more than one node reported a GPU."""
+        return len(self.gpus[uuid].presences) > 1 and len(self.nodes_of(uuid)) > 1
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way. The span may be others' too."""
@@ -439,8 +472,10 @@ class EvidenceBook:
         presences = list(memory.presences.values())
         nodes = {presence.node for presence in presences} | {one.node for one in memory.told}
         contacts = {node: self.node(node).gpus for node in nodes}
+        attended = {node: self.node(node).reports for node in nodes}
         return Facts(
-            uuid, presences, memory.told, memory.ended, memory.cuts, contacts=contacts
+            uuid, presences, memory.told, memory.ended, memory.cuts, contacts=contacts,
+            silent=memory.silent, attended=attended,
         )  # fmt: skip
 
     def forget(self, uuid: str, before_ns: int) -> None:
@@ -449,13 +484,17 @@ class EvidenceBook:
         presences = memory.presences
         ends = ends_of(memory.told, memory.ended, presences.values())
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns}
-        last_ns = _last_before([p.spans for p in presences.values()], before_ns)
-        for key, presence in list(presences.items()):
-            if presence.believed_ns >= before_ns:
-                continue  # what its begin would free is not decided
-            presence.spans[:] = [s for s in presence.spans if s.last_ns >= min(before_ns, last_ns)]
-            if not presence.spans:
-                del presences[key]
+        for node in self.nodes_of(uuid):
+            own = [p.spans for p in presences.values() if p.node == node]
+            last_ns = min(before_ns, _last_before(own, before_ns))
+            for key, presence in list(presences.items()):
+                if presence.node != node or presence.believed_ns >= before_ns:
+                    continue  # what its begin would free is not decided
+                presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
+                if not presence.spans:
+                    del presences[key]
+            if silent := memory.silent.pop(node, None):
+                memory.silent[node] = [s for s in silent if s.last_ns >= last_ns]
         self.spans.count(uuid, presences.values())
         last_ns = _last_before([cut.spans for cut in memory.cuts], before_ns)
         for cut in memory.cuts:

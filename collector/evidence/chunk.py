@@ -180,6 +180,8 @@ class Chunk(msgspec.Struct, array_like=True):
     series: dict[str, Series] = {}
     cuts: dict[str, list[Cut]] = {}
     doubts: list[Doubt] = []
+    silent: dict[str, list[Span]] = {}
+    """When a GPU was listed in frames of which some have no value of it."""
 
     def cover(self, first_ns: int, last_ns: int) -> None:
         """Widen the chunk's time."""
@@ -220,6 +222,18 @@ class Chunk(msgspec.Struct, array_like=True):
                 return
         self.doubts.append(new)
 
+    def list_silent(self, gpu: str, spans: Sequence[Span]) -> None:
+        """A GPU was listed, at times without a value. The spans may be others' too."""
+        bare = [Span(span.first_ns, span.last_ns) for span in spans]
+        add_spans(self.silent.setdefault(gpu, []), bare)
+
+    def attended(self) -> list[Span]:
+        """When the node reported anything."""
+        found = [Span(span.first_ns, span.last_ns) for span in self.reports]
+        for some in (*(sighted.spans for sighted in self.gpus.values()), *self.silent.values()):
+            found += (Span(span.first_ns, span.last_ns) for span in some)
+        return found
+
     def ordered(self) -> Chunk:
         """The same with everything in order, so that the same facts are the same bytes."""
         return Chunk(
@@ -236,6 +250,7 @@ class Chunk(msgspec.Struct, array_like=True):
             },
             dict(sorted(self.cuts.items())),
             sorted(self.doubts),
+            dict(sorted(self.silent.items())),
         )
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from collector.evidence.chunk import Span, add_spans
 from railscope.wire import Envelope, SentAt
 
 _SECOND_NS = 1_000_000_000
@@ -24,6 +25,9 @@ MAX_AGE_NS = 72 * LATE_NS
 """Nothing reaches back further than this before its receipt."""
 MAX_GPUS = 256
 """GPUs that a node may ever have reported; more are not taken as evidence."""
+
+MAX_STRETCHES = 4096
+"""Stretches of reports, and of the listings of a GPU without a value, that are kept of a node."""
 
 
 class Contact(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -38,6 +42,8 @@ class NodeReceipts(msgspec.Struct, array_like=True):
 
     current_ns: int = 0
     gpus: dict[str, Contact] = {}
+    reports: list[Span] = []
+    """When the node reported anything: the newest stretches."""
 
     def horizon_ns(self, received_ns: int) -> int:
         """The instant from which on an envelope's claims and ends are believed."""
@@ -53,6 +59,11 @@ class NodeReceipts(msgspec.Struct, array_like=True):
         )
         if min(ages, default=LATE_NS + 1) <= LATE_NS:
             self.current_ns = max(self.current_ns, received_ns)
+
+    def attend(self, spans: Iterable[Span]) -> None:
+        """Take note of when the node reported."""
+        add_spans(self.reports, [Span(span.first_ns, span.last_ns) for span in spans])
+        del self.reports[:-MAX_STRETCHES]
 
     def meet(self, gpu: str, contact: Contact) -> bool:
         """Take note of a GPU; true if it was not known as early."""

@@ -14,8 +14,9 @@ from collector.audit import outbox
 from collector.audit.draft import Draft
 from collector.audit.events import clean
 from collector.evidence import queries
-from collector.evidence.assemble import Files, facts_of, waiting_of
-from collector.evidence.contacts import LATE_NS, Contacts
+from collector.evidence.assemble import Files, facts_of, waiting_nodes, waiting_of
+from collector.evidence.chunk import Chunk
+from collector.evidence.contacts import LATE_NS, TOLERANCE_NS, Contacts
 from collector.evidence.node_claims import ClaimPart
 from collector.evidence.review import Subject, What
 from collector.evidence.schema import claims, decisions, releases, trust
@@ -67,11 +68,17 @@ def waiting(store: EvidenceStore, database: Database, now_ns: int) -> list[Waiti
             for start, end, _ in files.expected.excess(gpu, node, contacts)
         )
     }
+    several = {gpu: nodes for gpu, nodes in _nodes_of(contacts).items() if len(nodes) > 1}
     for some in queries.groups_of(sorted(candidates)):
         loaded = store.load(some, {}, 0, FOREVER_NS - queries.CONTEXT_NS)
         for gpu in some:
             told, ended = loaded.told.get(gpu, ()), loaded.ended.get(gpu, ())
             chunks = late_boots.get(gpu, ())
+            if gpu in several:
+                chunks = _chunks_since_second(store, gpu, contacts, several[gpu])
+                facts = facts_of(gpu, chunks, told, ended, contacts)
+                for node in waiting_nodes(facts, files, now_ns):
+                    parts.setdefault(Subject(What.GPU, node, gpu), [])
             counts = {(one.node, one.id): one.count for one in told}
             for part in waiting_of(facts_of(gpu, chunks, told, ended, contacts), files):
                 if part.claim.begins_ns < now_ns:
@@ -80,13 +87,33 @@ def waiting(store: EvidenceStore, database: Database, now_ns: int) -> list[Waiti
     return [_summed(subject, found, now_ns) for subject, found in sorted(parts.items())]
 
 
+def _nodes_of(contacts: Contacts) -> dict[str, list[str]]:
+    """The nodes that ever reported each GPU."""
+    found: dict[str, list[str]] = {}
+    for node, gpus in contacts.items():
+        for gpu in gpus:
+            found.setdefault(gpu, []).append(node)
+    return found
+
+
+def _chunks_since_second(
+    store: EvidenceStore, gpu: str, contacts: Contacts, nodes: Sequence[str]
+) -> list[Chunk]:
+    """The chunks since a second node reported a GPU: nothing can wait between nodes before."""
+    _, since_ns, *_ = sorted(contacts[node][gpu].heard_ns for node in nodes)
+    until_ns = FOREVER_NS - queries.CONTEXT_NS
+    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - TOLERANCE_NS, until_ns)
+    return [chunk for node in nodes for chunk in loaded.chunks[node]]
+
+
 def _candidates(connection: Connection, files: Files, contacts: Contacts) -> set[str]:
-    """GPUs of which a claim was reported late, or before the GPU was, or that are in excess."""
+    """GPUs with a claim that was reported late or before the GPU, in excess, or in several nodes."""
     late = select(claims.c.gpu_uuid).where(claims.c.recorded_ns - claims.c.start_ns > LATE_NS // 60)
     found = set(connection.execute(late.distinct()).scalars())
     is_late = trust.c.trusted_from_ns > releases.c.instant_ns
     ends = select(releases.c.gpu_uuid).join(trust, trust.c.fact == releases.c.fact).where(is_late)
     found |= set(connection.execute(ends.distinct()).scalars())
+    found |= {gpu for gpu, nodes in _nodes_of(contacts).items() if len(nodes) > 1}
     found |= {
         gpu
         for node, gpus in contacts.items()

@@ -45,6 +45,8 @@ class Reported(NamedTuple):
     ended: Sequence[Ended]
     presences: Sequence[Presence]
     contacts: Contacts
+    disputed: Mapping[str, Sequence[Piece[str]]] = {}
+    """By node, when claims wait because several nodes report the GPU."""
 
 
 class ClaimPart(NamedTuple):
@@ -76,7 +78,8 @@ def node_claims(
     firsts = sorted((one, key) for key, one in first_reports(facts.told).items())
     for one, key in firsts:
         if one.node not in excess:
-            excess[one.node] = expected.excess(facts.gpu, one.node, facts.contacts)
+            more = expected.excess(facts.gpu, one.node, facts.contacts)
+            excess[one.node] = _with_disputed(more, facts.disputed.get(one.node, ()))
         end = (ends.get(key, FOREVER_NS), freed.get(key, FOREVER_NS))
         cut = _interrupted(_cut(facts, one, end, expected), one, gaps.get(key, ()), expected)
         waits = Subject(What.GPU, one.node, facts.gpu)
@@ -84,6 +87,14 @@ def node_claims(
         contact_ns = _contact_ns(facts, one.node)
         found += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
     return found
+
+
+def _with_disputed(
+    excess: Sequence[Piece[str]], disputed: Iterable[Piece[str]]
+) -> list[Piece[str]]:
+    """When a GPU waits for either reason; in order, and with the first where it is both."""
+    spans = [(start, end) for start, end, _ in excess]
+    return sorted([*excess, *(left for one in disputed for left in without(one, spans))])
 
 
 class Names:

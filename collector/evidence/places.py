@@ -1,23 +1,34 @@
 """In which node a GPU was, and when it was observed there.
 
-Two nodes may say that they have a GPU at the same time. The one that was heard of with it first is
-believed, whatever times the other one gives to its frames; of the other's samples those count that
-are further than a gap from all of the first's. Samples from before a node was first heard with a GPU do not
-count.
+Of several nodes that report a GPU, `occupancy` decides which one has it; the samples of the others do not
+count meanwhile, and what they report of the GPU waits for a person. Samples from before a node was first
+heard with a GPU do not count.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 
-from collector.evidence.chunk import Span, add_spans
-from collector.evidence.contacts import NO_CONTACTS, Contacts, floor_ns
+from collector.evidence.chunk import Chunk, Span, add_spans
+from collector.evidence.contacts import NO_CONTACTS, TOLERANCE_NS, Contacts, floor_ns
+from collector.evidence.occupancy import (
+    NodeListing,
+    Occupancy,
+    Periods,
+    closed,
+    common,
+    has_left,
+    occupancy,
+    union,
+)
 from collector.metering.evidence import Stay, Stretch
-from collector.metering.observation import GAP_NS
+from collector.metering.timeline import Piece
 from collector.metering.units import FOREVER_NS
 
 
@@ -32,6 +43,19 @@ class Presence(msgspec.Struct, array_like=True):
     """The instant from which the boot is believed to have begun; 0: from its first sample."""
 
 
+class Attendance(NamedTuple):
+    """What decides between several nodes that report one GPU, by node."""
+
+    silent: Mapping[str, Sequence[Span]] = {}
+    """When the node listed the GPU, at times without a value."""
+    reports: Mapping[str, Sequence[Span]] = {}
+    """When the node reported anything."""
+    verdicts: Mapping[str, bool | None] = {}
+    """Decisions of people about the GPU in the node."""
+    excess: Mapping[str, Sequence[Piece[str]]] = {}
+    """When the GPU is more than is expected of the node."""
+
+
 class Places(msgspec.Struct, frozen=True):
     """Where a GPU was and when it was observed; and which nodes were not believed."""
 
@@ -39,35 +63,80 @@ class Places(msgspec.Struct, frozen=True):
     stretches: tuple[Stretch, ...]
     refused: tuple[tuple[str, str], ...] = ()
     """Two nodes: the one that stands, and the one that said it had the GPU at the same time."""
+    waiting: Mapping[str, Periods] = {}
+    """By node, when it listed the GPU while another node has it: that waits for a person."""
+    disputed: Mapping[str, Periods] = {}
+    """The same, and when another node that waits claims the GPU."""
 
 
 def places(
-    presences: Iterable[Presence], gpu: str = "", contacts: Contacts = NO_CONTACTS
+    presences: Iterable[Presence],
+    gpu: str = "",
+    contacts: Contacts = NO_CONTACTS,
+    attendance: Attendance = Attendance(),  # noqa: B008 - immutable
 ) -> Places:
     """What the presences of one GPU come to."""
-    believed: list[Presence] = []
-    refused: set[tuple[str, str]] = set()
     joined = _joined(presences)
-    floors = {
+    heard = {
         node: floor_ns(contacts, gpu, node, (p.heard_ns for p in joined if p.node == node))
         for node in {presence.node for presence in joined}
     }
-    for presence in sorted(joined, key=lambda p: (p.heard_ns, p.node, p.boot)):
-        spans = _since(floors[presence.node], presence.spans)
-        for other in believed:
-            if other.node != presence.node:
-                kept = _without(spans, other.spans)
-                if kept != spans:
-                    refused.add((other.node, presence.node))
-                spans = kept
-        if spans:
-            believed.append(Presence(presence.node, presence.boot, presence.heard_ns, spans))
+    since = [
+        msgspec.structs.replace(p, spans=_since(heard[p.node], p.spans))
+        for p in sorted(joined, key=lambda p: (p.heard_ns, p.node, p.boot))
+    ]
+    believed = [presence for presence in since if presence.spans]
+    divided = Occupancy({}, {})
+    if len({presence.node for presence in believed}) > 1:
+        divided = _divided(believed, heard, attendance)
+        clipped = (
+            msgspec.structs.replace(p, spans=_within(p.spans, divided.believed.get(p.node, ())))
+            for p in believed
+        )
+        believed = [presence for presence in clipped if presence.spans]
+    refused = {
+        (stands, node)
+        for node, waiting in divided.waiting.items()
+        for stands, periods in divided.believed.items()
+        if common(periods, waiting)
+    }
     stretches = tuple(
         Stretch(p.boot, span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns)
         for p in believed
         for span in p.spans
     )
-    return Places(_stays(believed), stretches, tuple(sorted(refused)))
+    return Places(_stays(believed), stretches, tuple(sorted(refused)), divided.waiting)
+
+
+def is_undecided(gpu: str, chunks: Iterable[Chunk]) -> bool:
+    """True if chunks of a node neither list a GPU nor show that it has left the node."""
+    reports: list[Span] = []
+    for chunk in chunks:
+        if gpu in chunk.gpus or gpu in chunk.silent:
+            return False
+        reports += chunk.attended()
+    return not has_left(closed(reports), -FOREVER_NS, FOREVER_NS)
+
+
+def _divided(
+    believed: Sequence[Presence], floors: Mapping[str, int], attendance: Attendance
+) -> Occupancy:
+    """The time of a GPU, divided among the nodes that reported it."""
+    verdicts = {node: attendance.verdicts.get(node) for node in floors}
+    if all(verdict is False for verdict in verdicts.values()):
+        verdicts = {}
+    listings = []
+    for node in sorted({presence.node for presence in believed}):
+        listed = [span for p in believed if p.node == node for span in p.spans]
+        listed += _since(floors[node], attendance.silent.get(node, ()))
+        reports = attendance.reports.get(node, ())
+        excess = union((start, end) for start, end, _ in attendance.excess.get(node, ()))
+        listings.append(
+            NodeListing(
+                node, floors[node] + TOLERANCE_NS, listed, reports, verdicts.get(node), excess
+            )
+        )
+    return occupancy(listings)
 
 
 def _joined(presences: Iterable[Presence]) -> list[Presence]:
@@ -90,34 +159,18 @@ def _since(floor_ns: int, spans: Sequence[Span]) -> list[Span]:
     ]
 
 
-def _without(spans: Sequence[Span], taken: Sequence[Span]) -> list[Span]:
-    """Samples that lie further than a gap from others; both in order. Linear in their number."""
-    blocked: list[tuple[int, int]] = []
-    for other in taken:
-        low, high = other.first_ns - GAP_NS, other.last_ns + GAP_NS
-        if blocked and low <= blocked[-1][1] + 1:
-            blocked[-1] = blocked[-1][0], max(high, blocked[-1][1])
-        else:
-            blocked.append((low, high))
-    left: list[Span] = []
+def _within(spans: Sequence[Span], periods: Periods | tuple[()]) -> list[Span]:
+    """Samples that lie in periods, which are in order and disjoint."""
+    found: list[Span] = []
     for span in spans:
-        first_ns = span.first_ns
-        at = bisect_left(blocked, first_ns, key=_high)
-        while at < len(blocked) and blocked[at][0] <= span.last_ns:
-            low, high = blocked[at]
-            if first_ns < low:
-                left.append(msgspec.structs.replace(span, first_ns=first_ns, last_ns=low - 1))
-            first_ns = high + 1
+        at = max(bisect_right(periods, span.first_ns, key=itemgetter(0)) - 1, 0)
+        while at < len(periods) and periods[at][0] <= span.last_ns:
+            first_ns = max(span.first_ns, periods[at][0])
+            last_ns = min(span.last_ns, periods[at][1] - 1)
+            if first_ns <= last_ns:
+                found.append(msgspec.structs.replace(span, first_ns=first_ns, last_ns=last_ns))
             at += 1
-        if first_ns == span.first_ns:
-            left.append(span)
-        elif first_ns <= span.last_ns:
-            left.append(msgspec.structs.replace(span, first_ns=first_ns))
-    return left
-
-
-def _high(span: tuple[int, int]) -> int:
-    return span[1]
+    return found
 
 
 def _stays(believed: Iterable[Presence]) -> tuple[Stay, ...]:

@@ -58,6 +58,15 @@ def parts_of(
     return [(row.part, row.content) for row in connection.execute(query)]
 
 
+def parts_before(connection: Connection, node: str, end_ns: int) -> list[tuple[str, bytes, int]]:
+    """The last parts of a node that end before an instant, with their ends."""
+    mine = parts.c.node == node
+    last = select(func.max(parts.c.end_ns)).where(mine, parts.c.end_ns < end_ns).scalar_subquery()
+    query = select(parts.c.part, parts.c.content, parts.c.end_ns)
+    rows = connection.execute(query.where(mine, parts.c.end_ns == last).order_by(parts.c.part))
+    return [(row.part, row.content, row.end_ns) for row in rows]
+
+
 def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
     """Claims of GPUs that may have been in force in or around a window."""
     late = exists().where(

@@ -1,4 +1,4 @@
-"""Evidence that waits for a person: late claims, late ends, and GPUs that nobody expects.
+"""Evidence that waits for a person: late claims, late ends, unexpected GPUs, GPUs that move.
 
 It is held and not billed (state `review`). `accept` lets it count as reported, `reject` removes it.
 """
@@ -29,6 +29,8 @@ UNLISTED = "node not in the inventory"
 BEYOND_INVENTORY = "more GPUs than the inventory lists"
 TOO_MANY = f"more than {MAX_GPUS_AT_ONCE} GPUs of one node"
 TOO_MANY_NEW = f"more than {MAX_NEW_GPUS} new GPUs of one node in 30 days"
+MOVED = "GPU of another node, which has not left it"
+CONTESTED = "GPU that another node claims as well"
 NOT_IN_SERVICE = frozenset({BEFORE_CONTACT, UNLISTED, BEYOND_INVENTORY, TOO_MANY, TOO_MANY_NEW})
 """Reasons for which a GPU is not in service: only its claims are metered, and R2 leaves it out."""
 

@@ -17,6 +17,7 @@ from collector.evidence.assemble import Facts, Files, Known, facts_of, known
 from collector.evidence.changes import Change, Late, late, recorded_after
 from collector.evidence.chunk import Chunk
 from collector.evidence.contacts import NO_CONTACTS, Contacts, floor_ns
+from collector.evidence.places import is_undecided
 from collector.evidence.quarantine import Quarantine
 from collector.evidence.schema import claims, contacts, files, homes, parts, releases, trust
 from collector.evidence.told import Ended, Told, unplaced_in
@@ -35,6 +36,8 @@ else:
 log = structlog.get_logger(__name__)
 
 _LEVEL = 6
+MAX_EARLIER_PARTS = 1344
+"""Quarters of an hour in two weeks."""
 
 
 class Written(NamedTuple):
@@ -267,13 +270,19 @@ class EvidenceStore:
         """The facts of some GPUs in a window, with what has a bearing on it."""
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
         chunks: dict[str, list[Chunk]] = {}
+        shared: dict[str, set[str]] = {}
+        for gpu in gpus:
+            if len(homes_of.get(gpu, ())) > 1:
+                for node in homes_of[gpu]:
+                    shared.setdefault(node, set()).add(gpu)
         with self._database.transaction() as connection:
-            for some in queries.groups_of(nodes):
-                for node in some:
-                    found = queries.parts_of(connection, node, start_ns, end_ns)
-                    chunks[node] = [
-                        chunk for part in found if (chunk := self.quarantine.chunk(*part))
-                    ]
+            for node in nodes:
+                found = queries.parts_of(connection, node, start_ns, end_ns)
+                chunks[node] = [chunk for part in found if (chunk := self.quarantine.chunk(*part))]
+                if node in shared:
+                    chunks[node] += self._earlier(
+                        connection, chunks[node], shared[node], start_ns - queries.CONTEXT_NS
+                    )
             span = (start_ns, end_ns)
             wanted = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
             known_contacts = queries.contacts_of(connection, nodes)
@@ -286,6 +295,30 @@ class EvidenceStore:
                 for gpu in others:
                     wanted.setdefault(gpu, set()).add(node)
         return loaded
+
+    def _earlier(
+        self, connection: Connection, known: Sequence[Chunk], gpus: set[str], start_ns: int
+    ) -> list[Chunk]:
+        """More chunks of a node, back to what shows whether it had each GPU at an instant.
+
+        They do not go on beyond what a node reports in two weeks.
+        """
+        found = [chunk for chunk in known if chunk.start_ns < start_ns]
+        if not found:
+            return []
+        node = found[0].node
+        end_ns = min(chunk.end_ns for chunk in found)
+        older: list[Chunk] = []
+        for _ in range(MAX_EARLIER_PARTS):
+            if not any(is_undecided(gpu, [*older, *found]) for gpu in gpus):
+                break
+            rows = queries.parts_before(connection, node, end_ns)
+            if not rows:
+                break
+            more = [chunk for row in rows if (chunk := self.quarantine.chunk(*row[:2]))]
+            older += more
+            end_ns = min(row[2] for row in rows)
+        return older
 
     def late_boots(self) -> dict[str, list[Chunk]]:
         """The chunks with boots that were reported late, by GPU."""

@@ -42,6 +42,9 @@ class Hearing(Protocol):
         None where it cannot be taken: the node reported too many. The presence may be others' too.
         """
 
+    def list_silent(self, node: str, uuid: str, spans: Sequence[Span]) -> bool:
+        """A node listed a GPU, at times without a value; false where that is not taken."""
+
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
         """A GPU was cut in this way."""
 
@@ -69,7 +72,7 @@ class Taking:
             self._sight(chunk, rows)
         else:
             before = len(chunk.reports)
-            add_spans(chunk.reports, self._spans(rows))
+            add_spans(chunk.reports, self.spans(rows))
             self.added_bytes += _SPAN_BYTES * (len(chunk.reports) - before)
         if self.known.metered.layouts:
             self._cut(chunk, rows)
@@ -77,7 +80,7 @@ class Taking:
             self._count(chunk, rows)
         return self.added_bytes
 
-    def _spans(self, rows: Sequence[int]) -> list[Span]:
+    def spans(self, rows: Sequence[int]) -> list[Span]:
         """Rows that lie at most a gap apart, as spans."""
         boot_ns, since_boot_ns = self.batch.boot_ns, self.since_boot_ns
         first_ns, last_ns = since_boot_ns + boot_ns[rows[0]], since_boot_ns + boot_ns[rows[-1]]
@@ -102,6 +105,10 @@ class Taking:
             presence = everywhere
             if self.batch.reasons:
                 spoke = self._spoke(gpu, rows)
+                if len(spoke) < len(rows) and self.book.list_silent(
+                    chunk.node, gpu.uuid, everywhere.spans
+                ):
+                    chunk.list_silent(gpu.uuid, everywhere.spans)
                 if not spoke:
                     continue
                 if len(spoke) < len(rows):
@@ -117,7 +124,7 @@ class Taking:
             self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
 
     def _presence(self, chunk: Chunk, rows: Sequence[int]) -> Presence:
-        spans = self._spans(rows)
+        spans = self.spans(rows)
         late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
         return Presence(chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns)
 
@@ -134,7 +141,7 @@ class Taking:
 
     def _cut(self, chunk: Chunk, rows: Sequence[int]) -> None:
         """How the GPUs of the stream were cut in these rows."""
-        bare = [Span(span.first_ns, span.last_ns) for span in self._spans(rows)]
+        bare = [Span(span.first_ns, span.last_ns) for span in self.spans(rows)]
         for gpu, parts in self.known.metered.layouts:
             for span in bare:
                 chunk.cut(gpu, parts, span)

@@ -16,6 +16,7 @@ from collector.evidence.assemble import Facts, Files, counts_of, evidence_of, ho
 from collector.evidence.contacts import node_floor_ns
 from collector.evidence.ends import ends_of
 from collector.evidence.node_claims import Names
+from collector.evidence.occupancy import minus
 from collector.evidence.places import Places
 from collector.evidence.told import unplaced_in
 from collector.metering.evidence import Claim, Evidence, Level, Stay
@@ -119,7 +120,7 @@ class Placer:
             found = place(
                 [
                     NodeGpu(
-                        one.gpu, [*self._early(one, where, node), *_spans(one, node)], list(_placed(one))
+                        one.gpu, [*self._early(one, where, node), *_spans(one, where, node)], list(_placed(one))
                     )
                     for one, where in there
                 ],
@@ -158,9 +159,12 @@ def _named_apart(extra: Iterable[Claim], own: Iterable[Claim]) -> list[Claim]:
     return found
 
 
-def _spans(evidence: Evidence, node: str) -> Iterator[tuple[int, int]]:
-    """When a GPU is in a node, in service."""
-    return ((s.start_ns, s.end_ns) for s in stays(evidence) if s.value.node == node)
+def _spans(evidence: Evidence, where: Places, node: str) -> Iterator[tuple[int, int]]:
+    """When a GPU is in a node, in service, and no other node lists and claims it."""
+    disputed = where.disputed.get(node, [])
+    for stay in stays(evidence):
+        if stay.value.node == node:
+            yield from minus([(stay.start_ns, stay.end_ns)], disputed)
 
 
 def _placed(evidence: Evidence) -> Iterator[Claim]:

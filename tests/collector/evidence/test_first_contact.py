@@ -20,6 +20,7 @@ from support.story import (
     core_in,
     gpus_of,
     known_of,
+    started,
 )
 
 from collector.core import Core
@@ -118,6 +119,27 @@ async def test_the_ledger_has_nothing_from_before_first_contact(site: Site):
     first = site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
     assert min(entry.t0_ns for entry in first) == at(2 * DAY_SECONDS - 120)
     assert site.door.store.contacts()["n1"]["GPU-0"].heard_ns == at(2 * DAY_SECONDS)
+
+
+async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: Site):
+    """A collector that never received from a node: samples and claims of two days, in one envelope."""
+    events = {
+        30: [
+            started("GPU-0", "named", 30, tenant="red"),
+            started("", "counted", 60, tenant="blue", count="1"),
+        ]
+    }
+    node = Reporter(booted_at=-5000)
+    frames = node.frames(gpus_of("GPU-0", "GPU-1"), range(0, 2 * DAY_SECONDS, 30), events=events)
+    accept(site.core, [node.record(frames, sent=2 * DAY_SECONDS)])
+    await site.round(3 * DAY_SECONDS + 2 * HOUR, everything=True)
+    contact_ns = at(2 * DAY_SECONDS - 120)
+    for gpu in ("GPU-0", "GPU-1"):
+        entries = site.door.ledger.entries(at(0), at(3 * DAY_SECONDS), gpu)
+        before = [e for e in entries if e.t0_ns < contact_ns]
+        assert {e.state.value for e in before} <= {"review"}
+        assert all(e.t1_ns <= contact_ns for e in before)
+        assert any(e.state.value in {"observed", "inferred"} for e in entries)
 
 
 async def test_a_collector_without_memory_knows_first_contact_from_the_database(site: Site):

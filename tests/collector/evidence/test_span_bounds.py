@@ -14,8 +14,10 @@ from support.settling import Site
 from support.story import DAY_SECONDS, Envelopes, Reporter, accept, at, core_in, gpus_of, known_of
 
 from collector.core import Core
+from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
 from collector.evidence.chunk import Span, add_spans
+from collector.evidence.review import Decisions, Subject, What
 from collector.evidence.span_counts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, new_spans
 from collector.metering.observation import GAP_NS
 
@@ -54,7 +56,8 @@ def test_another_node_with_the_same_gpu_has_its_own_bound(core: Core):
     start = (MAX_OF_A_GPU + 200) * APART
     accept(core, node.told(gpus_of("GPU-0"), range(start, start + HOUR, 30)))
     assert held(core.evidence, "GPU-0", "n1") == 1
-    last = max(s.last_ns for s in known_of(core, "GPU-0").evidence.stretches)
+    accepted = Files(decisions=Decisions({Subject(What.GPU, "n1", "GPU-0"): True}))
+    last = max(s.last_ns for s in known_of(core, "GPU-0", accepted).evidence.stretches)
     assert last == at(start + HOUR - 30)
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.evidence.chunk import Span, add_span, add_spans
-from collector.evidence.places import Presence, places
 from collector.metering.observation import GAP_NS
 
 STEP_NS = GAP_NS // 2
@@ -62,31 +61,3 @@ def test_spans_that_come_from_the_newest_to_the_oldest_are_not_visited_again_and
     for number in reversed(range(50_000)):
         add_span(found, Span(number * 2 * GAP_NS, number * 2 * GAP_NS))
     assert len(found) == 50_000, "with a visit of each span by each other this test takes an hour"
-
-
-@given(st.lists(spans, max_size=8), st.lists(spans, max_size=8))
-def test_samples_of_a_second_node_count_further_than_a_gap_from_all_of_the_firsts(
-    mine: list[Span], others: list[Span]
-):
-    first, second = Presence("n1", "b", 1), Presence("n2", "b", 2)
-    add_spans(first.spans, sorted(mine))
-    add_spans(second.spans, sorted(others))
-    found = [s for s in places([first, second]).stretches if s not in places([first]).stretches]
-    taken = [(span.first_ns - GAP_NS, span.last_ns + GAP_NS) for span in first.spans]
-    free = [
-        (max(low, span.first_ns), min(high, span.last_ns), span.skew_ns)
-        for span in second.spans
-        for low, high in _between(taken)
-        if max(low, span.first_ns) <= min(high, span.last_ns)
-    ]
-    assert sorted((s.first_ns, s.last_ns, s.skew_ns) for s in found) == sorted(free)
-
-
-def _between(taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What no interval covers."""
-    found, low = [], -(1 << 62)
-    for first, last in sorted(taken):
-        if first > low:
-            found.append((low, first - 1))
-        low = max(low, last + 1)
-    return [*found, (low, 1 << 62)]
