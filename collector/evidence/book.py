@@ -26,14 +26,7 @@ from collector.evidence.chunk import (
     believed_from,
 )
 from collector.evidence.claim_index import ClaimIndex
-from collector.evidence.contacts import (
-    MAX_AGE_NS,
-    MAX_GPUS,
-    MAX_STRETCHES,
-    Contact,
-    Contacts,
-    NodeReceipts,
-)
+from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
 from collector.evidence.seen import Part
@@ -231,9 +224,7 @@ class EvidenceBook:
         node.receive(record.received_wall_ns, record.sent, envelope)
         # What a node reports of its time decides whether it still has a GPU that others list.
         shared = [gpu for gpu in node.gpus if gpu in self.gpus and self.is_shared(gpu)]
-        if shared:
-            self.changed.update(shared)
-            self.version += 1
+        self.changed.update(shared)
 
     def meet(self, contacts: Contacts) -> None:
         """Take first contacts that the database has, perhaps from another collector."""
@@ -312,10 +303,13 @@ class EvidenceBook:
         if uuid not in self.node(node).gpus or uuid not in self.gpus:
             return False
         kept = self.gpus[uuid].silent.setdefault(node, [])
-        if len(kept) + new_spans(kept, spans) > MAX_STRETCHES:
-            self.excess_spans += 1
+        new = new_spans(kept, spans)
+        if self.spans.beyond(node, uuid, new):
+            self.excess_spans += new
             return False
+        before = len(kept)
         add_spans(kept, [Span(span.first_ns, span.last_ns) for span in spans])
+        self.spans.add(node, uuid, len(kept) - before)
         if self.is_shared(uuid):
             self.changed.add(uuid)
         return True
@@ -495,7 +489,7 @@ class EvidenceBook:
                     del presences[key]
             if silent := memory.silent.pop(node, None):
                 memory.silent[node] = [s for s in silent if s.last_ns >= last_ns]
-        self.spans.count(uuid, presences.values())
+        self.spans.count(uuid, presences.values(), memory.silent)
         last_ns = _last_before([cut.spans for cut in memory.cuts], before_ns)
         for cut in memory.cuts:
             cut.spans[:] = [s for s in cut.spans if s.last_ns >= min(before_ns, last_ns)]
@@ -518,7 +512,7 @@ class EvidenceBook:
             self.chunks[kept.chunk.node, kept.chunk.boot, kept.chunk.number] = kept
             self.waiting[kept.chunk.node] += kept.parts
         for uuid, memory in gpus.items():
-            self.spans.count(uuid, memory.presences.values())
+            self.spans.count(uuid, memory.presences.values(), memory.silent)
         self.unwritten = dict.fromkeys(unwritten)
         facts: list[Told | Ended] = []
         for memory in self.gpus.values():

@@ -27,7 +27,7 @@ MAX_GPUS = 256
 """GPUs that a node may ever have reported; more are not taken as evidence."""
 
 MAX_STRETCHES = 4096
-"""Stretches of reports, and of the listings of a GPU without a value, that are kept of a node."""
+"""Stretches of the reports of a node that are kept; they show that a GPU has left it."""
 
 
 class Contact(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):

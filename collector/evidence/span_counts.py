@@ -7,7 +7,7 @@ of its own, which stays in memory until its day is in the ledger.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collector.evidence.chunk import Span
@@ -54,11 +54,15 @@ class SpanCounts:
         self.by_gpu.setdefault(gpu, Counter())[node] += more
         self.by_node[node] += more
 
-    def count(self, gpu: str, presences: Iterable[Presence]) -> None:
-        """Count all of a GPU again."""
+    def count(
+        self, gpu: str, presences: Iterable[Presence], silent: Mapping[str, Sequence[Span]]
+    ) -> None:
+        """Count all of a GPU again; `silent` has its stretches without a value, by node."""
         self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))
         for presence in presences:
             self.add(presence.node, gpu, len(presence.spans))
+        for node, spans in silent.items():
+            self.add(node, gpu, len(spans))
 
 
 _NONE: Counter[str] = Counter()

@@ -109,6 +109,7 @@ class Taking:
                     chunk.node, gpu.uuid, everywhere.spans
                 ):
                     chunk.list_silent(gpu.uuid, everywhere.spans)
+                    self.added_bytes += _SPAN_BYTES * len(everywhere.spans)
                 if not spoke:
                     continue
                 if len(spoke) < len(rows):

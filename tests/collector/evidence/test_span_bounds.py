@@ -81,7 +81,7 @@ def test_a_node_has_a_bound_over_all_of_its_gpus():
     assert "of one node" in counts.beyond("n1", "GPU-99", 1)
     assert not counts.beyond("n1", "GPU-99", 0), "what only goes on is kept"
     assert not counts.beyond("n2", "GPU-0", MAX_OF_A_GPU)
-    counts.count("GPU-0", [])
+    counts.count("GPU-0", [], {})
     assert not counts.beyond("n1", "GPU-99", MAX_OF_A_GPU)
 
 
