@@ -15,6 +15,7 @@ from railscope.catalog.entities import CPU_MODE, DISK, INTERFACE, LOAD_WINDOW, N
 from railscope.entity import Entity
 from railscope.reading import Absent, Reading, reason_of
 
+_SEVERITIES = ("some", "full")
 _WINDOWS = ("1m", "5m", "15m")
 _HUNDREDTHS = 100
 _TOTAL = re.compile(rb"total=(\d+)")
@@ -127,6 +128,8 @@ class HostSource(HoldsNothing):
             path = f"/proc/pressure/{resource}"
             for line in text(host, path).splitlines():
                 severity = line.split(" ", 1)[0]
+                if severity not in _SEVERITIES:
+                    continue
                 columns.add(c.PRESSURE_STALLED, Entity(PRESSURE, (resource, severity)))
                 self._files.append((path, _pressure(severity)))
 

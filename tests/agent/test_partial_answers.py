@@ -213,7 +213,8 @@ async def is_changed_and_whole_again(
         now = latest(run)
         absent = [label for label in valued if isinstance(now.get(label, Absent.GONE), Absent)]
         assert not absent
-        assert status.state == state
+        if now.keys() == before.keys():  # a name made of garbage stays known for ten minutes
+            assert status.state == state
 
 
 async def test_a_device_that_a_table_lacks_is_absent_until_it_has_left(tmp_path: Path) -> None:
