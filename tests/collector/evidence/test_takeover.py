@@ -308,3 +308,30 @@ def made(spans_: list) -> list[Span]:
         (start * STEP_NS, (start + length) * STEP_NS + GAP_NS + 1) for start, length in spans_
     )
     return [Span(start, end - GAP_NS - 1) for start, end in found]
+
+
+@pytest.mark.parametrize("left", [True, False])
+async def test_each_day_of_the_ledger_knows_whether_the_gpu_has_left_its_node(
+    site: Site, *, left: bool
+):
+    """The old node stopped days before; it is read back to where it last listed the GPU, or left it."""
+    gone = range(5 * HOUR, 8 * HOUR, 30) if left else range(5 * HOUR, 5 * HOUR + 61, 30)
+    old = Reporter("old")
+    envelopes = old.told(gpus_of("GPU-0"), range(0, 2 * HOUR, 30), each=40)
+    envelopes += old.told(host(), gone, each=40)
+    events = {7 * HOUR: [started("GPU-0", "next", 7 * HOUR, **ALICE)]}
+    seconds = range(6 * HOUR, 3 * DAY_SECONDS + HOUR, 30)
+    envelopes += Reporter("new", "boot-2").told(gpus_of("GPU-0"), seconds, each=40, events=events)
+    accept(site.core, in_turn(envelopes))
+    for day in (1, 2, 3):
+        await site.round(day * DAY_SECONDS + 2 * HOUR, everything=True)
+    for day in range(3):
+        entries = site.door.ledger.entries(
+            at(day * DAY_SECONDS), at((day + 1) * DAY_SECONDS), "GPU-0"
+        )
+        found = {e.state.value for e in entries if e.tenant == "alice"}
+        assert found <= ({"observed", "inferred"} if left else {"review"})
+        assert found
+    account = await site.account(3 * DAY_SECONDS + 2 * HOUR)
+    states_ = {key.state.value for key, amount in account.sums.items() if key.tenant and amount}
+    assert ("review" in states_) is not left
