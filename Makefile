@@ -33,7 +33,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: $(VENV)/.ready-to-run
-	$(PY) -m railscope.demo --seconds $(SECONDS) --directory .demo --end-with-parent
+	$(PY) -m simulator.demo --seconds $(SECONDS) --directory .demo --end-with-parent
 
 test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import click
 
@@ -37,7 +37,9 @@ from railscope.wire import to_wire_entity
 NS = 1_000_000_000
 _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
 
-_config = click.option(
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+config_option = click.option(
     "--config", "config", type=click.Path(dir_okay=False, path_type=Path),
     help=f"Settings (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists.",
 )  # fmt: skip
@@ -51,31 +53,41 @@ _replay = click.option(
 )  # fmt: skip
 
 
+def settings_flags(command: _Command) -> _Command:
+    """Add the options that set single settings to a command that runs the agent."""
+    for option in (
+        click.option("--state-directory", help="Where the spool lies."),
+        click.option("--collector", "collector_url", help="Base URL of the collector to ship to."),
+        click.option("--listen", help="Address and port of the page."),
+        click.option("--node", help="Name of this node."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.group()
 def agent() -> None:
     """Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log."""
 
 
 @agent.command()
-@_config
+@config_option
 @_root
 @_replay
-@click.option(
-    "--simulate", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Read a simulated node that this file describes, instead of this machine.",
-)  # fmt: skip
-@click.option("--node", help="Name of this node.")
-@click.option("--listen", help="Address and port of the page.")
-@click.option("--collector", "collector_url", help="Base URL of the collector to ship to.")
-@click.option("--state-directory", help="Where the spool lies.")
-def run(
-    config: Path | None, root: Path, replay: Path | None, simulate: Path | None, **flags: str | None
-) -> None:
+@settings_flags
+def run(config: Path | None, root: Path, replay: Path | None, **flags: str | None) -> None:
     """Sample, serve /metrics and ship frames until stopped."""
+    run_agent(lambda: _host(root, replay), config, flags)
+
+
+def run_agent(
+    make_host: Callable[[], tuple[Host, str]], config: Path | None, flags: dict[str, str | None]
+) -> None:
+    """Run the agent on a host until it is stopped; `make_host` returns it and its node's name."""
     flags["collector.url"] = flags.pop("collector_url")
     read = _loader(config, flags)
     logs.configure(read().log_level)
-    host, node = _simulated(simulate) if simulate else _host(root, replay)
+    host, node = make_host()
 
     def load() -> Serve:
         current = read()
@@ -95,7 +107,7 @@ def run(
 
 
 @agent.command()
-@_config
+@config_option
 @_root
 @_replay
 @click.option(
@@ -122,7 +134,7 @@ def once(config: Path | None, root: Path, replay: Path | None, form: str) -> Non
 
 
 @agent.command()
-@_config
+@config_option
 @_root
 @_replay
 def check(config: Path | None, root: Path, replay: Path | None) -> None:
@@ -139,7 +151,7 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 
 
 @agent.command()
-@_config
+@config_option
 @_root
 @_replay
 @click.option(
@@ -210,18 +222,6 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
         return RecordedHost(capture, clock, offset_ns)
 
     host = with_memory_measured(recorded)
-    return host, host.node
-
-
-def _simulated(path: Path) -> tuple[Host, str]:
-    """The node that a file describes, and its name."""
-    from agent.host.simulated import simulated_host  # noqa: PLC0415 - no real agent needs it
-    from railscope.simulator.live import LiveError  # noqa: PLC0415 - as above
-
-    try:
-        host = with_memory_measured(lambda: simulated_host(path, RealClock()))
-    except LiveError as error:
-        raise click.ClickException(str(error)) from error
     return host, host.node
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from railscope.simulator import NodeSpec, moments
+from simulator import NodeSpec, moments
 
 _DRIVERS = ("nvml.", "ethtool.")
 

@@ -30,7 +30,7 @@ from dashboards.promql import metric_named
 from railscope import logs
 from railscope.catalog import Kind
 from railscope.exposition import Format
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
 NS = 10**9

@@ -20,7 +20,7 @@ from collector.access.credential import Credential, Role
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
 from railscope.settings import CONFIGURATION_VARIABLE
-from railscope.simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
+from simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
 
 
 def walk(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.demo.faults import (
+from simulator.demo.faults import (
     FAULTS,
     ROUND_SECONDS,
     DemoFault,
@@ -17,8 +17,8 @@ from railscope.demo.faults import (
     changes,
     planned,
 )
-from railscope.simulator.live import LiveNode
-from railscope.simulator.machine import machine
+from simulator.live import LiveNode
+from simulator.machine import machine
 from tests.support.alert_rules import RULES, rules_of
 from tests.support.demo_alerts import Fault, Firing, faults_in, firings_in, problems
 

@@ -21,7 +21,7 @@ from support.told_alerts import (
     told,
 )
 
-from railscope.simulator import SCENARIOS
+from simulator import SCENARIOS
 from tests.support.alert_rules import RULES, rules_of
 
 MINUTES = 44

@@ -29,8 +29,8 @@ from dashboards.build import boards
 from dashboards.pictures.fields import CannotDraw
 from dashboards.pictures.layout import WIDTH, draw
 from railscope.capture import write_capture
-from railscope.demo.process import Program, ProgramError
-from railscope.simulator import NodeSpec, about, moments
+from simulator import NodeSpec, about, moments
+from simulator.demo.process import Program, ProgramError
 
 RULES = Path(__file__).parent.parent.parent / "alerts" / "rules"
 SCRAPE_SECONDS = 2

@@ -19,7 +19,7 @@ from support.sampling import families
 from agent.config import AgentSettings
 from agent.host.recorded import RecordedHost, ReplayCost
 from agent.service import Agent
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 SECONDS = 80
 """Longer than the period of probes, and than the governor needs to learn the cost of a source."""

@@ -24,7 +24,7 @@ from agent.status import OK
 from railscope.catalog import bursts as c
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 MS = 1_000_000
 WINDOW_MS = 100

@@ -24,7 +24,7 @@ from agent.sources.nvidia.gpu import Gpu
 from agent.status import OK, PARTIAL
 from railscope.capture import PENDING, About, Capture, Moment
 from railscope.exposition import Format
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 PATIENCE_SECONDS = 60
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"

@@ -14,8 +14,8 @@ from agent.walk import Walk
 from railscope.catalog.rollup import scopes_of
 from railscope.entity import Entity
 from railscope.frame import NO_LANE, Schema
-from railscope.simulator import NodeSpec, simulate
 from railscope.wire import lanes, to_wire_schema
+from simulator import NodeSpec, simulate
 
 NODES = [
     NodeSpec("mlx5", gpus=2, scheduler="slurm"),

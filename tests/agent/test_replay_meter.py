@@ -22,7 +22,7 @@ from agent.replay_meter import ReplayMeter, meter_of, with_memory_measured
 from agent.service import Agent
 from railscope.capture import About, Capture, Moment, write_capture
 from railscope.exposition import Format
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 MIB = 1 << 20
 ABOUT = About("n1", "b", 0, 0, 60 * NS, "test")

@@ -33,7 +33,7 @@ from agent.topology.render import as_json, as_text
 from agent.topology.rules import Rules
 from agent.walk import Walk
 from railscope.cli import root as railscope
-from railscope.simulator import SHORT_NAMES, NodeSpec, simulate
+from simulator import SHORT_NAMES, NodeSpec, simulate
 
 CARDS = sorted({card for card, _ in CASES})
 CAPTURES = Path(__file__).parents[1] / "captures"

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from agent.cli import agent
 from railscope.capture import SECTIONS, Capture, Moment
 from railscope.catalog import SUBJECT_OF
-from railscope.simulator import NodeSpec, about, moments
+from simulator import NodeSpec, about, moments
 
 HERE = Path(__file__).parent
 EXPECTED = "expected.prom"

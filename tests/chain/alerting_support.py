@@ -15,7 +15,7 @@ import yaml
 from aiohttp import web
 from chain_support import Site, free_port, server, until
 
-from railscope.demo.process import Program
+from simulator.demo.process import Program
 from tests.support.alert_rules import ROOT, RULES
 
 SECONDS_A_MINUTE = 3

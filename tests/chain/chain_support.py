@@ -17,8 +17,8 @@ import pytest
 
 from collector.access.credentials import digest
 from railscope.capture import write_capture
-from railscope.demo.process import Program
-from railscope.simulator import NodeSpec, about, moments
+from simulator import NodeSpec, about, moments
+from simulator.demo.process import Program
 
 PATIENCE_SECONDS = 120.0
 

@@ -7,8 +7,8 @@ import asyncio
 from alerting_support import errors_of_rules, pages_of, watching
 from chain_support import Site
 
-from railscope.simulator import NodeSpec
-from railscope.simulator.machine import machine
+from simulator import NodeSpec
+from simulator.machine import machine
 
 CAPTURE_SECONDS = 24
 """Faults strike at half of it; the replay starts over at its end."""

@@ -11,7 +11,7 @@ from chain_support import Site
 
 from collector.access.credentials import digest
 from railscope.capture import SECTIONS, Moment, write_capture
-from railscope.simulator import NodeSpec, about, moments
+from simulator import NodeSpec, about, moments
 
 SECONDS = 300
 INCAST = NodeSpec("n1", seed=1, gpus=2, scenario="incast")

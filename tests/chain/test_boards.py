@@ -33,9 +33,9 @@ from dashboards.asking import (
 from dashboards.build import boards
 from dashboards.pictures import layout, tables
 from dashboards.recorded import RULES
-from railscope.demo.process import Program
-from railscope.simulator import NodeSpec
-from railscope.simulator.machine import machine
+from simulator import NodeSpec
+from simulator.demo.process import Program
+from simulator.machine import machine
 
 ROOT = Path(__file__).parent.parent.parent
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in boards()}

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from chain_support import free_port, server
 
-from railscope.demo.watchers import Ports, Watchers
+from simulator.demo.watchers import Ports, Watchers
 from tests.support.demo_alerts import Firing, alerts_since, faults_in, problems
 
 PATIENCE_SECONDS = 120.0
 
-DEMO = [sys.executable, "-m", "railscope.demo"]
+DEMO = [sys.executable, "-m", "simulator.demo"]
 STARTED = "this-machine is reporting"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 from chain_support import Site, until
 
-from railscope.simulator import NodeSpec
+from simulator import NodeSpec
 
 CAPTURE_SECONDS = 26
 SLOW = -0.05

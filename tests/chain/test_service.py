@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from railscope.demo.process import Program
+from simulator.demo.process import Program
 
 
 class Systemd:
@@ -209,7 +209,7 @@ async def test_a_wrong_url_is_told_from_a_collector_that_is_away(site: Site):
 async def test_the_demo_ends_well(tmp_path: Path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "railscope.demo", "--seconds", "8", "--directory", str(tmp_path / "w"),
+        sys.executable, "-m", "simulator.demo", "--seconds", "8", "--directory", str(tmp_path / "w"),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment,
     )  # fmt: skip
     output, _ = await process.communicate()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.simulator.live import (
+from simulator.live import (
     MAX_STEPS,
     LiveError,
     LiveNode,
@@ -16,8 +16,8 @@ from railscope.simulator.live import (
     PlannedFault,
     read_live_node,
 )
-from railscope.simulator.machine import machine
-from railscope.simulator.span import NS_PER_SECOND
+from simulator.machine import machine
+from simulator.span import NS_PER_SECOND
 
 DAY_NS = 86_400 * NS_PER_SECOND
 ROUND = 60

@@ -16,7 +16,7 @@ from agent.machine_sources import machine_sources
 from agent.sampler import Sampler
 from agent.source import Source
 from railscope.frame import Frame, Origin
-from railscope.simulator import NICS, NodeSpec, simulate
+from simulator import NICS, NodeSpec, simulate
 
 
 class NotingHost(RecordedHost):

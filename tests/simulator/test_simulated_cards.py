@@ -13,14 +13,14 @@ from railscope.capture import Json
 from railscope.catalog import nic as catalog
 from railscope.catalog import nic_link
 from railscope.catalog import rdma as rdma_catalog
-from railscope.simulator import NICS, NodeSpec, simulate
-from railscope.simulator.fabric import Cable
-from railscope.simulator.model import NodeModel
-from railscope.simulator.nic import statistics_of
-from railscope.simulator.nic_models import CONNECTX7, E810, THOR2
-from railscope.simulator.port_counters import by_priority, on_the_wire
-from railscope.simulator.rdma_counters import counters, hw_counters, optional_counters
-from railscope.simulator.span import NS_PER_SECOND
+from simulator import NICS, NodeSpec, simulate
+from simulator.fabric import Cable
+from simulator.model import NodeModel
+from simulator.nic import statistics_of
+from simulator.nic_models import CONNECTX7, E810, THOR2
+from simulator.port_counters import by_priority, on_the_wire
+from simulator.rdma_counters import counters, hw_counters, optional_counters
+from simulator.span import NS_PER_SECOND
 
 SHORT = settings(max_examples=15, deadline=None)
 FAULTS = ("training", "incast", "pause_storm", "flapping", "settings_drift", "optics", "speed_down")

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from railscope.capture import PENDING, Capture, Json, Timeline
-from railscope.simulator import NodeSpec, find_model, simulate
-from railscope.simulator.nvlink import NO_ERROR, STRUCK_LINK
+from simulator import NodeSpec, find_model, simulate
+from simulator.nvlink import NO_ERROR, STRUCK_LINK
 
 SECONDS, ONSET = 40, 20
 STRUCK, OTHER = 1, 0

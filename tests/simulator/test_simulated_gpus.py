@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from support.simulated import ALL_WAYS, SECONDS, STEP, Nvml, node, pairs
 
 from railscope.capture import Capture, Timeline
-from railscope.simulator import MODELS, SHORT_NAMES, NodeSpec, find_model, simulate
-from railscope.simulator.nvlink import NO_ERROR, ratio_word
+from simulator import MODELS, SHORT_NAMES, NodeSpec, find_model, simulate
+from simulator.nvlink import NO_ERROR, ratio_word
 
 ALL_LINKS = 0xFFFF_FFFF
 KIBIBYTE, MEBIBYTE = 1024, 1 << 20

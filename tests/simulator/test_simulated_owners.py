@@ -16,7 +16,7 @@ from agent.walk import Walk
 from railscope.catalog import tenancy as c
 from railscope.frame import Event
 from railscope.shares import parse_share
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 SECONDS = 20
 MODES = ("whole", "mig", "mps", "time_slicing")

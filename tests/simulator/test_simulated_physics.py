@@ -9,18 +9,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from railscope.simulator.conditions import JobConditions, PortConditions
-from railscope.simulator.fabric import Wish
-from railscope.simulator.job import Job
-from railscope.simulator.model import NodeModel
-from railscope.simulator.nic_models import LANES, NICS
-from railscope.simulator.noise import whole
-from railscope.simulator.port_counters import Flow, PortCounters
-from railscope.simulator.port_scenarios import SettingsDrift
-from railscope.simulator.port_settings import USUAL
-from railscope.simulator.server import MODES
-from railscope.simulator.span import NS_PER_SECOND, Span
-from railscope.simulator.spec import SCENARIOS, NodeSpec
+from simulator.conditions import JobConditions, PortConditions
+from simulator.fabric import Wish
+from simulator.job import Job
+from simulator.model import NodeModel
+from simulator.nic_models import LANES, NICS
+from simulator.noise import whole
+from simulator.port_counters import Flow, PortCounters
+from simulator.port_scenarios import SettingsDrift
+from simulator.port_settings import USUAL
+from simulator.server import MODES
+from simulator.span import NS_PER_SECOND, Span
+from simulator.spec import SCENARIOS, NodeSpec
 
 SHORT = settings(max_examples=25, deadline=None)
 STEPS_NS = st.sampled_from((100_000_000, 333_333_333, 1_000_000_000, 5_000_000_000))

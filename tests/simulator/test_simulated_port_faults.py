@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.simulated_ports import ONSET, SECONDS, Seen, run
 
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
 PORT = "/sys/class/infiniband/mlx5_5/ports/1"

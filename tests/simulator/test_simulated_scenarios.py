@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from railscope.capture import Capture, Json, Timeline
-from railscope.simulator import SCENARIOS, NodeSpec, simulate
-from railscope.simulator.scenarios import scenario_of
+from simulator import SCENARIOS, NodeSpec, simulate
+from simulator.scenarios import scenario_of
 
 SECONDS, ONSET = 120, 60
 STRUCK_DEVICE, STRUCK_INTERFACE, STRUCK_GPU = "mlx5_5", "ens4f0np0", 3

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated_ports import SECONDS, Seen, run
 
-from railscope.simulator import NICS
+from simulator import NICS
 
 SHORT = settings(max_examples=10, deadline=None)
 REFUSED = {"error": ["os", 95]}

@@ -11,7 +11,7 @@ import pytest
 
 from agent.host.files import RootedFiles
 from railscope.capture import Capture, CaptureError, Json, Moment, Timeline
-from railscope.simulator import NodeSpec, simulate, write_tree
+from simulator import NodeSpec, simulate, write_tree
 
 END_NS = 6 * 10**9
 FUNCTIONS = (

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from railscope.capture import PENDING, Capture, Json, Timeline, read_capture
 from railscope.catalog.rdma import COUNTER_FILES
-from railscope.simulator import NICS, SCENARIOS, NodeSpec, about, moments, simulate
+from simulator import NICS, SCENARIOS, NodeSpec, about, moments, simulate
 
 SHORT = settings(max_examples=12, deadline=None)
 SPECS = st.builds(

@@ -22,7 +22,7 @@ from agent.host.recorded import LOOK_AGAIN_SECONDS, RecordedHost
 from agent.service import Agent
 from railscope.exposition import Format
 from railscope.frame import Instant
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
 UP_SECONDS = 1200

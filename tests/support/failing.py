@@ -17,7 +17,7 @@ from agent.host.files import PlainFiles
 from agent.host.real import RealHost
 from agent.host.recorded import RecordedHost, RecordedKernelLog
 from railscope.capture import Capture
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 SMART = {
     "critical_warning": 0, "temperature_kelvins": 310, "spare_percent": 100,

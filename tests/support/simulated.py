@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from railscope.capture import Capture, Json, Timeline
-from railscope.simulator import MODES, SHORT_NAMES, NodeSpec, simulate
-from railscope.simulator.gpu_model import GpuModel
+from simulator import MODES, SHORT_NAMES, NodeSpec, simulate
+from simulator.gpu_model import GpuModel
 
 NOT_SUPPORTED = {"error": ["nvml", 3]}
 SECONDS, STEP = 40, 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from railscope.capture import Capture, Json, Timeline
-from railscope.simulator import NodeSpec, simulate
+from simulator import NodeSpec, simulate
 
 SECONDS, ONSET = 120, 60
 

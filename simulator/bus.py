@@ -1,0 +1,67 @@
+"""What goes between a GPU and the rest of the server: over PCIe, and over C2C to a Grace processor.
+
+A rail's traffic is the GPU's own memory, which its NIC reads and writes. What goes to and from the
+processors are checkpoints, data and commands. All of it takes PCIe, but where the GPU is on a module
+with a Grace processor: the NIC is at the processor there, and what it reads and writes takes C2C as
+well. The GPU's own PCIe link is left with what the driver does to its registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.job import Demand
+from simulator.span import NS_PER_SECOND, Span
+
+_CHECKPOINT_BYTES_PER_SECOND = 1_200_000_000
+_DATA_BYTES_PER_SECOND = 900_000_000
+_USUAL_BYTES_PER_SECOND = 15_000_000_000
+_COMMAND_BYTES_PER_SECOND, _RESULT_BYTES_PER_SECOND = 6_000_000, 3_000_000
+_REGISTER_BYTES_PER_SECOND = 50_000
+
+
+@dataclass(slots=True)
+class Way:
+    """Bytes that went one way since driver load, and how many a second during the last span."""
+
+    moved_bytes: int = 0
+    bytes_per_second: float = 0.0
+
+    def move(self, span: Span, amount_bytes: int) -> None:
+        """Count what went during a span."""
+        self.moved_bytes += amount_bytes
+        self.bytes_per_second = amount_bytes / span.seconds
+
+
+class Bus:
+    """The PCIe link of a GPU, and its C2C link if it has one, after the last span."""
+
+    def __init__(self, *, grace: bool, uptime_ns: int) -> None:
+        self.grace = grace
+        rate = _REGISTER_BYTES_PER_SECOND if grace else _USUAL_BYTES_PER_SECOND
+        usual = rate * uptime_ns // NS_PER_SECOND
+        self.pcie_out, self.pcie_in = Way(usual), Way(usual)
+        self.c2c_out, self.c2c_in = Way(), Way()
+
+    def reload(self) -> None:
+        """Begin to count anew, as after a driver load."""
+        for way in (self.pcie_out, self.pcie_in):
+            way.moved_bytes = 0
+
+    def advance(self, span: Span, demand: Demand, rail_bytes: tuple[int, int]) -> None:
+        """Go on for a span in which the rail's NIC sent and received so many bytes."""
+        outward = int(span.seconds * (
+            _CHECKPOINT_BYTES_PER_SECOND * demand.checkpoint
+            + _RESULT_BYTES_PER_SECOND * demand.occupied
+        ))  # fmt: skip
+        inward = int(span.seconds * (
+            _DATA_BYTES_PER_SECOND * demand.fetch + _COMMAND_BYTES_PER_SECOND * demand.occupied
+        ))  # fmt: skip
+        sent, received = rail_bytes
+        outward, inward = outward + sent, inward + received
+        if self.grace:
+            self.c2c_out.move(span, outward)
+            self.c2c_in.move(span, inward)
+            outward = inward = int(span.seconds * _REGISTER_BYTES_PER_SECOND * demand.occupied)
+        self.pcie_out.move(span, outward)
+        self.pcie_in.move(span, inward)

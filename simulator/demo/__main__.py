@@ -1,0 +1,188 @@
+"""`python -m simulator.demo --seconds N`; 0 runs until stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from simulator.demo.child import end_with_parent
+from simulator.demo.cluster import Cluster
+from simulator.demo.faults import Change, FaultRecord, Struck, changes
+from simulator.demo.process import ProgramError
+from simulator.demo.screen import Screen
+from simulator.demo.verdict import verdict
+from simulator.demo.watchers import Watchers, WatchersError
+
+REFRESH_SECONDS = 2.0
+_NS_PER_SECOND = 1_000_000_000
+_SCHEDULERS = {
+    "gpu-node-1": "slurm",
+    "gpu-node-2": "kubernetes",
+    "gpu-node-3": "kubernetes",
+    "gpu-node-4": "slurm",
+}
+_STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command()
+@click.option("--seconds", type=click.IntRange(min=0), default=0, help="0 runs until stopped.")
+@click.option("--directory", type=click.Path(path_type=Path, resolve_path=True), default=".demo",
+              show_default=True, help="State of the demo, and files from which Prometheus, Alertmanager and Grafana can be started.")  # fmt: skip
+@click.option(
+    "--end-with-parent", is_flag=True, help="Stop when the program that started this ends."
+)
+def main(seconds: int, directory: Path, end_with_parent: bool) -> None:  # noqa: FBT001 - a flag
+    """Run the demo; with --seconds, exit with status 0 only if all went well.
+
+    The directory keeps ledger, audit log and state for practice until the next demo begins.
+    """
+    if end_with_parent:
+        _end_with_parent()
+    try:
+        with _locked(directory):
+            demo = Demo(Cluster(directory, dict(_SCHEDULERS)), Watchers(directory), seconds)
+            good = asyncio.run(demo.run())
+    except (WatchersError, ProgramError) as error:
+        raise click.ClickException(str(error)) from None
+    sys.exit(0 if good else 1)
+
+
+def _end_with_parent() -> None:
+    end_with_parent(os.getppid())
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep a second demo out of the directory."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("w", encoding="utf-8")
+    except OSError as error:
+        message = f"cannot write to {directory}: {error}"
+        raise WatchersError(message) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"a demo runs in {directory}: stop it first, or choose another --directory"
+            raise WatchersError(message) from None
+        yield
+
+
+class Demo:
+    """One run: it starts the cluster, lets faults begin and end, and shows what comes of them."""
+
+    def __init__(self, cluster: Cluster, watchers: Watchers, seconds: int) -> None:
+        self._cluster = cluster
+        self._watchers = watchers
+        self._seconds = seconds
+        self._screen = Screen()
+        self._stopped_by: signal.Signals | None = None
+
+    async def run(self) -> bool:
+        """Run until the end, or until a signal; return whether all went well."""
+        running = asyncio.ensure_future(self._run())
+        loop = asyncio.get_running_loop()
+        for number in _STOPPED_BY:
+            loop.add_signal_handler(number, self._stop, number, running)
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if self._stopped_by is None:
+                raise
+            self._screen.say(
+                f"stopped by {self._stopped_by.name}; state stays in {self._cluster.directory}"
+            )
+            return True
+
+    def _stop(self, number: signal.Signals, running: asyncio.Future[bool]) -> None:
+        if self._stopped_by is None:
+            self._stopped_by = number
+            running.cancel()
+
+    async def _run(self) -> bool:
+        cluster, watchers, screen = self._cluster, self._watchers, self._screen
+        await asyncio.to_thread(watchers.write)
+        await asyncio.to_thread(cluster.prepare)
+        screen.say(
+            f"Starting {len(cluster.nodes)} simulated nodes with 8 GPUs and 8 rails each ..."
+        )
+        async with cluster:
+            await asyncio.to_thread(watchers.point_at, cluster.collector, cluster.pages)
+            where = f"{cluster.addresses()}\n\n{watchers.how_to_start()}"
+            screen.say(where)
+            await self._show(where)
+            shipped = await cluster.stop_agents()
+            views = await cluster.settled_views()
+            good, report = verdict(cluster.node_names, shipped, views)
+            screen.say(f"\n{report}\n\nAUDIT LOG")
+            good = await cluster.check_audit_log() and good
+        screen.say(
+            f"\n{watchers.how_to_start()}\nThey show the demo whenever it runs: `make demo`."
+        )
+        return good
+
+    async def _show(self, where: str) -> None:
+        """Draw the views until the end, while faults come and go."""
+        started_wall_ns = next(iter(self._cluster.nodes.values())).started_wall_ns
+        record = FaultRecord(self._cluster.directory / "faults.jsonl", started_wall_ns)
+        elapsed = self._elapsed()
+        end = elapsed + self._seconds if self._seconds else None
+        faults = asyncio.ensure_future(self._follow_faults(record))
+        try:
+            while (end is None or self._elapsed() < end) and not self._screen.is_gone:
+                await asyncio.sleep(REFRESH_SECONDS)
+                if faults.done():
+                    faults.result()
+                self._cluster.check_alive()
+                self._screen.draw(await self._cluster.views(), where)
+        finally:
+            faults.cancel()
+            await asyncio.wait({faults})
+            record.close(self._elapsed())
+
+    def _elapsed(self) -> float:
+        """Seconds since the simulated nodes began, by the clock that they follow."""
+        started_ns = next(iter(self._cluster.nodes.values())).started_boot_ns
+        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / _NS_PER_SECOND
+
+    async def _follow_faults(self, record: FaultRecord) -> None:
+        """Announce and record each fault when it begins and when it ends."""
+        for change in changes():
+            while (left := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - time is no event
+                await asyncio.sleep(left)
+            struck = Struck.of(self._cluster.nodes[change.fault.node], change)
+            await asyncio.to_thread(record.add, change, struck)
+            self._screen.announce(_words(change, struck))
+            if not change.fault.scenario:
+                await self._switch_agent(change)
+
+    async def _switch_agent(self, change: Change) -> None:
+        if change.begins:
+            await self._cluster.stop_agent(change.fault.node)
+        else:
+            await self._cluster.restart_agent(change.fault.node)
+
+
+def _words(change: Change, struck: Struck) -> str:
+    fault = change.fault
+    if not change.begins:
+        return f"FAULT ENDS    {fault.node}: {fault.name}; its alerts resolve within minutes"
+    alerts = ", ".join(fault.alerts)
+    return (
+        f"FAULT BEGINS  {fault.node}: {struck.text}."
+        f" Expect {alerts} within {fault.within_seconds} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

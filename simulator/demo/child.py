@@ -1,0 +1,28 @@
+"""`python -m simulator.demo.child PARENT ...`: `railscope ...`, which ends when its parent does.
+
+The kernel sends SIGTERM when the parent ends, however that happens (prctl(2), PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from railscope.cli import main
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process with its parent; end it now if that has gone already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv.pop(1)))
+    sys.argv[0] = "railscope"
+    main()

@@ -1,0 +1,259 @@
+"""The demo's cluster: simulated nodes, tokens, tenants, and the processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+from railscope.bounded_http import read_body
+from railscope.settings import CONFIGURATION_VARIABLE
+from simulator.demo.faults import ROUND_SECONDS, planned
+from simulator.demo.process import Program, run_to_end
+from simulator.live import LiveNode
+
+OWN_NODE = "this-machine"
+HOST = "127.0.0.1"
+COLLECTOR_PORT, OWN_PORT = 19470, 19460
+"""Ports that are taken where they are free. Simulated nodes follow the port of this machine."""
+
+PUSH_SECONDS = "1"
+_SETTLE_SECONDS = 15.0
+_TIMEOUT, _MAX_ANSWER_BYTES = aiohttp.ClientTimeout(total=60), 64 << 20
+_UPTIME_NS = 9 * 86_400 * 1_000_000_000
+_TENANTS = """tenant,source,owner,from,to
+language,slurm,research,2020-01-01T00:00:00Z,
+vision,kubernetes,research,2020-01-01T00:00:00Z,
+"""
+_LAST_LINE = r"agent_stopped shipped_frames=(\d+) dropped_frames=(\d+) waiting_envelopes=(\d+)"
+_COUNTS = ("shipped", "dropped", "waiting")
+
+
+@dataclass
+class Cluster:
+    """A collector and one agent a node, as processes of their own.
+
+    All state lies in the directory, and stays there until another demo begins.
+    """
+
+    directory: Path
+    schedulers: dict[str, str]
+    """Simulated nodes, and who gives out their GPUs."""
+    nodes: dict[str, LiveNode] = field(default_factory=dict)
+    pages: dict[str, str] = field(default_factory=dict)
+    """Where each agent serves its metrics, as `host:port`, by node."""
+    collector: str = ""
+    """Where the collector is, as `host:port`."""
+    _tokens: dict[str, str] = field(default_factory=dict)
+    _ended: list[Program] = field(default_factory=list)
+
+    @property
+    def _url(self) -> str:
+        return f"http://{self.collector}"
+
+    @property
+    def node_names(self) -> list[str]:
+        """Every node that must report."""
+        return [OWN_NODE, *self.schedulers]
+
+    def prepare(self) -> None:
+        """Remove the state of the demo before, and write nodes, tokens and tenants. Blocking."""
+        booted_wall_ns = self._booted_wall_ns()
+        for name in ("collector", "nodes", *(f"agent-{node}" for node in self.node_names)):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+        (self.directory / "nodes").mkdir(parents=True)
+        started_wall_ns = time.time_ns()
+        started_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        for seed, (node, scheduler) in enumerate(self.schedulers.items()):
+            self.nodes[node] = LiveNode(
+                node, seed, scheduler, booted_wall_ns, started_wall_ns, started_boot_ns,
+                round_seconds=ROUND_SECONDS, faults=planned(node),
+            )  # fmt: skip
+            self.nodes[node].write(self._file_of(node))
+        self._tokens = {name: secrets.token_urlsafe(24) for name in self.node_names}
+        digests = [
+            f'"{name}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
+            for name, token in self._tokens.items()
+        ]
+        tokens = "[nodes]\n" + "".join(digests)
+        (self.directory / "tokens.toml").write_text(tokens, encoding="utf-8")
+        (self.directory / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
+
+    def _booted_wall_ns(self) -> int:
+        """When the nodes were booted: in the demo before, if there was one, or some days ago.
+
+        A Prometheus that watches several demos must not take the next one for a reboot.
+        """
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = self._file_of(next(iter(self.schedulers))).read_text(encoding="utf-8")
+            return int(tomllib.loads(text)["booted_wall_ns"])
+        return time.time_ns() - _UPTIME_NS
+
+    def _file_of(self, node: str) -> Path:
+        return self.directory / "nodes" / f"{node}.toml"
+
+    async def __aenter__(self) -> Self:
+        """Start everything and wait until all agents serve their metrics."""
+        self._session = aiohttp.ClientSession(raise_for_status=True, timeout=_TIMEOUT)
+        environment = {
+            **self._environment(),
+            "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "1",
+            "RAILSCOPE_COLLECTOR_TENANTS_FILE": "tenants.csv",
+        }
+        self._collector = Program(
+            "collector",
+            ["collector", "run", "--listen", _address(COLLECTOR_PORT), "--state-directory",
+             "collector", "--tokens-file", "tokens.toml", "--open-reading"],
+            environment,
+        )  # fmt: skip
+        self._agents: dict[str, Program] = {}
+        try:
+            await self._collector.start(self.directory)
+            match = await self._collector.said(r"collector_started .*listen=(\S+:\d+)")
+            self.collector = match[1]
+            for port, name in enumerate(self.node_names, OWN_PORT):
+                await self._start_agent(name, _address(port))
+            for name in self._agents:
+                await self._wait_for_agent(name)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    def _environment(self) -> Mapping[str, str]:
+        """Environment of a program, which reads no settings that are installed on this machine."""
+        return os.environ | {CONFIGURATION_VARIABLE: str(self.directory)}
+
+    async def _start_agent(self, name: str, address: str) -> None:
+        is_simulated = name != OWN_NODE
+        environment = {
+            **self._environment(),
+            "RAILSCOPE_AGENT_COLLECTOR__TOKEN": self._tokens[name],
+            "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
+        }
+        if is_simulated:
+            # Simulating costs more than reading a node, and the demo shows reads at their periods.
+            environment |= {
+                "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
+                "RAILSCOPE_AGENT_BUDGET__MEMORY_BYTES": "0",
+            }
+        arguments = [
+            *(["simulate-agent", str(self._file_of(name))] if is_simulated else ["agent", "run"]),
+            "--node", name, "--listen", address, "--collector", self._url,
+            "--state-directory", f"agent-{name}",
+        ]  # fmt: skip
+        self._agents[name] = Program(f"agent of {name}", arguments, environment)
+        await self._agents[name].start(self.directory)
+
+    async def _wait_for_agent(self, name: str) -> None:
+        match = await self._agents[name].said(r"agent_started .*page=(\S+:\d+)")
+        self.pages[name] = match[1]
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop everything."""
+        await self.stop_agents()
+        await self._collector.stop()
+        await self._session.close()
+
+    def check_alive(self) -> None:
+        """Raise ProgramError if any process has ended by itself."""
+        for program in (self._collector, *self._agents.values()):
+            program.check_alive()
+
+    async def stop_agent(self, name: str) -> None:
+        """Stop the agent of a node."""
+        agent = self._agents.pop(name)
+        self._ended.append(agent)
+        await agent.stop()
+
+    async def restart_agent(self, name: str) -> None:
+        """Start the agent of a node again, at its old address."""
+        address = _address(int(self.pages[name].rpartition(":")[2]))
+        await self._start_agent(name, address)
+        await self._wait_for_agent(name)
+
+    async def stop_agents(self) -> list[dict[str, int]]:
+        """Stop all agents and return what each counted at its end."""
+        await asyncio.gather(*(agent.stop() for agent in self._agents.values()))
+        ends = (agent.find(_LAST_LINE) for agent in (*self._ended, *self._agents.values()))
+        return [dict(zip(_COUNTS, map(int, end.groups()), strict=True)) for end in ends if end]
+
+    async def views(self) -> dict[str, Any]:
+        """All views of the collector."""
+        names = ("cluster", "rails", "tenants", "nodes", "account")
+        return {name: await self._get(f"/api/v1/{name}") for name in names}
+
+    async def settled_views(self) -> dict[str, Any]:
+        """The views, computed after everything that has arrived."""
+        asked_ns = (await self._get("/api/v1/cluster"))["instant_ns"]
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            while True:
+                views = await self.views()
+                if views["cluster"]["instant_ns"] > asked_ns:
+                    views["own"] = await self._own_counts()
+                    return views
+                await asyncio.sleep(0.2)
+
+    async def check_audit_log(self) -> bool:
+        """Stop the collector, check its audit log as a stranger would, show its newest records."""
+        await self._collector.stop()
+        key = ("--key", "collector/audit/key.pub")
+        checked = await run_to_end(["audit", "verify", "collector/audit", *key], self.directory)
+        shown = await run_to_end(
+            ["audit", "tail", "collector/audit", "--count", "8"], self.directory
+        )
+        return checked == shown == 0
+
+    async def _own_counts(self) -> dict[str, float]:
+        async with self._session.get(self._url + "/metrics") as response:
+            lines = (await read_body(response, _MAX_ANSWER_BYTES)).decode().splitlines()
+        plain = [line.split(" ") for line in lines if not line.startswith("#") and "{" not in line]
+        return {name: float(value) for name, value in plain}
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        async with self._session.get(self._url + path) as response:
+            content: dict[str, Any] = json.loads(await read_body(response, _MAX_ANSWER_BYTES))
+            return content
+
+    def addresses(self) -> str:
+        """Addresses to open meanwhile, and those that are not the usual ones."""
+        pages = "\n".join(
+            f"  {f'http://{page}/metrics':40} {name}" for name, page in self.pages.items()
+        )
+        usual = {"collector": COLLECTOR_PORT}
+        usual |= {name: port for port, name in enumerate(self.node_names, OWN_PORT)}
+        actual = {"collector": self.collector, **self.pages}
+        moved = "\n".join(
+            f"  port {usual[name]} is taken: {name} listens on {address}"
+            for name, address in actual.items()
+            if not address.endswith(f":{usual[name]}")
+        )
+        return (
+            f"Open in a browser\n  {self._url + '/metrics':40} aggregates for Prometheus\n"
+            f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events\n"
+            f"{pages}{moved and chr(10) + moved}\nStop with Ctrl-C."
+        )
+
+
+def _address(port: int) -> str:
+    """Return an address with a port if it is free, and with one that the system chooses if not."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return f"{HOST}:0"
+    return f"{HOST}:{port}"

@@ -1,0 +1,191 @@
+"""Faults of the demo: when each begins and ends, which alerts it raises, and the record of them.
+
+They strike one after the other in rounds of 18 minutes, each round with fresh strengths and other
+devices. Every fault lasts long enough for its alerts and leaves time for them to resolve: the last
+two minutes of a round are quiet.
+
+`faults.jsonl` has one line when a fault begins, with `end` null, and one when it ends. Times are
+RFC 3339, in UTC.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from simulator.live import LiveNode, Occurrence, PlannedFault
+from simulator.machine import machine
+
+ROUND_SECONDS = 1080.0
+_NS_PER_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFault:
+    """A fault of each round; without a scenario, the agent of the node is stopped.
+
+    `within_seconds` is the time from its begin until all of its alerts fire: the rules' own minutes,
+    and one more for scrapes, evaluations and the first counts. `resolved_within_seconds` is the time
+    from its end until none of them fires: the range that the rules look back over, and a minute.
+    """
+
+    name: str
+    node: str
+    scenario: str
+    begin_seconds: float
+    length_seconds: float
+    alerts: tuple[str, ...]
+    within_seconds: int
+    resolved_within_seconds: int
+    text: str
+
+    @property
+    def planned(self) -> PlannedFault:
+        """The fault as the simulation has it."""
+        return PlannedFault(self.scenario, self.begin_seconds, self.length_seconds)
+
+
+FAULTS = (
+    DemoFault(
+        "gpu_memory_error", "gpu-node-1", "ecc_uncorrected", 45, 240,
+        ("RailscopeGpuXid", "RailscopeGpuEccUncorrected", "RailscopeGpuRowRemapPending",
+         "RailscopeGpuRecovery", "RailscopeGpuHealth"), 210, 735,
+        "{gpu} meets a memory error that cannot be corrected, its job ends, and it waits for a reset",
+    ),
+    DemoFault(
+        "slow_receiver", "gpu-node-3", "stalled_receiver", 105, 480,
+        ("RailscopePfcPauseShare", "RailscopeBurstPause"), 450, 360,
+        "{nic} takes in data too slowly and pauses its switch",
+    ),
+    DemoFault(
+        "hot_gpu", "gpu-node-4", "thermal", 165, 420,
+        ("RailscopeGpuThermalThrottle",), 420, 360,
+        "{gpu} is badly cooled and slows down",
+    ),
+    DemoFault(
+        "unclaimed_use", "gpu-node-2", "unclaimed", 225, 420,
+        ("RailscopeUnclaimedUse",), 390, 90,
+        "a process uses {gpu}, which nobody gave to it",
+    ),
+    DemoFault(
+        "link_down", "gpu-node-1", "link_down", 345, 210,
+        ("RailscopeLinkDown", "RailscopeRdmaRetransmission"), 195, 360,
+        "{nic} loses its link",
+    ),
+    DemoFault(
+        "agent_stopped", "gpu-node-2", "", 690, 210,
+        ("RailscopeNodeSilent",), 200, 90,
+        "the agent has stopped",
+    ),
+)  # fmt: skip
+
+
+class Change(NamedTuple):
+    """The begin or the end of a fault, in seconds since the demo began."""
+
+    seconds: float
+    begins: bool
+    round: int
+    fault: DemoFault
+
+
+def changes() -> Iterator[Change]:
+    """Return all changes in their order, without end."""
+    number = 0
+    while True:
+        start = number * ROUND_SECONDS
+        of_round = [
+            Change(start + seconds, begins, number, fault)
+            for fault in FAULTS
+            for begins, seconds in (
+                (True, fault.begin_seconds),
+                (False, fault.begin_seconds + fault.length_seconds),
+            )
+        ]
+        yield from sorted(of_round, key=lambda change: change.seconds)
+        number += 1
+
+
+def planned(node: str) -> tuple[PlannedFault, ...]:
+    """Return the faults that the simulation of a node makes."""
+    return tuple(fault.planned for fault in FAULTS if fault.node == node and fault.scenario)
+
+
+class Struck(NamedTuple):
+    """What a fault strikes: a name for `faults.jsonl`, its other names, and words for a person."""
+
+    device: str | None
+    names: dict[str, str | int]
+    text: str
+
+    @classmethod
+    def of(cls, node: LiveNode, change: Change) -> Struck:
+        """Return what a change is about."""
+        fault = change.fault
+        if not fault.scenario:
+            return cls(None, {}, fault.text)
+        spec = Occurrence.of(node, fault.planned, change.round).spec
+        parts = machine(node.spec)
+        if "{nic}" in fault.text:
+            port = next(port for port in parts.ports if port.rail == spec.struck)
+            names: dict[str, str | int] = {
+                "interface": port.interface, "rdma_device": port.rdma_device, "rail": spec.struck,
+            }  # fmt: skip
+            words = f"NIC {port.interface} ({port.rdma_device}) of rail {spec.struck}"
+            return cls(port.interface, names, fault.text.format(nic=words))
+        gpu = parts.gpus[spec.struck]
+        names = {"gpu": gpu.uuid, "gpu_index": gpu.index, "pci_address": gpu.pci_address}
+        words = f"GPU {gpu.index} ({gpu.uuid}, {gpu.pci_address})"
+        return cls(gpu.uuid, names, fault.text.format(gpu=words))
+
+
+class FaultRecord:
+    """The file `faults.jsonl`, which a new demo starts afresh. Blocking."""
+
+    def __init__(self, path: Path, started_wall_ns: int) -> None:
+        self._path = path
+        self._started_wall_ns = started_wall_ns
+        self._open: dict[tuple[str, int], tuple[Change, Struck]] = {}
+        path.write_text("", encoding="utf-8")
+
+    def add(self, change: Change, struck: Struck) -> None:
+        """Write the line of a change."""
+        key = change.fault.name, change.round
+        if change.begins:
+            self._open[key] = change, struck
+        else:
+            self._open.pop(key, None)
+        end = None if change.begins else self.time_of(change.seconds)
+        self._write(change, struck, end)
+
+    def close(self, seconds: float) -> None:
+        """Write the end of every fault that the demo's own end cuts short."""
+        for change, struck in self._open.values():
+            self._write(change, struck, self.time_of(seconds))
+        self._open.clear()
+
+    def time_of(self, seconds: float) -> str:
+        """Return a time since the demo began as RFC 3339."""
+        wall = self._started_wall_ns / _NS_PER_SECOND + seconds
+        return dt.datetime.fromtimestamp(wall, dt.UTC).isoformat(timespec="milliseconds")
+
+    def _write(self, change: Change, struck: Struck, end: str | None) -> None:
+        fault = change.fault
+        begin = change.round * ROUND_SECONDS + fault.begin_seconds
+        line = {
+            "fault": fault.name,
+            "node": fault.node,
+            "device": struck.device,
+            "begin": self.time_of(begin),
+            "end": end,
+            "alerts": list(fault.alerts),
+            "within_seconds": fault.within_seconds,
+            "resolved_within_seconds": fault.resolved_within_seconds,
+            **struck.names,
+        }
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")

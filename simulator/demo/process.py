@@ -1,0 +1,128 @@
+"""A program of ours as a process: started, listened to, stopped by its own id.
+
+It has a session of its own, so that only its parent passes signals on, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+START_SECONDS = 30.0
+STOP_SECONDS = 15.0
+MAX_LINES = 2000
+_RAILSCOPE = ("-P", "-m", "simulator.demo.child")
+"""-P: a directory of the site must not be taken for one of our packages."""
+
+
+class ProgramError(RuntimeError):
+    """A program ended by itself or did not start; the message ends with its last words."""
+
+
+async def run_to_end(arguments: list[str], folder: Path) -> int:
+    """Run `python -m railscope <arguments>`, which prints for itself; its exit status."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *_RAILSCOPE,
+        str(os.getpid()),
+        *arguments,
+        cwd=folder,
+        start_new_session=True,
+    )
+    return await process.wait()
+
+
+class Program:
+    """`python -m railscope <arguments>`; the newest lines of its log are kept in memory."""
+
+    def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._arguments = arguments
+        self._environment = dict(environment)
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
+        self._news = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self, folder: Path) -> None:
+        """Start the process."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, *_RAILSCOPE, str(os.getpid()), *self._arguments, cwd=folder,
+            env=self._environment, stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        self._reading = asyncio.create_task(self._read(self._process))
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        while process.stderr is not None and (line := await process.stderr.readline()):
+            self._lines.append(line.decode(errors="replace").rstrip())
+            self._news.set()
+        await process.wait()
+        self._news.set()
+
+    async def said(self, pattern: str) -> re.Match[str]:
+        """Wait for a line of the log. Raises ProgramError if it does not come."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while True:
+                    self._news.clear()
+                    if match := self.find(pattern):
+                        return match
+                    self.check_alive()
+                    await self._news.wait()
+        except TimeoutError:
+            message = f"{self.name} did not say {pattern!r}: {self.last_words()}"
+            raise ProgramError(message) from None
+
+    def find(self, pattern: str) -> re.Match[str] | None:
+        """The first line of the log so far that fits."""
+        return next(filter(None, (re.search(pattern, line) for line in self._lines)), None)
+
+    def check_alive(self) -> None:
+        """Raise ProgramError if the process has ended."""
+        if self._process is None or self._process.returncode is not None:
+            message = f"{self.name} has ended: {self.last_words()}"
+            raise ProgramError(message)
+
+    def last_words(self) -> str:
+        """The end of the log."""
+        return "\n".join(list(self._lines)[-5:]) or "it said nothing"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the process at once, without a word to it."""
+        self.signal(signal.SIGKILL)
+
+    @property
+    def exit_status(self) -> int | None:
+        """How the process ended; None while it runs."""
+        return self._process.returncode if self._process else None
+
+    async def ended(self) -> None:
+        """Wait for the end of the process and of its log."""
+        if self._process is not None:
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+
+    async def stop(self) -> None:
+        """Ask the process to stop; kill it if it will not."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+        await self.ended()

@@ -1,0 +1,267 @@
+"""The physics of a port: what it sends and receives, and how the switch and it hold each other back.
+
+All counters of all views come from the few counters of `PortCounters`, so that they agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.conditions import PortConditions
+from simulator.machine import Port
+from simulator.nic_models import LANES
+from simulator.noise import Drift, whole
+from simulator.optics import Optics
+from simulator.port_counters import DATA_FRAME_WORDS, SMALL_FRAME_WORDS, Flow, PortCounters
+from simulator.port_settings import SMALL_MTU_BYTES, USUAL, PortSettings
+from simulator.port_signal import SAMPLE_PERIOD_NS, Signal
+from simulator.span import NS_PER_SECOND, Span, seconds
+from simulator.spec import NodeSpec
+
+_GOODPUT = 0.97
+_WRITE_PACKETS = 256
+_PAUSE_QUANTA_BITS = 65535 * 512
+_MOST_MARKED, _NOTIFIED = 0.95, 0.8
+_NOTIFICATIONS_PER_SECOND = 20_000  # one a flow every 50 microseconds
+_SENDERS = 32
+_STALLED_PERCENT = 30
+_MOST_STALL_PERCENT = 95.0
+_RETRIES_PER_SECOND = 4.0
+_LLDP_PERIOD_NS = seconds(30)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the job wishes of a port during a span: share of time, and shares of line rate."""
+
+    busy: float
+    send: float
+    receive: float
+
+
+class Cable:
+    """A port, the cable in it and its place at the switch, as they are after the last span."""
+
+    def __init__(self, port: Port, spec: NodeSpec, uptime_ns: int) -> None:
+        dice = spec.stream(f"port {port.rdma_device}")
+        self.port = port
+        self.up = True
+        self.removed = False
+        self.lanes = LANES
+        self.pcie_halved = ""
+        self.settings: PortSettings = USUAL
+        self.pcie_read_stall_percent = 0
+        self.pcie_write_stall_percent = 0
+        self.counters = PortCounters()
+        self._dice = dice
+        self._usual_marked = 10 ** dice.uniform(-5.0, -3.0)
+        self._usual_pauses_per_second = 10 ** dice.uniform(-1.3, 0.5)
+        bit_error_rate = 10 ** dice.gauss(-8.3, 0.5)
+        self._rate_drift = Drift(dice, 20.0)
+        self._mark_drift = Drift(dice, 30.0)
+        error_dice = spec.stream(f"signal {port.rdma_device}")
+        self.optics = Optics(error_dice, bit_error_rate)
+        self._signal = Signal(
+            gigabits=port.gigabits,
+            bit_error_rate=bit_error_rate,
+            optics=self.optics,
+            dice=dice,
+            error_dice=error_dice,
+            first_sample_ns=dice.randrange(SAMPLE_PERIOD_NS),
+            up_ns=uptime_ns,
+        )
+        self._neighbour_offset_ns = dice.randrange(_LLDP_PERIOD_NS)
+        self._loaded = 0.0
+        self._packets_per_second = port.bytes_per_second / (DATA_FRAME_WORDS * 4)
+        # A pause frame can stop the peer for this long; a NIC that goes on pausing sends the next
+        # one at half of it.
+        self._refresh_ns = _PAUSE_QUANTA_BITS / port.gigabits / 2
+        self._work_since_boot(uptime_ns)
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """RDMA traffic sent and received since driver load."""
+        return self.counters.sent.data_bytes, self.counters.received.data_bytes
+
+    @property
+    def gigabits(self) -> int:
+        """The speed of the link, on the lanes that it has."""
+        return self.port.gigabits * self.lanes // LANES
+
+    def reload(self) -> None:
+        """Begin to count anew, as after a driver load."""
+        self.counters = PortCounters()
+        self._signal.reload()
+
+    def advance(
+        self,
+        span: Span,
+        wish: Wish,
+        conditions: PortConditions,
+        outages: Sequence[Span] = (),
+    ) -> None:
+        """Go on for a span, under conditions, and with the link down during outages.
+
+        A card that was removed stays away, and as it was.
+        """
+        self.removed = self.removed or conditions.removed
+        if self.removed:
+            return
+        self.settings, self.lanes = conditions.settings, conditions.lanes
+        self.pcie_halved = conditions.pcie_halved
+        self.counters.pcie_errors += conditions.pcie_errors
+        up = 1.0 - sum(span.share_in(outage) for outage in outages)
+        most = _GOODPUT * self.lanes / LANES
+        ripple = 1.0 + 0.03 * self._rate_drift.advance(span.seconds)
+        send, receive = wish.send * ripple * up, wish.receive * ripple * up
+        receive = max(receive, conditions.foreign_receive * up * (0.98 + 0.02 * ripple))
+        crowded = self._crowded()
+        paused = conditions.paused * wish.busy
+        pausing = conditions.stuck + max(conditions.pausing, crowded) * wish.busy
+        send = min(send, (1.0 - paused) * most)
+        receive = min(receive, (1.0 - pausing) * most)
+        dropped = receive * (conditions.unprotected + conditions.lossy)
+        if conditions.stuck or conditions.unprotected:
+            receive *= 0.001
+        self._loaded = receive
+        self._transfer(span, send, receive, conditions)
+        self._pause(span, wish.busy, (paused, pausing), conditions)
+        self._lose(span, dropped, 1.0 - up)
+        stall_percent = conditions.pcie_write_stall_percent + _MOST_STALL_PERCENT * crowded
+        self._stall(span, wish.busy, stall_percent)
+        for outage in outages:
+            self._break(span, outage)
+        self.up = not any(outage.start_ns <= span.end_ns < outage.end_ns for outage in outages)
+        self.optics.advance(span, wish.busy, conditions.margin_lost)
+        self._keep_watch(span, up)
+
+    def _crowded(self) -> float:
+        """Which share of the line rate PCIe does not take in."""
+        if not self.pcie_halved:
+            return 0.0
+        taken = self.port.nic.halved_pcie_bytes_per_second / self.port.bytes_per_second
+        return max(1.0 - taken, 0.0)
+
+    @property
+    def _frame_words(self) -> int:
+        small = self.settings.mtu_bytes <= SMALL_MTU_BYTES
+        return SMALL_FRAME_WORDS if small else DATA_FRAME_WORDS
+
+    @property
+    def _frames_per_second(self) -> float:
+        """How many frames of RDMA traffic fill the link at its full speed."""
+        return self._packets_per_second * (DATA_FRAME_WORDS / self._frame_words)
+
+    def _transfer(
+        self, span: Span, send: float, receive: float, conditions: PortConditions
+    ) -> None:
+        """Packets, the congestion marks among them, and the notifications they cause."""
+        counters, dice = self.counters, self._dice
+        packets = self._frames_per_second * span.seconds
+        sent, received = whole(send * packets, dice), whole(receive * packets, dice)
+        self._count(counters.sent, counters.astray_sent, sent)
+        self._count(counters.received, counters.astray_received, received)
+        counters.write_requests += whole(received / _WRITE_PACKETS, dice)
+        drift = self._mark_drift.advance(span.seconds)
+        usual = min(self._usual_marked * math.exp(0.8 * drift), 0.005)
+        share = min(conditions.marked * math.exp(0.1 * drift) + usual, _MOST_MARKED)
+        marked = whole(received * share, dice)
+        counters.marked_packets += marked
+        most = _SENDERS * _NOTIFICATIONS_PER_SECOND * span.seconds
+        told = whole(min(marked * _NOTIFIED, most), dice)
+        heard = whole(sent * usual * _NOTIFIED, dice)
+        if self.settings.notifying:
+            counters.notifications_sent += told
+            counters.notifications_handled += heard
+
+    def _count(self, flow: Flow, astray: Flow, packets: int) -> None:
+        """Count RDMA packets, in the priority that the port has for them."""
+        flow.add(packets, self._frame_words)
+        if self.settings.trust != "dscp":
+            astray.add(packets, self._frame_words)
+
+    def _pause(
+        self,
+        span: Span,
+        busy: float,
+        shares: tuple[float, float],
+        conditions: PortConditions,
+    ) -> None:
+        """Pause frames and times: the usual few, and what the conditions cause."""
+        counters, dice = self.counters, self._dice
+        paused, pausing = shares
+        usual = self._usual_pauses_per_second * span.seconds * busy
+        extent = 1.0 if conditions.stuck else 0.6 if paused or pausing else 0.2
+        frame_ns = extent * self._refresh_ns * LANES / self.lanes
+        frames = pausing * span.length_ns / frame_ns
+        frames += dice.expovariate(20.0) * usual
+        sent = whole(frames, dice)
+        frames = paused * span.length_ns / frame_ns
+        frames += dice.expovariate(1.0) * usual
+        received = whole(frames, dice)
+        if not self.settings.protected:
+            return
+        counters.pause_frames_sent += sent
+        counters.pause_frames_received += received
+        counters.pausing_ns += min(round(sent * frame_ns), span.length_ns)
+        counters.paused_ns += min(round(received * frame_ns), span.length_ns)
+        counters.buffer_alarms += whole(sent / 10, dice)
+        counters.storm_warnings += conditions.storm_warnings
+        counters.storm_errors += conditions.storm_errors
+
+    def _lose(self, span: Span, dropped: float, down: float) -> None:
+        """Losses while no pause protects the buffer, and retries towards a link that is down."""
+        counters, dice = self.counters, self._dice
+        lost = whole(dropped * self._frames_per_second * span.seconds, dice)
+        self._count(counters.dropped, counters.astray_dropped, lost)
+        counters.out_of_sequence += whole(lost / 8, dice)
+        timeouts = whole(down * span.seconds * _RETRIES_PER_SECOND, dice)
+        counters.ack_timeouts += timeouts
+        counters.sequence_errors += 2 * timeouts
+
+    def _stall(self, span: Span, busy: float, stall_percent: float) -> None:
+        """Say how much of the time the card waited for PCIe; it never does without traffic."""
+        read = abs(self._dice.gauss(0.0, 1.0)) * busy
+        write = abs(self._dice.gauss(0.0, 1.0)) * busy
+        write += stall_percent * busy * self._dice.uniform(0.9, 1.1)
+        self.pcie_read_stall_percent = int(read)
+        self.pcie_write_stall_percent = min(int(write), 100)
+        if self.pcie_write_stall_percent > _STALLED_PERCENT:
+            self.counters.write_stalled_ns += span.length_ns
+
+    def _break(self, span: Span, outage: Span) -> None:
+        """Take the link down and up again."""
+        went_down, came_up = span.passes(outage.start_ns), span.passes(outage.end_ns)
+        self.counters.link_downs += went_down
+        self.counters.carrier_changes += went_down + came_up
+
+    def _keep_watch(self, span: Span, up: float) -> None:
+        """Neighbours say who they are, and the card samples its optics."""
+        if self.up:
+            frames = span.count_recurring(self._neighbour_offset_ns, _LLDP_PERIOD_NS)
+            self.counters.neighbour_frames += frames
+        self._signal.advance(round(up * span.length_ns), self.lanes)
+        if self._signal.due(span):
+            self._signal.sample(self.counters, self._loaded)
+
+    def _work_since_boot(self, uptime_ns: int) -> None:
+        """Count what a port has counted that worked as usual since boot."""
+        counters = self.counters
+        uptime_seconds = uptime_ns // NS_PER_SECOND
+        usual_rate = 0.34 if self.port.rail is not None else 0.01
+        packets = int(usual_rate * self._packets_per_second * uptime_seconds)
+        counters.sent.add(packets, DATA_FRAME_WORDS)
+        counters.received.add(packets - packets // 10_000, DATA_FRAME_WORDS)
+        counters.write_requests = self._dice.randrange(1 << 31)
+        counters.marked_packets = int(packets * self._usual_marked)
+        counters.notifications_sent = int(counters.marked_packets * _NOTIFIED)
+        counters.notifications_handled = int(counters.marked_packets * _NOTIFIED)
+        counters.pause_frames_received = int(self._usual_pauses_per_second * uptime_seconds)
+        counters.pause_frames_sent = counters.pause_frames_received // 20
+        mean_ns = round(self._refresh_ns * 0.2)
+        counters.paused_ns = counters.pause_frames_received * mean_ns
+        counters.pausing_ns = counters.pause_frames_sent * mean_ns
+        counters.neighbour_frames = uptime_ns // _LLDP_PERIOD_NS
+        self._signal.sample(counters, 0.0)

@@ -1,0 +1,113 @@
+"""The synchronous training job: which phase it is in, and what it asks of GPUs, rails and storage.
+
+An iteration computes forward, then backward while gradients are exchanged, then updates the
+weights. The slowest GPU sets the pace of computing, the slowest rail that of the exchange; outside
+of it rails are silent. From time to time the job writes a checkpoint, and it reads its data in
+portions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from simulator.conditions import JobConditions
+from simulator.span import Span, seconds
+from simulator.spec import NodeSpec
+
+EXCHANGE_RATE = 0.78
+"""Share of the line rate a rail carries while gradients are exchanged."""
+
+CHECKPOINT = Span(seconds(150), seconds(175))
+CHECKPOINT_PERIOD_NS = seconds(300)
+CHECKPOINT_RATE = 0.30
+FETCH = Span(seconds(20), seconds(23))
+FETCH_PERIOD_NS = seconds(60)
+FETCH_RATE = 0.15
+
+_HUNG_ACTIVITY = 0.12
+_CHECKPOINT_ACTIVITY = 0.3
+_WAITING_POWER = 0.45
+_NO_TIME = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of the iteration: where it ends, and how active GPUs and their memory are in it."""
+
+    end: float
+    activity: float
+    memory_activity: float
+    exchange: bool = False
+
+
+PHASES = (Phase(0.38, 1.0, 0.48), Phase(0.83, 0.94, 0.55, exchange=True), Phase(1.0, 0.6, 0.72))
+
+
+@dataclass(slots=True)
+class Demand:
+    """What the job asks for during a span, as shares of its time; `exchanged` is one of volume."""
+
+    present: float = 0.0
+    occupied: float = 0.0
+    activity: float = 0.0
+    memory_activity: float = 0.0
+    exchange: float = 0.0
+    exchanged: float = 0.0
+    checkpoint: float = 0.0
+    fetch: float = 0.0
+
+    @property
+    def resident(self) -> bool:
+        """Whether the job holds memory."""
+        return self.present > 0
+
+
+class Job:
+    """The job's place in its iteration."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        shared = spec.shared_stream("job")
+        self._iteration_seconds = shared.uniform(11.0, 13.0)
+        self._place = shared.random()
+
+    def advance(self, span: Span, conditions: JobConditions, slowest_gpu: float) -> Demand:
+        """Go on for a span, no faster than the slowest GPU and the conditions allow."""
+        present = conditions.present
+        if present <= 0:
+            return Demand()
+        if conditions.hung:
+            return Demand(present=present, occupied=present, activity=_HUNG_ACTIVITY * present)
+        checkpoint = span.share_recurring(CHECKPOINT, CHECKPOINT_PERIOD_NS) * present
+        work = present - checkpoint
+        demand = Demand(
+            present=present,
+            occupied=work + _CHECKPOINT_ACTIVITY * checkpoint,
+            activity=_CHECKPOINT_ACTIVITY * checkpoint,
+            memory_activity=_CHECKPOINT_ACTIVITY * checkpoint,
+            checkpoint=checkpoint,
+            fetch=span.share_recurring(FETCH, FETCH_PERIOD_NS) * present,
+        )
+        self._work(span.seconds, work, (slowest_gpu, conditions.exchange_pace), demand)
+        return demand
+
+    def _work(
+        self, length: float, share: float, paces: tuple[float, float], demand: Demand
+    ) -> None:
+        """Go through the phases for a share of some seconds, and add up what they ask for."""
+        left = length * share
+        while left > _NO_TIME:
+            phase = next(phase for phase in PHASES if self._place < phase.end)
+            pace = paces[phase.exchange]
+            to_end = (phase.end - self._place) * self._iteration_seconds
+            needed = to_end / pace if pace > 0 else math.inf
+            spent = min(left, needed)
+            left -= spent
+            place = self._place + spent * pace / self._iteration_seconds
+            self._place = (phase.end if spent == needed else place) % 1.0
+            waiting = _WAITING_POWER + (1.0 - _WAITING_POWER) * pace
+            demand.activity += phase.activity * waiting * spent / length
+            demand.memory_activity += phase.memory_activity * pace * spent / length
+            if phase.exchange:
+                demand.exchange += spent / length
+                demand.exchanged += pace * spent / length

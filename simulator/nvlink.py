@@ -1,0 +1,127 @@
+"""The physics of a GPU's NVLinks: what each has carried, and how well.
+
+The job's exchange within a node goes over all links evenly. Bytes are counted in kibibytes, as NVML
+counts them; everything else that can be counted follows from these, from the time the links were up
+and from the errors of a bad one.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from simulator.gpu_model import NvLinkModel
+from simulator.noise import Drift, whole
+from simulator.span import NS_PER_SECOND, Span
+
+EXCHANGE_RATE = 0.6
+"""Share of the nominal speed a link carries while gradients are exchanged."""
+
+STRUCK_LINK = 7
+CODEWORD_BITS = 5440
+"""RS(544,514) over symbols of ten bits."""
+
+NO_ERROR = 15 << 8 | 255
+"""How a bit error ratio is written when there was no error at all."""
+
+_USUAL_EXCHANGED = 0.4
+_KIBIBYTE = 1024
+_BITS_PER_MEGABYTE = 8_000_000
+_MOST_EXPONENT = 254
+
+
+@dataclass(slots=True)
+class Link:
+    """One link since driver load, and its errors during the last span."""
+
+    raw_bit_error_ratio: float
+    transmitted_kibibytes: int = 0
+    received_kibibytes: int = 0
+    errors: int = 0
+    recent_errors: int = 0
+
+
+class Links:
+    """All links of one GPU after the last span."""
+
+    def __init__(self, model: NvLinkModel, dice: random.Random, uptime_ns: int) -> None:
+        self.model = model
+        self.up_ns = uptime_ns
+        self.recent_ns = NS_PER_SECOND
+        self.transmit_kibibytes_per_second = self.receive_kibibytes_per_second = 0.0
+        self._dice = dice
+        self._drift = Drift(dice, 20.0)
+        self.links = [Link(10 ** dice.uniform(-9.5, -7.5)) for _ in range(model.links)]
+        usual = self._kibibytes(uptime_ns / NS_PER_SECOND, _USUAL_EXCHANGED)
+        for link in self.links:
+            link.transmitted_kibibytes = link.received_kibibytes = int(usual)
+
+    def reload(self) -> None:
+        """Begin to count anew, as after a driver load."""
+        self.links = [Link(link.raw_bit_error_ratio) for link in self.links]
+        self.up_ns = 0
+
+    def advance(self, span: Span, exchanged: float, errors: int) -> None:
+        """Go on for a span with a volume of exchange, and errors of the struck link."""
+        ripple = 1.0 + 0.02 * self._drift.advance(span.seconds)
+        share = self._kibibytes(span.seconds, exchanged * ripple)
+        transmitted = received = 0
+        for link in self.links:
+            there, back = whole(share, self._dice), whole(share, self._dice)
+            link.transmitted_kibibytes += there
+            link.received_kibibytes += back
+            link.recent_errors = 0
+            transmitted, received = transmitted + there, received + back
+        struck = self.links[min(STRUCK_LINK, len(self.links) - 1)]
+        struck.errors += errors
+        struck.recent_errors = errors
+        self.up_ns += span.length_ns
+        self.recent_ns = span.length_ns
+        self.transmit_kibibytes_per_second = transmitted / span.seconds
+        self.receive_kibibytes_per_second = received / span.seconds
+
+    def _kibibytes(self, seconds: float, exchanged: float) -> float:
+        """What one link carries one way."""
+        bytes_per_second = self.model.nominal_megabytes * 10**6
+        return EXCHANGE_RATE * exchanged * bytes_per_second * seconds / _KIBIBYTE
+
+    def raw(self, kibibytes: int) -> int:
+        """What the link needs to carry so much, with its protocol."""
+        return kibibytes * self.model.raw_megabytes // self.model.nominal_megabytes
+
+    def bits(self, length_ns: int) -> int:
+        """Bits that a link takes in during some time: it is never silent."""
+        return self.model.raw_megabytes * _BITS_PER_MEGABYTE * length_ns // NS_PER_SECOND
+
+    def raw_errors(self, link: Link) -> int:
+        """Bits that arrived wrong, before any correction."""
+        return int(self.bits(self.up_ns) * link.raw_bit_error_ratio) + 1000 * link.errors
+
+    def codewords(self, link: Link, symbols: int) -> int:
+        """Codewords of which so many symbols had to be mended, most of them none.
+
+        Wrong bits come alone but on a bad link, where they come many at once.
+        """
+        words = self.bits(self.up_ns) // CODEWORD_BITS
+        mean = CODEWORD_BITS * link.raw_bit_error_ratio
+        share = mean if symbols else 1.0 - mean
+        for number in range(2, symbols + 1):
+            share *= mean / number
+        return int(words * share) + (link.errors >> symbols if symbols else 0)
+
+    def raw_ratio(self, link: Link) -> int:
+        """The ratio of wrong bits before any correction, as NVML writes it."""
+        wrong = 1000 * link.recent_errors / self.bits(self.recent_ns)
+        return ratio_word(link.raw_bit_error_ratio + wrong)
+
+    def error_ratio(self, recent_errors: int) -> int:
+        """The ratio of errors to bits during the last span, as NVML writes it."""
+        return ratio_word(recent_errors / self.bits(self.recent_ns))
+
+
+def ratio_word(ratio: float) -> int:
+    """A ratio of at most one as mantissa (bits 8 to 11) and negative exponent (bits 0 to 7)."""
+    if ratio <= 0:
+        return NO_ERROR
+    mantissa, _, exponent = f"{ratio:.0e}".partition("e")
+    return int(mantissa) << 8 | min(-int(exponent), _MOST_EXPONENT)

@@ -1,0 +1,141 @@
+"""Who is on a GPU: processes, MIG devices, virtual GPUs."""
+
+from __future__ import annotations
+
+import errno
+
+from railscope.capture import Json, Moment, failure
+from simulator.gpu import GpuState
+from simulator.nvml import activity, bar1
+from simulator.nvml.answers import NO_INSTANCE, NOT_FOUND, NOT_SUPPORTED, Answers
+from simulator.sharing import MigDevice, Tenant, Vgpu
+
+_GONE = failure(OSError(errno.ENOENT, ""))
+_MOST_DEVICES = 7
+_MEMORY_V2 = 0x0200_0028
+_UUID_OF_MACHINE = 1
+
+
+def tell(gpu: GpuState, now_us: int, told: Answers) -> None:
+    """Say who uses this GPU, at a time in microseconds since 1970."""
+    sharing = gpu.sharing
+    cut = bool(sharing.mig_devices)
+    told.call(
+        "MigDevices",
+        [
+            {
+                "uuid": device.uuid,
+                "index": device.index,
+                "gpu": device.gpu_instance,
+                "compute": device.compute_instance,
+                "most": _MOST_DEVICES,
+                "start": device.start,
+                "size": device.profile.memory_slices,
+            }
+            for device in sharing.mig_devices
+        ],
+    )
+    _tell_processes(list(sharing.present), told, graphics=sharing.mode == "vgpu")
+    busy = _utilization(gpu, now_us, "pid") or NOT_FOUND
+    told.call("ProcessUtilization", NOT_SUPPORTED if cut else busy)
+    vgpus = [tenant.vgpu.number for tenant in sharing.present if tenant.vgpu]
+    host = sharing.mode == "vgpu"
+    told.call("ActiveVgpus", vgpus if host else NOT_SUPPORTED)
+    told.call(
+        "VgpuUtilization", _utilization(gpu, now_us, "vgpuInstance") if host else NOT_SUPPORTED
+    )
+    for tenant in sharing.present:
+        if tenant.vgpu:
+            _tell_vgpu(tenant.vgpu, told)
+
+
+def _tell_processes(tenants: list[Tenant], told: Answers, *, graphics: bool) -> None:
+    listed = [_process(tenant) for tenant in tenants]
+    clients = [_process(tenant) for tenant in tenants if tenant.mps_client]
+    told.calls(
+        ComputeRunningProcesses=listed,
+        GraphicsRunningProcesses=listed if graphics else [],
+        MPSComputeRunningProcesses=clients,
+    )
+
+
+def _process(tenant: Tenant) -> Json:
+    return {
+        "pid": tenant.pid,
+        "usedGpuMemory": tenant.held_bytes,
+        "gpuInstanceId": tenant.mig.gpu_instance if tenant.mig else NO_INSTANCE,
+        "computeInstanceId": tenant.mig.compute_instance if tenant.mig else NO_INSTANCE,
+    }
+
+
+def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
+    """A sample of each tenant that was busy: its part of the GPU's time."""
+    silicon = gpu.silicon
+    found = []
+    for tenant in gpu.sharing.present:
+        compute, memory = gpu.sharing.part_of(tenant)
+        busy = round(silicon.occupied_percent * compute)
+        if busy:
+            found.append(
+                {
+                    key: tenant.vgpu.number if tenant.vgpu and key != "pid" else tenant.pid,
+                    "timeStamp": now_us,
+                    "smUtil": busy,
+                    "memUtil": round(silicon.memory_percent * memory),
+                    "encUtil": 0,
+                    "decUtil": 0,
+                }
+            )
+    return found
+
+
+def _tell_vgpu(vgpu: Vgpu, told: Answers) -> None:
+    instance = f"nvml.nvmlVgpuInstanceGet{{}}({vgpu.number})"
+    told.found |= {
+        instance.format("FbUsage"): vgpu.used_bytes,
+        instance.format("VmID"): [vgpu.machine, _UUID_OF_MACHINE],
+        instance.format("UUID"): vgpu.uuid,
+        instance.format("Type"): vgpu.kind.number,
+        f"nvml.nvmlVgpuTypeGetName({vgpu.kind.number})": vgpu.kind.name,
+    }
+
+
+def tell_instance(gpu: GpuState, device: MigDevice) -> Answers:
+    """Say what a MIG device has, and who is on it."""
+    told = Answers(device.uuid)
+    profile, tenants = device.profile, gpu.sharing.on(device)
+    used = device.overhead_bytes + sum(tenant.held_bytes for tenant in tenants)
+    told.calls(
+        Name=f"{gpu.model.name} MIG {profile.name}",
+        MemoryInfo={
+            "version": _MEMORY_V2,
+            "total": device.memory_bytes,
+            "reserved": 0,
+            "free": device.memory_bytes - used,
+            "used": used,
+        },
+        BAR1MemoryInfo=bar1.of_instance(device),
+        Attributes_v2={
+            "multiprocessorCount": profile.multiprocessors,
+            "sharedCopyEngineCount": profile.slices,
+            "sharedDecoderCount": profile.slices,
+            "sharedEncoderCount": 0,
+            "sharedJpegCount": profile.slices,
+            "sharedOfaCount": 0,
+            "gpuInstanceSliceCount": profile.slices,
+            "computeInstanceSliceCount": profile.slices,
+            "memorySizeMB": profile.memory_mebibytes,
+        },
+    )
+    told.call("TotalEccErrors", 0, 1, 0)
+    _tell_processes(tenants, told, graphics=False)
+    activity.tell_instance(gpu, device, told)
+    return told
+
+
+def show_files(gpu: GpuState, into: Moment) -> None:
+    """Put the names of the processes into a moment."""
+    present = set(gpu.sharing.present)
+    for tenant in gpu.sharing.all_ever:
+        there = tenant in present
+        into.files[f"/proc/{tenant.pid}/comm"] = f"{tenant.name}\n" if there else _GONE

@@ -1,0 +1,193 @@
+"""Whose the processes on the GPUs are: pods of Kubernetes, or a job of Slurm.
+
+In the forms of kubernetes/kubelet:pkg/apis/podresources/v1/api.proto, cgroup_manager_linux.go, SchedMD/
+slurm:doc/html/cgroup_v2.shtml and proc(5). A pod has the GPU of each of its processes; where GPUs are
+cut, each process is a pod's own, and a notebook holds the last MIG device of each GPU without using it.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from railscope.capture import Json, Moment
+from simulator.gpu import GpuState
+from simulator.model import NodeModel
+from simulator.sharing import MPS_SERVER, Tenant
+
+KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+_GROUPS = "/sys/fs/cgroup"
+_PODS, _QUALITY = f"{_GROUPS}/kubepods.slice", "kubepods-burstable.slice"
+_SLICE = f"{_GROUPS}/system.slice"
+_SCOPE = f"{_SLICE}/slurmstepd.scope"
+_LOGS = "/var/log/pods"
+_SESSION = "/user.slice/user-1000.slice/session-7.scope"
+_TEAMS = ("team-red", "team-blue")
+_TICKS_PER_SECOND, _NS_PER_SECOND = 100, 1_000_000_000
+_JOB_AGE_SECONDS = 3600
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod, the ids of the devices it was given, and its processes."""
+
+    name: str
+    namespace: str
+    uid: str
+    resource: str
+    devices: list[str] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+
+    @property
+    def group(self) -> str:
+        """The control group of its container, below that of all pods."""
+        name = f"kubepods-burstable-pod{self.uid.replace('-', '_')}.slice"
+        container = f"{uuid.uuid5(uuid.NAMESPACE_OID, self.uid).hex * 2}"
+        return f"/kubepods.slice/{_QUALITY}/{name}/cri-containerd-{container}.scope"
+
+
+class Owners:
+    """What the kubelet, Slurm and the kernel show of who has the GPUs."""
+
+    def __init__(self, model: NodeModel) -> None:
+        spec = model.spec
+        self._job = spec.shared_stream("slurm").randrange(10_000, 90_000)
+        self._dice_name = f"{spec.seed}/{spec.node}/pod"
+
+    def show(self, model: NodeModel, into: Moment) -> None:
+        """Put it into a moment; where nobody gives GPUs out, there is nothing to show."""
+        scheduler = model.spec.scheduler
+        if scheduler == "kubernetes":
+            self._show_pods(model, into)
+        elif scheduler == "slurm":
+            self._show_job(model, into)
+
+    # Kubernetes ----------------------------------------------------------------------------------
+
+    def _show_pods(self, model: NodeModel, into: Moment) -> None:
+        pods = list(self._pods(model))
+        into.calls[f"kubelet.List({KUBELET})"] = [_listed(pod) for pod in pods]
+        into.calls[f"kubelet.GetAllocatableResources({KUBELET})"] = [_allocatable(model)]
+        into.names[_LOGS] = sorted(f"{pod.namespace}_{pod.name}_{pod.uid}" for pod in pods)
+        into.names[_PODS] = [_QUALITY]
+        into.names[f"{_PODS}/{_QUALITY}"] = sorted(pod.group.split("/")[3] for pod in pods)
+        groups = {pid: pod.group for pod in pods for pid in pod.pids}
+        for gpu in model.gpus:
+            for tenant in gpu.sharing.present:
+                default = "/system.slice/nvidia-mps.service"
+                group = groups.get(tenant.pid, default if tenant.name == MPS_SERVER else _SESSION)
+                _show_process(model, into, tenant, group)
+
+    def _pods(self, model: NodeModel) -> Iterator[Pod]:
+        """The pods that are there; the stray process is of none."""
+        whole: Pod | None = None
+        for gpu in model.gpus:
+            sharing = gpu.sharing
+            cut = {device.uuid: device for device in sharing.mig_devices}
+            shared = sharing.mode in {"mps", "time_slicing"}
+            place = 0
+            for tenant in sharing.present:
+                if tenant.name == MPS_SERVER or _is_stray(model, gpu, tenant):
+                    continue
+                if not cut and not shared:
+                    whole = whole or self._pod("train-0", "research", "nvidia.com/gpu")
+                    whole.devices.append(gpu.identity.uuid)
+                    whole.pids.append(tenant.pid)
+                    continue
+                if tenant.mig:
+                    resource, device = f"nvidia.com/mig-{tenant.mig.profile.name}", tenant.mig.uuid
+                    place = tenant.mig.index
+                else:
+                    resource, device = "nvidia.com/gpu.shared", f"{gpu.identity.uuid}::{place}"
+                name = f"infer-{gpu.identity.index}-{place}"
+                pod = self._pod(name, _TEAMS[place % len(_TEAMS)], resource)
+                pod.devices.append(device)
+                pod.pids.append(tenant.pid)
+                place += 1
+                yield pod
+            if cut:
+                last = sharing.mig_devices[-1]
+                resource = f"nvidia.com/mig-{last.profile.name}"
+                notebook = self._pod(f"notebook-{gpu.identity.index}", "research", resource)
+                notebook.devices.append(last.uuid)
+                yield notebook
+        if whole:
+            yield whole
+
+    def _pod(self, name: str, namespace: str, resource: str) -> Pod:
+        dice = random.Random(f"{self._dice_name}/{namespace}/{name}")  # noqa: S311 - repeatable
+        return Pod(name, namespace, str(uuid.UUID(int=dice.getrandbits(128), version=4)), resource)
+
+    # Slurm ---------------------------------------------------------------------------------------
+
+    def _show_job(self, model: NodeModel, into: Moment) -> None:
+        """One job that has all GPUs of the node, with a task for each process."""
+        folder = f"job_{self._job}"
+        mine = [
+            (gpu, tenant)
+            for gpu in model.gpus
+            for tenant in gpu.sharing.present
+            if not _is_stray(model, gpu, tenant)
+        ]
+        into.names[_SLICE] = ["cron.service", "slurmd.service", "slurmstepd.scope"]
+        into.names[_SCOPE] = [folder, "system"] if mine else ["system"]
+        for gpu in model.gpus:
+            for tenant in gpu.sharing.present:
+                if _is_stray(model, gpu, tenant):
+                    _show_process(model, into, tenant, _SESSION)
+        if not mine:
+            return
+        step = f"{_SCOPE}/{folder}/step_0"
+        into.names[f"{_SCOPE}/{folder}"] = ["step_0"]
+        into.names[step] = ["slurm", "user"]
+        into.names[f"{step}/user"] = sorted(f"task_{task}" for task in range(len(mine)))
+        said = {
+            "SLURM_JOB_ID": str(self._job),
+            "SLURM_JOB_ACCOUNT": "research",
+            "SLURM_JOB_USER": "eva",
+            "SLURM_JOB_GPUS": ",".join(str(gpu.identity.index) for gpu in model.gpus),
+        }
+        if devices := [device.uuid for gpu in model.gpus for device in gpu.sharing.mig_devices]:
+            said["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        for task, (_, tenant) in enumerate(mine):
+            group = f"/system.slice/slurmstepd.scope/{folder}/step_0/user/task_{task}"
+            into.files[f"{_GROUPS}{group}/cgroup.procs"] = f"{tenant.pid}\n"
+            into.calls[f"owner.environ({tenant.pid})"] = said
+            _show_process(model, into, tenant, group)
+
+
+def _is_stray(model: NodeModel, gpu: GpuState, tenant: Tenant) -> bool:
+    """True for the process that nobody gave a GPU to: the last one of that GPU."""
+    return model.stray_gpu == gpu.identity.index and tenant is gpu.sharing.present[-1]
+
+
+def _show_process(model: NodeModel, into: Moment, tenant: Tenant, group: str) -> None:
+    """What the kernel shows of a process that was started an hour before."""
+    started = model.spec.started_boot_ns // _NS_PER_SECOND - _JOB_AGE_SECONDS
+    ticks = max(started, 1) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
+    behind = " ".join(["R", *["0"] * 18, str(ticks)])
+    into.files[f"/proc/{tenant.pid}/stat"] = f"{tenant.pid} ({tenant.name}) {behind} 0\n"
+    into.files[f"/proc/{tenant.pid}/cgroup"] = f"0::{group}\n"
+
+
+def _listed(pod: Pod) -> Json:
+    devices = [{"resource": pod.resource, "ids": pod.devices, "numa_nodes": []}]
+    container = {"name": "main", "devices": devices, "claims": []}
+    return {"name": pod.name, "namespace": pod.namespace, "containers": [container]}
+
+
+def _allocatable(model: NodeModel) -> Json:
+    """All devices that could be given, or all shares of them, where GPUs are shared."""
+    ids: list[str] = []
+    for gpu in model.gpus:
+        sharing = gpu.sharing
+        clients = [tenant for tenant in sharing.all_ever if tenant.name != MPS_SERVER]
+        if sharing.mode in {"mps", "time_slicing"}:
+            ids += [f"{gpu.identity.uuid}::{place}" for place in range(len(clients))]
+        else:
+            ids += [device.uuid for device in sharing.mig_devices] or [gpu.identity.uuid]
+    shared = model.spec.mode in {"mps", "time_slicing"}
+    resource = "nvidia.com/gpu.shared" if shared else "nvidia.com/gpu"
+    return {"resource": resource, "ids": ids, "numa_nodes": []}

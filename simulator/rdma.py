@@ -1,0 +1,123 @@
+"""What /sys/class/infiniband shows of the simulated ports, and what the kernel tells of them by name."""
+
+from __future__ import annotations
+
+import errno
+
+from railscope.capture import Json, Moment, failure
+from simulator.fabric import Cable
+from simulator.machine import Bridge
+from simulator.model import NodeModel
+from simulator.nic_models import CONNECTX7, LANES
+from simulator.rdma_counters import counters, hw_counters, optional_counters, silent_counters
+
+ROOT = "/sys/class/infiniband"
+_LANE_SPEEDS = {100: "NDR", 50: "HDR", 25: "EDR"}
+DOWN_RATE = "40 Gb/sec (4X QDR)"
+"""What mlx5 says of a port that is down (linux: drivers/infiniband/hw/mlx5/main.c)."""
+_GIDS = ("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")
+"""Types of the first four: two of the link-local address, two of the IPv4 address."""
+
+
+def show(model: NodeModel, into: Moment) -> None:
+    """Put the RDMA devices into a moment."""
+    cables, bridges = model.present_cables, model.machine.bridges
+    into.names[ROOT] = sorted(
+        [*(cable.port.rdma_device for cable in cables), *(b.rdma_device for b in bridges)]
+    )
+    paths = {device.address: device.path for device in model.machine.pci}
+    for cable in cables:
+        port = cable.port
+        folder = f"{ROOT}/{port.rdma_device}"
+        into.links[f"{folder}/device"] = paths[port.pci_address]
+        into.names[f"{folder}/device/net"] = [port.interface]
+        _show_files(into, folder, _device_files(cable))
+        _show_gids(into, cable)
+        told = hw_counters(cable)
+        _show_counters(into, folder, "counters", counters(cable))
+        _show_counters(into, folder, "hw_counters", told)
+        told.pop("lifespan")
+        call = f"netlink.rdma_statistics({port.rdma_device},1)"
+        into.calls[call] = told | optional_counters(cable)
+    for bridge in bridges:
+        _show_bridge(into, bridge, paths[bridge.pci_address])
+
+
+def _show_files(into: Moment, folder: str, files: dict[str, str]) -> None:
+    into.names[f"{folder}/ports"] = ["1"]
+    into.names[f"{folder}/hw_counters"] = failure(OSError(errno.ENOENT, ""))
+    for name, text in files.items():
+        into.files[f"{folder}/{name}"] = f"{text}\n"
+
+
+def _show_counters(into: Moment, folder: str, group: str, values: dict[str, int] | None) -> None:
+    place = f"{folder}/ports/1/{group}"
+    if values is None:
+        into.names[place] = failure(OSError(errno.ENOENT, ""))
+        return
+    into.names[place] = sorted(values)
+    for name, value in values.items():
+        into.files[f"{place}/{name}"] = f"{value}\n"
+
+
+def _device_files(cable: Cable) -> dict[str, str]:
+    port, nic = cable.port, cable.port.nic
+    lane = port.gigabits // LANES
+    rate = f"{cable.gigabits} Gb/sec ({cable.lanes}X {_LANE_SPEEDS[lane]})"
+    return {
+        "fw_ver": nic.firmware,
+        **({"board_id": nic.board} if nic.board else {}),
+        "hca_type": nic.hca_type,
+        "node_guid": port.guid,
+        "sys_image_guid": port.guid,
+        "node_type": "1: CA",
+        "node_desc": port.rdma_device,
+        "ports/1/state": "4: ACTIVE" if cable.up else "1: DOWN",
+        "ports/1/phys_state": "5: LinkUp" if cable.up else "3: Disabled",
+        "ports/1/rate": rate if cable.up else DOWN_RATE,
+        "ports/1/link_layer": "Ethernet",
+    }
+
+
+def _show_gids(into: Moment, cable: Cable) -> None:
+    """Put the table of addresses into a moment: those of the interface, by type."""
+    port = cable.port
+    place = f"{ROOT}/{port.rdma_device}/ports/1"
+    octets = [int(octet, 16) for octet in port.mac.split(":")]
+    own = bytes([octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]]).hex(":", 2)
+    local = f"fe80:0000:0000:0000:{own}"
+    routed = f"0000:0000:0000:0000:0000:ffff:0a0a:{octets[-1]:04x}"
+    numbers = [str(number) for number in range(len(_GIDS))]
+    for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+        into.names[f"{place}/{folder}"] = numbers
+    for number, kind in zip(numbers, _GIDS, strict=True):
+        into.files[f"{place}/gids/{number}"] = f"{local if number in '01' else routed}\n"
+        into.files[f"{place}/gid_attrs/types/{number}"] = f"{kind}\n"
+        into.files[f"{place}/gid_attrs/ndevs/{number}"] = f"{port.interface}\n"
+
+
+def _show_bridge(into: Moment, bridge: Bridge, path: Json) -> None:
+    """Put a function that manages NVSwitches into a moment: InfiniBand, and silent."""
+    folder = f"{ROOT}/{bridge.rdma_device}"
+    into.links[f"{folder}/device"] = path
+    into.names[f"{folder}/device/net"] = failure(OSError(errno.ENOENT, ""))
+    _show_files(
+        into,
+        folder,
+        {
+            "fw_ver": CONNECTX7.firmware,
+            "board_id": "MT_0000001130",
+            "hca_type": CONNECTX7.hca_type,
+            "node_guid": bridge.guid,
+            "sys_image_guid": bridge.guid,
+            "node_type": "1: CA",
+            "node_desc": bridge.rdma_device,
+            "ports/1/state": "4: ACTIVE",
+            "ports/1/phys_state": "5: LinkUp",
+            "ports/1/rate": "400 Gb/sec (4X NDR)",
+            "ports/1/link_layer": "InfiniBand",
+        },
+    )
+    _show_counters(into, folder, "counters", silent_counters())
+    _show_counters(into, folder, "hw_counters", {"lifespan": 10})
+    into.calls[f"netlink.rdma_statistics({bridge.rdma_device},1)"] = {}

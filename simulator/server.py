@@ -1,0 +1,174 @@
+"""The physics of the server around the GPUs: processors, memory, disk, management network.
+
+Processor time adds up: what no other mode took was idle.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from simulator.job import Demand
+from simulator.machine import ETHERNET, LOGICAL_CPUS, LOOPBACK
+from simulator.noise import Drift, whole
+from simulator.span import NS_PER_SECOND, NS_PER_US, Span
+from simulator.spec import NodeSpec
+
+MEMORY_BYTES = 2_113_660_000_000 // 4096 * 4096
+MODES = (
+    "user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice",
+)  # fmt: skip
+LOAD_WINDOWS_SECONDS = (60, 300, 900)
+PRESSURE_WINDOWS_SECONDS = (10, 60, 300)
+RESOURCES = ("cpu", "memory", "io")
+
+_PAGE_BYTES = 4096
+_JOB_CPU, _SYSTEM_CPU = 0.30, 0.015
+_JOB_MEMORY, _BASE_MEMORY = 0.31, 0.02
+_CHECKPOINT_BYTES_PER_SECOND = 1_500_000_000
+_REQUEST_BYTES = 1 << 17
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What an interface of the kernel has sent and received."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    sent_packets: int = 0
+    received_packets: int = 0
+    receive_errors: int = 0
+
+
+@dataclass(slots=True)
+class Disk:
+    """What the disk has done."""
+
+    reads: int = 0
+    writes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_us: int = 0
+    write_us: int = 0
+    busy_us: int = 0
+
+
+@dataclass(slots=True)
+class Pressure:
+    """How long tasks waited for a resource, and the averages over the windows, in percent."""
+
+    some_us: int = 0
+    full_us: int = 0
+    some_percent: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    full_percent: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+
+class Server:
+    """The server's state after the last span."""
+
+    def __init__(self, spec: NodeSpec, uptime_ns: int) -> None:
+        self._dice = spec.stream("server")
+        self._drift = Drift(self._dice, 15.0)
+        self.cpu_ns = dict.fromkeys(MODES, 0)
+        self.cpu_ns["user"] = int(0.28 * uptime_ns) * LOGICAL_CPUS
+        self.cpu_ns["system"] = int(0.015 * uptime_ns) * LOGICAL_CPUS
+        self.cpu_ns["idle"] = uptime_ns * LOGICAL_CPUS - sum(self.cpu_ns.values())
+        self.load = [2.0, 2.0, 2.0]
+        self.running, self.last_process = 3, self._dice.randrange(50_000, 200_000)
+        self.processes = self._dice.randrange(2400, 2900)
+        self.job_memory_bytes = 0
+        self.cached_bytes = int(0.11 * MEMORY_BYTES) // _PAGE_BYTES * _PAGE_BYTES
+        self.disk = Disk()
+        self.traffic = {ETHERNET: Traffic(), LOOPBACK: Traffic()}
+        self.pressure = {resource: Pressure() for resource in RESOURCES}
+        self._work_since_boot(uptime_ns)
+
+    def advance(self, span: Span, demand: Demand) -> None:
+        """Go on for a span."""
+        drift = self._drift.advance(span.seconds)
+        busy = max(_JOB_CPU * demand.present * (1.0 + 0.1 * drift) + 0.004, 0.001)
+        waiting = 0.05 * demand.checkpoint
+        self._compute(span, busy, waiting)
+        self._remember(span, demand)
+        self._store(span, demand.checkpoint)
+        self._talk(span, demand.present)
+        self._wait(span, "cpu", 0.004 * busy, 0.0)
+        self._wait(span, "io", 0.002 + 0.4 * demand.checkpoint, 0.25 * demand.checkpoint)
+
+    def _compute(self, span: Span, busy: float, waiting: float) -> None:
+        capacity_ns = span.length_ns * LOGICAL_CPUS
+        taken = {
+            "user": int(busy * capacity_ns),
+            "system": int(_SYSTEM_CPU * (0.2 + busy) * capacity_ns),
+            "iowait": int(waiting * capacity_ns),
+            "softirq": int(0.0004 * capacity_ns),
+        }
+        taken["idle"] = capacity_ns - sum(taken.values())
+        for mode, amount_ns in taken.items():
+            self.cpu_ns[mode] += amount_ns
+        tasks = (busy + waiting) * LOGICAL_CPUS
+        for place, window_seconds in enumerate(LOAD_WINDOWS_SECONDS):
+            kept = math.exp(-span.seconds / window_seconds)
+            self.load[place] = self.load[place] * kept + tasks * (1.0 - kept)
+        self.running = 1 + round(tasks)
+        self.last_process += whole(6.0 * span.seconds, self._dice)
+
+    def _remember(self, span: Span, demand: Demand) -> None:
+        job = _JOB_MEMORY * MEMORY_BYTES * demand.resident
+        self.job_memory_bytes = int(job) // _PAGE_BYTES * _PAGE_BYTES
+        written = int(demand.checkpoint * _CHECKPOINT_BYTES_PER_SECOND * span.seconds)
+        room = int(0.3 * MEMORY_BYTES)
+        self.cached_bytes = min(self.cached_bytes + written // _PAGE_BYTES * _PAGE_BYTES, room)
+
+    def _store(self, span: Span, checkpoint: float) -> None:
+        """Write logs all the time and checkpoints now and then, in pages."""
+        rate = 60_000 + checkpoint * _CHECKPOINT_BYTES_PER_SECOND
+        pages = whole(rate * span.seconds / _PAGE_BYTES, self._dice)
+        writes = pages * _PAGE_BYTES // _REQUEST_BYTES + whole(2.0 * span.seconds, self._dice)
+        reads = whole(0.3 * span.seconds, self._dice)
+        self.disk.written_bytes += pages * _PAGE_BYTES
+        self.disk.writes += writes
+        self.disk.reads += reads
+        self.disk.read_bytes += reads * 4 * _PAGE_BYTES
+        self.disk.write_us += writes * (40 + round(400 * checkpoint))
+        self.disk.read_us += reads * 90
+        busy_us = writes * 12 + reads * 80
+        self.disk.busy_us += min(busy_us, span.length_ns // NS_PER_US)
+
+    def _talk(self, span: Span, present: float) -> None:
+        for name, rate in ((ETHERNET, 9_000 + 24_000 * present), (LOOPBACK, 3_000.0)):
+            traffic = self.traffic[name]
+            sent = whole(rate * span.seconds / 400 * self._dice.uniform(0.8, 1.2), self._dice)
+            received = sent if name == LOOPBACK else whole(sent * 1.1, self._dice)
+            traffic.sent_packets += sent
+            traffic.sent_bytes += sent * 400
+            traffic.received_packets += received
+            traffic.received_bytes += received * (400 if name == LOOPBACK else 220)
+
+    def _wait(self, span: Span, resource: str, some: float, full: float) -> None:
+        pressure = self.pressure[resource]
+        length_us = span.length_ns // NS_PER_US
+        pressure.some_us += int(some * length_us)
+        pressure.full_us += int(full * length_us)
+        for place, window_seconds in enumerate(PRESSURE_WINDOWS_SECONDS):
+            kept = math.exp(-span.seconds / window_seconds)
+            for percent, share in ((pressure.some_percent, some), (pressure.full_percent, full)):
+                percent[place] = percent[place] * kept + 100 * share * (1.0 - kept)
+
+    def _work_since_boot(self, uptime_ns: int) -> None:
+        uptime_seconds = uptime_ns // NS_PER_SECOND
+        self.disk.writes = uptime_seconds * 950
+        self.disk.written_bytes = self.disk.writes * _REQUEST_BYTES
+        self.disk.reads = uptime_seconds * 3
+        self.disk.read_bytes = self.disk.reads * 4 * _PAGE_BYTES
+        self.disk.write_us = self.disk.writes * 70
+        self.disk.read_us = self.disk.reads * 90
+        self.disk.busy_us = self.disk.writes * 12 + self.disk.reads * 80
+        for traffic in self.traffic.values():
+            traffic.sent_packets = uptime_seconds * 70
+            traffic.sent_bytes = traffic.sent_packets * 400
+            traffic.received_packets = traffic.sent_packets
+            traffic.received_bytes = traffic.sent_bytes
+        for pressure in self.pressure.values():
+            pressure.some_us = uptime_seconds * 1500
+            pressure.full_us = uptime_seconds * 400

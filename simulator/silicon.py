@@ -1,0 +1,185 @@
+"""The physics of a GPU: load to clocks, power, heat and energy.
+
+Power grows with activity and with the clock's 2.2th power. What exceeds the power limit, or what
+the heat sink cannot carry away, is taken from the clock. Energy is the integral of the reported
+power, exactly: it is kept in picojoules (milliwatts times nanoseconds).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from simulator.gpu_model import GpuModel
+from simulator.job import Demand
+from simulator.noise import Drift
+from simulator.span import Span
+
+IDLE, SOFTWARE_POWER_CAP, HARDWARE_SLOWDOWN = 0x1, 0x4, 0x8
+SOFTWARE_THERMAL, HARDWARE_THERMAL = 0x20, 0x40
+PICOJOULES_PER_MILLIJOULE = 10**9
+
+_CLOCK_STEP_MEGAHERTZ = 15
+_RIPPLE = 0.012
+"""How far the load of a GPU wanders from what the job asks of all, as a standard deviation."""
+
+_POWER_EXPONENT = 2.2
+_FULL_LOAD = 0.94
+"""Power at full load between that at idle and the limit."""
+
+_MEMORY_OF_IDLE, _MEMORY_OF_LIMIT = 0.6, 0.12
+"""What the memory takes of the idle power, and at most of the limit on top."""
+
+_RISE_AT_FULL_LOAD = 41.0
+"""Degrees that a heat sink of the right size is above the air at full load."""
+
+_SETTLING_SECONDS = 15.0
+_COOL_ENOUGH = 2.5
+"""Degrees below the limit at which a throttled GPU is let go."""
+
+_MEMORY_WARMER = 8.0
+_MEMORY_SHARE_OF_RISE = 0.89
+_LEAST_ACTIVITY = 1e-3
+_MEAN_SHARE_OF_LIMIT = 0.585
+
+
+@dataclass(slots=True)
+class ThrottleTimes:
+    """How long each reason has held the clocks down, in nanoseconds since driver load."""
+
+    power_cap_ns: int = 0
+    software_thermal_ns: int = 0
+    hardware_thermal_ns: int = 0
+
+
+class Silicon:
+    """One GPU's state after the last span."""
+
+    def __init__(self, model: GpuModel, dice: random.Random, uptime_ns: int) -> None:
+        self.model = model
+        full_watts = _FULL_LOAD * (model.limit_watts - model.idle_watts)
+        self._degrees_per_watt = _RISE_AT_FULL_LOAD / (model.idle_watts + full_watts)
+        self._idle_watts = model.idle_watts * dice.gauss(1.0, 0.028)
+        self._full_watts = full_watts * dice.gauss(1.0, 0.037)
+        self._inlet = dice.uniform(24.0, 30.0)
+        self._drift = Drift(dice, 8.0)
+        self.ripple = 1.0
+        self._dice = dice
+        self._throttled = False
+        self._core = self._inlet + self._degrees_per_watt * self._idle_watts
+        self._memory = self._core + _MEMORY_WARMER
+        self.reasons = IDLE
+        self.clock_megahertz = model.idle_megahertz
+        self.unthrottled_share = 1.0
+        self.occupied_percent = 0
+        self.memory_percent = 0
+        self.power_milliwatts = self.instant_milliwatts = round(self._idle_watts * 1000)
+        self.memory_milliwatts = 0
+        mean_milliwatts = round(_MEAN_SHARE_OF_LIMIT * model.power_limit_milliwatts)
+        self.energy_picojoules = mean_milliwatts * uptime_ns
+        self.throttled = ThrottleTimes(power_cap_ns=dice.randrange(uptime_ns // 50))
+
+    @property
+    def energy_millijoules(self) -> int:
+        """Energy since driver load."""
+        return self.energy_picojoules // PICOJOULES_PER_MILLIJOULE
+
+    @property
+    def video_megahertz(self) -> int:
+        """Clock of the video engines; it rests while nothing runs."""
+        model = self.model
+        return model.idle_video_megahertz if self.reasons & IDLE else model.most_video_megahertz
+
+    @property
+    def core_celsius(self) -> int:
+        """Temperature of the die."""
+        return round(self._core)
+
+    @property
+    def memory_celsius(self) -> int:
+        """Temperature of the memory."""
+        return round(self._memory)
+
+    @property
+    def margin_celsius(self) -> int:
+        """How far the die is from the temperature at which the clocks go down."""
+        return self.model.thresholds.operating - self.core_celsius
+
+    def advance(self, span: Span, demand: Demand, thermal_resistance: float) -> None:
+        """Go on for a span, with the heat sink as it should be (1) or worse."""
+        resistance = self._degrees_per_watt * thermal_resistance
+        self.ripple = 1.0 + _RIPPLE * self._drift.value
+        watts = self._run(demand, resistance)
+        self.power_milliwatts = round(watts * 1000)
+        self.instant_milliwatts = round(watts * 1000 * (1.0 + self._dice.uniform(-0.02, 0.02)))
+        memory_watts = _MEMORY_OF_LIMIT * self.model.limit_watts * demand.memory_activity
+        memory_watts += _MEMORY_OF_IDLE * self._idle_watts
+        self.memory_milliwatts = round(memory_watts * 1000)
+        self.energy_picojoules += self.power_milliwatts * span.length_ns
+        self._account(span)
+        self._heat(span, watts, resistance)
+        self._drift.advance(span.seconds)
+        busy = 1.0 - abs(self._dice.gauss(0.0, 0.01))
+        self.occupied_percent = round(100 * demand.occupied * max(busy, 0.0))
+        self.memory_percent = round(100 * demand.memory_activity)
+
+    def reload(self) -> None:
+        """Begin to count anew, as after a driver load."""
+        self.energy_picojoules = 0
+        self.throttled = ThrottleTimes()
+
+    def _run(self, demand: Demand, resistance: float) -> float:
+        """Choose the clock, and say what power it takes."""
+        model = self.model
+        if not demand.occupied:
+            self.reasons, self.unthrottled_share = IDLE, 1.0
+            self.clock_megahertz = model.idle_megahertz
+            return self._idle_watts * (1.0 + 0.002 * self._drift.value)
+        full_watts = self._full_watts * max(demand.activity * self.ripple, _LEAST_ACTIVITY)
+        self.reasons = 0
+        power_clock = self._clock_within(model.power_limit_milliwatts / 1000, full_watts)
+        clock = power_clock
+        if power_clock < model.most_megahertz:
+            self.reasons |= SOFTWARE_POWER_CAP
+        limits = model.thresholds
+        hottest = limits.operating - (_COOL_ENOUGH if self._throttled else 0.0)
+        self._throttled = self._core >= hottest
+        if self._throttled:
+            self.reasons |= SOFTWARE_THERMAL
+            bearable = (limits.operating - self._inlet) / resistance
+            clock = min(clock, self._clock_within(bearable, full_watts))
+        if self._core >= limits.slowdown:
+            self.reasons |= HARDWARE_THERMAL | HARDWARE_SLOWDOWN
+            clock = min(clock, model.most_megahertz // 2)
+        self.clock_megahertz = clock
+        self.unthrottled_share = clock / power_clock
+        return self._idle_watts + full_watts * math.pow(
+            clock / model.most_megahertz, _POWER_EXPONENT
+        )
+
+    def _clock_within(self, watts: float, full_watts: float) -> int:
+        """Find the highest clock that takes no more than this power."""
+        most = self.model.most_megahertz
+        share = max(watts - self._idle_watts, 1.0) / full_watts
+        if share >= 1.0:
+            return most
+        clock = most * math.pow(share, 1.0 / _POWER_EXPONENT)
+        return max(
+            int(clock) // _CLOCK_STEP_MEGAHERTZ * _CLOCK_STEP_MEGAHERTZ, self.model.idle_megahertz
+        )
+
+    def _account(self, span: Span) -> None:
+        if self.reasons & SOFTWARE_POWER_CAP:
+            self.throttled.power_cap_ns += span.length_ns
+        if self.reasons & SOFTWARE_THERMAL:
+            self.throttled.software_thermal_ns += span.length_ns
+        if self.reasons & HARDWARE_THERMAL:
+            self.throttled.hardware_thermal_ns += span.length_ns
+
+    def _heat(self, span: Span, watts: float, resistance: float) -> None:
+        kept = math.exp(-span.seconds / _SETTLING_SECONDS)
+        core = self._inlet + resistance * watts
+        memory = self._inlet + _MEMORY_WARMER + _MEMORY_SHARE_OF_RISE * resistance * watts
+        self._core = core + (self._core - core) * kept
+        self._memory = memory + (self._memory - memory) * kept

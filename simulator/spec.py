@@ -1,0 +1,139 @@
+"""What is to be simulated: one node, what happens to it, and when it was switched on.
+
+Everything random is drawn from streams that have names, so that one device more or less leaves all
+others as they were. Nodes of one seed run the same job in step with each other.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from simulator.nic_models import NICS
+
+MOST_GPUS = 8
+STRUCK = 3
+
+SCENARIOS: Mapping[str, str] = MappingProxyType(
+    {
+        "idle": "No job: GPUs at idle clocks, nothing on the rails.",
+        "training": "A healthy synchronous training job on all GPUs, with checkpoints.",
+        "incast": "From half time on, too many senders at one rail: ECN marks, CNPs sent, no pause.",
+        "pause_storm": "From half time on, one rail's NIC sends pause without end; storm events.",
+        "slow_receiver": "From half time on, one rail's NIC waits for PCIe and pauses the switch.",
+        "stalled_receiver": "The same, so bad that pause takes a large share of the port's time.",
+        "pfc_victim": "From half time on, the switch pauses one rail's NIC for others' congestion.",
+        "thermal": "From half time on, one GPU is badly cooled and throttles; the job waits for it.",
+        "xid79": "At half time one GPU falls off the bus; the job hangs.",
+        "row_remap": "At half time a GPU marks a memory row for remapping, pending until a reset.",
+        "link_down": "From half time on, one rail's link is down; the job waits for it.",
+        "link_flap": "At half time one rail's link goes down and comes up again.",
+        "flapping": "From half time on, one rail's link goes down and comes up again and again.",
+        "speed_down": "At half time one rail's cable fails: errors, then a link of half the speed.",
+        "optics": "From half time on, one rail's optics lose light, until errors are not mended.",
+        "nic_lost": "At half time one rail's NIC is gone from the bus; the job hangs.",
+        "pcie_degraded": "At half time one rail's NIC is left with half its PCIe bandwidth.",
+        "settings_drift": "At half time rails lose settings: PFC, ECN, DSCP trust and MTU in turn.",
+        "counter_reset": "At half time the drivers are loaded anew: counters fall to zero.",
+        "nvlink_errors": "From half time on, one NVLink of a GPU has errors and sends again.",
+        "ecc_uncorrected": "At half time a GPU meets an uncorrectable memory error; the job ends.",
+        "gpu_hung": "From half time on, one GPU's firmware does not answer; the job hangs.",
+        "driver_stuck": "From half time on, no call about one GPU comes back; the job hangs.",
+        "unclaimed": "From half time on, a process uses one GPU that nobody gave to it.",
+        "nvml_denied": "The agent may not see what GPUs do, nor errors of their on-chip memory.",
+    }
+)
+"""Scenarios by name: what happens, in one sentence."""
+
+MODES: Mapping[str, str] = MappingProxyType(
+    {
+        "whole": "Each GPU belongs to one process of the job.",
+        "mig": "Each GPU is cut into MIG instances, each with a process of its own or idle.",
+        "mps": "The clients of an MPS server share each GPU.",
+        "time_slicing": "Two processes take turns on each GPU.",
+        "vgpu": "The GPUs are a hypervisor's: virtual machines have virtual GPUs on them.",
+        "passthrough": "The second half of the GPUs is handed to virtual machines.",
+    }
+)
+"""Ways to share the GPUs by name: who has them, in one sentence."""
+
+
+SCHEDULERS: Mapping[str, str] = MappingProxyType(
+    {
+        "none": "Nobody says who has the GPUs.",
+        "kubernetes": "Processes are those of pods, which the kubelet gave devices to.",
+        "slurm": "Processes are the tasks of one job of Slurm, which has all GPUs of the node.",
+    }
+)
+"""Who gives the GPUs out, by name, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A node to simulate. Two equal specs give equal captures.
+
+    A fault strikes the GPU or rail with the index `strikes`, or the last one of a node with fewer.
+    """
+
+    node: str
+    seed: int = 0
+    gpus: int = MOST_GPUS
+    model: str = "NVIDIA H100 80GB HBM3"
+    scenario: str = "training"
+    mode: str = "whole"
+    nic: str = "cx7"
+    scheduler: str = "none"
+    stray: bool = False
+    """Whether one process uses a GPU that nobody gave to it."""
+    strikes: int = STRUCK
+    started_wall_ns: int = 1_760_000_000_000_000_000
+    started_boot_ns: int = 777_600_000_000_000
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be simulated."""
+        if not 1 <= self.gpus <= MOST_GPUS:
+            message = f"a node has 1 to {MOST_GPUS} GPUs, not {self.gpus}"
+            raise ValueError(message)
+        if self.scenario not in SCENARIOS:
+            message = f"no scenario {self.scenario!r}; there are {', '.join(SCENARIOS)}"
+            raise ValueError(message)
+        if self.mode not in MODES:
+            message = f"no mode {self.mode!r}; there are {', '.join(MODES)}"
+            raise ValueError(message)
+        if self.scheduler not in SCHEDULERS:
+            known = ", ".join(SCHEDULERS)
+            message = f"no scheduler {self.scheduler!r}; there are {known}"
+            raise ValueError(message)
+        if self.nic not in NICS:
+            message = f"no network cards {self.nic!r}; there are {', '.join(NICS)}"
+            raise ValueError(message)
+
+    @property
+    def own_gpus(self) -> int:
+        """How many of the GPUs the node's own driver has; they come first."""
+        return self.gpus - self.gpus // 2 if self.mode == "passthrough" else self.gpus
+
+    @property
+    def struck(self) -> int:
+        """The index of the GPU and of the rail that a fault strikes."""
+        return min(self.strikes, self.own_gpus - 1)
+
+    @property
+    def boot_id(self) -> str:
+        """What identifies the simulated boot."""
+        return str(uuid.UUID(int=self.stream("boot").getrandbits(128), version=4))
+
+    def stream(self, purpose: str) -> random.Random:
+        """Random numbers for one purpose on this node."""
+        return _stream(f"{self.seed}/{self.node}/{purpose}")
+
+    def shared_stream(self, purpose: str) -> random.Random:
+        """Random numbers for one purpose, the same on all nodes of this seed."""
+        return _stream(f"{self.seed}/{purpose}")
+
+
+def _stream(name: str) -> random.Random:
+    return random.Random(name)  # noqa: S311 - repeatable on purpose, nothing secret depends on it

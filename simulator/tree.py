@@ -1,0 +1,109 @@
+"""A capture as a tree of files and links, for programs that can be pointed at another root.
+
+Links are relative, so that the tree may lie anywhere. Device files are written where the links of
+the capture lead, as in sysfs. The kernel log becomes `/dev/kmsg`, and what psutil answered becomes
+the files of `/proc` that psutil and others read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+
+from railscope.capture import SECTIONS, Capture, CaptureError, Json
+from simulator.proc import proc_files
+
+
+def write_tree(capture: Capture, folder: Path, offset_ns: int | None = None) -> None:
+    """Write the machine as it was at an offset, or at the end, below a folder.
+
+    A tree of an earlier offset in the same folder is brought up to date. What failed when it was
+    read is left out. Raises CaptureError for a path that leads out of the folder.
+    """
+    state, log = _state(capture, offset_ns)
+    tree = _Tree(folder)
+    for path, target in sorted(state["links"].items()):
+        if not _failed(target):
+            tree.link(path, target)
+    files = proc_files(state["calls"]) | {"/dev/kmsg": "".join(log)} | state["files"]
+    for path, text in files.items():
+        if not _failed(text):
+            tree.write(path, text)
+    for path, entries in state["names"].items():
+        if not _failed(entries):
+            tree.fill(path, entries)
+
+
+def _state(capture: Capture, offset_ns: int | None) -> tuple[dict[str, dict[str, Json]], list[str]]:
+    """Everything known at an offset, by section, and the lines of the log until then."""
+    state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
+    log: list[str] = []
+    for moment in capture.moments:
+        if offset_ns is not None and moment.offset_ns > offset_ns:
+            break
+        for section in SECTIONS:
+            state[section].update(getattr(moment, section))
+        log += [f"{record}\n" for record in moment.log]
+    return state, log
+
+
+def _failed(stored: Json) -> bool:
+    return isinstance(stored, dict)
+
+
+class _Tree:
+    """A tree that is being written. Links must come before what lies behind them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._links: dict[PurePosixPath, PurePosixPath] = {}
+
+    def link(self, path: str, target: str) -> None:
+        """Make a link, and a folder where it leads to."""
+        place, end = self._place(path, follow_last=False), PurePosixPath(target)
+        self._links[place] = end
+        to = self._real(end)
+        to.mkdir(parents=True, exist_ok=True)
+        at = self._real(place)
+        at.parent.mkdir(parents=True, exist_ok=True)
+        if at.is_symlink():
+            at.unlink()
+        at.symlink_to(os.path.relpath(to, at.parent))
+
+    def write(self, path: str, text: str) -> None:
+        """Make a file, or give it new content."""
+        real = self._real(self._place(path))
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    def fill(self, path: str, entries: list[str]) -> None:
+        """Make folders for those entries of a folder of which nothing else is known.
+
+        What is there and no longer an entry goes.
+        """
+        real = self._real(self._place(path))
+        for entry in entries:
+            if not (real / entry).exists():
+                (real / entry).mkdir(parents=True)
+        for gone in {found.name for found in real.iterdir()} - set(entries):
+            if (real / gone).is_dir() and not (real / gone).is_symlink():
+                shutil.rmtree(real / gone)
+            else:
+                (real / gone).unlink()
+
+    def _place(self, path: str, *, follow_last: bool = True) -> PurePosixPath:
+        """Where a path lies once the links on the way are followed."""
+        names = PurePosixPath(path).parts
+        place = PurePosixPath(names[0])
+        for number, name in enumerate(names[1:], start=1):
+            place /= name
+            if follow_last or number < len(names) - 1:
+                place = self._links.get(place, place)
+        return place
+
+    def _real(self, place: PurePosixPath) -> Path:
+        if not place.is_absolute() or ".." in place.parts:
+            message = f"{place} leads out of the tree"
+            raise CaptureError(message)
+        return self._folder / place.relative_to("/")
