@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
 
 from chain_support import Site, until
 from makers import Sender
-from simulator.demo.process import run_to_end
 from running_collector import some
 from test_audit_crash import SMALL, acknowledged, read
 
@@ -24,6 +23,7 @@ from collector.access.credentials import digest
 from collector.clock import ClockState
 from collector.evidence.store import EvidenceStore
 from collector.ledger.database import Database
+from simulator.demo.process import run_to_end
 
 HOUR_NS = 3_600_000_000_000
 QUICK = SMALL | {
