@@ -240,7 +240,7 @@ def counts_of(
         UnplacedClaim(
             piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
             piece.node, firsts[subject.node, subject.name].count, piece.share or Fraction(1),
-            piece.system, piece.source, piece.review, piece.from_ns,
+            piece.system, piece.source, piece.review, piece.from_ns, subject.name,
         )
         for piece, subject, _ in found
     ]  # fmt: skip

@@ -8,17 +8,23 @@ fits.
 
 A GPU that a claim of another source already holds for the same workload, with the same or a higher rank, is
 one of the number. A count is one claim on all GPUs that it holds, with its own start and end.
+
+Claims under review take what all others leave, so whatever is reported late moves no other claim: neither by
+what it holds nor by an instant at which a part of it begins or ends.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple, TypeVar
+from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from collector.metering.evidence import Claim, Level, job_id
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
@@ -42,6 +48,8 @@ class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     """Reason why it waits for a person; its level is then REVIEW, unless it ended late."""
     from_ns: int = -FOREVER_NS
     """In force only from then on, where that is later than its start; that decides its precedence."""
+    reported_id: str = ""
+    """The id of the claim that it is a part of, which decides its precedence; empty for `id`."""
 
     @property
     def begins_ns(self) -> int:
@@ -75,7 +83,15 @@ class Placement(NamedTuple):
     excess: list[Excess]
 
 
-Counted = TypeVar("Counted", Claim, UnplacedClaim)
+class _Holder(NamedTuple):
+    """What placement reads of a placed claim: two that are equal in this are one after the other."""
+
+    level: Level
+    workload: str
+    """As job lists compare it."""
+    source: str
+    size: Fraction
+    """How much of the GPU it requests."""
 
 
 class _Part(NamedTuple):
@@ -91,7 +107,7 @@ class _Gpu:
     """A GPU at an instant: what holds it, and what is left of it for a rank."""
 
     gpu: str
-    claims: list[Claim]
+    claims: list[_Holder]
     parts: list[_Part] = field(default_factory=list)
     before: frozenset[UnplacedClaim] = frozenset()
     """Counts in force that held it in the span before."""
@@ -100,20 +116,44 @@ class _Gpu:
         """True if a whole GPU of this rank may take it."""
         return not self.parts and all(claim.level < rank for claim in self.claims)
 
-    @property
-    def is_claimed(self) -> bool:
-        """True if a claim that is not under review holds it: one under review moves nobody's time."""
-        return any(claim.level > Level.REVIEW for claim in self.claims)
-
     def left(self, rank: Level) -> Fraction:
         """What claims of the same or a higher rank, and of counts before, leave."""
-        placed = sum((_size(claim) for claim in self.claims if claim.level >= rank), Fraction(0))
+        placed = sum((claim.size for claim in self.claims if claim.level >= rank), Fraction(0))
         return max(Fraction(1) - placed - sum(part.share for part in self.parts), Fraction(0))
 
 
 def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
-    """Place the counts of a node on its GPUs, which are in the order in which positions are given."""
-    counts = sorted(unplaced, key=_precedence, reverse=True)
+    """Place the counts of a node on its GPUs, which are in the order in which positions are given.
+
+    Those under review come after all others, of all times: they get what is left and change nothing.
+    """
+    counts = list(unplaced)
+    counting = [
+        gpu._replace(claims=[claim for claim in gpu.claims if claim.level > Level.REVIEW])
+        for gpu in gpus
+    ]
+    found = _place(counting, [count for count in counts if count.level > Level.REVIEW])
+    held = [
+        gpu._replace(claims=[*gpu.claims, *map(_as_placed, found.claims.get(gpu.gpu, ()))])
+        for gpu in gpus
+    ]
+    late = _place(held, [count for count in counts if count.level is Level.REVIEW])
+    claims = {
+        gpu: sorted([*found.claims.get(gpu, ()), *late.claims.get(gpu, ())])
+        for gpu in found.claims.keys() | late.claims.keys()
+    }
+    return Placement(claims, sorted([*found.excess, *late.excess]))
+
+
+def _as_placed(claim: Claim) -> Claim:
+    """A count on a GPU as those under review find it: it holds the GPU, and names it for no workload."""
+    return replace(claim, start_ns=claim.begins_ns, end_ns=claim.ceases_ns, workload="")
+
+
+def _place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
+    """Place counts; each instant follows the one before, so that a claim stays where it is."""
+    pieces = _joined(unplaced)
+    counts = sorted(pieces, key=_precedence, reverse=True)
     runs: dict[tuple[str, _Part], list[tuple[int, int]]] = {}
     over: dict[tuple[UnplacedClaim, Fraction], list[tuple[int, int]]] = {}
     held: dict[str, list[_Part]] = {}
@@ -132,65 +172,89 @@ def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placeme
             _extend(over.setdefault((claim, amount), []), start_ns, end_ns)
     claims: dict[str, list[Claim]] = {}
     for (gpu, part), spans in runs.items():
-        claims.setdefault(gpu, []).extend(_claims(part, spans))
+        for piece, within in _cut(spans, pieces[part.claim]):
+            claims.setdefault(gpu, []).extend(_claims(part._replace(claim=piece), within))
     found = [
-        Excess(claim.id, claim.tenant, start, end, amount, claim.level)
+        Excess(piece.id, piece.tenant, start, end, amount, piece.level)
         for (claim, amount), spans in over.items()
-        for start, end in spans
+        for piece, within in _cut(spans, pieces[claim])
+        for start, end in within
     ]
     return Placement({gpu: sorted(some) for gpu, some in claims.items()}, sorted(found))
 
 
-@dataclass(slots=True)
-class _Sweep:
-    """What is in force at an instant, counted in and out."""
-
-    there: list[int]
-    held: list[dict[Claim, int]]
-    counts: dict[UnplacedClaim, int] = field(default_factory=dict)
-
-    def step(self, place: int, what: Claim | UnplacedClaim | None, step: int) -> None:
-        """Something begins (1) or ends (-1)."""
-        if what is None:
-            self.there[place] += step
-        elif isinstance(what, UnplacedClaim):
-            _step(self.counts, what, step)
+def _joined(counts: Iterable[UnplacedClaim]) -> dict[UnplacedClaim, list[UnplacedClaim]]:
+    """Claims as they are placed, with their parts: a claim stays where one part follows another."""
+    found: dict[UnplacedClaim, list[UnplacedClaim]] = {}
+    last: dict[UnplacedClaim, UnplacedClaim] = {}
+    for count in sorted(set(counts), key=lambda one: (one.begins_ns, one.end_ns, one)):
+        own_id = count.reported_id or count.id
+        whole = replace(count, id=own_id, review="", from_ns=-FOREVER_NS, end_ns=FOREVER_NS)
+        before = last.pop(whole, None)
+        if before is not None and before.end_ns == count.begins_ns:
+            joined, parts = replace(before, end_ns=count.end_ns), [*found.pop(before), count]
         else:
-            _step(self.held[place], what, step)
+            joined, parts = replace(count, id=own_id), [count]
+        found[joined], last[whole] = parts, joined
+    return found
+
+
+def _cut(
+    spans: Iterable[tuple[int, int]], pieces: Iterable[UnplacedClaim]
+) -> Iterator[tuple[UnplacedClaim, list[tuple[int, int]]]]:
+    """The part of the spans of a claim in which each of its pieces is in force."""
+    some = list(spans)
+    for piece in pieces:
+        cut = [(max(a, piece.begins_ns), min(b, piece.end_ns)) for a, b in some]
+        yield piece, [(start, end) for start, end in cut if start < end]
+
+
+_Begun = tuple[int, "_Holder | UnplacedClaim | None"]
+"""What begins or ends: a stay (None) or a placed claim of a GPU by its place, or a count (-1)."""
 
 
 def _instants(
     gpus: Sequence[NodeGpu], counts: Sequence[UnplacedClaim]
 ) -> Iterator[tuple[int, int, list[_Gpu], list[UnplacedClaim]]]:
-    """Spans in which nothing begins or ends and a count is in force: GPUs there, and counts."""
-    edges: dict[int, list[tuple[int, Claim | UnplacedClaim | None, int]]] = {}
-    for place, what, start_ns, end_ns in _spans(gpus, counts):
+    """Spans in which nothing changes and a count is in force: GPUs there, and counts.
+
+    Nothing changes where what begins is equal to what ends, such as the next part of one claim.
+    """
+    edges: dict[int, Counter[_Begun]] = {}
+    for what, start_ns, end_ns in _spans(gpus, counts):
         if start_ns < end_ns:
-            edges.setdefault(start_ns, []).append((place, what, 1))
-            edges.setdefault(end_ns, []).append((place, what, -1))
-    now = _Sweep([0] * len(gpus), [{} for _ in gpus])
-    times = sorted(edges)
-    for at, time_ns in enumerate(times):
-        for change in edges[time_ns]:
-            now.step(*change)
-        if now.counts and at + 1 < len(times):
-            present = [
-                _Gpu(gpu.gpu, list(now.held[place]))
+            edges.setdefault(start_ns, Counter())[what] += 1
+            edges.setdefault(end_ns, Counter())[what] -= 1
+    now: Counter[_Begun] = Counter()
+    times = sorted(time_ns for time_ns, changes in edges.items() if any(changes.values()))
+    for time_ns, until_ns in pairwise(times):
+        for begun, change in edges[time_ns].items():
+            now[begun] += change
+            if not now[begun]:
+                del now[begun]
+        in_force = [count for count in counts if (-1, count) in now]
+        if in_force:
+            held: dict[int, list[_Holder]] = {}
+            for (place, holder), number in now.items():
+                if isinstance(holder, _Holder):
+                    held.setdefault(place, []).extend([holder] * number)
+            yield time_ns, until_ns, [
+                _Gpu(gpu.gpu, held.get(place, []))
                 for place, gpu in enumerate(gpus)
-                if now.there[place]
-            ]
-            in_force = [count for count in counts if count in now.counts]
-            yield time_ns, times[at + 1], present, in_force
+                if (place, None) in now
+            ], in_force  # fmt: skip
 
 
 def _spans(
     gpus: Sequence[NodeGpu], counts: Sequence[UnplacedClaim]
-) -> Iterator[tuple[int, Claim | UnplacedClaim | None, int, int]]:
-    """All that begins and ends: stays (None) and claims of each GPU by its place, and counts."""
+) -> Iterator[tuple[_Begun, int, int]]:
+    """All that begins and ends."""
     for place, gpu in enumerate(gpus):
-        yield from ((place, None, start_ns, end_ns) for start_ns, end_ns in gpu.stays)
-        yield from ((place, claim, claim.start_ns, claim.end_ns) for claim in gpu.claims)
-    yield from ((-1, count, count.begins_ns, count.end_ns) for count in counts)
+        yield from (((place, None), start_ns, end_ns) for start_ns, end_ns in gpu.stays)
+        for claim in set(gpu.claims):
+            holder = _Holder(claim.level, job_id(claim.workload), claim.source, _size(claim))
+            yield (place, holder), claim.start_ns, claim.end_ns
+    yield from (((-1, count), count.begins_ns, count.end_ns) for count in counts)
 
 
 def _fill(
@@ -247,16 +311,12 @@ def _preference(gpu: _Gpu, count: UnplacedClaim) -> tuple[bool, bool, int]:
     """The order in which a count takes GPUs, each with the least change to what was held before."""
     is_whole = count.share == 1
     held = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
-    return not _is_named(gpu, count), is_whole and gpu.is_claimed, held
+    return not _is_named(gpu, count), is_whole and bool(gpu.claims), held
 
 
 def _is_named(gpu: _Gpu, count: UnplacedClaim) -> bool:
     """True if another provider reports this GPU for the workload."""
-    return any(
-        _is_same_workload(claim, count)
-        for claim in gpu.claims
-        if claim.level > Level.REVIEW or count.level is Level.REVIEW
-    )
+    return any(_is_same_workload(claim, count) for claim in gpu.claims)
 
 
 def _has_already(gpu: _Gpu, count: UnplacedClaim) -> bool:
@@ -268,14 +328,14 @@ def _has_already(gpu: _Gpu, count: UnplacedClaim) -> bool:
         claim.level >= count.level
         and claim.source != count.source
         and _is_same_workload(claim, count)
-        and (count.share != 1 or _size(claim) == 1)
+        and (count.share != 1 or claim.size == 1)
         for claim in gpu.claims
     )
 
 
-def _is_same_workload(claim: Claim, count: UnplacedClaim) -> bool:
+def _is_same_workload(claim: _Holder, count: UnplacedClaim) -> bool:
     """True if both are for one job, as job lists are compared with the ledger."""
-    return bool(count.workload) and job_id(claim.workload) == job_id(count.workload)
+    return bool(count.workload) and claim.workload == job_id(count.workload)
 
 
 def _size(claim: Claim) -> Fraction:
@@ -295,13 +355,6 @@ def _claims(part: _Part, spans: Sequence[tuple[int, int]]) -> Iterator[Claim]:
             from_ns=-FOREVER_NS if start_ns == count.start_ns else start_ns,
             until_ns=FOREVER_NS if end_ns == count.end_ns else end_ns,
         )  # fmt: skip
-
-
-def _step(numbers: dict[Counted, int], what: Counted, step: int) -> None:
-    """Count something in or out: equal claims may be there twice."""
-    numbers[what] = numbers.get(what, 0) + step
-    if not numbers[what]:
-        del numbers[what]
 
 
 def _extend(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:

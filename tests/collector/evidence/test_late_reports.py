@@ -264,6 +264,49 @@ def test_a_claim_under_review_moves_no_claim_without_a_device(core: Core):
         assert not changed(before[gpu], cells(core, gpu))
 
 
+def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: Core):
+    half = started("", "other", 38_215, count="1", share="1/2", exclusive="false", **ALICE)
+    accept(core, reporting({38_400: [half]}))
+    before = {gpu: cells(core, gpu) for gpu in GPUS}
+    assert any(one.tenant == "alice" for one in before["GPU-0"])
+    late = started("", "job", REBOOTED, count="1", tenant="mallory")
+    accept(
+        core,
+        Reporter(run="run-2").told(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [late]}),
+    )
+    for gpu in GPUS:
+        assert not changed(before[gpu], cells(core, gpu))
+    assert {one.state for one in cells(core, "GPU-1") if one.tenant == "mallory"} == {"review"}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([started("GPU-0", "first", HOUR, tenant="red")], id="position"),
+        pytest.param([started("", "job5", HOUR, count="2", tenant="blue")], id="precedence"),
+    ],
+)
+def test_a_late_end_moves_no_claim_without_a_device(core: Core, others: list[Event]):
+    """It keeps the GPU that it took while another was held, and its precedence."""
+    job = started("", "job", HOUR, count="1", **ALICE)
+    events = {HOUR: [*others, job], 3 * HOUR: [ended("GPU-0", "first", 3 * HOUR)]}
+    accept(core, reporting(events))
+    before = {gpu: cells(core, gpu) for gpu in GPUS}
+    over = ended("", "job", 4 * HOUR)
+    accept(
+        core,
+        Reporter(run="run-2").told(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [over]}),
+    )
+    for gpu in GPUS:
+        after = cells(core, gpu)
+        assert not changed(before[gpu], after)
+        assert held_by_others(after) == held_by_others(before[gpu])
+
+
+def held_by_others(found: list[Cell]) -> list[Cell]:
+    return [one for one in found if one.tenant not in {"", "alice"}]
+
+
 @st.composite
 def claim_events(draw: st.DrawFn, booted: int) -> Event:
     """A start or an end of one of a few claims, with whatever a node may state of it."""
