@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
+
+from railscope.toml_text import TomlError, parse_toml
 
 Json: TypeAlias = Any  # what json.loads returns; each reader narrows it where it uses it
 
@@ -155,12 +156,12 @@ def write_capture(folder: Path, about: About, moments: Iterable[Moment]) -> None
 def read_capture(folder: Path) -> Capture:
     """Read a capture. Raises CaptureError that says which file is missing or damaged, and where."""
     try:
-        settings = tomllib.loads((folder / "capture.toml").read_text(encoding="utf-8"))
+        settings = parse_toml((folder / "capture.toml").read_text(encoding="utf-8"))
         if settings.pop("format") != FORMAT:
             message = f"{folder}: the capture is not of format {FORMAT}; record it again"
             raise CaptureError(message)
         about = msgspec.convert(settings, About)
-    except (OSError, KeyError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, KeyError, UnicodeDecodeError, TomlError) as error:
         message = f"{folder}: no capture can be read from capture.toml: {error}"
         raise CaptureError(message) from error
     except msgspec.ValidationError as error:

@@ -15,10 +15,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
+from railscope.numeric_text import NumberError, parse_whole
 from railscope.pod_entry import PodEntry
 from railscope.shares import MAX_COUNT
 
@@ -30,6 +31,10 @@ _QUANTITY = re.compile(r"([0-9]{1,12})(k|M|G|Ki|Mi|Gi)?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 _HUNDRED, _MILLI, _VCUDA_MIB, _GIB = 100, 1000, 256, 1024
 _FIELDS = 4
+_MAX_AMOUNT = 1 << 40
+"""MiB or percent; beyond any device."""
+_MAX_INDEX = 1 << 16
+_Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_AMOUNT)]
 
 
 class RequestError(ValueError):
@@ -119,10 +124,11 @@ def _number(texts: Mapping[str, str], name: str) -> int:
 
 def _indices(text: str, what: str) -> list[int]:
     words = [word.strip() for word in re.split("[,;]", text) if word.strip()]
-    if not all(word.isdecimal() and word.isascii() for word in words):
-        message = f"{what}: invalid index {text[:50]!r}"
-        raise RequestError(message)
-    return [int(word) for word in words]
+    try:
+        return [parse_whole(word, _MAX_INDEX) for word in words]
+    except NumberError as error:
+        message = f"{what}: invalid index {text[:50]!r}: {error}"
+        raise RequestError(message) from error
 
 
 def _allocated(text: str, memory: Memory, what: str) -> Iterator[Part]:
@@ -131,13 +137,16 @@ def _allocated(text: str, memory: Memory, what: str) -> Iterator[Part]:
         if not device.strip():
             continue
         fields = [word.strip() for word in device.split(",")]
-        if len(fields) < _FIELDS or not all(word.isdecimal() for word in fields[2:4]):
+        try:
+            place, driver, mib, cores = (*fields, *[""] * _FIELDS)[:_FIELDS]
+            amounts = parse_whole(cores, _MAX_AMOUNT), parse_whole(mib, _MAX_AMOUNT)
+        except NumberError as error:
             message = f"{what}: invalid device {device[:80]!r}: expected UUID,NVIDIA,MiB,cores"
-            raise RequestError(message)
-        if not fields[1].upper().startswith("NVIDIA"):
+            raise RequestError(message) from error
+        if not driver.upper().startswith("NVIDIA"):
             continue
-        uuid = fields[0].partition("[")[0]
-        share = _share(int(fields[3]), int(fields[2]), 0, memory(uuid), f"{what} {uuid}")
+        uuid = place.partition("[")[0]
+        share = _share(*amounts, 0, memory(uuid), f"{what} {uuid}")
         yield Part(uuid, share)
 
 
@@ -222,8 +231,8 @@ def _gpushare(pod: PodEntry, memory: Memory) -> Iterator[Part]:
 def _by_index(text: str) -> dict[int, int]:
     """Amounts by GPU of `{"container":{"GPU index":amount}}`, over all containers."""
     try:
-        told = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])
-    except msgspec.MsgspecError as error:
+        told = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         message = f"scheduler.framework.gpushare.allocation: {error}"
         raise RequestError(message) from error
     found: dict[int, int] = {}

@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+
+from railscope.toml_text import TomlError, parse_toml
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -86,11 +87,11 @@ def load(
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return parse_toml(file.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"{file}: cannot be read: {error.strerror}"
         raise SettingsError(message) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (TomlError, UnicodeDecodeError) as error:
         message = f"{file}: is no TOML: {error}"
         raise SettingsError(message) from error
 
@@ -172,8 +173,8 @@ def _table(hint: Any, key: str, value: Any, where: str) -> Any:
     if typing.get_origin(plain) is not dict or not isinstance(value, str):
         return value
     try:
-        return tomllib.loads(f"{key} = {value}")[key]
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(f"{key} = {value}")[key]
+    except TomlError as error:
         message = f"{where}: {key} is a table, written like {{ a = 1 }}: {error}"
         raise SettingsError(message) from error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-import tomllib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from railscope.capture import SECTIONS, Json
+from railscope.toml_text import parse_toml
 from simulator.conditions import GpuConditions, JobConditions, PortConditions, Scenario
 from simulator.model import NodeModel
 from simulator.reports import strikes_gpu
@@ -84,7 +84,7 @@ class LiveNode:
 def read_live_node(path: Path) -> LiveNode:
     """Read the file of a live node. Raises LiveError."""
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = parse_toml(path.read_text(encoding="utf-8"))
         node = msgspec.convert(settings, LiveNode)
         for fault in node.faults:
             Occurrence.of(node, fault, 0)

@@ -15,7 +15,6 @@ names: workload, owner, exclusive, share (3/8 or 37.5%: not exclusive then), sys
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import FILE, Held, Level, Told
 from agent.tenancy.trouble import unread
 from railscope.shares import ShareError, parse_written_share, share_text
+from railscope.toml_text import TomlError, parse_toml
 
 WHAT = "claims by file"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -122,8 +122,8 @@ def parse(content: bytes, *, toml: bool) -> tuple[Line, ...]:
 
 def _tables(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        told = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        told = parse_toml(text)
+    except TomlError as error:
         message = f"no TOML: {error}"
         raise ClaimsFileError(message) from error
     claims = told.pop("claim", [])

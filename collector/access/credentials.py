@@ -27,7 +27,6 @@ import hashlib
 import json
 import re
 import secrets
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -35,6 +34,7 @@ from pathlib import Path
 
 from collector.access.credential import MAX_RANK, Credential, Role, is_name
 from railscope.settings import SettingsError
+from railscope.toml_text import TomlError, parse_toml
 
 PREFIX = "sha256:"
 _TOKEN_BYTES = 32
@@ -128,7 +128,7 @@ def load(path: Path) -> Credentials:
             f"tokens_file {path} does not exist: make one with `railscope collector token NODE`"
         )
         raise SettingsError(message) from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         message = f"tokens_file {path} cannot be read: {error}"
         raise SettingsError(message) from error
     except EntryError as error:
@@ -137,11 +137,11 @@ def load(path: Path) -> Credentials:
 
 
 def parse(text: str) -> Credentials:
-    """Credentials from the text of a file. Raises TOMLDecodeError, EntryError."""
+    """Credentials from the text of a file. Raises EntryError."""
     try:
-        content = tomllib.loads(text)
-    except RecursionError as error:
-        message = "it is nested too deeply"
+        content = parse_toml(text)
+    except TomlError as error:
+        message = f"no TOML: {error}"
         raise EntryError(message) from error
     unknown = set(content) - set(_KNOWN)
     if unknown:

@@ -1,7 +1,7 @@
 """What tenants may use: GPU-hours of a day or month, and GPUs at once.
 
 CSV with the columns tenant, gpu_hours, period, gpus, from, to. `period` is day or month, of UTC.
-`gpu_hours` and `gpus` may be fractions, and empty where there is no such bound; times as in the claims
+`gpu_hours` and `gpus` may be decimal fractions, and empty where there is no such bound; times as in the claims
 file. Of two rows of a tenant and period that are in force, the one that began later counts. Quotas
 are told beside what is used; they stop no one.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from collector.account.tally import month_of
 from collector.evidence.watched import FileError, Watched, rows, span
+from railscope.numeric_text import NumberError, parse_decimal
 
 HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")
 PERIODS = ("day", "month")
@@ -70,7 +71,10 @@ def parse(text: str) -> Quotas:
         if not tenant or period not in PERIODS:
             message = f"{where}: needs a tenant, and a period of {' or '.join(PERIODS)}"
             raise FileError(message)
-        bounds = (_amount(gpu_hours, where), _amount(gpus, where))
+        bounds = (
+            _amount(gpu_hours, f"{where}, gpu_hours"),
+            _amount(gpus, f"{where}, gpus"),
+        )
         found.append(Quota(*span(start, end, where), tenant, period, *bounds))
     return Quotas(tuple(sorted(found, key=lambda quota: (quota.start_ns, quota.tenant))))
 
@@ -79,14 +83,10 @@ def _amount(text: str, where: str) -> Fraction | None:
     if not text:
         return None
     try:
-        amount = Fraction(text)
-    except (ValueError, ZeroDivisionError) as error:
-        message = f"{where}: {text!r} is no number"
+        return parse_decimal(text, minimum=0)
+    except NumberError as error:
+        message = f"{where}: invalid value {error}"
         raise FileError(message) from error
-    if amount < 0:
-        message = f"{where}: {text} is less than nothing"
-        raise FileError(message)
-    return amount
 
 
 def quotas_file(path: Path | None) -> Watched[Quotas]:

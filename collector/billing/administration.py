@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from hashlib import sha256
 
@@ -24,7 +23,6 @@ from collector.billing.stored import Adjusted, Opening, Published
 from collector.metering.units import FOREVER_NS
 
 _AMOUNT_PLACES = 9
-_AMOUNT = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 
 
 def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool]:
@@ -226,11 +224,3 @@ def _issued(books: Books, connection: Connection, invoice_id: str) -> Invoice:
 
 def _unknown(invoice_id: str) -> str:
     return f"there is no invoice {invoice_id}; `railscope bill statement` shows their names"
-
-
-def read_amount(text: str) -> Fraction:
-    """An amount as a person writes it: `12.50`, `-3`. Raises ValueError."""
-    if not _AMOUNT.fullmatch(text):
-        message = f"{text!r} is no amount: write 12.50"
-        raise ValueError(message)
-    return Fraction(text)

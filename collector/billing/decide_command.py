@@ -8,7 +8,6 @@ from fractions import Fraction
 import click
 
 from collector.billing import administration
-from collector.billing.administration import read_amount
 from collector.billing.charges import Charge
 from collector.billing.closing import Books
 from collector.billing.corrections import adjustment, credit
@@ -17,14 +16,15 @@ from collector.billing.opening import Place, deciding_command, period_argument
 from collector.billing.period_command import closed_lines
 from collector.billing.periods import name_of
 from collector.billing.rounding import decimal, exponent_of
+from railscope.numeric_text import NumberError, parse_decimal
 
 _REASON = click.option("--reason", required=True, help="Why; it is on the statement and recorded.")
 
 
 def _amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
     try:
-        return read_amount(text)
-    except ValueError as error:
+        return parse_decimal(text)
+    except NumberError as error:
         raise click.BadParameter(str(error)) from error
 
 

@@ -17,7 +17,6 @@ Further keys of a price: tenant, mig_profile, minimum_seconds, granularity_secon
 
 from __future__ import annotations
 
-import tomllib
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -28,6 +27,7 @@ from collector.billing.instants import SECOND_NS, from_datetime
 from collector.billing.prices import Price, PriceBook, PriceBookError, Tariff
 from collector.billing.rounding import UnknownCurrencyError
 from collector.metering.units import FOREVER_NS
+from railscope.toml_text import TomlError, parse_toml
 
 _MAX = (1 << 63) - 1
 """What a database keeps as an integer."""
@@ -67,8 +67,8 @@ def parse(text: str, file: str) -> PriceBook:
     Raises PriceBookError that names the file, the table and what is wrong.
     """
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text)
+    except TomlError as error:
         message = f"{file}: is no TOML: {error}"
         raise PriceBookError(message) from error
     book = _convert(document, _BookTable, file)

@@ -20,13 +20,13 @@ invoices: of charges that a third party is paid for, FOCUS wants a BilledCost of
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from collector.billing.focus import Account, Region, Seller
+from railscope.toml_text import TomlError, parse_toml
 
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -69,8 +69,8 @@ def read(file: Path) -> Seller:
 def parse(text: str, file: str) -> Seller:
     """The seller in a file's text; `file` is its name, for messages. Raises SellerFileError."""
     try:
-        found = msgspec.convert(tomllib.loads(text), _Seller, strict=True)
-    except tomllib.TOMLDecodeError as error:
+        found = msgspec.convert(parse_toml(text), _Seller, strict=True)
+    except TomlError as error:
         message = f"{file}: is no TOML: {error}"
         raise SellerFileError(message) from error
     except msgspec.ValidationError as error:

@@ -7,7 +7,6 @@ holds, from, to). `holds` is a GPU's UUID, a node's name or `*` for all; times h
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +16,7 @@ from typing import Any
 from collector.evidence.watched import FileError, Watched, instant_ns, of_moment
 from collector.metering.evidence import Outage, Reservation
 from collector.metering.units import FOREVER_NS
+from railscope.toml_text import TomlError, parse_toml
 
 EVERYTHING = "*"
 _WORDS = {
@@ -79,8 +79,8 @@ class Calendar:
 def parse(text: str) -> Calendar:
     """The entries of a file. Raises FileError that names the entry."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text)
+    except TomlError as error:
         raise FileError(str(error)) from error
     if unknown := sorted(document.keys() - _WORDS.keys()):
         message = f"[[{unknown[0]}]] is none of {', '.join(f'[[{word}]]' for word in _WORDS)}"

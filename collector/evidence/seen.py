@@ -29,8 +29,8 @@ _MEASURES = {
 }
 OF_THE_AGENT = frozenset({Measure.USED, Measure.MEMORY})
 """Counters that the agent keeps: they start over with each run of it."""
-_PROFILE = re.compile(r"(\d+)g\.(\d+)gb")
-_MODEL_MEMORY = re.compile(r"(\d+) ?GB", re.IGNORECASE)
+_PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
+_MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB", re.IGNORECASE)
 _USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 _COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
 _SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})")

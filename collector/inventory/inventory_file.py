@@ -7,16 +7,15 @@ until further notice. Of two rows of a node that are in force, the one that bega
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.evidence.watched import MOST_QUOTED, FileError, Watched, columns_span, rows
+from collector.evidence.watched import FileError, Watched, columns_span, rows
+from railscope.numeric_text import NumberError, parse_whole
 
 HEADER = ("node", "gpus", "rdma_ports", "from", "to")
 MOST_DEVICES = 10_000
-_WHOLE = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +88,11 @@ def parse(text: str) -> Inventory:
 def _count(text: str, where: str) -> int | None:
     if not text:
         return None
-    if not _WHOLE.fullmatch(text) or int(text) > MOST_DEVICES:
-        message = f"{where}: {text[:MOST_QUOTED]!r} is no whole number from 0 to {MOST_DEVICES}"
-        raise FileError(message)
-    return int(text)
+    try:
+        return parse_whole(text, MOST_DEVICES + 1)
+    except NumberError as error:
+        message = f"{where}: {error}"
+        raise FileError(message) from error
 
 
 def inventory_file(path: Path | None) -> Watched[Inventory]:

@@ -29,6 +29,7 @@ from collector.jobs.job import (
     without_repetitions,
 )
 from collector.metering.units import FOREVER_NS
+from railscope.numeric_text import NumberError, parse_whole
 
 COLUMNS = ("name", "num_gpu", "gpu_milli", "pod_phase", "deletion_time", "scheduled_time")
 NOT_NAMED = "the trace does not tell which GPUs"
@@ -105,6 +106,7 @@ def _job(number: int, row: Mapping[str, str | None], now_ns: int) -> Job:
 def _whole(number: int, row: Mapping[str, str | None], field: str, limit: int) -> int:
     """A whole number, also as `3.0`. Raises JobListError."""
     text = (row[field] or "").removesuffix(".0")
-    if not text.isascii() or not text.isdecimal() or int(text) >= limit:
-        raise JobListError(number, field, f"{row[field]!r} is no whole number below {limit}")
-    return int(text)
+    try:
+        return parse_whole(text, limit)
+    except NumberError as error:
+        raise JobListError(number, field, str(error)) from error

@@ -43,6 +43,7 @@ from collector.jobs.job import (
 )
 from collector.metering.units import FOREVER_NS
 from railscope.json_shape import ShapeError, check_shape, shown
+from railscope.numeric_text import NumberError, parse_whole
 from railscope.pod_entry import PodEntry, pod_entry
 from railscope.pod_shares import requests_of
 
@@ -52,6 +53,7 @@ _SHARED = "nvidia.com/gpu.shared"
 _STRATEGY = "nvidia.com/gpu.sharing-strategy"
 _PARTS = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
 _COUNT = re.compile("[0-9]{1,19}")
+_MAX_LABEL_NUMBER = 1 << 40
 _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -290,14 +292,20 @@ class NodeGpus(NamedTuple):
         memory, replicas = (
             labels.get(f"nvidia.com/gpu.{name}", "") for name in ("memory", "replicas")
         )
-        shared = (
-            int(replicas) if replicas.isdecimal() and labels.get(_STRATEGY, "") != "none" else 0
-        )
+        shared = 0 if labels.get(_STRATEGY, "") == "none" else _label_number(replicas) or 0
         return cls(
             labels.get("nvidia.com/gpu.product", "").removesuffix("-SHARED"),
-            int(memory) if memory.isdecimal() else None,
+            _label_number(memory),
             shared if shared > 1 else 0,
         )
+
+
+def _label_number(text: str) -> int | None:
+    """The number in a node's label; None for anything else."""
+    try:
+        return parse_whole(text, _MAX_LABEL_NUMBER)
+    except NumberError:
+        return None
 
 
 def _asked(spec: Mapping[str, Any]) -> Counter[str]:

@@ -11,7 +11,6 @@ import secrets
 import shutil
 import socket
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ import aiohttp
 
 from railscope.bounded_http import read_body
 from railscope.settings import CONFIGURATION_VARIABLE
+from railscope.toml_text import parse_toml
 from simulator.demo.faults import ROUND_SECONDS, planned
 from simulator.demo.process import Program, run_to_end
 from simulator.live import LiveNode
@@ -99,7 +99,7 @@ class Cluster:
         """
         with contextlib.suppress(OSError, ValueError, KeyError):
             text = self._file_of(next(iter(self.schedulers))).read_text(encoding="utf-8")
-            return int(tomllib.loads(text)["booted_wall_ns"])
+            return int(parse_toml(text)["booted_wall_ns"])
         return time.time_ns() - _UPTIME_NS
 
     def _file_of(self, node: str) -> Path:

@@ -89,9 +89,9 @@ def test_cells_tell_time_amounts_and_quotas():
     [
         ("alice,1,year,,2020-01-01T00:00:00Z,", "period of day or month"),
         (",1,day,,2020-01-01T00:00:00Z,", "needs a tenant"),
-        ("alice,some,day,,2020-01-01T00:00:00Z,", "no number"),
-        ("alice,-1,day,,2020-01-01T00:00:00Z,", "less than nothing"),
-        ("alice,1/0,day,,2020-01-01T00:00:00Z,", "no number"),
+        ("alice,some,day,,2020-01-01T00:00:00Z,", "expected a decimal number"),
+        ("alice,-1,day,,2020-01-01T00:00:00Z,", "at least 0"),
+        ("alice,1/0,day,,2020-01-01T00:00:00Z,", "expected a decimal number"),
     ],
 )
 def test_a_quota_that_cannot_be_names_the_line(row: str, problem: str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def billed(ledger: Ledger) -> Books:
     books = opened(ledger, EVERYTHING)
     closed = books.close(ONE, after(ONE))
     administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
-    given = credit("red", administration.read_amount("5"), ONE, "sorry")
+    given = credit("red", Fraction(5), ONE, "sorry")
     administration.record(books, given, after(ONE))
     administration.set_opening(books, START, "the first day", after(ONE))
     return books
@@ -387,9 +388,7 @@ def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
         own = Ledger.open(url)
         try:
             for number in range(8):
-                given = adjustment(
-                    "green", administration.read_amount("1"), ONE, f"{name} {number}"
-                )
+                given = adjustment("green", Fraction(1), ONE, f"{name} {number}")
                 administration.record(Books.of(own, ALL), given, after(ONE))
         finally:
             own.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import msgspec
@@ -42,7 +43,7 @@ def site(tmp_path: Path) -> tuple[Path, Path]:
     watch.start(None)
     watch.check()
     shutil.copy(state / FILE, older)
-    given = adjustment("red", administration.read_amount("1"), ONE, "after the copy")
+    given = adjustment("red", Fraction(1), ONE, "after the copy")
     administration.record(books, given, after(ONE))
     watch.check()
     ledger.close()

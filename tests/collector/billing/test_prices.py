@@ -68,11 +68,11 @@ def test_every_key_of_a_price_is_read():
         (HEAD + ENTRY.replace("2_490_000_000", "-1"), "[[price]] number 1: Expected `int` >= 0"),
         (
             HEAD + ENTRY.replace("2_490_000_000", str(1 << 63)),
-            "Expected `int` <= 9223372036854775807",
+            "expected at most 64",
         ),
         (
             HEAD.replace("version = 2", f"version = {10**20}"),
-            "Expected `int` <= 9223372036854775807",
+            "expected at most 64",
         ),
         (HEAD + ENTRY.replace("nano_per_gpu_hour", "price"), "[[price]] number 1: Object contains"),
         (HEAD + ENTRY.replace("allocated", "rented"), "Invalid enum value 'rented'"),

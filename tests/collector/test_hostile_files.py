@@ -1,0 +1,127 @@
+"""Files of administrators with texts that no one meant: refused, and the last good version stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from running_collector import running, settings_in
+
+from collector.access import credentials
+from collector.billing import price_file, seller_file
+from collector.billing.prices import PriceBookError
+from collector.config import CollectorSettings
+from collector.files import AdministratorsFiles
+from railscope.settings import SettingsError
+
+START = "2026-01-01T00:00:00Z"
+NINES, DEEP = "9" * 5000, "[" * 5000
+DOTS = ".".join("a" * 5000)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A file of administrators: its setting, a good content, and hostile texts that follow it."""
+
+    setting: str
+    good: str
+    hostile: tuple[str, ...]
+
+
+TOMLS = (
+    f"x = {NINES}", "x = 0x" + "f" * 5000, f"x = {DEEP}", "x = " + "{ y = " * 5000, f"{DOTS} = 1",
+    'x = "\\u0000"', "x = 2026-01-01T00:00:00+99:00", "x = 1e999999999", "\0",
+)  # fmt: skip
+KINDS = [
+    Kind("quotas_file", "tenant,gpu_hours,period,gpus,from,to\n", tuple(
+        f"red,{hours},month,{gpus},{start},"
+        for hours, gpus, start in (
+            ("1e999999999", "", START), ("", "1e999999999", START), ("1e-999999999", "", START),
+            (NINES, "", START), ("1/0", "", START), ("nan", "", START), ("-1", "", START),
+            ("\0", "", START), ("1", "1", "9999-12-31T23:59:59-14:00x"), ("1", "1", NINES),
+        )
+    )),
+    Kind("inventory_file", "node,gpus,rdma_ports,from,to\n", (
+        f"n1,{NINES},8,{START},", f"n1,8,1e999999999,{START},", f"n1,\0,8,{START},",
+        f"n1,²,8,{START},", f"n1,8,8,{NINES},",
+    )),
+    Kind("claims_file", "tenant,holds,from,to\n", (
+        f"red,GPU-1,{NINES},", "red,GPU-1,9999-12-31T23:59:59-14:00,2026-01-01T00:00:00Z",
+        f"red,GPU-\0,{START},", f'red,"GPU-1,{START},',
+    )),
+    Kind("tenants_file", "tenant,source,owner,from,to\n", (
+        f"red,slurm,o,{NINES},", f"red,slurm,\0,{START},",
+    )),
+    Kind("retired_file", "gpu,from,to,why\n", (f"GPU-1,{NINES},,x", f"GPU-1,{START},,\0")),
+    Kind("calendar_file", "", (
+        *TOMLS, f"[[outage]]\nholds = '*'\nfrom = 0x{'f' * 5000}",
+        f"[[outage]]\nholds = '*'\nfrom = '{NINES}'",
+    )),
+    Kind("tokens_file", "", TOMLS),
+]  # fmt: skip
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110 - the file is polled by another task
+            await asyncio.sleep(0.02)
+
+
+CASES = [(kind, text.encode()) for kind in KINDS for text in kind.hostile]
+CASES += [(kind, b"\xff\xfe") for kind in KINDS]
+
+
+def the_settings(folder: Path, kind: Kind) -> tuple[CollectorSettings, Path]:
+    """Settings with one such file, which is good."""
+    settings = settings_in(folder)
+    if kind.setting == "tokens_file":
+        return settings, folder / "tokens.toml"
+    file = folder / "given"
+    file.write_text(kind.good)
+    return settings_in(folder, **{kind.setting: str(file)}), file
+
+
+@pytest.mark.parametrize(("kind", "more"), CASES, ids=range(len(CASES)))
+def test_a_hostile_file_is_refused_with_a_reason(kind: Kind, more: bytes, tmp_path: Path) -> None:
+    settings, file = the_settings(tmp_path, kind)
+    file.write_bytes(file.read_bytes() + more + b"\n")
+    if kind.setting == "tokens_file":
+        with pytest.raises(SettingsError) as raised:
+            credentials.load(file)
+        problem = str(raised.value)
+    else:
+        files = AdministratorsFiles.of(settings)
+        files.refresh()
+        (problem,) = [one.problem for one in files.all if not one.valid]
+    assert problem
+    assert len(problem) < 600
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.setting)
+async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
+    kind: Kind, tmp_path: Path
+) -> None:
+    settings, file = the_settings(tmp_path, kind)
+    good = file.read_bytes()
+    async with running(settings) as one:
+        watched = [f for f in one.collector.files.all if f.path == file]
+        valid = (lambda: watched[0].valid) if watched else (lambda: one.collector.tokens.valid)
+        for more in kind.hostile[:3:2]:
+            file.write_bytes(good + more.encode() + b"\n")
+            await until(lambda: not valid())
+            assert (await one.get("/-/healthy"))[0] == 200
+            file.write_bytes(good)
+            await until(valid)
+
+
+@pytest.mark.parametrize("text", TOMLS, ids=range(len(TOMLS)))
+def test_hostile_price_and_seller_files_are_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(PriceBookError):
+        price_file.parse(text, "prices.toml")
+    file = tmp_path / "seller.toml"
+    file.write_text(text)
+    with pytest.raises(seller_file.SellerFileError):
+        seller_file.read(file)
