@@ -3,7 +3,8 @@
 The frame log keeps two small files beside its segments. `frames.extent` states how far the newest
 segment reaches; it is overwritten in place after each group, without being synchronised, so a loss of
 power can only make it state less. `frames.manifest` lists the full segments with their sizes, and the
-checkpoint; it is replaced as a whole whenever one of them comes or goes.
+checkpoint; it is replaced as a whole whenever one of them comes or goes. It also states that the clock's file was
+kept: that file holds what an administrator accepted.
 
 What was lost before a start cannot be restored by the collector: it is reported and recorded, and no
 checkpoint is written over it, so that the files can still be put back. `railscope collector
@@ -21,6 +22,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from collector import clock
 from collector.segments import LogStats, read_segment, segment_path, segments, write_durably
 
 EXTENT, MANIFEST = "frames.extent", "frames.manifest"
@@ -36,6 +38,8 @@ class Manifest(msgspec.Struct):
     """Full segments by number, with their sizes."""
     checkpoint: int = 0
     """First segment behind the newest checkpoint; 0 where none was made."""
+    clock: bool = False
+    """The state of the clock was kept in its file."""
     accepted: bool = False
     """An administrator accepts, for the next start, what is lost."""
 
@@ -70,6 +74,7 @@ class StateFiles:
         newest = [*there, *self.manifest.sealed, extent[0] if extent else 0]
         self.next_segment = max([1, self.manifest.checkpoint, *newest])
         self._compare(there, extent)
+        self._compare_clock()
         for name, problem in self.lost.items():
             log.error("file_lost", file=name, problem=problem,
                       advice="put it back and start again, or `railscope collector accept-loss`")  # fmt: skip
@@ -91,6 +96,16 @@ class StateFiles:
                 self.lost[name] = f"segment {number} of {size} bytes is missing"
             elif (whole := self._whole(number)) < size:
                 self.lost[name] = f"segment {number} has {whole} of {size} bytes"
+
+    def _compare_clock(self) -> None:
+        """Name the file of the clock where it is not there any more or cannot be read."""
+        try:
+            state = clock.read(self.directory)
+        except clock.ClockFileError as error:
+            self.lost[clock.FILE] = str(error)
+        else:
+            if state is None and self.manifest.clock:
+                self.lost[clock.FILE] = "it is missing"
 
     def _whole(self, number: int) -> int:
         """Size up to the end of the last whole record."""
@@ -130,6 +145,7 @@ class StateFiles:
         self.manifest.sealed = {n: self._left(n) for n in there if n != number}
         if "checkpoint" in self.lost:
             self.manifest.checkpoint = 0
+        self.manifest.clock = (self.directory / clock.FILE).exists()
         self.manifest.accepted = False
         self._write_manifest()
         write_durably(self.directory / EXTENT, _extent(number, offset))

@@ -154,7 +154,11 @@ def accept_clock_command(config: Path | None) -> None:
     """Have the running collector accept the wall clock as it is, where it is suspect."""
     found = _loaded(config)
     directory = state_directory(found.state_directory, CollectorSettings().state_directory)
-    state = clock.read(directory)
+    try:
+        state = clock.read(directory)
+    except clock.ClockFileError as error:
+        message = f"{directory / clock.FILE}: {error}; fix: put the file back, or run `railscope collector accept-loss`"
+        raise click.ClickException(message) from error
     if state is None or not state.problem:
         message = "the clock is not suspect: nothing to accept"
         raise click.ClickException(message)

@@ -14,6 +14,7 @@ administrator accepts it: then the frames of that time are placed again, by the 
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,10 @@ MAX_UNSEEN_NS = 3600 * NS
 MAX_CORRECTIONS = 64
 KEEP_EVERY_NS = 60 * NS
 LOOK_EVERY_NS = NS
+
+
+class ClockFileError(ValueError):
+    """The kept state of the clock cannot be read; the message gives the reason."""
 
 
 class Correction(msgspec.Struct, frozen=True):
@@ -98,6 +103,8 @@ class CollectorClock:
     _state: ClockState | None = None
     is_replaced: bool = False
     """True if frames are to be placed again, by a new start of the collector."""
+    lost: str = ""
+    """What is wrong with the file that was kept; while it is set, nothing is written over the file."""
     _looked_ns: int = 0
     _kept_ns: int = 0
     _is_open: bool = False
@@ -108,7 +115,13 @@ class CollectorClock:
         `newest_ns` is when the newest durable frame was received.
         """
         boot_ns = self.boot_ns()
-        found = self._read()
+        try:
+            found = read(self.directory)
+        except (
+            ClockFileError
+        ) as error:  # it was named before, and its loss accepted unless `lost` is set
+            log.warning("clock_unread", problem=str(error))
+            found = None
         if found is None or found.boot_id != self.boot_id or not self.boot_id:
             found = self._begun(found, newest_ns, boot_ns)
         self._state, self._looked_ns, self._is_open = found, boot_ns, True
@@ -142,7 +155,8 @@ class CollectorClock:
     def hold(self) -> str:
         """The reason why nothing may be finalized or kept for good, or an empty text."""
         replaced = "frames are placed again by the accepted clock"
-        return self._current().hold or (replaced if self.is_replaced else "")
+        lost = f"the file {FILE} of the state directory is lost: {self.lost}" if self.lost else ""
+        return self._current().hold or lost or (replaced if self.is_replaced else "")
 
     @property
     def doubted_since_ns(self) -> int:
@@ -219,17 +233,14 @@ class CollectorClock:
         self._keep(boot_ns)
         self.on_change(self._state)
 
-    def _read(self) -> ClockState | None:
-        return read(self.directory)
-
     def _keep(self, boot_ns: int) -> None:
         self._kept_ns = boot_ns
         if self._state is not None:
             self._state.kept_ns = self._state.reference_ns + boot_ns
-        if not self._is_open:
-            return  # a collector that may not write yet
+        if not self._is_open or self._state is None or self.lost:
+            return  # a collector that may not write
         try:
-            write_durably(self.directory / FILE, msgspec.json.encode(self._state))
+            write_durably(self.directory / FILE, encoded(self._state))
         except OSError as error:
             log.warning("clock_not_kept", problem=str(error))
 
@@ -245,9 +256,26 @@ def _contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
     return ""
 
 
+def encoded(state: ClockState) -> bytes:
+    """Content of the file: the state as a line of JSON, and the CRC-32 of that line."""
+    content = msgspec.json.encode(state)
+    return b"%b\n%08x\n" % (content, zlib.crc32(content))
+
+
 def read(directory: Path) -> ClockState | None:
-    """The state that a collector keeps in its state directory; None without a readable one."""
+    """Return the state that a collector keeps in its state directory; None where there is no file.
+
+    Raises ClockFileError. A file of an earlier version has no checksum.
+    """
     try:
-        return msgspec.json.decode((directory / FILE).read_bytes(), type=ClockState)
-    except (OSError, msgspec.MsgspecError):
+        content, _, checksum = (directory / FILE).read_bytes().partition(b"\n")
+        state = msgspec.json.decode(content, type=ClockState)
+    except FileNotFoundError:
         return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"it cannot be read: {error}"
+        raise ClockFileError(message) from error
+    if checksum and checksum != b"%08x\n" % zlib.crc32(content):
+        message = "it is damaged: its checksum does not match"
+        raise ClockFileError(message)
+    return state

@@ -20,7 +20,7 @@ from collector.log_limit import LogLimit
 from collector.recent_events import EventKey, RecentEvents
 from collector.schemas import Gpu, Known, Schemas
 from collector.segments import Record
-from collector.sequences import Received
+from collector.sequences import MAX_RANGES, MAX_STREAMS, Received
 from railscope.device_names import Names
 from railscope.wire import Batch, Envelope, WireEntity, WireEvent
 
@@ -112,9 +112,21 @@ class Core:
         ranges = self.received.ranges(envelope.node, envelope.run, batch.stream)
         return ranges.missing_in(batch.first_sequence, batch.first_sequence + batch.rows - 1)
 
-    def gaps(self, envelope: Envelope, batch: Batch) -> int:
-        """Into how many ranges the received sequences of a batch's stream have fallen apart."""
-        return len(self.received.ranges(envelope.node, envelope.run, batch.stream).starts)
+    def sequence_problems(
+        self, envelope: Envelope, max_gaps: int, factor: int = 1
+    ) -> Iterator[str]:
+        """What of the received sequences of the envelope's run is beyond the bounds, each as a text."""
+        known = self.received.streams(envelope.node, envelope.run)
+        sent = {batch.stream for batch in envelope.batches}
+        gaps = max((len(known[stream].starts) for stream in sent if stream in known), default=0)
+        ranges = sum(len(one.starts) for one in known.values()) + len(envelope.batches)
+        for count, limit, what in (
+            (gaps, factor * max_gaps, "holes in a stream"),
+            (len(sent | known.keys()), factor * MAX_STREAMS, "streams of a run"),
+            (ranges if sent else 0, factor * MAX_RANGES, "ranges of sequences of a run"),
+        ):
+            if count > limit:
+                yield f"{count} {what}, more than {limit}"
 
     def accept(self, record: Record, envelope: Envelope) -> None:
         """Take a durable envelope into the state. Frames that were here before change nothing."""

@@ -22,7 +22,7 @@ REPLAY_FACTOR = 4
 _ROWS_PER_STRETCH = 32
 """Frames of a GPU that are looked at one by one cost as much as one stretch."""
 WORK_UNIT = 200
-"""So many stretches, events or frames count as one request more."""
+"""So many stretches, events, frames or stated ends count as one request more."""
 
 
 class Cost(NamedTuple):
@@ -35,11 +35,13 @@ class Cost(NamedTuple):
     """Stretches of samples, times the GPUs and partitions that they are of."""
     counter_bytes: int = 0
     """Of the readings of counters that are kept."""
+    ends: int = 0
+    """Streams of which the end of an earlier run is stated."""
 
     @property
     def requests(self) -> int:
         """For how many requests the envelope counts."""
-        return 1 + (self.frames + self.events + self.stretches) // WORK_UNIT
+        return 1 + (self.frames + self.events + self.stretches + self.ends) // WORK_UNIT
 
 
 def cost_of(envelope: Envelope, known: Iterable[Known | None]) -> Cost:
@@ -58,6 +60,7 @@ def cost_of(envelope: Envelope, known: Iterable[Known | None]) -> Cost:
         sum(len(batch.events) for batch in envelope.batches),
         stretches,
         counter_bytes,
+        len(envelope.ended.streams) if envelope.ended else 0,
     )
 
 

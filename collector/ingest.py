@@ -284,11 +284,11 @@ class Ingest:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
 
     def _check_bounds(self, envelope: Envelope) -> Cost:
-        gaps = max((self.core.gaps(envelope, batch) for batch in envelope.batches), default=0)
         cost = cost_of(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
-        found = list(problems(cost, self.limits))
-        if gaps > self.limits.gaps:
-            found.append(f"{gaps} holes in a stream, more than {self.limits.gaps}")
+        found = [
+            *problems(cost, self.limits),
+            *self.core.sequence_problems(envelope, self.limits.gaps),
+        ]
         if found:
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "bounds", "; ".join(found))
         return cost

@@ -114,6 +114,14 @@ class Own:
                 for name, amount in self.settler.live.unplaced(views.instant_ns).items()
             ),
             *(Cell(c.CONNECTIONS_CLOSED, (why,), n) for why, n in self.connections.closed.items()),
+            *(
+                Cell(c.MISSING_OF_NODE, (name,), count)
+                for name, count in self.core.received.missing_of_nodes()
+            ),
+            *(
+                Cell(c.RUN_ENDS_IGNORED, (reason,), count)
+                for reason, count in self.core.received.ignored.items()
+            ),
             *(Cell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
         ]
 

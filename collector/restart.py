@@ -79,8 +79,12 @@ class Restart:
         """Take a record into the core, if that costs no more than a restart may spend on it."""
         schemas = self.core.schemas
         cost = cost_of(envelope, (schemas.get(batch.schema) for batch in envelope.batches))
-        if found := "; ".join(problems(cost, self.limits, REPLAY_FACTOR)):
-            raise _TooMuchError(found)
+        found = [
+            *problems(cost, self.limits, REPLAY_FACTOR),
+            *self.core.sequence_problems(envelope, self.limits.gaps, REPLAY_FACTOR),
+        ]
+        if found:
+            raise _TooMuchError("; ".join(found))
         faults = self.core.counts.rejected.get("fault", 0)
         self.core.accept(record, envelope)
         if self.core.counts.rejected.get("fault", 0) > faults:

@@ -401,7 +401,9 @@ class Collector:
             log.error("schemas_damaged", files=damaged, advice="agents will send them again")
         self.at_rest.open()
         self.log.open()
-        if state := clock.read(self.folder):
+        if self.at_rest.incomplete:
+            self.clock.lost = self.at_rest.lost.get(clock.FILE, "")
+        if clock.FILE not in self.at_rest.lost and (state := clock.read(self.folder)):
             self.restart.corrections = {one.since_ns: one.delta_ns for one in state.corrections}
         self.restart.read(self.log.stats)
         self.clock.open(

@@ -115,7 +115,14 @@ class Place:
 
     def refuse_suspect_clock(self) -> None:
         """Raise ClosingError while the collector of this machine suspects the wall clock."""
-        state = clock.read(self._state_directory())
+        file = self._state_directory() / clock.FILE
+        try:
+            state = clock.read(file.parent)
+        except clock.ClockFileError as error:
+            message = (
+                f"{file}: {error}; fix: put the file back, or run `railscope collector accept-loss`"
+            )
+            raise ClosingError(message) from error
         if state is not None and state.hold:
             message = (
                 f"the collector's clock is suspect: {state.hold}; fix: set the clock right, or "

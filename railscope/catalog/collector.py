@@ -84,7 +84,26 @@ MISSING = Metric(
     Kind.GAUGE,
     CLUSTER,
     unit=Unit.FRAMES,
-    help="Frames of an agent that never arrived: inside its sequence, or at the end of an earlier run.",
+    help="Frames of an agent that never arrived: inside its sequence, or at the end of an earlier run. "
+    "A node counts for at most 10^9.",
+    origin="collector",
+)
+MISSING_OF_NODE = Metric(
+    "railscope_node_missing_frames",
+    Kind.GAUGE,
+    FLEET_NODE,
+    unit=Unit.FRAMES,
+    help="The same of one node that has missing frames.",
+    origin="collector",
+)
+RUN_ENDS_IGNORED = Metric(
+    "railscope_collector_ignored_run_ends_total",
+    Kind.COUNTER,
+    REJECTION,
+    resets=START,
+    help="Stated last sequences of an earlier run's streams that were not accepted: no frame of the stream "
+    "was received (stream), it is more than 129,600,000 frames beyond the last received one (distance), it "
+    "contradicts an earlier statement (repeated).",
     origin="collector",
 )
 VALUES = Metric(
@@ -189,7 +208,8 @@ LOST_FILES = Metric(
     "railscope_collector_lost_files",
     Kind.GAUGE,
     CLUSTER,
-    help="Files of the state directory that are missing, or shorter than they were: segments, schemas, the checkpoint.",
+    help="Files of the state directory that are missing, damaged or shorter than they were: segments, schemas, "
+    "the checkpoint, the clock.",
     origin="manifest of the frame log",
 )
 DAMAGED_EVIDENCE = Metric(

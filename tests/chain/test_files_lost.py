@@ -35,11 +35,15 @@ def remove(state: Path, what: str) -> None:
     elif what == "tail":
         (path,) = (state / "frames").glob(f"frames-{segments(state / 'frames')[-1]:010d}-*")
         path.write_bytes(path.read_bytes()[:-1])
+    elif what == "clock":
+        (state / "clock").unlink()
+    elif what == "clock halved":
+        (state / "clock").write_bytes((state / "clock").read_bytes()[:40])
     elif what == "schemas":
         shutil.rmtree(state / "schemas")
 
 
-@pytest.mark.parametrize("what", ["segment", "frames", "tail", "schemas"])
+@pytest.mark.parametrize("what", ["segment", "frames", "tail", "schemas", "clock", "clock halved"])
 async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
     site: Site, what: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support.checkpoints import facts_of
 from support.story import Reporter, accept, core_in, gpus_of
 
+from collector import clock
 from collector.at_rest import EXTENT, MANIFEST, StateFiles, accept_loss
 from collector.framelog import FrameLog
 from collector.keeping import Keeping
@@ -147,6 +148,29 @@ async def test_a_directory_of_an_earlier_version_begins_its_account(tmp_path: Pa
     await written(tmp_path)
     segment_path(tmp_path / "frames", 1).unlink()
     assert list(lost(tmp_path)) == ["frames/0000000001"]
+
+
+@pytest.mark.parametrize("how", [remove, cut, damage_last, lambda path: path.write_bytes(b"")])
+async def test_a_lost_clock_file_is_named_until_it_is_put_back_or_accepted(
+    tmp_path: Path, how: Callable[[Path], None]
+) -> None:
+    path = tmp_path / clock.FILE
+    path.write_bytes(clock.encoded(clock.ClockState("boot", 5)))
+    await written(tmp_path)
+    assert lost(tmp_path) == {}
+    content = path.read_bytes()
+    how(path)
+    for _ in range(2):
+        async with running(tmp_path) as log:
+            assert log.files is not None
+            assert (list(log.files.lost), log.files.incomplete) == ([clock.FILE], True)
+    path.write_bytes(content)
+    assert lost(tmp_path) == {}
+    how(path)
+    assert len(list(accept_loss(tmp_path))) == 1
+    async with running(tmp_path) as log:
+        assert log.files is not None
+        assert not log.files.incomplete
 
 
 async def checkpointed(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,11 +30,12 @@ class Machine:
     def right_ns(self) -> int:
         return self.began_ns + self.boot_ns
 
-    def started(self, newest_ns: int = 0) -> CollectorClock:
+    def started(self, newest_ns: int = 0, lost: str = "") -> CollectorClock:
         one = CollectorClock(
             self.directory, lambda: self.offsets, self._changed,
             lambda: self.right_ns + self.error_ns, lambda: self.boot_ns, self.boot,
         )  # fmt: skip
+        one.lost = lost
         one.open(newest_ns)
         return one
 
@@ -202,3 +204,41 @@ def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
         allowed = passed * clock.MAX_SLEW_PPM // 1_000_000 + 1
         assert abs(one.now_ns() - machine.right_ns) <= min(allowed, passed)
         assert abs(error_ns) <= clock.MAX_STEP_NS + allowed or one.problem
+
+
+def test_a_kept_state_reads_back_and_one_of_an_earlier_version_too(tmp_path: Path):
+    state = ClockState("b", 5, corrections=[Correction(1, 2)])
+    for content in (clock.encoded(state), msgspec.json.encode(state)):
+        (tmp_path / clock.FILE).write_bytes(content)
+        assert clock.read(tmp_path) == state
+    (tmp_path / clock.FILE).unlink()
+    assert clock.read(tmp_path) is None
+
+
+def test_no_flipped_bit_and_no_cut_is_read_as_another_state(tmp_path: Path):
+    state = ClockState("b", 5, corrections=[Correction(1, 2)])
+    content = clock.encoded(state)
+    flipped = [
+        bytes([*content[:place], content[place] ^ 1 << bit, *content[place + 1 :]])
+        for place in range(len(content))
+        for bit in range(8)
+    ]
+    for damaged in [*flipped, *(content[:size] for size in range(len(content)))]:
+        (tmp_path / clock.FILE).write_bytes(damaged)
+        try:
+            found = clock.read(tmp_path)
+        except clock.ClockFileError:
+            continue
+        assert found == state
+
+
+def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Path):
+    machine = Machine(tmp_path)
+    (tmp_path / clock.FILE).write_bytes(b"")
+    one = machine.started(lost="it is empty")
+    assert "it is empty" in one.hold
+    machine.boot_ns += clock.KEEP_EVERY_NS
+    assert one.now_ns() == machine.right_ns
+    assert (tmp_path / clock.FILE).read_bytes() == b""
+    machine.started()
+    assert clock.read(tmp_path) is not None, "the loss was accepted"

@@ -14,6 +14,7 @@ from support.checkpoints import facts_of
 
 from collector.config import FrameLogSettings, Limits, MeteringSettings
 from collector.segments import segment_path, segments
+from collector.sequences import MAX_STREAMS
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
 from railscope.wire import RunEnd, pack
@@ -188,3 +189,48 @@ async def test_the_end_of_an_earlier_run_shows_what_was_lost_of_it(tmp_path: Pat
         assert await lost(one) == len(late)
         assert (await one.post(sender.body(late), at=50))[0] == 200
         assert await lost(one) == 0
+
+
+async def test_stated_ends_are_bounded_and_ignored_ones_counted(tmp_path: Path):
+    sender = Sender()
+    bare = msgspec.structs.replace(sender.envelope([]), batches=(), schemas=())
+    async with running(settings_in(tmp_path)) as one:
+        assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
+        for number in range(3):
+            names = {f"{number}-{name}": 1 << 62 for name in range(255)}
+            ended = RunEnd(sender.run, {"gpu": 1 << 62, **names})
+            assert (await one.post(pack(msgspec.structs.replace(bare, ended=ended))))[0] == 200
+        received = one.collector.core.received
+        assert list(received.streams("n1", sender.run)) == ["gpu"]
+        assert received.sizes["n1"] == 1
+        _, text = await one.get("/metrics")
+        name = catalog.RUN_ENDS_IGNORED.name
+        assert f'{name}{{reason="stream"}} 765\n' in text
+        assert f'{name}{{reason="distance"}} 3\n' in text
+        assert f"{catalog.MISSING.name} 0\n" in text
+
+
+async def test_streams_of_a_run_are_bounded(tmp_path: Path):
+    sender = Sender()
+    first = sender.envelope(some(sender), schemas=True)
+    async with running(settings_in(tmp_path)) as one:
+        assert (await one.post(pack(first)))[0] == 200
+        for stream in range(MAX_STREAMS - 1):
+            one.collector.core.received.add("n1", sender.run, f"s{stream}", 1, 1, 1)
+        assert (await one.post(sender.body(some(sender, at=3))))[0] == 200
+        one.collector.core.received.add("n1", sender.run, "one more", 1, 1, 1)
+        status, answer = await one.post(sender.body(some(sender, at=6)))
+        assert (status, answer["error"]) == (
+            422, f"{MAX_STREAMS + 1} streams of a run, more than {MAX_STREAMS}"
+        )  # fmt: skip
+
+
+async def test_a_node_with_missing_frames_is_named(tmp_path: Path):
+    sender = Sender()
+    frames = some(sender, rows=9)
+    async with running(settings_in(tmp_path)) as one:
+        for part in (frames[:2], frames[5:]):
+            assert (await one.post(sender.body(part, schemas=True)))[0] == 200
+        _, text = await one.get("/metrics")
+        assert f'{catalog.MISSING_OF_NODE.name}{{node="n1"}} 3\n' in text
+        assert f"{catalog.MISSING.name} 3\n" in text

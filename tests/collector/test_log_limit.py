@@ -65,5 +65,5 @@ def test_runs_that_are_remembered_are_bounded():
         received.add("n1", f"r{number}", "gpu", 1, 1, number)
         received.add("n1", f"r{number}", "gpu", 5, 5, number)
     assert len(received.nodes["n1"]) == MAX_RUNS
-    assert received.missing == 3 * MAX_RUNS
+    assert received.holes() == 3 * MAX_RUNS
     assert "r0" not in received.nodes["n1"]

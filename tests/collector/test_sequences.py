@@ -1,9 +1,10 @@
 from itertools import pairwise
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.sequences import Ranges, Received
+from collector.sequences import MAX_LOST_AT_END, MAX_MISSING, MAX_RANGES, Ranges, Received, Run
 
 pieces = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 8)), max_size=30)
 
@@ -47,6 +48,7 @@ def test_the_end_of_a_run_shows_what_never_came(
     received = Received()
     received.add("n", "r", "other", 1, 1, now_ns=1)
     came: set[int] = set()
+    has_end = False
     for position, spans in enumerate((before, after)):
         for first, more in spans:
             end = min(first + more, last)
@@ -54,14 +56,97 @@ def test_the_end_of_a_run_shows_what_never_came(
                 received.add("n", "r", "gpu", first, end, now_ns=1)
                 came |= set(range(first, end + 1))
         if position == 0:
-            first_known = min(came, default=1)
+            has_end = bool(came)
             received.end("n", "r", {"gpu": last})
             received.end("n", "r", {"gpu": last})
-    expected = len(set(range(min({first_known, *came}, default=1), last + 1)) - came)
-    assert received.holes() == expected
+    until = last if has_end else max(came, default=0)
+    assert received.holes() == len(set(range(min(came, default=1), until + 1)) - came)
+    assert received.nodes["n"]["r"].missing == received.holes()
+    assert received.ignored == ({} if has_end else {"stream": 2})
+    again = Received()
+    again.put("n", msgspec.convert(msgspec.to_builtins(received.nodes["n"]), dict[str, Run]))
+    assert (again.holes(), again.sizes) == (received.holes(), received.sizes)
 
 
 def test_a_run_that_was_never_heard_of_has_no_end():
     received = Received()
     received.end("n", "r", {"gpu": 10})
     assert received.holes() == 0
+
+
+def test_stated_ends_add_neither_streams_nor_ranges():
+    """However many are stated: only streams with frames have an end, and the first one is final."""
+    received = Received()
+    received.add("n", "r", "gpu", 1, 5, now_ns=1)
+    for number in range(200):
+        names = {f"{number}-{name}": 10 for name in range(256)}
+        received.end("n", "r", {"gpu": 7 + 3 * number, **names})
+    run = received.nodes["n"]["r"]
+    assert list(run.streams) == ["gpu"]
+    assert (run.size, received.sizes["n"], run.ended) == (1, 1, {"gpu": 7})
+    assert received.holes() == 2
+    assert received.ignored == {"stream": 200 * 256, "repeated": 199}
+    received.end("n", "r", {"gpu": 7})
+    assert received.ignored["repeated"] == 199, "the same statement may be received again"
+
+
+def test_an_end_far_beyond_the_last_received_frame_is_ignored_and_counted():
+    received = Received()
+    for stream in ("near", "far"):
+        received.add("n", "r", stream, 1, 5, now_ns=1)
+    received.end("n", "r", {"near": 5 + MAX_LOST_AT_END, "far": 6 + MAX_LOST_AT_END})
+    assert received.holes() == MAX_LOST_AT_END
+    assert received.ignored == {"distance": 1}
+
+
+def test_an_end_before_the_last_received_frame_adds_nothing():
+    received = Received()
+    received.add("n", "r", "gpu", 1, 5, now_ns=1)
+    received.end("n", "r", {"gpu": 3})
+    assert received.holes() == 0
+    assert received.ranges("n", "r", "gpu").missing_in(4, 7) == [(6, 7)]
+
+
+def test_one_node_adds_a_bounded_number_to_the_figure_of_the_cluster():
+    received = Received()
+    received.add("other", "r", "gpu", 1, 1, now_ns=1)
+    received.add("other", "r", "gpu", 4, 4, now_ns=1)
+    for run in ("a", "b"):
+        received.add("n", run, "gpu", 1, 1, now_ns=1)
+        received.add("n", run, "gpu", 1 << 62, 1 << 62, now_ns=1)
+    assert dict(received.missing_of_nodes()) == {"other": 2, "n": MAX_MISSING}
+    assert received.holes() == MAX_MISSING + 2
+    received.add("n", "a", "gpu", 1, 1 << 62, now_ns=1)
+    received.add("n", "b", "gpu", 1, 1 << 62, now_ns=1)
+    assert dict(received.missing_of_nodes()) == {"other": 2}
+
+
+def scattered(count: int) -> Ranges:
+    """Every third sequence."""
+    return Ranges([3 * n for n in range(1, count + 1)], [3 * n for n in range(1, count + 1)])
+
+
+def test_the_oldest_runs_are_forgotten_beyond_the_ranges_of_a_node():
+    received = Received()
+    half = MAX_RANGES // 2
+    received.put(
+        "n", {"old": Run(1, {"s": scattered(half)}), "new": Run(2, {"s": scattered(half)})}
+    )
+    assert received.sizes["n"] == MAX_RANGES
+    received.add("n", "now", "gpu", 1, 1, now_ns=3)
+    assert list(received.nodes["n"]) == ["new", "now"]
+    assert received.sizes["n"] == half + 1
+    assert received.holes() == 2 * (half - 1)
+
+
+def test_what_an_earlier_version_kept_is_read_within_the_bounds():
+    """Ends without a frame were kept as streams whose sequence 0 was received."""
+    received = Received()
+    only_ends = {f"s{n}": Ranges([0, 1 << 62], [0, 1 << 62]) for n in range(1000)}
+    gpu = Ranges([1, 8], [5, 8])
+    huge = Run(1, {"s": scattered(MAX_RANGES + 1)})
+    ended = {"gpu": 9 + MAX_LOST_AT_END, "s0": 7}
+    received.put("n", {"huge": huge, "r": Run(2, {**only_ends, "gpu": gpu}, ended)})
+    assert {name: list(run.streams) for name, run in received.nodes["n"].items()} == {"r": ["gpu"]}
+    assert received.nodes["n"]["r"].ended == {}
+    assert (received.holes(), received.sizes["n"]) == (2, 2)
