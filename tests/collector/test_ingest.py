@@ -234,3 +234,16 @@ async def test_a_node_with_missing_frames_is_named(tmp_path: Path):
         _, text = await one.get("/metrics")
         assert f'{catalog.MISSING_OF_NODE.name}{{node="n1"}} 3\n' in text
         assert f"{catalog.MISSING.name} 3\n" in text
+
+
+async def test_a_restart_leaves_out_records_far_beyond_the_bound_on_holes(tmp_path: Path):
+    """Up to four times the bound is read again, as it may have been wider before."""
+    sender = Sender()
+    frames = some(sender, rows=20)
+    async with running(settings_in(tmp_path)) as one:
+        for frame in frames[::2]:
+            assert (await one.post(sender.body([frame], schemas=True), at=60))[0] == 200
+        assert one.collector.core.received.sizes["n1"] == 10
+    async with running(settings_in(tmp_path, limits=Limits(gaps=1))) as one:
+        assert one.collector.core.received.sizes["n1"] == 5
+        assert one.collector.restart.quarantine.records == 5
