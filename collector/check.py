@@ -27,7 +27,7 @@ from collector.evidence.store import EvidenceStore
 from collector.files import AdministratorsFiles
 from collector.ledger import probe
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.location import ledger_url
+from collector.ledger.location import check_file, ledger_url
 from collector.sinks import influx
 from collector.workloads.holding import pattern_of
 from railscope import __version__, listen, systemd
@@ -200,6 +200,8 @@ def _pattern(text: str) -> str:
 
 def _ledger(settings: CollectorSettings, directory: Path) -> str:
     url = make_url(ledger_url(settings.ledger, directory))
+    if settings.ledger.url or settings.ledger.url_file:  # else the start makes its directory
+        check_file(url)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         return f"{url.render_as_string()} will be made at the first start"
     database = Database(url.render_as_string(hide_password=False), make=False)

@@ -7,6 +7,7 @@ import ssl
 from railscope.settings import SettingsError
 
 MAX_PORT = 65_535
+MAX_HOST = 255
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -19,7 +20,25 @@ def split_address(listen: str) -> tuple[str, int]:
             f" {MAX_PORT}, such as 127.0.0.1:9469 or [::]:9469"
         )
         raise SettingsError(message)
-    return host.strip("[]"), int(port)
+    host = host.strip("[]")
+    if not _is_host(host):
+        message = (
+            f"invalid listen address {listen[:200]!r}: expected the name or address of a host, such"
+            " as 127.0.0.1:9469 or [::]:9469"
+        )
+        raise SettingsError(message)
+    return host, int(port)
+
+
+def _is_host(host: str) -> bool:
+    """True if the text can be asked of a name server: labels of 1 to 63 characters that print."""
+    if len(host) > MAX_HOST or not host.isprintable() or " " in host:
+        return False
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def server_tls(

@@ -24,6 +24,8 @@ CONFIGURATION_VARIABLE = "RAILSCOPE_CONFIGURATION"
 CONFIGURATION = "/etc/railscope"
 """Directory of the settings files of installed programs, unless the variable names another."""
 MAX_QUOTED = 200
+MAX_NUMBER = 1 << 50
+"""Of settings without a bound of their own: a PiB of bytes, or a mistake."""
 _TYPES: dict[Any, str] = {
     int: "an integer",
     float: "a finite number",
@@ -150,6 +152,9 @@ def _checked(hint: Any, key: str, value: Any, where: str) -> Any:
     except msgspec.ValidationError as error:
         raise SettingsError(message) from error
     if isinstance(found, float) and not math.isfinite(found):
+        raise SettingsError(message)
+    if isinstance(found, int | float) and abs(found) > MAX_NUMBER:
+        message = f"{message}, at most {MAX_NUMBER}"
         raise SettingsError(message)
     return value
 

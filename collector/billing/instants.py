@@ -32,8 +32,12 @@ class Period:
 
 
 def from_datetime(moment: datetime) -> int:
-    """The instant of a time with an offset, exactly."""
-    since = moment - _EPOCH
+    """The instant of a time with an offset, exactly. Raises ValueError for one that UTC has no date of."""
+    try:
+        since = moment.astimezone(UTC) - _EPOCH
+    except OverflowError as error:
+        message = f"{moment.isoformat()}: expected a time of the years 1 to 9999 in UTC"
+        raise ValueError(message) from error
     return (since.days * 86_400 + since.seconds) * SECOND_NS + since.microseconds * 1_000
 
 

@@ -77,7 +77,8 @@ def parse(text: str, file: str) -> PriceBook:
         for number, table in enumerate(book.price, start=1)
     )
     try:
-        return PriceBook(book.version, from_datetime(book.published), book.currency, prices)
+        published_ns = _instant_ns(book.published, "published")
+        return PriceBook(book.version, published_ns, book.currency, prices)
     except (PriceBookError, UnknownCurrencyError) as error:
         message = f"{file}: {error}"
         raise PriceBookError(message) from error
@@ -88,6 +89,14 @@ def _convert(document: dict[str, Any], kind: type[_Table], where: str) -> _Table
         return msgspec.convert(document, kind, strict=True)
     except msgspec.ValidationError as error:
         message = f"{where}: {error}"
+        raise PriceBookError(message) from error
+
+
+def _instant_ns(moment: datetime, key: str) -> int:
+    try:
+        return from_datetime(moment)
+    except ValueError as error:
+        message = f"invalid {key}: {error}"
         raise PriceBookError(message) from error
 
 
@@ -112,8 +121,8 @@ def _price(document: dict[str, Any], where: str) -> Price:
             sku=table.sku,
             tariff=table.tariff,
             nano=nano,
-            from_ns=from_datetime(table.from_),
-            to_ns=FOREVER_NS if table.to is None else from_datetime(table.to),
+            from_ns=_instant_ns(table.from_, "from"),
+            to_ns=FOREVER_NS if table.to is None else _instant_ns(table.to, "to"),
             tenant=table.tenant,
             mig_profile=table.mig_profile,
             unit=unit,

@@ -51,10 +51,10 @@ def instant_of(_context: click.Context, _option: click.Parameter, text: str | No
         return None
     try:
         moment = datetime.fromisoformat(text)
+        return from_datetime(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
     except ValueError as error:
         message = f"{text!r}: expected a time as 2026-10-31T12:00:00Z"
         raise click.BadParameter(message) from error
-    return from_datetime(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collector.audit import heads
 from collector.audit.heads import StoppedError
 from collector.ledger.migration import migrate
 from collector.ledger.tables import VERSION, metadata, schema_version
+from railscope.listen import MAX_PORT
 
 _BUSY_SECONDS = 60
 _SCHEMA_LOCK = 0x7261_696C_6C65_6467
@@ -171,13 +172,16 @@ class Database:
 def _parsed(url: str) -> URL:
     try:
         found = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         message = (
             "the ledger's URL is not a database URL: write sqlite:////PATH or "
             "postgresql://USER:PASSWORD@HOST/DATABASE"
         )
         # The URL may hold a password, and so may the error.
         raise LedgerError(message) from error
+    if "\0" in url or (found.port is not None and not 0 < found.port <= MAX_PORT):
+        message = f"invalid ledger URL: expected no NUL, and a port from 1 to {MAX_PORT}"
+        raise LedgerError(message)
     if found.drivername in ("postgresql", "postgres"):
         found = found.set(drivername="postgresql+psycopg")
     if found.drivername not in ("sqlite", "postgresql+psycopg"):

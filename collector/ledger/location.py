@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from sqlalchemy.engine import URL, make_url
 
 from collector.config import LedgerSettings
 from collector.ledger.database import LedgerError, check_url
@@ -16,7 +19,7 @@ def ledger_url(ledger: LedgerSettings, folder: Path) -> str:
     """The URL of its database.
 
     Raises SettingsError where the file that holds it cannot be read, or where it is the URL of a
-    database that this installation cannot open.
+    database that this installation cannot open, or of one in memory.
     """
     url, setting = ledger.url or f"sqlite:///{folder.absolute() / FILE}", "ledger.url"
     if ledger.url_file:
@@ -31,4 +34,29 @@ def ledger_url(ledger: LedgerSettings, folder: Path) -> str:
     except LedgerError as error:
         message = f"{setting}: {error}"
         raise SettingsError(message) from error
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database in {None, "", ":memory:"}:
+        message = f"{setting}: a database in memory is lost at every stop: expected sqlite:////PATH"
+        raise SettingsError(message)
     return url
+
+
+def check_file(url: URL) -> None:
+    """Raise SettingsError where SQLite cannot make or write its file now.
+
+    A collector that runs waits for such a file, as it does for a server that is away.
+    """
+    name = url.database or ""
+    if url.get_backend_name() != "sqlite" or name.startswith("file:"):
+        return
+    file = Path(name)
+    problem = ""
+    if file.is_dir():
+        problem = f"{file} is a directory"
+    elif not file.parent.is_dir():
+        problem = f"no directory {file.parent}"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        problem = f"{file} cannot be written by this user (uid {os.geteuid()})"
+    if problem:
+        message = f"{problem}: expected sqlite:////PATH of a file in a directory that exists"
+        raise SettingsError(message)
