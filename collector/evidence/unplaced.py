@@ -18,6 +18,7 @@ from collector.evidence.ends import ends_of
 from collector.evidence.node_claims import Names
 from collector.evidence.occupancy import minus
 from collector.evidence.places import Places
+from collector.evidence.review import What
 from collector.evidence.told import unplaced_in
 from collector.metering.evidence import Claim, Evidence, Level, Stay
 from collector.metering.holders import claims_in_force, stays
@@ -120,7 +121,7 @@ class Placer:
             found = place(
                 [
                     NodeGpu(
-                        one.gpu, [*self._early(one, where, node), *_spans(one, where, node)], list(_placed(one))
+                        one.gpu, [*self._early(one, where, node), *self._spans(one, where, node)], list(_placed(one))
                     )
                     for one, where in there
                 ],
@@ -128,6 +129,25 @@ class Placer:
             )  # fmt: skip
             self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
         return found
+
+    def _spans(self, own: Evidence, where: Places, node: str) -> Iterator[tuple[int, int]]:
+        """When a GPU is in a node, in service, and no other node lists and claims it.
+
+        A claim on a GPU that waits is metered there, but makes no room for another.
+        """
+        expected = self.files.expected
+        if expected.decisions.of(What.GPU, node, own.gpu) is False:
+            return
+        first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
+        waits = [
+            (max(start, first_ns), end)
+            for start, end, _ in expected.excess(own.gpu, node, self.source.facts(own.gpu).contacts)
+            if end > first_ns
+        ]
+        for stay in stays(own):
+            if stay.value.node == node:
+                there = minus([(stay.start_ns, stay.end_ns)], where.disputed.get(node, []))
+                yield from minus(there, waits)
 
     def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
         """GPUs by PCI address, and by UUID after them where that is not known."""
@@ -157,14 +177,6 @@ def _named_apart(extra: Iterable[Claim], own: Iterable[Claim]) -> list[Claim]:
             given[key] = names.free(claim.id, claim.node)
         found.append(replace(claim, id=given[key]))
     return found
-
-
-def _spans(evidence: Evidence, where: Places, node: str) -> Iterator[tuple[int, int]]:
-    """When a GPU is in a node, in service, and no other node lists and claims it."""
-    disputed = where.disputed.get(node, [])
-    for stay in stays(evidence):
-        if stay.value.node == node:
-            yield from minus([(stay.start_ns, stay.end_ns)], disputed)
 
 
 def _placed(evidence: Evidence) -> Iterator[Claim]:

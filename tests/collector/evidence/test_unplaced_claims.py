@@ -27,8 +27,10 @@ from support.story import (
 from collector.core import Core
 from collector.evidence.assemble import Files
 from collector.evidence.decisions import waiting
+from collector.evidence.review import Decisions, Subject, What
 from collector.evidence.told import unplaced_in
 from collector.evidence.unplaced import Placer
+from collector.inventory import inventory_file
 from railscope.frame import Event
 
 ALICE, BOB = {"tenant": "alice"}, {"tenant": "bob"}
@@ -201,6 +203,17 @@ async def test_the_time_that_a_late_end_of_a_count_would_free_waits(core: Core):
         ("observed", "bob"): HOURS, ("review", "bob"): BELIEVED - HOURS,
         ("idle", ""): 20 * HOURS - BELIEVED,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("decided", [{}, {Subject(What.GPU, "n1", "GPU-1"): False}])
+async def test_a_claim_on_a_gpu_that_waits_makes_no_room_for_a_count(core: Core, decided: dict):
+    inventory = inventory_file.parse("node,gpus,rdma_ports,from,to\nn1,1,,2026-01-01T00:00:00Z,\n")
+    files = Files(inventory=inventory, decisions=Decisions(decided))
+    late = started("GPU-1", "p", HOURS, **ALICE)
+    accept(core, reported(late, first=[count("u", 0, 2, **BOB)]))
+    found = seconds_of(await account_at(core, 10 * HOURS, files))
+    assert found["observed", "bob"] == 10 * HOURS
+    assert {tenant for state, tenant in found if state == "review"} == {"alice"}
 
 
 async def test_a_late_part_does_not_raise_the_precedence_of_a_count(core: Core):
