@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 
 from bench.report import Aim, Report
-from collector.audit.draft import Draft, record_of
 from collector.audit.log import AuditLog
 from collector.audit.proof import check_proof, make_proof
 from collector.audit.tiles import Tiles
 from collector.audit.verify import verify
+from collector.ledger.draft import Draft, record_of
 from railscope.audit.note import SecretKey
 from railscope.audit.record import Actor, Source, Subject, encode
 

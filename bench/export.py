@@ -19,8 +19,8 @@ from bench.report import Aim, Report
 from collector.billing.charges import Charge, Kind, Unit, priced
 from collector.billing.export import Form, Listed, Order, export
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, issue
+from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 
 ROWS = 100_000
 TENANTS = 20

@@ -16,11 +16,11 @@ import numpy as np
 
 from bench import load
 from bench.report import Aim, Report
-from collector.core import Core
-from collector.fleet import Update
+from collector.fleet.fleet import Update
+from collector.fleet.schemas import Schemas
+from collector.http.metrics import render
 from collector.metering.units import GPU_CAPACITY
-from collector.metrics import render
-from collector.schemas import Schemas
+from collector.state.core import Core
 from collector.workloads.averages import Averages
 from collector.workloads.gathered import Gathered
 from collector.workloads.holding import Holding, JobKey

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from bench.report import Aim, Report
 from collector.billing.charges import Charge
-from collector.billing.instants import DAY_NS, SECOND_NS, Period
 from collector.billing.invoice import close
 from collector.billing.metered import usages
 from collector.billing.prices import Price, PriceBook, Tariff
@@ -26,6 +25,7 @@ from collector.billing.rating import rate
 from collector.billing.usage import Usage
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
+from collector.metering.instants import DAY_NS, SECOND_NS, Period
 from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.observation import GAP_NS, stretches
 

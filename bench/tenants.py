@@ -13,10 +13,10 @@ import click
 from bench import alibaba
 from bench.metering import DAYS, FIRST_DAY, MONTH
 from bench.report import Aim, Report, mebibytes
-from collector.billing.instants import DAY_NS
 from collector.jobs.ledger import Terms, days, with_stand_ins
 from collector.jobs.reconcile import compare
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
+from collector.metering.instants import DAY_NS
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import GPU_CAPACITY, Tiling
 

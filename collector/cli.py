@@ -16,9 +16,9 @@ import click
 from collector import clock
 from collector.access.credential import MAX_RANK, Credential, Role, is_name
 from collector.access.credentials import digest, new_token, quoted, section
-from collector.at_rest import accept_loss
-from collector.check import check
+from collector.commands.check import check
 from collector.config import PREFIX, CollectorSettings
+from collector.framelog.at_rest import accept_loss
 from collector.service import Collector
 from railscope import logs, settings
 from railscope.service import Serve, supervise

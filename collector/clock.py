@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from collector.segments import write_durably
+from collector.framelog.segments import write_durably
 
 log = structlog.get_logger(__name__)
 

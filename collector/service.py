@@ -13,51 +13,52 @@ from pathlib import Path
 import structlog
 from aiohttp.web import Application
 
-from collector import clock, web
-from collector.access.audit_api import AuditApi
-from collector.access.billing_api import Billing, BillingApi
-from collector.access.books import LedgerBooks
+from collector import clock
 from collector.access.credential import Role
 from collector.access.enrolment import Told
-from collector.access.entries import Entries
-from collector.access.gate import Gate, application
-from collector.access.reading import Reading
-from collector.access.routes import Route
 from collector.access.tokens_file import TokensFile
 from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
-from collector.api import Api
-from collector.at_rest import StateFiles
-from collector.audit.draft import Draft
-from collector.audit.office import AuditOffice
+from collector.administrator_files import AdministratorsFiles
+from collector.audit_service import AuditOffice
 from collector.billing import seller_file
 from collector.clock import ClockState, CollectorClock
 from collector.config import CollectorSettings
-from collector.core import Core
-from collector.evidence.days import Door
 from collector.evidence.quarantine import Quarantine
 from collector.evidence.review import Decisions
-from collector.evidence.settle import Settler
 from collector.evidence.store import EvidenceStore
-from collector.files import AdministratorsFiles
-from collector.framelog import FrameLog
-from collector.ingest import Ingest
+from collector.fleet.cell import Cell
+from collector.fleet.schemas import Schemas
+from collector.framelog.at_rest import StateFiles
+from collector.framelog.framelog import FrameLog
+from collector.http import web
+from collector.http.api import Api
+from collector.http.audit_api import AuditApi
+from collector.http.billing_api import Billing, BillingApi
+from collector.http.books import LedgerBooks
+from collector.http.entries import Entries
+from collector.http.gate import Gate, application
+from collector.http.ingest import Ingest
+from collector.http.jobs_api import JobsApi
+from collector.http.metrics import Own
+from collector.http.node_twins import NodeTwins
+from collector.http.read_only import RETRY_SECONDS, SpaceWatch, unwritable
+from collector.http.reading import Reading
+from collector.http.routes import Route
 from collector.inventory.watch import Watch
-from collector.keeping import Keeping
 from collector.ledger.database import LedgerError
+from collector.ledger.draft import Draft
 from collector.ledger.location import ledger_url
 from collector.ledger.probe import LedgerProbe
 from collector.ledger.shared import SharedDatabase
 from collector.ledger.store import Ledger
-from collector.metrics import Own
-from collector.node_twins import NodeTwins
-from collector.read_only import RETRY_SECONDS, SpaceWatch, unwritable
-from collector.restart import Restart
-from collector.schemas import Schemas
+from collector.settlement.days import Door
+from collector.settlement.settle import Settler
 from collector.sinks.influx import InfluxSink
-from collector.views.refresh import Refresher
-from collector.views.table import Cell
-from collector.workloads.api import JobsApi
+from collector.state.core import Core
+from collector.state.keeping import Keeping
+from collector.state.restart import Restart
+from collector.view_refresh import Refresher
 from collector.workloads.averages import Averages
 from collector.workloads.holding import pattern_of
 from railscope import __version__, listen
@@ -228,7 +229,7 @@ class Collector:
             os.close(lock)
 
     async def _wait_for_space(self) -> None:
-        """Where the disk is full, serve what is known until it is not; see `collector.read_only`."""
+        """Where the disk is full, serve what is known until it is not; see `collector.http.read_only`."""
         problem = await asyncio.to_thread(self.unwritable, self.folder)
         if not problem:
             return

@@ -12,9 +12,9 @@ from railscope.settings import SettingsError
 
 _ON_DEMAND = {
     "agent": ("agent.cli", "agent"),
-    "audit": ("collector.audit.command", "audit"),
+    "audit": ("collector.commands.audit", "audit"),
     "claim": ("agent.claim_command", "claim"),
-    "bill": ("collector.bill_command", "bill"),
+    "bill": ("collector.commands.bill", "bill"),
     "collector": ("collector.cli", "collector"),
     "simulate": ("simulator.cli", "simulate"),
     "simulate-agent": ("simulator.agent", "simulate_agent"),

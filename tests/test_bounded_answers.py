@@ -19,9 +19,9 @@ from agent.host.kubelet import Kubelet
 from agent.host.kubelet_pods import pod_list
 from agent.http_client import HttpClient
 from collector.config import Influx
+from collector.fleet.cell import Cell, View
 from collector.sinks.influx import InfluxSink
-from collector.views.refresh import Views
-from collector.views.table import Cell, View
+from collector.view_refresh import Views
 from dashboards.asking import AskingError, Prometheus
 from railscope.catalog import collector as catalog
 

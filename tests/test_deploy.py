@@ -27,8 +27,7 @@ from collector.access.credential import Credential, Role
 from collector.account import quotas
 from collector.billing import administration, price_file
 from collector.billing.closing import Books, By
-from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
-from collector.inventory import inventory_file
+from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file
 from collector.ledger.store import Ledger
 from railscope import settings
 from railscope.audit.record import Actor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from collector.views.table import Cell
+from collector.fleet.cell import Cell
 
 _TENANT_METRICS = ("railscope_tenant_", "railscope_job_")
 

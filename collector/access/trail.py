@@ -15,13 +15,13 @@ from itertools import islice
 
 import structlog
 
-from collector.access.billing_api import Exported
 from collector.access.credential import Credential, Role
 from collector.access.credentials import Credentials, Key
 from collector.access.enrolment import Change, Told, changes
-from collector.audit.draft import Draft
 from collector.audit.log import AuditError
 from collector.audit.trail import Denial, Trail
+from collector.http.billing_api import Exported
+from collector.ledger.draft import Draft
 from collector.turns import to_its_end
 from railscope.audit.record import Actor, Data, RecordError, Subject
 

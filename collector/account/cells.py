@@ -8,10 +8,10 @@ from typing import Any
 from collector.account.amounts import Totals
 from collector.account.quotas import Quotas, days_of
 from collector.account.tally import HELD, Account, nanoseconds
+from collector.fleet.cell import Cell
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY, Units
-from collector.views.table import Cell
 from railscope.catalog import account as catalog
 from railscope.catalog.declare import Metric
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from collector.account.tally import month_of
-from collector.evidence.watched import FileError, Watched, rows, span
+from collector.files.watched import FileError, Watched, rows, span
 from railscope.numeric_text import NumberError, parse_decimal
 
 HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")

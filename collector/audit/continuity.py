@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collector.sequences import Ranges
+from collector.framelog.sequences import Ranges
 from railscope.audit.record import Record, Source
 
 MOST_FINDINGS = 1000

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from collector.audit.draft import record_of
 from collector.audit.housekeeping import HousekeepingError
 from collector.audit.journal import JournalError
-from collector.audit.ledger_records import HEAD, OUTBOX_ROW
 from collector.audit.log import AuditError, AuditLog
-from collector.audit.outbox import (
+from collector.audit.publisher import WaitingError
+from collector.audit.tiles import TileError
+from collector.ledger.database import Database, LedgerError
+from collector.ledger.draft import record_of
+from collector.ledger.ledger_records import HEAD, OUTBOX_ROW
+from collector.ledger.outbox import (
     Place,
     Waiting,
     last_placed,
@@ -29,9 +32,6 @@ from collector.audit.outbox import (
     take,
     unplaced,
 )
-from collector.audit.publisher import WaitingError
-from collector.audit.tiles import TileError
-from collector.ledger.database import Database, LedgerError
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import RecordError, decode, encode
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from collector.audit.draft import Draft
 from collector.audit.holding import (
     ASSIGN,
     CONFLICT,
@@ -20,7 +19,8 @@ from collector.audit.holding import (
     Holdings,
     by,
 )
-from collector.core import SeenEvent
+from collector.ledger.draft import Draft
+from collector.state.core import SeenEvent
 from railscope.audit.record import Actor, Data, RecordError, Source, Subject
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
 from railscope.wire import MOST_EVENT_NUMBER, WireEvent

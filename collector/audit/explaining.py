@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from collector.audit.continuity import MOST_FINDINGS, Continuity
 from collector.audit.holding import ASSIGN, DONE, RELEASE, TRANSFER
-from collector.audit.ledger_records import LedgerRecords
 from collector.audit.ownership import EPOCH
+from collector.ledger.ledger_records import LedgerRecords
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import Record, encode
 

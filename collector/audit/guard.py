@@ -16,11 +16,11 @@ from urllib.parse import quote
 
 import structlog
 
-from collector.audit.draft import Draft
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.publisher import WaitingError
 from collector.audit.tiles import TileError, Tiles
-from collector.segments import sync_folder, write_durably
+from collector.framelog.segments import sync_folder, write_durably
+from collector.ledger.draft import Draft
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash, root_of, subtrees
 from railscope.audit.record import Actor, Data

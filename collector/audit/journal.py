@@ -24,7 +24,7 @@ from collector.audit.acknowledgement import ACKNOWLEDGED, Acknowledgement, read_
 from collector.audit.housekeeping import check_epoch, read_bytes
 from collector.audit.ownership import EPOCH
 from collector.audit.tiles import TileError, decode_bundle, encode_bundle
-from collector.segments import (
+from collector.framelog.segments import (
     HEAD,
     MARKER_BYTES,
     framed,

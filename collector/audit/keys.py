@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from collector.segments import PARTIAL, make_folder, sync_folder
+from collector.framelog.segments import PARTIAL, make_folder, sync_folder
 from railscope.audit.note import NoteError, SecretKey
 from railscope.settings import SettingsError
 

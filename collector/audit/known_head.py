@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import Connection, select
 
-from collector.audit import heads
-from collector.audit.heads import REMEDY, Head, StoppedError
+from collector.ledger import heads
+from collector.ledger.heads import REMEDY, Head, StoppedError
 
 if TYPE_CHECKING:
     from collector.ledger.database import Database

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, inspect, or_, select
 
-from collector.audit import heads
-from collector.audit.heads import ADOPTED, Item
-from collector.audit.ledger_records import HEAD, KINDS, MAX_NAMED, RESTORE, ROW, LedgerRecords
-from collector.audit.outbox import identities, outbox, placed_rows, reference
+from collector.ledger import heads
+from collector.ledger.heads import ADOPTED, Item
+from collector.ledger.ledger_records import HEAD, KINDS, MAX_NAMED, RESTORE, ROW, LedgerRecords
+from collector.ledger.outbox import identities, outbox, placed_rows, reference
 from collector.ledger.schema import covered, metadata
 from railscope.audit.record import Data
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collector.audit.ledger_check import compare_ledger, summary
-from collector.audit.ledger_records import LedgerRecords
 from collector.audit.outcome import Outcome, VerifyError
 from collector.ledger.database import Database, LedgerError, NoLedgerError
+from collector.ledger.ledger_records import LedgerRecords
 
 
 def compare_url(url: str, recorded: LedgerRecords) -> list[str]:

@@ -17,13 +17,13 @@ import msgspec
 import structlog
 from sqlalchemy import inspect
 
-from collector.audit import heads
-from collector.audit.draft import Draft
-from collector.audit.heads import Head
 from collector.audit.known_head import difference, read
 from collector.audit.log import AuditError, AuditLog
+from collector.framelog.segments import write_durably
+from collector.ledger import heads
 from collector.ledger.database import Database, LedgerError, NoLedgerError
-from collector.segments import write_durably
+from collector.ledger.draft import Draft
+from collector.ledger.heads import Head
 from railscope.audit.record import Actor, Data
 
 PERIOD_SECONDS = 60.0

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import structlog
 
-from collector.audit.draft import Draft, counted, record_of
 from collector.audit.housekeeping import KEY_FILE, HousekeepingError
 from collector.audit.journal import MAX_GROUP_RECORDS, Journal, JournalError
 from collector.audit.ownership import Ownership, TakenError
 from collector.audit.publisher import AuditError, Publisher, WaitingError
 from collector.audit.tiles import TileError, Tiles
 from collector.audit.witnesses import Witnesses
-from collector.segments import write_durably
+from collector.framelog.segments import write_durably
+from collector.ledger.draft import Draft, counted, record_of
 from collector.turns import to_its_end
 from railscope.audit.merkle import CompactRange, Tree, subtrees
 from railscope.audit.note import NoteError, SecretKey

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
 
-from collector.audit.draft import Draft, record_of
 from collector.audit.events import JOIN, clean
 from collector.audit.recorded import BOOT, RECEIVED, STEP, UPGRADE, NodeState
-from collector.segments import Record
+from collector.framelog.segments import Record
+from collector.ledger.draft import Draft, record_of
 from railscope.audit.record import Actor, Data, Source, Subject
 from railscope.wire import Envelope
 

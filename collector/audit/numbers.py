@@ -10,7 +10,7 @@ from collector.audit.ledger_watch import LedgerWatch
 from collector.audit.observed import Observed
 from collector.audit.rereading import Rereading
 from collector.audit.witnesses import Witnesses
-from collector.views.table import Cell
+from collector.fleet.cell import Cell
 from railscope.catalog import audit as c
 
 

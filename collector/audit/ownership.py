@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.audit.housekeeping import Statement, read_bytes, read_statement
-from collector.segments import make_folder, write_durably
+from collector.framelog.segments import make_folder, write_durably
 from railscope.audit.note import SecretKey
 
 EPOCH = "epoch"

@@ -17,7 +17,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.segments import PARTIAL, make_folder, sync_folder
+from collector.framelog.segments import PARTIAL, make_folder, sync_folder
 
 FOLDER = "personal"
 """Below the collector's state directory, beside the log."""

@@ -14,7 +14,7 @@ from collector.audit.housekeeping import HousekeepingError
 from collector.audit.journal import journal_paths
 from collector.audit.ownership import Ownership
 from collector.audit.tiles import TileError, Tiles
-from collector.segments import write_durably
+from collector.framelog.segments import write_durably
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import EMPTY_ROOT, Tree, consistency_proof, consistent, root_of
 from railscope.audit.note import NoteError, SecretKey, read_note

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from collector.audit.draft import Draft, record_of
 from collector.audit.events import JOIN
 from collector.audit.holding import CONFLICT, Holdings
-from collector.audit.ledger_records import HEAD
 from collector.audit.log import AuditLog
-from collector.core import Position, SeenEvent
-from collector.sequences import Ranges
+from collector.framelog.sequences import Ranges
+from collector.ledger.draft import Draft, record_of
+from collector.ledger.ledger_records import HEAD
+from collector.state.core import Position, SeenEvent
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import Record, Source, decode
 from railscope.wire import WireEvent

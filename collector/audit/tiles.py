@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.segments import PARTIAL, make_folder, write_durably
+from collector.framelog.segments import PARTIAL, make_folder, write_durably
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash, node_hash
 
 WIDTH = 256

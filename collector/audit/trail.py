@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 import structlog
 
-from collector.audit.draft import Draft
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.ownership import EPOCH
+from collector.ledger.draft import Draft
 from collector.turns import to_its_end
 from railscope.audit.record import Actor, Data, RecordError
 from railscope.settings import SettingsError

@@ -19,7 +19,7 @@ from collector.audit.ownership import EPOCH, Ownership
 from collector.audit.publisher import Publisher
 from collector.audit.tiles import Tiles
 from collector.audit.witnesses import FILE, Vouched, Witnesses
-from collector.segments import write_durably
+from collector.framelog.segments import write_durably
 from railscope.audit.merkle import CompactRange, leaf_hash, subtrees
 from railscope.audit.note import SecretKey
 

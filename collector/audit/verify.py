@@ -17,12 +17,12 @@ from collector.audit.directory_check import (
 )
 from collector.audit.explaining import Explaining
 from collector.audit.journal import JournalError, check_root
-from collector.audit.ledger_records import LedgerRecords
 from collector.audit.levels import Levels
 from collector.audit.outcome import Outcome, VerifyError, missing_or_altered
 from collector.audit.ownership import EPOCH
 from collector.audit.tiles import WIDTH, TileError, Tiles, widths
 from collector.audit.vouching import Witness, disputed_notes, signed_notes, vouched_for
+from collector.ledger.ledger_records import LedgerRecords
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import CompactRange, Hash, leaf_hash
 from railscope.audit.note import NoteError, PublicKey, UnsignedError, read_note

@@ -19,7 +19,7 @@ from collector.audit.housekeeping import (
     read_bytes,
     read_statement,
 )
-from collector.segments import write_durably
+from collector.framelog.segments import write_durably
 from railscope.audit.cosignature import key_name, parse_witness_key, witnessed
 from railscope.audit.note import PublicKey, SecretKey
 

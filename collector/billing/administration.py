@@ -7,19 +7,19 @@ from hashlib import sha256
 
 from sqlalchemy import Connection
 
-from collector.audit import heads
 from collector.billing import records, tables, unclosed
 from collector.billing.charges import Charge
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Bill, Books, By, Closed, closing_of, write
-from collector.billing.instants import spelled
 from collector.billing.invoice import Invoice, Status, draft, issue
-from collector.billing.periods import name_of
 from collector.billing.price_file import parse
 from collector.billing.prices import PriceBook, PriceBookError, check_appended, check_published
 from collector.billing.rounding import decimal
 from collector.billing.store import add
 from collector.billing.stored import Adjusted, Opening, Published
+from collector.ledger import heads
+from collector.metering.instants import spelled
+from collector.metering.periods import name_of
 from collector.metering.units import FOREVER_NS
 
 _AMOUNT_PLACES = 9

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from collector.billing.canonical import digest
-from collector.billing.instants import HOUR_NS
+from collector.metering.instants import HOUR_NS
 from collector.metering.units import GPU_CAPACITY
 
 NANO = 10**9

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from collector.billing.canonical import Content, digest
-from collector.billing.instants import Period
 from collector.billing.invoice import Invoice
 from collector.ledger.rows import GpuDay
+from collector.metering.instants import Period
 
 
 class ClosingError(ValueError):

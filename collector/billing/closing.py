@@ -12,16 +12,13 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, func, or_, select
 
-from collector.audit import heads
 from collector.billing import records, tables
 from collector.billing.charges import Charge
 from collector.billing.closed import Closing, ClosingError, manifest_root
 from collector.billing.completeness import EvidenceStore, Lacking, lacking
 from collector.billing.corrections import corrections
-from collector.billing.instants import Period, spelled
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, issue
 from collector.billing.invoice import close as drafts
-from collector.billing.periods import name_of
 from collector.billing.prices import PriceBook, check_published
 from collector.billing.rated import Numbers, Rated, Source, ledger_root, rate_period, window
 from collector.billing.rating import Review
@@ -32,10 +29,13 @@ from collector.billing.stored import Mark, Opening
 from collector.billing.unclosed import check_earlier, opening
 from collector.billing.undecided import Undecided, undecided
 from collector.jobs import lists
+from collector.ledger import heads
 from collector.ledger.queries import by_day
 from collector.ledger.rows import GpuDay
 from collector.ledger.schema import revisions
 from collector.ledger.store import Ledger
+from collector.metering.instants import Period, spelled
+from collector.metering.periods import name_of
 from railscope.audit.record import Actor
 
 _TRIES = 5

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from collector.billing.instants import DAY_NS, Period, spelled
 from collector.billing.rated import Source, days_of
 from collector.jobs.lists import Listed, is_listed, uncovered
 from collector.ledger.rows import GpuDay
 from collector.metering.evidence import ClockDoubt, Evidence
 from collector.metering.holders import stays
+from collector.metering.instants import DAY_NS, Period, spelled
 from collector.metering.measures import Increments, Measure
 from collector.metering.timeline import Piece
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from collector.billing.charges import Charge, Kind, priced
-from collector.billing.instants import Period
 from collector.billing.invoice import Invoice, Status
+from collector.metering.instants import Period
 
 
 def invoiced(invoices: Iterable[Invoice], period: Period) -> tuple[Charge, ...]:

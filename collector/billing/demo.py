@@ -21,10 +21,10 @@ from collector.billing.demo_months import (
     SimulatedEvidence,
 )
 from collector.billing.focus import Account, Region, Seller
-from collector.billing.instants import DAY_NS
 from collector.billing.reconcile import reconcile
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
+from collector.metering.instants import DAY_NS
 
 ENGINE = "demo"
 SELLER = Seller(

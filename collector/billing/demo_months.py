@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.billing.instants import HOUR_NS, SECOND_NS, Period, from_datetime
 from collector.billing.invoice import CLOSE_AFTER_NS
 from collector.metering.evidence import (
     Claim,
@@ -27,6 +26,7 @@ from collector.metering.evidence import (
     Stay,
     Witness,
 )
+from collector.metering.instants import HOUR_NS, SECOND_NS, Period, from_datetime
 from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.observation import stretches
 from collector.metering.timeline import Piece

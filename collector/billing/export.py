@@ -25,9 +25,9 @@ from collector.billing.focus_csv import CsvWriter
 from collector.billing.focus_csv import read_from as read_csv
 from collector.billing.focus_parquet import ParquetWriter
 from collector.billing.focus_parquet import read_from as read_parquet
-from collector.billing.instants import Period, spelled
 from collector.billing.invoice import Invoice, Status
-from collector.billing.periods import name_of
+from collector.metering.instants import Period, spelled
+from collector.metering.periods import name_of
 
 _ROWS_AT_ONCE = 5_000
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from collector.segments import PARTIAL, sync_folder
+from collector.framelog.segments import PARTIAL, sync_folder
 
 _CHUNK_BYTES = 1 << 20
 

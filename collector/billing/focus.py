@@ -23,8 +23,8 @@ from collector.billing.focus_skus import (
     resource_type,
     sku_id,
 )
-from collector.billing.instants import to_datetime
 from collector.billing.invoice import Invoice, InvoiceError, Status
+from collector.metering.instants import to_datetime
 
 GREATEST = 10**PRECISION  # counted in the last decimal
 

@@ -14,8 +14,8 @@ from itertools import groupby
 
 from collector.billing.canonical import Content, canonical, digest
 from collector.billing.charges import Charge, Kind
-from collector.billing.instants import DAY_NS, Period
 from collector.billing.rounding import exponent_of, spread
+from collector.metering.instants import DAY_NS, Period
 
 CLOSE_AFTER_NS = 3 * DAY_NS
 

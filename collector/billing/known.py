@@ -10,7 +10,6 @@ import numpy as np
 
 from collector.billing.checks import Check, worst
 from collector.billing.completeness import EvidenceStore, Known
-from collector.billing.instants import DAY_NS, Period, spelled
 from collector.billing.rated import days_of
 from collector.evidence.review import NOT_IN_SERVICE
 from collector.ledger.metered import Computed, MeteredGpu
@@ -19,6 +18,7 @@ from collector.ledger.store import Ledger, Revision
 from collector.ledger.tiling import root_in
 from collector.metering.evidence import Evidence
 from collector.metering.holders import stays
+from collector.metering.instants import DAY_NS, Period, spelled
 from collector.metering.measures import Increments, Measure
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 

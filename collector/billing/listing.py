@@ -10,13 +10,13 @@ from typing import Any
 from collector.billing.charges import Charge
 from collector.billing.closed import Closing
 from collector.billing.closing import Books, Pending
-from collector.billing.instants import Period, spelled
 from collector.billing.invoice import Invoice
-from collector.billing.periods import name_of
 from collector.billing.rounding import decimal, exponent_of
 from collector.billing.statement_text import table
 from collector.billing.stored import Adjusted, Opening
 from collector.billing.undecided import Undecided
+from collector.metering.instants import Period, spelled
+from collector.metering.periods import name_of
 
 _EXACT_PLACES = 12
 _HOUR_PLACES = 6

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from collector.billing.charges import Charge, Kind
-from collector.billing.instants import DAY_NS, Period
 from collector.billing.prices import Price
 from collector.billing.usage import Usage
+from collector.metering.instants import DAY_NS, Period
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 
 

@@ -23,9 +23,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from collector.billing.charges import Unit
-from collector.billing.instants import SECOND_NS, from_datetime
 from collector.billing.prices import Price, PriceBook, PriceBookError, Tariff
 from collector.billing.rounding import UnknownCurrencyError
+from collector.metering.instants import SECOND_NS, from_datetime
 from collector.metering.units import FOREVER_NS
 from railscope.toml_text import TomlError, parse_toml
 

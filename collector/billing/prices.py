@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from collector.billing.charges import Unit
-from collector.billing.instants import spelled
 from collector.billing.rounding import exponent_of
+from collector.metering.instants import spelled
 from collector.metering.units import FOREVER_NS
 
 

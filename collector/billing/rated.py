@@ -10,7 +10,6 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from collector.billing.charges import Charge, Kind, Unit
-from collector.billing.instants import DAY_NS, Period
 from collector.billing.metered import usages
 from collector.billing.minimums import Claims, CountedClaim
 from collector.billing.prices import Group, PriceBook
@@ -20,6 +19,7 @@ from collector.ledger.rows import GpuDay
 from collector.ledger.store import Ledger, Revision
 from collector.ledger.tiling import DayTiling, HeldClaim
 from collector.metering.evidence import ClockDoubt
+from collector.metering.instants import DAY_NS, Period
 from collector.metering.tiling import State
 from collector.metering.units import Tiling, Units, exact
 

@@ -19,12 +19,12 @@ from fractions import Fraction
 from functools import lru_cache
 
 from collector.billing.charges import Charge, Kind, Unit, priced
-from collector.billing.instants import HOUR_NS, Period, spelled
 from collector.billing.minimums import Claims
 from collector.billing.prices import Group, Price, PriceBook, Stretch, Tariff, Timeline
 from collector.billing.sequence import refuse_doubles, silences
 from collector.billing.usage import HELD, WITH_TENANT, Usage
 from collector.metering.evidence import Witness
+from collector.metering.instants import HOUR_NS, Period, spelled
 from collector.metering.tiling import State
 from railscope.reading import Absent
 

@@ -22,13 +22,13 @@ from collector.billing.checks import Check, worst
 from collector.billing.closed import Closing
 from collector.billing.closing import Books
 from collector.billing.focus import Seller
-from collector.billing.instants import Period
 from collector.billing.invoice import Invoice
 from collector.billing.known import evidence_checks
-from collector.billing.periods import name_of
 from collector.billing.rated import Rated, window
 from collector.billing.recompute import Recomputed, recompute
 from collector.ledger.store import Ledger
+from collector.metering.instants import Period
+from collector.metering.periods import name_of
 from collector.metering.tiling import State
 from collector.metering.units import Tiling
 

@@ -7,15 +7,15 @@ from unicodedata import normalize
 
 from sqlalchemy import Connection
 
-from collector.audit.draft import Draft
-from collector.audit.heads import Item
-from collector.audit.ledger_records import ROW, ROW_HASH
-from collector.audit.outbox import put
 from collector.billing.closed import Closing
-from collector.billing.instants import Period, spelled
 from collector.billing.invoice import Invoice
 from collector.billing.store import ISSUE
 from collector.billing.stored import Adjusted, Opening, Published
+from collector.ledger.draft import Draft
+from collector.ledger.heads import Item
+from collector.ledger.ledger_records import ROW, ROW_HASH
+from collector.ledger.outbox import put
+from collector.metering.instants import Period, spelled
 from railscope.audit.record import Actor, Data
 
 

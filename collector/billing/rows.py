@@ -11,10 +11,10 @@ from sqlalchemy import Row
 
 from collector.billing.charges import Charge, Kind, Unit
 from collector.billing.closed import Closing
-from collector.billing.instants import Period
 from collector.billing.invoice import Invoice, Line, Status
 from collector.billing.undecided import Undecided
 from collector.ledger.rows import GpuDay, Values
+from collector.metering.instants import Period
 
 _UNITS = {unit.label: unit for unit in Unit}
 

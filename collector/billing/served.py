@@ -10,19 +10,19 @@ from importlib.util import find_spec
 
 from sqlalchemy import select
 
-from collector.access.billing_api import BillingError, Issued
 from collector.billing import tables
 from collector.billing.books_export import with_origins
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Books
 from collector.billing.export import ExportError, Form, Listed, Order, document
 from collector.billing.focus import Seller
-from collector.billing.instants import Period
 from collector.billing.invoice import InvoiceError
-from collector.billing.periods import name_of, parse
 from collector.billing.seller_file import SellerFileError
 from collector.billing.statements import FORMS, statement
+from collector.http.billing_api import BillingError, Issued
 from collector.ledger.database import LedgerError
+from collector.metering.instants import Period
+from collector.metering.periods import name_of, parse
 from railscope.settings import SettingsError
 
 _FAILURES = (ExportError, InvoiceError, LedgerError, OverflowError, SellerFileError, SettingsError)
@@ -30,7 +30,7 @@ _FAILURES = (ExportError, InvoiceError, LedgerError, OverflowError, SellerFileEr
 
 @dataclass(frozen=True, slots=True)
 class ServedBooks:
-    """What `collector.access.billing_api.Billing` asks for.
+    """What `collector.http.billing_api.Billing` asks for.
 
     `seller` is given the tenants that are billed and says who bills; it is asked each time, so that
     a changed file counts at once. Whoever is given an export is recorded by who serves it.

@@ -8,14 +8,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from collector.billing.charges import NANO, Charge, Kind, Unit
-from collector.billing.instants import DAY_NS, spelled
 from collector.billing.invoice import Invoice, Status
-from collector.billing.periods import name_of
 from collector.billing.rounding import decimal, exponent_of, spread
 from collector.billing.stored import AuditPlace
 from collector.billing.undecided import Undecided
 from collector.ledger.rows import GpuDay
 from collector.metering.evidence import ClockDoubt
+from collector.metering.instants import DAY_NS, spelled
+from collector.metering.periods import name_of
 from collector.metering.tiling import State
 
 _QUANTITY_PLACES = 6

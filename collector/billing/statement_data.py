@@ -12,11 +12,11 @@ from fractions import Fraction
 
 import msgspec
 
-from collector.billing.instants import spelled
 from collector.billing.invoice import Line
-from collector.billing.periods import name_of
 from collector.billing.rounding import decimal, exponent_of
 from collector.billing.statement import Statement, coverage, source_of, spelled_doubt, unit_price
+from collector.metering.instants import spelled
+from collector.metering.periods import name_of
 
 _EXACT_PLACES = 12
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

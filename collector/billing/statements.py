@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from collector.billing.closed import Closing, ClosingError
 from collector.billing.closing import Bill, Books
-from collector.billing.instants import Period
 from collector.billing.invoice import Invoice, Status, draft
-from collector.billing.periods import name_of
 from collector.billing.statement import Statement
 from collector.billing.statement_data import as_csv, as_json
 from collector.billing.statement_html import page
 from collector.billing.statement_text import text
 from collector.billing.undecided import of_tenant
+from collector.metering.instants import Period
+from collector.metering.periods import name_of
 
 FORMS: Mapping[str, Callable[[Statement], bytes]] = {
     "text": lambda statement: f"{text(statement)}\n".encode(),

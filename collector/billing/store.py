@@ -14,11 +14,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, Table, func, or_, select
 
-from collector.audit.outbox import placed_rows
 from collector.billing import tables
 from collector.billing.charges import Charge, Kind
 from collector.billing.closed import Closing
-from collector.billing.instants import Period
 from collector.billing.invoice import Invoice, Status
 from collector.billing.price_file import parse
 from collector.billing.rounding import exponent_of
@@ -26,9 +24,11 @@ from collector.billing.rows import closing_of, invoice_of, line_of, review_of
 from collector.billing.stored import Adjusted, AuditPlace, Head, Mark, Published
 from collector.billing.undecided import Undecided
 from collector.ledger.database import Database, LedgerError
+from collector.ledger.outbox import placed_rows
 from collector.ledger.queries import chunks
 from collector.ledger.rows import GpuDay
 from collector.ledger.schema import entries
+from collector.metering.instants import Period
 
 _LOCK = 0x7261_696C_6269_6C6C
 ISSUE = "billing.issue/"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from collector.billing.charges import Charge
-from collector.billing.instants import Period
 from collector.billing.prices import PriceBook
+from collector.metering.instants import Period
 
 
 class Mark(NamedTuple):

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
-from collector.audit import heads
 from collector.billing import records, tables
 from collector.billing.closed import Closing, ClosingError
 from collector.billing.completeness import spelled_days
-from collector.billing.instants import DAY_NS, Period, spelled
-from collector.billing.periods import name_of
 from collector.billing.stored import Opening
+from collector.ledger import heads
 from collector.ledger.database import Database
 from collector.ledger.queries import within
 from collector.ledger.rows import GpuDay
 from collector.ledger.schema import entries
+from collector.metering.instants import DAY_NS, Period, spelled
+from collector.metering.periods import name_of
 from collector.metering.tiling import State
 from collector.metering.units import Tiling
 from railscope.audit.record import Actor

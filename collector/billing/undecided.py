@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from collector.billing.instants import spelled
 from collector.billing.prices import Group
 from collector.billing.rating import Review
 from collector.billing.rounding import decimal
+from collector.metering.instants import spelled
 from collector.metering.units import GPU_HOUR, Units
 
 

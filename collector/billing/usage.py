@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from collector.billing.instants import spelled
 from collector.metering.evidence import Witness
+from collector.metering.instants import spelled
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY, Units
 from railscope.reading import Absent, Reading

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collector.audit.draft import Draft
 from collector.audit.events import clean
-from collector.evidence import retired_file, tenants_file
-from collector.evidence.retired_file import Retirement
-from collector.inventory import inventory_file
+from collector.files import inventory_file, retired_file, tenants_file
+from collector.files.retired_file import Retirement
+from collector.ledger.draft import Draft
 from collector.metering.units import FOREVER_NS
 from railscope.audit.record import Actor, Data, Subject
 

@@ -10,9 +10,7 @@ from hashlib import sha256
 import msgspec
 import numpy as np
 
-from collector.evidence.calendar_file import Calendar
 from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
-from collector.evidence.claims_file import FileClaims
 from collector.evidence.contacts import Contacts
 from collector.evidence.disputes import Placed, outside_of, placed_of, shown_waiting
 from collector.evidence.ends import Ends, ends_of, gaps_of
@@ -26,12 +24,14 @@ from collector.evidence.node_claims import (
     reported_id,
 )
 from collector.evidence.places import Places, Presence
-from collector.evidence.retired_file import Retired
 from collector.evidence.review import Decisions, Expectation
-from collector.evidence.seen import OF_THE_AGENT, Counter, Part
-from collector.evidence.tenants_file import Tenants
 from collector.evidence.told import Ended, Told, first_report, first_reports, is_gpu
-from collector.inventory.inventory_file import Inventory
+from collector.files.calendar_file import Calendar
+from collector.files.claims_file import FileClaims
+from collector.files.inventory_file import Inventory
+from collector.files.retired_file import Retired
+from collector.files.tenants_file import Tenants
+from collector.fleet.metered_columns import OF_THE_AGENT, Counter, Part
 from collector.metering.evidence import (
     ClockDoubt,
     Evidence,

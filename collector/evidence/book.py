@@ -29,7 +29,6 @@ from collector.evidence.claim_index import ClaimIndex
 from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
 from collector.evidence.ends import ends_of
 from collector.evidence.places import Presence
-from collector.evidence.seen import Part
 from collector.evidence.span_counts import SpanCounts, new_spans
 from collector.evidence.taking import Taking, by_chunk
 from collector.evidence.told import (
@@ -46,11 +45,12 @@ from collector.evidence.told import (
     unplaced_in,
 )
 from collector.evidence.trouble import Trouble
+from collector.fleet.metered_columns import Part
+from collector.fleet.schemas import Known
+from collector.framelog.segments import Record
 from collector.metering.evidence import Level
 from collector.metering.observation import QUARANTINE_NS
 from collector.metering.units import FOREVER_NS
-from collector.schemas import Known
-from collector.segments import Record
 from railscope.catalog.tenancy import SOURCES
 from railscope.wire import Batch, Envelope
 

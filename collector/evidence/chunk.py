@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from collector.evidence.seen import Counter, Part
+from collector.fleet.metered_columns import Counter, Part
 from collector.metering.observation import GAP_NS
 
 GRID_NS = 30_000_000_000

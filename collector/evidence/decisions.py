@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from collector.audit import outbox
-from collector.audit.draft import Draft
 from collector.audit.events import clean
 from collector.evidence import queries
 from collector.evidence.assemble import Files, facts_of, waiting_nodes, waiting_of
@@ -22,7 +20,9 @@ from collector.evidence.review import Subject, What
 from collector.evidence.schema import claims, decisions, releases, trust
 from collector.evidence.store import EvidenceStore
 from collector.evidence.told import is_gpu
+from collector.ledger import outbox
 from collector.ledger.database import Database
+from collector.ledger.draft import Draft
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 from railscope.audit.record import Actor, Data
 from railscope.audit.record import Subject as RecordSubject

@@ -26,8 +26,8 @@ from collector.evidence.review import (
     overlaid,
     parts,
 )
-from collector.evidence.tenants_file import Tenants
 from collector.evidence.told import MAX_LEVEL, WIRE_CAPACITY, Ended, Told, first_reports, is_gpu
+from collector.files.tenants_file import Tenants
 from collector.metering.evidence import Claim, Level, Stay
 from collector.metering.timeline import Piece, without
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots

@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import Connection, Table, and_, exists, func, or_, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
-from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.contacts import Contact, Contacts
 from collector.evidence.review import Decisions, Subject, What
 from collector.evidence.schema import (
@@ -24,7 +23,7 @@ from collector.evidence.schema import (
     trust,
 )
 from collector.evidence.told import Ended, Told
-from collector.inventory import inventory_file
+from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file
 from collector.metering.units import FOREVER_NS
 
 CONTEXT_NS = 3_600_000_000_000

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from collector.evidence.contacts import Contact, Contacts
-from collector.evidence.retired_file import Retired
-from collector.inventory.inventory_file import Inventory
+from collector.files.inventory_file import Inventory
+from collector.files.retired_file import Retired
 from collector.metering.timeline import Piece, extend
 from collector.metering.units import FOREVER_NS
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import structlog
 from sqlalchemy import Connection, func, select
 
-from collector.audit import outbox
-from collector.evidence import calendar_file, claims_file, queries, retired_file, tenants_file
+from collector.evidence import queries
 from collector.evidence.administration import Version
 from collector.evidence.assemble import Facts, Files, Known, facts_of, known
 from collector.evidence.changes import Change, Late, late, recorded_after
@@ -23,8 +22,9 @@ from collector.evidence.schema import claims, contacts, files, homes, parts, rel
 from collector.evidence.told import Ended, Told, unplaced_in
 from collector.evidence.trouble import Trouble
 from collector.evidence.unplaced import Placer
-from collector.inventory import inventory_file
-from collector.inventory.inventory_file import Inventory
+from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file
+from collector.files.inventory_file import Inventory
+from collector.ledger import outbox
 from collector.ledger.database import Database
 from collector.metering.units import FOREVER_NS
 

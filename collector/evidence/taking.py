@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from collector import decode
 from collector.evidence.chunk import (
     CHUNK_NS,
     GRID_NS,
@@ -20,11 +19,12 @@ from collector.evidence.chunk import (
     add_spans,
 )
 from collector.evidence.places import Presence
-from collector.evidence.seen import Part
 from collector.evidence.told import MOST_CHARACTERS, is_gpu
+from collector.fleet import decode
+from collector.fleet.metered_columns import Part
+from collector.fleet.schemas import Gpu, Known
+from collector.framelog.segments import Record
 from collector.metering.observation import GAP_NS
-from collector.schemas import Gpu, Known
-from collector.segments import Record
 from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.audit.draft import Draft
+from collector.ledger.draft import Draft
 from railscope.audit.record import Actor, Data, Subject
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from collector.inventory.inventory_file import Expected
-from collector.inventory.shown import GPU, RDMA_PORT, Shown
+from collector.files.inventory_file import Expected
+from collector.fleet.shown_devices import GPU, RDMA_PORT, Shown
 
 KINDS = (GPU, RDMA_PORT)
 

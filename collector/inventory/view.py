@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from collector.fleet.cell import Cell
+from collector.fleet.shown_devices import GPU, RDMA_PORT, Shown
 from collector.inventory.compare import Standing, State
-from collector.inventory.shown import GPU, RDMA_PORT, Shown
 from collector.inventory.watch import Found
 from collector.metering.units import FOREVER_NS
-from collector.views.table import Cell
 from railscope.catalog import inventory as catalog
 from railscope.catalog.declare import Metric
 from railscope.device_names import Names

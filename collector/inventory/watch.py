@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from collector.core import Core
-from collector.evidence.retired_file import Retired, Retirement
 from collector.evidence.trouble import Trouble
-from collector.fleet import Node, Row
+from collector.files.inventory_file import Inventory
+from collector.files.retired_file import Retired, Retirement
+from collector.fleet.fleet import Node, Row
+from collector.fleet.sheet import Block
+from collector.fleet.shown_devices import AGENT_STREAM, GPU, STREAMS, UNSUPPORTED, Shown
 from collector.inventory.compare import KINDS, Heard, Standing, stand
-from collector.inventory.inventory_file import Inventory
-from collector.inventory.shown import AGENT_STREAM, GPU, STREAMS, UNSUPPORTED, Shown
-from collector.sheet import Block
+from collector.state.core import Core
 from railscope.reading import PRESENT
 
 Turns = Callable[[], Awaitable[None]]

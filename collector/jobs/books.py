@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from collector.billing.instants import DAY_NS, Period
-from collector.evidence.tenants_file import Tenants
+from collector.files.tenants_file import Tenants
 from collector.jobs.job import NS_PER_SECOND, Job, JobListError
 from collector.jobs.reading import read_jobs
 from collector.jobs.reconcile import Comparison, JobDifference, compare
 from collector.jobs.report import counted, hours
 from collector.jobs.tenants import as_listed, with_tenants
 from collector.ledger.store import Ledger
+from collector.metering.instants import DAY_NS, Period
 from collector.metering.tiling import Entry
 
 _FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.billing.instants import spelled
+from collector.metering.instants import spelled
 from collector.metering.units import FOREVER_NS
 
 NS_PER_SECOND = 1_000_000_000

@@ -27,7 +27,6 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from collector.billing.instants import Period
 from collector.jobs import lists
 from collector.jobs.job import WHOLE, Gpu, Job, JobList, Part, Unplaced
 from collector.jobs.lists import By, JobLedgerError, Listed, NewList, PlacedJob
@@ -47,6 +46,7 @@ from collector.metering.evidence import (
     Stretch,
     Witness,
 )
+from collector.metering.instants import Period
 from railscope import __version__
 
 STAND_IN = "unnamed"

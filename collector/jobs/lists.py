@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import Connection, Row, func, select
 
-from collector.audit import heads
-from collector.audit.draft import Draft
-from collector.audit.heads import Item
-from collector.audit.ledger_records import ROW, ROW_HASH
-from collector.audit.outbox import put
-from collector.billing.instants import DAY_NS, Period, spelled
-from collector.billing.periods import name_of
 from collector.jobs import tables
 from collector.jobs.job import NS_PER_SECOND, WHOLE, Part
+from collector.ledger import heads
 from collector.ledger.database import Database
+from collector.ledger.draft import Draft
+from collector.ledger.heads import Item
+from collector.ledger.ledger_records import ROW, ROW_HASH
+from collector.ledger.outbox import put
 from collector.ledger.queries import chunks
+from collector.metering.instants import DAY_NS, Period, spelled
+from collector.metering.periods import name_of
 from railscope.audit.record import Actor, Data
 
 MAX_REJECTED = 1000

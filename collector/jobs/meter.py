@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.billing.instants import Period
 from collector.jobs.job import Gpu, Job, Part
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
+from collector.metering.instants import Period
 from collector.metering.overlaps import Overlap, OverlapKind, overlaps
 from collector.metering.tiling import Entry, GpuTimeline, State
 from collector.metering.units import GPU_CAPACITY, Slots, Tiling, exact

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collector.evidence.watched import FileError, rows
+from collector.files.watched import FileError, rows
 from collector.jobs.job import Gpu, pci_address
 
 HEADER = ("node", "gpu", "model")

@@ -9,9 +9,9 @@ from fractions import Fraction
 
 import msgspec
 
-from collector.billing.instants import Period
 from collector.jobs.job import Job
 from collector.metering.evidence import job_id
+from collector.metering.instants import Period
 from collector.metering.tiling import Entry, State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 

@@ -18,9 +18,9 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
-from collector.billing.instants import Period
 from collector.jobs.job import Job
 from collector.jobs.pairing import ALL_TIME, Held, Run, runs
+from collector.metering.instants import Period
 from collector.metering.tiling import Entry
 from collector.metering.units import GPU_CAPACITY, Units
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from collector.evidence.tenants_file import Tenants, unmapped
+from collector.files.tenants_file import Tenants, unmapped
 from collector.jobs.job import Job, JobList, job_list
 
 SOURCES = {

@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from collector.audit import heads
-from collector.audit.heads import StoppedError
+from collector.ledger import heads
+from collector.ledger.heads import StoppedError
 from collector.ledger.migration import migrate
-from collector.ledger.tables import VERSION, metadata, schema_version
+from collector.tables import VERSION, metadata, schema_version
 from railscope.listen import MAX_PORT
 
 _BUSY_SECONDS = 60

@@ -6,7 +6,7 @@ cap-unit-nanoseconds, which is within 64 bits; larger products are not, and sums
 outside the database.
 
 Other parts keep tables in the same database: they declare them on `metadata` in modules of their
-own, which `collector.ledger.tables` names, and make them append-only.
+own, which `collector.tables` names, and make them append-only.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ covered: dict[str, Covered] = {}
 
 
 def cover(kind: str, table: Table, *parts: Table) -> None:
-    """Have the rows of a table, each with its parts, covered by heads (`collector.audit.heads`)."""
+    """Have the rows of a table, each with its parts, covered by heads (`collector.ledger.heads`)."""
     covered[kind] = Covered(table, parts)
 
 

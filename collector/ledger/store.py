@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 from sqlalchemy import Connection, Row, select
 
-from collector.audit import heads
-from collector.ledger import queries
+from collector.ledger import heads, queries
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.rows import (
     GpuDay,

@@ -20,8 +20,8 @@ from typing import Any
 import structlog
 
 from collector.config import Influx
-from collector.views.refresh import Views
-from collector.views.table import Cell, View
+from collector.fleet.cell import Cell, View
+from collector.view_refresh import Views
 from railscope.bounded_http import bound_answers
 from railscope.settings import SettingsError
 

@@ -16,9 +16,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from collector.layout import Key, Layout, Part
-from collector.sheet import Block
-from collector.views.table import Cell
+from collector.fleet.cell import Cell
+from collector.fleet.layout import Key, Layout, Part
+from collector.fleet.sheet import Block
 from railscope.catalog import rollups
 from railscope.catalog.declare import Metric, Rollup
 from railscope.catalog.rollup import derived_name, scopes_of

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.workloads.columns import Key
+from collector.fleet.job_columns import Key
 from collector.workloads.roster import NO_JOB, Numbers
 from collector.workloads.seating import Table
 from railscope.catalog.declare import Rollup

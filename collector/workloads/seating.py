@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.core import Core
-from collector.fleet import Node
-from collector.schemas import GPU_STREAM, Gpu
-from collector.sheet import BLOCK_ROWS, Block
-from collector.workloads.columns import JobColumns, Positions
+from collector.fleet.fleet import Node
+from collector.fleet.job_columns import JobColumns, Positions
+from collector.fleet.schemas import GPU_STREAM, Gpu
+from collector.fleet.sheet import BLOCK_ROWS, Block
+from collector.state.core import Core
 from collector.workloads.roster import NO_JOB, NO_SEAT, Numbers, Roster
 from railscope.frame import NO_LANE
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from collector.device_names import NamesOfGpu
+from collector.fleet.cell import Cell
+from collector.fleet.device_names import NamesOfGpu
+from collector.fleet.job_columns import Key
 from collector.metering.units import GPU_CAPACITY
-from collector.views.table import Cell
-from collector.workloads.columns import Key
 from collector.workloads.gathered import Gathered, PerSeat, Totals, per_seat, totals
 from collector.workloads.roster import Job, Numbers, Place
 from collector.workloads.straggler import SHARED, Compared, Straggler, compare

@@ -19,10 +19,10 @@ from support.audit import draft
 from test_audit_live import Claiming
 
 from collector.access.credentials import digest
-from collector.audit.outbox import placed, put, unplaced
-from collector.audit.showing import extent, records
 from collector.audit.verify import verify
+from collector.commands.audit_show import extent, records
 from collector.ledger.database import Database
+from collector.ledger.outbox import placed, put, unplaced
 from railscope.audit.note import PublicKey
 from railscope.audit.record import Record, decode
 from railscope.frame import Event

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chain_support import Site, until
 
-from collector.segments import LogStats, read_segment, segment_path, segments
+from collector.framelog.segments import LogStats, read_segment, segment_path, segments
 from railscope.envelope_reader import unpack
 
 MOST = 64 << 20

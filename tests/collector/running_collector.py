@@ -14,7 +14,7 @@ from makers import Sender, gpu_schema
 
 from collector.access.credentials import digest
 from collector.config import Audit, CollectorSettings, Limits
-from collector.segments import LogStats, read_segment, segment_path, segments
+from collector.framelog.segments import LogStats, read_segment, segment_path, segments
 from collector.service import Collector
 from railscope.frame import Frame
 

@@ -20,18 +20,18 @@ from running_collector import Running, running, settings_in, some
 
 from collector.access.credentials import Credentials
 from collector.access.enrolment import Told
-from collector.access.gate import Gate, application
-from collector.access.routes import ROUTES
 from collector.access.trail import AccessTrail
 from collector.account.live import LiveAccount
-from collector.api import Api
 from collector.config import LedgerSettings
 from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
-from collector.metrics import Own
-from collector.views.refresh import Refresher, Views
+from collector.fleet.cell import Cell, View
+from collector.http.api import Api
+from collector.http.gate import Gate, application
+from collector.http.metrics import Own
+from collector.http.routes import ROUTES
+from collector.view_refresh import Refresher, Views
 from collector.views.rollup import Rollups, reduce_rows
-from collector.views.table import Cell, View
 from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError

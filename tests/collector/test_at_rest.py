@@ -13,11 +13,11 @@ from support.checkpoints import facts_of
 from support.story import Reporter, accept, core_in, gpus_of
 
 from collector import clock
-from collector.at_rest import EXTENT, MANIFEST, StateFiles, accept_loss
-from collector.framelog import FrameLog
-from collector.keeping import Keeping
-from collector.restart import Restart
-from collector.segments import LogStats, Record, segment_path, segments
+from collector.framelog.at_rest import EXTENT, MANIFEST, StateFiles, accept_loss
+from collector.framelog.framelog import FrameLog
+from collector.framelog.segments import LogStats, Record, segment_path, segments
+from collector.state.keeping import Keeping
+from collector.state.restart import Restart
 from railscope.wire import SentAt
 
 SECOND = 1_000_000_000

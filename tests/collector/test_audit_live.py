@@ -15,12 +15,12 @@ from support.audit import draft
 from agent.numbering import Numbering
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
-from collector.audit.office import OBSERVED
-from collector.audit.outbox import placed, put
 from collector.audit.trail import Trail
 from collector.audit.verify import verify
+from collector.audit_service import OBSERVED
 from collector.config import FrameLogSettings, Limits
 from collector.ledger.database import Database
+from collector.ledger.outbox import placed, put
 from railscope.audit.note import PublicKey
 from railscope.audit.record import Record, Source, decode
 from railscope.catalog.entities import CLAIM

@@ -10,7 +10,7 @@ from makers import Sender
 from running_collector import Running, running, settings_in, some
 
 from collector import clock
-from collector.segments import LogStats, Record, read_segment, segment_path, segments
+from collector.framelog.segments import LogStats, Record, read_segment, segment_path, segments
 
 HOUR_NS = 3_600_000_000_000
 PATIENCE_SECONDS = 60

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from makers import Sender, gpu_schema
 
-from collector import decode
+from collector.fleet import decode
 from railscope.batch import decode_rows, encode_batch
 from railscope.frame import Frame
 from railscope.wire import Batch, WireEntity, WireError, WireEvent

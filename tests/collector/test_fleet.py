@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from makers import rdma_schema
 from support.batches import batch_of
 
-from collector.fleet import Fleet, Update
-from collector.layout import Layout, make_layout
-from collector.sheet import BLOCK_ROWS, increase
+from collector.fleet.fleet import Fleet, Update
+from collector.fleet.layout import Layout, make_layout
+from collector.fleet.sheet import BLOCK_ROWS, increase
 from collector.views.rollup import NO_TENANT, Rollups, reduce_rows
 from railscope.catalog import gpu, host, nic, rollups
 from railscope.catalog.declare import Kind, Metric, Rollup

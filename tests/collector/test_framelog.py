@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.disk import small_file_system
 
-from collector.framelog import FrameLog, LogError
-from collector.segments import LogStats, Record, read_segment, segment_path, segments
+from collector.framelog.framelog import FrameLog, LogError
+from collector.framelog.segments import LogStats, Record, read_segment, segment_path, segments
 from railscope.wire import SentAt
 
 

@@ -11,10 +11,10 @@ import pytest
 from running_collector import running, settings_in
 
 from collector.access import credentials
+from collector.administrator_files import AdministratorsFiles
 from collector.billing import price_file, seller_file
 from collector.billing.prices import PriceBookError
 from collector.config import CollectorSettings
-from collector.files import AdministratorsFiles
 from railscope.settings import SettingsError
 
 START = "2026-01-01T00:00:00Z"

@@ -13,9 +13,9 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from collector.config import Influx
+from collector.fleet.cell import Cell, View
 from collector.sinks.influx import LINES_PER_WRITE, InfluxSink, lines
-from collector.views.refresh import Views
-from collector.views.table import Cell, View
+from collector.view_refresh import Views
 from railscope.catalog import collector as catalog
 
 

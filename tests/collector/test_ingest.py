@@ -13,8 +13,8 @@ from running_collector import Running, logged, running, settings_in, some
 from support.checkpoints import facts_of
 
 from collector.config import FrameLogSettings, Limits, MeteringSettings
-from collector.segments import segment_path, segments
-from collector.sequences import MAX_STREAMS
+from collector.framelog.segments import segment_path, segments
+from collector.framelog.sequences import MAX_STREAMS
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
 from railscope.wire import RunEnd, pack

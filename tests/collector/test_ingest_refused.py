@@ -11,7 +11,7 @@ from makers import Sender
 from running_collector import logged, running, settings_in, some
 
 from collector.config import Limits
-from collector.ingest import NodeSender
+from collector.http.ingest import NodeSender
 from railscope.catalog import gpu
 from railscope.entity import Entity
 from railscope.frame import Schema

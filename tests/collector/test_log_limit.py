@@ -9,8 +9,8 @@ from running_collector import running, settings_in, some
 from structlog.testing import capture_logs
 
 from collector.config import Limits
+from collector.framelog.sequences import MAX_RUNS, Received
 from collector.log_limit import LogLimit
-from collector.sequences import MAX_RUNS, Received
 
 
 def test_the_first_line_is_written_at_once_and_the_next_one_has_the_count():

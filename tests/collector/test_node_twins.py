@@ -8,8 +8,8 @@ from makers import SECOND, START_BOOT_NS, START_WALL_NS, Sender
 from running_collector import running, settings_in, some
 
 from collector.evidence.trouble import Trouble
-from collector.node_twins import NodeTwins
-from collector.segments import Record
+from collector.framelog.segments import Record
+from collector.http.node_twins import NodeTwins
 from railscope.wire import SENT_HEADER, SentAt
 
 

@@ -9,8 +9,8 @@ from hostile.generators import frames_far_apart
 from makers import Sender
 from running_collector import running, settings_in, some
 
-from collector.framelog import FrameLog
-from collector.segments import Record
+from collector.framelog.framelog import FrameLog
+from collector.framelog.segments import Record
 from railscope.envelope_reader import unpack
 from railscope.wire import MAGIC, SentAt
 

@@ -11,7 +11,7 @@ from makers import Sender
 from running_collector import Running, running, settings_in, some
 from support.disk import enlarge, small_file_system
 
-from collector.read_only import unwritable
+from collector.http.read_only import unwritable
 
 PATIENCE_SECONDS = 60
 FULL = "the state directory cannot be written: No space left on device"

@@ -11,11 +11,11 @@ import pytest
 from support.checkpoints import facts_of
 from support.story import Reporter, accept, core_in, gpus_of
 
-from collector.core import Core
-from collector.framelog import FrameLog
-from collector.keeping import Keeping
-from collector.restart import Restart
-from collector.segments import LogStats, Record, segments
+from collector.framelog.framelog import FrameLog
+from collector.framelog.segments import LogStats, Record, segments
+from collector.state.core import Core
+from collector.state.keeping import Keeping
+from collector.state.restart import Restart
 
 SECOND = 1_000_000_000
 PATIENCE_SECONDS = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.batches import batch_of
 
-from collector.fleet import Fleet, Update
-from collector.layout import make_layout
+from collector.fleet.fleet import Fleet, Update
+from collector.fleet.layout import make_layout
 from collector.views.rollup import Rollups, reduce_rows
 from railscope.catalog import KINDS, METRICS, rollups
 from railscope.catalog.declare import EntityKind

@@ -8,7 +8,7 @@ from makers import Sender
 from running_collector import running, settings_in, some
 
 from collector.config import FrameLogSettings, Limits
-from collector.schemas import MAX_BYTES_OF_A_NODE, MAX_OF_A_NODE, Schemas
+from collector.fleet.schemas import MAX_BYTES_OF_A_NODE, MAX_OF_A_NODE, Schemas
 from railscope.wire import WireEntity, WireGroup, WireSchema
 
 

@@ -4,7 +4,14 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.sequences import MAX_LOST_AT_END, MAX_MISSING, MAX_RANGES, Ranges, Received, Run
+from collector.framelog.sequences import (
+    MAX_LOST_AT_END,
+    MAX_MISSING,
+    MAX_RANGES,
+    Ranges,
+    Received,
+    Run,
+)
 
 pieces = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 8)), max_size=30)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from collector.audit.draft import Draft
 from collector.audit.log import AuditLog
+from collector.ledger.draft import Draft
 from railscope.audit.merkle import Tree
 from railscope.audit.note import SecretKey
 from railscope.audit.record import Actor, Source, Subject

@@ -9,10 +9,10 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from collector.billing.charges import Unit
-from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.billing.prices import Price, PriceBook, Tariff
 from collector.billing.usage import Usage
 from collector.metering.evidence import Witness
+from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS
 from railscope.reading import Absent

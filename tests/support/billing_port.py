@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from collector.access.billing_api import Issued
+from collector.http.billing_api import Issued
 
 
 @dataclass

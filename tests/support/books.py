@@ -9,17 +9,16 @@ import msgspec
 import numpy as np
 from sqlalchemy import select
 
-from collector.audit.ledger_records import HEAD
-from collector.audit.outbox import outbox
 from collector.billing import administration
 from collector.billing.charges import Unit
 from collector.billing.closing import Books, By
 from collector.billing.demo_months import KnownGpu, SimulatedEvidence
-from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period, spelled
 from collector.billing.invoice import CLOSE_AFTER_NS, Status
 from collector.billing.prices import Price, PriceBook
 from collector.ledger.database import Database
+from collector.ledger.ledger_records import HEAD
 from collector.ledger.metered import Computed, MeteredGpu
+from collector.ledger.outbox import outbox
 from collector.ledger.store import Ledger
 from collector.metering.evidence import (
     Claim,
@@ -31,6 +30,7 @@ from collector.metering.evidence import (
     Stretch,
     Witness,
 )
+from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period, spelled
 from collector.metering.measures import Increments, Measure, Readings, increments
 from collector.metering.units import FOREVER_NS
 from railscope.audit.record import Actor

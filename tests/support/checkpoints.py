@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from collector.checkpoint import MAGIC, decode, encode, parts_of, resume
-from collector.core import Core
+from collector.state.checkpoint import MAGIC, decode, encode, parts_of, resume
+from collector.state.core import Core
 
 
 def checkpoint_of(core: Core) -> bytes:

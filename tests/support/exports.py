@@ -13,11 +13,11 @@ from collector.billing.closing import Books
 from collector.billing.corrections import credit
 from collector.billing.export import Listed
 from collector.billing.focus import Account, Region, Seller
-from collector.billing.instants import HOUR_NS
 from collector.billing.invoice import Invoice, draft, issue
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
 from collector.ledger.store import Ledger
+from collector.metering.instants import HOUR_NS
 from collector.metering.tiling import State
 
 EUR = 10**9

@@ -10,19 +10,18 @@ from support.story import at, core_in, no_turns
 from collector.account.live import LiveAccount
 from collector.account.tally import Account
 from collector.config import MeteringSettings
-from collector.core import Core
-from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.assemble import Files
-from collector.evidence.days import Door
 from collector.evidence.decisions import Decision, decide, waiting
 from collector.evidence.review import Decisions
-from collector.evidence.settle import Settler
 from collector.evidence.store import EvidenceStore
-from collector.inventory import inventory_file
-from collector.inventory.inventory_file import Inventory
+from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file
+from collector.files.inventory_file import Inventory
 from collector.ledger.database import Database
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
+from collector.settlement.days import Door
+from collector.settlement.settle import Settler
+from collector.state.core import Core
 from railscope.audit.record import Actor
 
 SETTINGS = MeteringSettings(quiet_seconds=60, settle_delay_seconds=3600)

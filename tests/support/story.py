@@ -9,10 +9,10 @@ from pathlib import Path
 
 from collector.account.live import LiveAccount
 from collector.account.tally import Account
-from collector.core import Core
 from collector.evidence.assemble import Files, Known, facts_of, known
-from collector.schemas import Schemas
-from collector.segments import Record
+from collector.fleet.schemas import Schemas
+from collector.framelog.segments import Record
+from collector.state.core import Core
 from railscope.batch import encode_batches
 from railscope.catalog import METRICS, gpu, tenancy
 from railscope.catalog.entities import CLAIM, GPU, MIG, NODE, RDMA_PORT

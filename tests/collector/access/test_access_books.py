@@ -22,10 +22,10 @@ from test_audit_trail import records
 
 from collector.access.credential import Credential, Role
 from collector.access.credentials import digest, quoted, section
-from collector.access.reading import MOST_AT_ONCE, Reading
-from collector.billing.periods import name_of
 from collector.config import LedgerSettings
+from collector.http.reading import MOST_AT_ONCE, Reading
 from collector.ledger.store import Ledger
+from collector.metering.periods import name_of
 from collector.service import Collector
 
 TENANTS = ("imaging", "speech")

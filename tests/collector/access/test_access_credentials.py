@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.certificates import Authority
 
 from collector.access import certificate
-from collector.access.authentication import authenticate
 from collector.access.certificate import SCHEME, credential_in
 from collector.access.credential import Credential, Role, is_name
 from collector.access.credentials import (
@@ -28,6 +27,7 @@ from collector.access.credentials import (
     section,
 )
 from collector.access.enrolment import Told, changes
+from collector.http.authentication import authenticate
 from railscope.settings import SettingsError
 
 NOON_NS = 1_790_000_000_000_000_000

@@ -18,11 +18,11 @@ from support.audit import KEY, NOON_NS, audit_log, running
 from support.examples import fewer
 
 from collector.access.credential import Credential, Role
-from collector.access.entries import Entries, NotYetError, Wanted, sole_tenant
-from collector.audit.draft import Draft, record_of
 from collector.audit.events import drafts_of
 from collector.audit.holding import Holdings
 from collector.audit.proof import check_proof
+from collector.http.entries import Entries, NotYetError, Wanted, sole_tenant
+from collector.ledger.draft import Draft, record_of
 from collector.service import Collector
 from railscope.audit.checkpoint import read_checkpoint
 from railscope.audit.merkle import Tree, consistent, includes, leaf_hash

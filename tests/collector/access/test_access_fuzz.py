@@ -17,15 +17,15 @@ from running_collector import settings_in
 from support.billing_port import BookedRows
 from test_access_isolation import record
 
-from collector import web
 from collector.access.credentials import digest
 from collector.account.tally import Account, Key
-from collector.audit.draft import Draft
+from collector.fleet.cell import Cell, View
+from collector.http import web
+from collector.ledger.draft import Draft
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
-from collector.views.refresh import Views
-from collector.views.table import Cell, View
+from collector.view_refresh import Views
 from railscope.audit.record import Actor
 from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog

@@ -27,13 +27,13 @@ from collector.access.credential import Credential, Role, is_name
 from collector.access.credentials import digest, quoted, section
 from collector.access.scope import own_cells
 from collector.account.tally import Account, Key
-from collector.audit.draft import Draft
-from collector.core import SeenEvent
+from collector.fleet.cell import Cell, View
+from collector.ledger.draft import Draft
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
-from collector.views.refresh import Views
-from collector.views.table import Cell, View
+from collector.state.core import SeenEvent
+from collector.view_refresh import Views
 from collector.workloads.holding import Holding, JobKey
 from collector.workloads.roster import Roster
 from collector.workloads.view import Jobs

@@ -22,9 +22,9 @@ from test_audit_trail import records
 
 from collector.access.credential import Role
 from collector.access.credentials import digest, digest_of
-from collector.access.gate import Gate, application
-from collector.access.routes import ROUTES, Route, Sees
 from collector.config import Tls
+from collector.http.gate import Gate, application
+from collector.http.routes import ROUTES, Route, Sees
 
 ALL = "node operator finance auditor tenant"
 EVERYTHING = {  # who may ask, and what they are told; written here once more, by hand

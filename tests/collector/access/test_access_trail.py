@@ -10,14 +10,14 @@ from running_collector import Running, running, settings_in
 from support.audit import NOON_NS, audit_log
 from test_audit_trail import records
 
-from collector.access.billing_api import Exported
 from collector.access.credential import Credential, Role
 from collector.access.credentials import Credentials, Entry, Key, digest
 from collector.access.enrolment import Told
-from collector.access.throttle import MOST_ADDRESSES, MOST_AT_ONCE, SECONDS_PER_FAILURE, Throttle
 from collector.access.tokens_file import TokensFile
 from collector.access.trail import MOST_A_DAY, MOST_TOLD_APART, AccessTrail
 from collector.audit.trail import Trail
+from collector.http.billing_api import Exported
+from collector.http.throttle import MOST_ADDRESSES, MOST_AT_ONCE, SECONDS_PER_FAILURE, Throttle
 from railscope.audit.record import Record
 
 DAY_NS = 86_400_000_000_000

@@ -12,7 +12,7 @@ from collector.account.amounts import Whose
 from collector.account.cells import account_json, cluster_cells, tenant_cells
 from collector.account.quotas import Quotas, days_of, parse
 from collector.account.tally import Account, Key, nanoseconds
-from collector.evidence.watched import FileError
+from collector.files.watched import FileError
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY

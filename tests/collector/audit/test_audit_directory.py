@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from support.audit import KEY, NOON_NS, audit_log, record, running
 
 from collector.audit.acknowledgement import read_acknowledgement
-from collector.audit.draft import Draft
 from collector.audit.journal import journal_paths
 from collector.audit.log import AuditError
 from collector.audit.tiles import tile_name
 from collector.audit.trail import Trail
 from collector.audit.verify import Outcome, VerifyError, verify
 from collector.audit.witnesses import Vouched
+from collector.ledger.draft import Draft
 from railscope.audit.cosignature import cosigned, key_name, witness_key
 from railscope.audit.note import SecretKey
 from railscope.audit.record import Actor, Subject, decode

@@ -11,11 +11,11 @@ from support.audit import KEY, NOON_NS, audit_log, draft, running
 from support.books import ONE, after, claim, gpu, opened, world
 from test_audit_observed import observing, recorded
 
-from collector.audit.draft import Draft
 from collector.audit.drain import Drain
 from collector.audit.personal import Salts
 from collector.audit.verify import verify
 from collector.ledger.database import Database
+from collector.ledger.draft import Draft
 from collector.ledger.store import Ledger
 from railscope.audit.record import Actor, Data, Source, Subject
 from railscope.cli import root

@@ -15,11 +15,11 @@ from sqlalchemy.exc import DBAPIError
 from support.audit import KEY, audit_log, draft, record, running
 
 from collector.audit.drain import Drain
-from collector.audit.heads import database_id
 from collector.audit.log import AuditError, AuditLog
-from collector.audit.outbox import OutboxError, placed, put, take, unplaced
 from collector.audit.verify import verify
 from collector.ledger.database import Database, LedgerError
+from collector.ledger.heads import database_id
+from collector.ledger.outbox import OutboxError, placed, put, take, unplaced
 from railscope.audit.record import MOST_RECORD_BYTES, Actor, Record, decode
 
 

@@ -19,12 +19,12 @@ from support.examples import fewer
 from test_audit_observed import observing, recorded
 
 from collector.audit.continuity import Continuity
-from collector.audit.draft import record_of
 from collector.audit.guard import DisputeError, Guard
 from collector.audit.log import AuditError
 from collector.audit.personal import Salts
 from collector.audit.tiles import Tiles
 from collector.audit.verify import verify
+from collector.ledger.draft import record_of
 from railscope.audit.checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import Source, decode

@@ -29,7 +29,7 @@ from railscope.settings import SettingsError
 WRITER = """
 import asyncio, os, sys
 from pathlib import Path
-from collector.audit.draft import Draft
+from collector.ledger.draft import Draft
 from collector.audit.log import AuditLog
 from railscope.audit.note import SecretKey
 from railscope.audit.record import Actor, Source

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.audit import KEY, audit_log, record, running, write
 
-from collector.audit.draft import Draft
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.verify import Outcome, VerifyError, verify
-from collector.segments import PARTIAL
+from collector.framelog.segments import PARTIAL
+from collector.ledger.draft import Draft
 from railscope.audit.checkpoint import Checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash
 from railscope.audit.note import SecretKey

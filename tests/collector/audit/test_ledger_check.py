@@ -31,12 +31,9 @@ from support.books import (
     world,
 )
 
-from collector.audit import heads
 from collector.audit.drain import Drain
 from collector.audit.ledger_check import compare_ledger, outbox_records
-from collector.audit.ledger_records import HEAD
 from collector.audit.ledger_watch import LedgerWatch, OlderCopyError
-from collector.audit.outbox import outbox, placed_rows, taken
 from collector.audit.outcome import Outcome
 from collector.audit.verify import verify
 from collector.billing import administration, tables
@@ -47,12 +44,14 @@ from collector.billing.reconcile import reconcile
 from collector.billing.reconcile import recorded as recorded_rows
 from collector.jobs import lists
 from collector.jobs.ledger import import_list
-from collector.ledger import schema
+from collector.ledger import heads, schema
 from collector.ledger.database import Database, LedgerError
+from collector.ledger.ledger_records import HEAD
+from collector.ledger.outbox import outbox, placed_rows, taken
 from collector.ledger.schema import covered
 from collector.ledger.store import Ledger
-from collector.ledger.tables import metadata
 from collector.metering.evidence import Level
+from collector.tables import metadata
 from railscope.cli import root
 
 EVERYTHING = world(

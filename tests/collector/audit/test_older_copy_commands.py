@@ -14,13 +14,14 @@ from click.testing import CliRunner, Result
 from support.audit import audit_log, draft, running
 from support.books import ALL, ONE, after, opened
 
-from collector.audit import heads, known_head
+from collector.audit import known_head
 from collector.audit.drain import Drain
-from collector.audit.heads import Head
 from collector.audit.ledger_watch import LedgerWatch
 from collector.billing import administration
 from collector.billing.closing import Books
 from collector.billing.corrections import adjustment
+from collector.ledger import heads
+from collector.ledger.heads import Head
 from collector.ledger.store import Ledger
 from railscope.cli import root
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from collector.bill_command import bill
 from collector.billing import demo, focus_csv, statement_data
 from collector.billing.closing import Books
 from collector.billing.demo_months import GPUS, MONTH, NEXT_MONTH, PRICES
 from collector.billing.focus import billed
 from collector.billing.focus_parquet import read_from
-from collector.billing.instants import HOUR_NS
 from collector.billing.statements import periods, statement
+from collector.commands.bill import bill
 from collector.ledger.store import Ledger
+from collector.metering.instants import HOUR_NS
 
 
 @pytest.fixture(scope="module")

@@ -31,10 +31,8 @@ from collector.billing.charges import Charge, Kind, Unit
 from collector.billing.closing import Books, By, Closed
 from collector.billing.demo_months import KnownGpu, SimulatedEvidence
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.billing.invoice import Status
 from collector.billing.listing import listing
-from collector.billing.periods import name_of, parse
 from collector.billing.price_file import parse as parse_book
 from collector.billing.prices import Price, PriceBook, Tariff
 from collector.billing.rated import Numbers, rate_period
@@ -45,6 +43,8 @@ from collector.billing.statements import statement
 from collector.billing.undecided import undecided
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Claim, Level, Outage, Release, Reservation
+from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
+from collector.metering.periods import name_of, parse
 from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_slices, replica
 
 SELLER = Seller("Hall", "Hall", {"team-a": Account("a"), "team-b": Account("b")})

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from support.books import ALL, FIRST_DAY, ONE, START, after, exact, opened, told, world
 
-from collector.billing.instants import DAY_NS, HOUR_NS
 from collector.billing.known import evidence_checks
 from collector.billing.statement_data import as_csv, as_json, from_csv, from_json
 from collector.billing.statement_html import page
 from collector.billing.statement_text import text
 from collector.billing.statements import preview, statement
 from collector.metering.evidence import ClockDoubt
+from collector.metering.instants import DAY_NS, HOUR_NS
 from collector.metering.timeline import Piece
 
 DOUBT = ClockDoubt(START + DAY_NS + HOUR_NS, -HOUR_NS)

@@ -35,7 +35,6 @@ from support.books import (
 from collector.billing import administration, tables
 from collector.billing.closed import Closing, ClosingError
 from collector.billing.closing import Books, By
-from collector.billing.instants import DAY_NS, Period
 from collector.billing.invoice import Status
 from collector.billing.recompute import recompute
 from collector.billing.statements import statement
@@ -43,6 +42,7 @@ from collector.billing.store import BillingStore
 from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Stay
+from collector.metering.instants import DAY_NS, Period
 
 
 def test_a_period_is_billed_from_the_ledger_once(ledger):

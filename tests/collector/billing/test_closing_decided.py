@@ -30,19 +30,19 @@ from support.books import (
     world,
 )
 
-from collector.audit.outbox import Place as AuditPlace
-from collector.audit.outbox import place, take
 from collector.billing import administration, tables
 from collector.billing.closed import ClosingError
 from collector.billing.closing import Books
 from collector.billing.corrections import adjustment, credit
 from collector.billing.demo_months import SimulatedEvidence
-from collector.billing.instants import DAY_NS
 from collector.billing.prices import PriceBookError
 from collector.billing.recompute import recompute
 from collector.billing.statements import statement
 from collector.ledger.database import LedgerError
+from collector.ledger.outbox import Place as AuditPlace
+from collector.ledger.outbox import place, take
 from collector.metering.evidence import Reservation, Stretch
+from collector.metering.instants import DAY_NS
 
 
 def test_what_comes_late_is_corrected_in_the_next_period(ledger):

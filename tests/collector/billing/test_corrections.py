@@ -12,11 +12,11 @@ from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, time
 
 from collector.billing.charges import Charge, Kind, Unit
 from collector.billing.corrections import corrections, credit, invoiced
-from collector.billing.instants import HOUR_NS, Period
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, draft, issue, void
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
 from collector.metering.evidence import Witness
+from collector.metering.instants import HOUR_NS, Period
 from collector.metering.tiling import State
 
 EUR = 10**9

@@ -12,12 +12,12 @@ from support.billing import book, price
 from support.examples import fewer
 
 from collector.billing.charges import Charge, Kind
-from collector.billing.instants import DAY_NS, HOUR_NS, Period
 from collector.billing.minimums import target_ns
 from collector.billing.rated import Numbers, rate_period
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Claim, Evidence, Level, Stay, Stretch
+from collector.metering.instants import DAY_NS, HOUR_NS, Period
 from collector.metering.placement import NodeGpu, UnplacedClaim, place
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 

@@ -13,18 +13,18 @@ from click.testing import CliRunner, Result
 from sqlalchemy import select
 from support import postgresql
 
-from collector.audit.outbox import outbox
-from collector.bill_command import bill
 from collector.billing import demo
 from collector.billing.canonical import digest
 from collector.billing.closing import Books
 from collector.billing.demo_months import MONTH, NEXT_MONTH
 from collector.billing.focus_columns import Row
 from collector.billing.focus_csv import parse
-from collector.billing.instants import from_datetime
 from collector.billing.provenance import of_lines
+from collector.commands.bill import bill
+from collector.ledger.outbox import outbox
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
+from collector.metering.instants import from_datetime
 from collector.metering.tiling import State
 from collector.metering.units import Tiling
 from railscope.audit.checkpoint import Checkpoint

@@ -28,10 +28,10 @@ from collector.billing.focus import (
 )
 from collector.billing.focus_columns import Row
 from collector.billing.focus_csv import FocusCsvError, parse, spelled, write
-from collector.billing.instants import HOUR_NS
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, InvoiceError, close, draft, issue
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
+from collector.metering.instants import HOUR_NS
 from collector.metering.tiling import State
 
 EUR = 10**9

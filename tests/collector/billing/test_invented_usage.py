@@ -24,15 +24,15 @@ from support.story import (
     started,
 )
 
-from collector.bill_command import bill
 from collector.billing import administration
 from collector.billing.closing import Books, By
-from collector.billing.instants import Period
 from collector.billing.invoice import CLOSE_AFTER_NS
-from collector.billing.opening import evidence_in
+from collector.commands.bill import bill
+from collector.commands.opening import evidence_in
 from collector.evidence.contacts import TOLERANCE_NS
 from collector.evidence.review import MAX_GPUS_AT_ONCE
-from collector.evidence.seen import sku_of
+from collector.fleet.metered_columns import sku_of
+from collector.metering.instants import Period
 from collector.metering.tiling import State
 from collector.metering.units import Tiling
 

@@ -12,7 +12,6 @@ from support.billing import MONTH, NEXT_MONTH, book, books, price, timelines, us
 
 from collector.billing.charges import Charge, Kind
 from collector.billing.corrections import adjustment, credit
-from collector.billing.instants import DAY_NS, HOUR_NS, Period
 from collector.billing.invoice import (
     CLOSE_AFTER_NS,
     Invoice,
@@ -28,6 +27,7 @@ from collector.billing.invoice import (
 )
 from collector.billing.rating import rate
 from collector.billing.rounding import exponent_of
+from collector.metering.instants import DAY_NS, HOUR_NS, Period
 
 EUR = 10**9
 DUE_NS = MONTH.end_ns + CLOSE_AFTER_NS

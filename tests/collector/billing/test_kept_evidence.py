@@ -16,22 +16,22 @@ from support.audit import without_triggers
 from support.books import BOSS, PRICES
 from support.story import DAY, DAY_SECONDS, Reporter, accept, at, core_in, ended, gpus_of, started
 
-from collector.bill_command import bill
 from collector.billing import administration
 from collector.billing.closing import Books, By
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import Period
 from collector.billing.invoice import CLOSE_AFTER_NS
-from collector.billing.opening import evidence_in
-from collector.billing.periods import name_of
 from collector.billing.reconcile import reconcile
+from collector.commands.bill import bill
+from collector.commands.opening import evidence_in
 from collector.evidence import schema
 from collector.evidence.chunk import decode, encode
-from collector.evidence.seen import sku_of
 from collector.evidence.store import EvidenceStore, ready
+from collector.fleet.metered_columns import sku_of
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
+from collector.metering.instants import Period
+from collector.metering.periods import name_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd

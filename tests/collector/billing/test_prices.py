@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.billing import SKU, books, price
 
 from collector.billing.charges import Unit
-from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, spelled
 from collector.billing.price_file import __doc__ as format_of_files
 from collector.billing.price_file import parse
 from collector.billing.prices import Group, Price, PriceBook, PriceBookError, Tariff, check_appended
+from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, spelled
 
 EUR = 10**9
 HEAD = 'version = 2\npublished = 2026-06-20T09:00:00Z\ncurrency = "EUR"\n'

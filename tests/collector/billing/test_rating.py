@@ -10,12 +10,12 @@ import pytest
 from support.billing import MONTH, SKU, book, price, usage
 
 from collector.billing.charges import Charge, Kind, Unit
-from collector.billing.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.billing.prices import Tariff
 from collector.billing.rating import MissingPriceError, Rating, rate
 from collector.billing.sequence import DoubleUsageError
 from collector.billing.usage import Usage
 from collector.metering.evidence import Witness
+from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.metering.tiling import State
 from railscope.reading import Absent
 

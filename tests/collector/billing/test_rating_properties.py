@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from support.billing import MONTH, books, timelines, without_minimum
 
 from collector.billing.charges import Charge, Kind, priced
-from collector.billing.instants import DAY_NS, HOUR_NS, Period
 from collector.billing.prices import Group, Price, PriceBook, Tariff
 from collector.billing.rating import Rating, rate
 from collector.billing.usage import Usage
 from collector.metering.evidence import Witness
+from collector.metering.instants import DAY_NS, HOUR_NS, Period
 from collector.metering.tiling import State
 
 EUR = 10**9  # one unit of the currency, in nano

@@ -34,12 +34,12 @@ from collector.billing.checks import Check
 from collector.billing.closing import Books
 from collector.billing.demo_months import KnownGpu, SimulatedEvidence
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import DAY_NS, HOUR_NS
 from collector.billing.rated import Numbers, rate_period
 from collector.billing.reconcile import charged, held, reconcile
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Instance, Layout, Sighting, Stay, Stretch, Witness
+from collector.metering.instants import DAY_NS, HOUR_NS
 from collector.metering.units import GPU_CAPACITY, compute_slices, memory_slices
 
 SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})

@@ -15,11 +15,11 @@ from collector.billing import administration
 from collector.billing.charges import Unit
 from collector.billing.closing import Books, By, Closed
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import Period
 from collector.billing.invoice import CLOSE_AFTER_NS
-from collector.billing.opening import evidence_in
 from collector.billing.reconcile import reconcile
-from collector.evidence.seen import sku_of
+from collector.commands.opening import evidence_in
+from collector.fleet.metered_columns import sku_of
+from collector.metering.instants import Period
 
 MODEL = "NVIDIA H100 80GB HBM3"
 ONE, TWO = (Period(at(n * DAY_SECONDS), at((n + 1) * DAY_SECONDS)) for n in (0, 1))

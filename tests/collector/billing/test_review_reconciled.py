@@ -15,12 +15,12 @@ from collector.billing import administration
 from collector.billing.checks import Check
 from collector.billing.closing import Books, By
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import Period
-from collector.billing.opening import evidence_in
 from collector.billing.reconcile import reconcile
+from collector.commands.opening import evidence_in
 from collector.evidence.decisions import Decision, decide, waiting
-from collector.evidence.seen import sku_of
+from collector.fleet.metered_columns import sku_of
 from collector.ledger.tiling import DAY_NS
+from collector.metering.instants import Period
 from collector.metering.units import GPU_CAPACITY
 from railscope.audit.record import Actor
 

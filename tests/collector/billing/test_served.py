@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from collector.access.billing_api import Billing, BillingError
 from collector.billing import demo
 from collector.billing.books_export import with_origins
 from collector.billing.closing import Books
 from collector.billing.export import Form, Order, export
 from collector.billing.focus_parquet import read_from
-from collector.billing.periods import parse
 from collector.billing.served import ServedBooks
+from collector.http.billing_api import Billing, BillingError
 from collector.ledger.store import Ledger
+from collector.metering.periods import parse
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,6 @@ from collector.billing.closing import Books, By
 from collector.billing.corrections import adjustment, credit
 from collector.billing.demo_months import KnownGpu
 from collector.billing.focus import Account, Seller
-from collector.billing.instants import DAY_NS, HOUR_NS, Period
 from collector.billing.listing import as_document, listing
 from collector.billing.reconcile import reconcile
 from collector.billing.served import ServedBooks
@@ -48,6 +47,7 @@ from collector.billing.statements import FORMS, UnknownTenantError, periods, sta
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Outage, Stretch
+from collector.metering.instants import DAY_NS, HOUR_NS, Period
 from collector.metering.units import GPU_CAPACITY
 from railscope.cli import root as railscope
 

@@ -10,7 +10,7 @@ import pytest
 from support.settling import Site
 from support.story import core_in
 
-from collector.core import Core
+from collector.state.core import Core
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from support.story import DAY, SECOND, at, known_of
 
 from collector.account.amounts import counted_in
-from collector.core import Core
 from collector.evidence.assemble import Files
 from collector.metering.measures import Measure
 from collector.metering.tiling import tile
 from collector.metering.units import Tiling
+from collector.state.core import Core
 
 ALICE = {"tenant": "alice"}
 

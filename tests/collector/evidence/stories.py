@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from support.story import DAY, Envelopes, Reporter, cut, ended, gpus_of, host, ports_of, started
 
-from collector.evidence import calendar_file, claims_file, retired_file, tenants_file
 from collector.evidence.assemble import Files
+from collector.files import calendar_file, claims_file, retired_file, tenants_file
 
 LAST = 3600
 LEVELS = ["scheduler", "scheduler", "node_plugin", "process", "administrator"]

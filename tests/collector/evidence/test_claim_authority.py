@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from stories import SLOTS
 from support.story import Reporter, accept, core_in, ended, gpus_of, known_of, started
 
-from collector.core import Core
-from collector.evidence import claims_file
 from collector.evidence.assemble import Files
+from collector.files import claims_file
+from collector.framelog.segments import Record
 from collector.metering.evidence import Level
 from collector.metering.tiling import tile
-from collector.segments import Record
+from collector.state.core import Core
 
 FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:40Z\n"
 

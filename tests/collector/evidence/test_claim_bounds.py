@@ -5,8 +5,8 @@ from __future__ import annotations
 from looks import troubles
 from support.story import Reporter, accept, ended, gpus_of, started
 
-from collector.core import Core
 from collector.evidence.claim_index import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU, MAX_REPORTS
+from collector.state.core import Core
 
 GPU = "GPU-0"
 

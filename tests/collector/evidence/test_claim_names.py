@@ -21,8 +21,8 @@ from support.story import (
     started,
 )
 
-from collector.evidence import claims_file, tenants_file
 from collector.evidence.assemble import Files
+from collector.files import claims_file, tenants_file
 
 GPU, OTHER = "GPU-0", "GPU-9"
 BOSS = "tenant,holds,from,to\nboss,GPU-0,2026-09-04T00:00:50Z,2026-09-04T00:03:20Z\n"

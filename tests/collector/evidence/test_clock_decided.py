@@ -28,12 +28,12 @@ from support.story import (
     started,
 )
 
-from collector.core import Core
 from collector.evidence.assemble import evidence_of
-from collector.framelog import FrameLog
+from collector.framelog.framelog import FrameLog
+from collector.framelog.segments import LogStats, encode_record, framed, start_segment
 from collector.ledger.tiling import evidence_root
-from collector.restart import Restart
-from collector.segments import LogStats, encode_record, framed, start_segment
+from collector.state.core import Core
+from collector.state.restart import Restart
 
 HOUR = 3600
 few = fewer(60)

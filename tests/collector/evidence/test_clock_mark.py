@@ -23,12 +23,12 @@ from support.story import (
 from test_clock_decided import doubted, read_again
 
 from collector.account.cells import account_json
-from collector.core import Core
 from collector.evidence.chunk import MAX_DOUBTS, Chunk, Doubt
-from collector.evidence.days import ENGINE_VERSION
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
 from collector.metering.evidence import ClockDoubt
+from collector.settlement.days import ENGINE_VERSION
+from collector.state.core import Core
 
 HOUR = 3600
 DAYS = range(DAY - 1, DAY + 9)

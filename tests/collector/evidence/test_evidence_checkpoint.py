@@ -15,8 +15,8 @@ from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer
 from support.story import Reporter, accept, at, core_in, gpus_of, host
 
-from collector.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of
-from collector.core import Core
+from collector.state.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of
+from collector.state.core import Core
 
 
 def empty() -> Core:

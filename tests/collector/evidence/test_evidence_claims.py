@@ -19,11 +19,11 @@ from support.story import (
     started,
 )
 
-from collector.core import Core
-from collector.evidence import claims_file
 from collector.evidence.assemble import Files
 from collector.evidence.told import MOST_CHARACTERS
+from collector.files import claims_file
 from collector.metering.tiling import State, tile
+from collector.state.core import Core
 
 
 async def test_a_claim_holds_from_its_start_to_its_end(core: Core):

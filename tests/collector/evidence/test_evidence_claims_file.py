@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from collector.evidence.claims_file import FileClaim, FileClaims, claims_file, parse
-from collector.evidence.watched import FileError
+from collector.files.claims_file import FileClaim, FileClaims, claims_file, parse
+from collector.files.watched import FileError
 from collector.metering.units import FOREVER_NS
 
 GOOD = "tenant,holds,from,to\nvision,gpu-node-1,2026-01-01T00:00:00Z,2026-01-01T01:00:00+00:00\n"

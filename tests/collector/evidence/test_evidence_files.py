@@ -6,9 +6,9 @@ import pytest
 from looks import ALICE, stamp, states
 from support.story import Reporter, accept, account_at, at, gpus_of, known_of, seconds_of, started
 
-from collector.core import Core
-from collector.evidence import calendar_file, claims_file, tenants_file
 from collector.evidence.assemble import Files
+from collector.files import calendar_file, claims_file, tenants_file
+from collector.state.core import Core
 
 
 def test_stamps_are_seconds_of_the_story():

@@ -16,11 +16,11 @@ from support.story import SECOND, accept, at, core_in, known_of, no_turns
 
 from collector.account.live import LiveAccount
 from collector.account.tally import tally
-from collector.core import Core
 from collector.evidence.assemble import evidence_of
 from collector.evidence.told import Told
 from collector.ledger.tiling import evidence_root
 from collector.metering.tiling import tile
+from collector.state.core import Core
 
 few = fewer(50)
 since_the_newest = st.sampled_from([-15, -8, -3, -1, 0, 1, 5, 40, 400, 8000])

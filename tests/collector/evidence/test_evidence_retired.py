@@ -29,11 +29,11 @@ from support.story import (
 
 from collector.account.amounts import Whose
 from collector.account.live import LiveAccount
-from collector.audit.ledger_records import HEAD as BILLING_HEAD
-from collector.audit.outbox import outbox
 from collector.evidence.assemble import Files
-from collector.evidence.retired_file import HEADER, Retired, Retirement, parse
-from collector.evidence.watched import FileError
+from collector.files.retired_file import HEADER, Retired, Retirement, parse
+from collector.files.watched import FileError
+from collector.ledger.ledger_records import HEAD as BILLING_HEAD
+from collector.ledger.outbox import outbox
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Claim, Level, Stay
 from collector.metering.measures import Measure, Use

@@ -26,9 +26,7 @@ from support.story import (
     started,
 )
 
-from collector.audit.outbox import outbox
-from collector.billing.review_command import accept_command, reject_command, review_command
-from collector.core import Core
+from collector.commands.review import accept_command, reject_command, review_command
 from collector.evidence.assemble import Files
 from collector.evidence.decisions import Decision, Waiting, decide, waiting
 from collector.evidence.review import (
@@ -42,7 +40,9 @@ from collector.evidence.review import (
     Subject,
     What,
 )
-from collector.inventory import inventory_file
+from collector.files import inventory_file
+from collector.ledger.outbox import outbox
+from collector.state.core import Core
 from railscope.audit.record import Actor
 from railscope.frame import Event
 

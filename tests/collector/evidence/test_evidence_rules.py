@@ -26,11 +26,11 @@ from support.story import (
 )
 
 from collector.account.amounts import Whose, counted_in
-from collector.core import Core
-from collector.evidence.seen import sku_of
+from collector.fleet.metered_columns import sku_of
 from collector.metering.evidence import Witness
 from collector.metering.measures import Measure, Use
 from collector.metering.tiling import State, tile
+from collector.state.core import Core
 
 
 async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(core: Core):

@@ -21,9 +21,9 @@ from support.story import (
 )
 
 from collector.account.quotas import days_of
-from collector.audit.ledger_records import HEAD
-from collector.audit.outbox import outbox
 from collector.evidence.schema import claims, parts
+from collector.ledger.ledger_records import HEAD
+from collector.ledger.outbox import outbox
 from collector.ledger.tiling import DAY_NS
 from collector.metering.tiling import State, tile
 from collector.metering.units import GPU_CAPACITY

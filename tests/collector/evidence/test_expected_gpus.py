@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 from looks import ALICE
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, known_of, started
 
-from collector.core import Core
 from collector.evidence.assemble import Files
 from collector.evidence.contacts import Contact
-from collector.evidence.retired_file import Retired, Retirement
 from collector.evidence.review import (
     MAX_GPUS_AT_ONCE,
     MAX_NEW_GPUS,
@@ -22,7 +20,9 @@ from collector.evidence.review import (
     Subject,
     What,
 )
+from collector.files.retired_file import Retired, Retirement
 from collector.metering.units import FOREVER_NS
+from collector.state.core import Core
 
 HOUR = 3600
 MONTH = 30 * DAY_SECONDS

@@ -23,8 +23,8 @@ from support.story import (
     started,
 )
 
-from collector.core import Core
 from collector.evidence.contacts import MAX_GPUS
+from collector.state.core import Core
 
 HOUR = 3600
 

@@ -21,11 +21,11 @@ from support.story import (
     started,
 )
 
-from collector.core import Core
 from collector.evidence.assemble import Files
 from collector.evidence.decisions import Decision, decide, waiting
 from collector.evidence.review import Decisions, Subject, What
 from collector.metering.units import Tiling
+from collector.state.core import Core
 from railscope.audit.record import Actor
 from railscope.frame import Event
 

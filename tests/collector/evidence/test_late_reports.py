@@ -23,7 +23,6 @@ from support.story import (
     started,
 )
 
-from collector.core import Core
 from collector.evidence.assemble import Files
 from collector.evidence.chunk import Span
 from collector.evidence.ends import Gap, ends_of, freed_of, gaps_of
@@ -34,6 +33,7 @@ from collector.evidence.unplaced import Placer
 from collector.metering.evidence import Level
 from collector.metering.tiling import tile
 from collector.metering.units import Tiling
+from collector.state.core import Core
 from railscope.frame import Event
 
 HOUR = 3600

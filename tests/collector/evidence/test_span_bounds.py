@@ -13,13 +13,13 @@ from support.examples import fewer
 from support.settling import Site
 from support.story import DAY_SECONDS, Envelopes, Reporter, accept, at, core_in, gpus_of, known_of
 
-from collector.core import Core
 from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
 from collector.evidence.chunk import Span, add_spans
 from collector.evidence.review import Decisions, Subject, What
 from collector.evidence.span_counts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, new_spans
 from collector.metering.observation import GAP_NS
+from collector.state.core import Core
 
 APART = 31
 HOUR = 3600

@@ -28,7 +28,6 @@ from support.story import (
     started,
 )
 
-from collector.core import Core
 from collector.evidence.assemble import Files
 from collector.evidence.chunk import Span
 from collector.evidence.decisions import Decision, decide, waiting
@@ -41,8 +40,9 @@ from collector.evidence.occupancy import (
     union,
 )
 from collector.evidence.review import CONTESTED, MOVED, Decisions, Subject, What
-from collector.inventory import inventory_file
+from collector.files import inventory_file
 from collector.metering.observation import GAP_NS
+from collector.state.core import Core
 from railscope.audit.record import Actor
 from railscope.reading import Absent
 

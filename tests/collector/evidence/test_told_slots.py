@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.evidence.seen import Part, metered
+from collector.fleet.metered_columns import Part, metered
 from railscope.wire import WireEntity, WireSchema
 
 WHOLE = (0, 840)

@@ -24,13 +24,13 @@ from support.story import (
     started,
 )
 
-from collector.core import Core
 from collector.evidence.assemble import Files
 from collector.evidence.decisions import waiting
 from collector.evidence.review import Decisions, Subject, What
 from collector.evidence.told import unplaced_in
 from collector.evidence.unplaced import Placer
-from collector.inventory import inventory_file
+from collector.files import inventory_file
+from collector.state.core import Core
 from railscope.frame import Event
 
 ALICE, BOB = {"tenant": "alice"}, {"tenant": "bob"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collector.files.inventory_file import Expected
+from collector.fleet.shown_devices import GPU, RDMA_PORT, Shown
 from collector.inventory.compare import Counts, Heard, State, count, stand, standing
-from collector.inventory.inventory_file import Expected
-from collector.inventory.shown import GPU, RDMA_PORT, Shown
 from collector.metering.units import FOREVER_NS
 
 EIGHT = Expected(0, FOREVER_NS, "n1", 8, 8)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.evidence.watched import FileError
-from collector.inventory.inventory_file import HEADER, Expected, Inventory, inventory_file, parse
+from collector.files.inventory_file import HEADER, Expected, Inventory, inventory_file, parse
+from collector.files.watched import FileError
 from collector.metering.units import FOREVER_NS
 
 HEAD = ",".join(HEADER) + "\n"

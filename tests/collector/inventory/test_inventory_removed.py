@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from support.story import Reporter, accept, at, core_in, gpus_of
 
 from collector.account.live import LiveAccount
-from collector.core import Core
 from collector.evidence.assemble import Files
-from collector.evidence.retired_file import Retired
-from collector.inventory.inventory_file import Expected, Inventory
+from collector.files.inventory_file import Expected, Inventory
+from collector.files.retired_file import Retired
 from collector.inventory.watch import Watch
-from collector.views.refresh import Refresher
+from collector.state.core import Core
+from collector.view_refresh import Refresher
 from railscope.catalog import collector as catalog
 
 STALE = 5.0

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.story import Reporter, accept, at, core_in, gpus_of, no_turns, ports_of
 
-from collector.core import Core
-from collector.evidence.retired_file import Retired, Retirement
+from collector.files.inventory_file import Expected, Inventory
+from collector.files.retired_file import Retired, Retirement
+from collector.fleet.shown_devices import GPU, RDMA_PORT, Devices, showing
 from collector.inventory.compare import Counts, State
-from collector.inventory.inventory_file import Expected, Inventory
-from collector.inventory.shown import GPU, RDMA_PORT, Devices, showing
 from collector.inventory.view import cells, inventory_json
 from collector.inventory.watch import Found, Watch
 from collector.metering.units import FOREVER_NS
+from collector.state.core import Core
 from railscope.catalog import METRICS, agent
 from railscope.catalog.entities import SOURCE
 from railscope.entity import Entity

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from collector.billing.periods import parse
+from collector.metering.periods import parse
 from railscope.cli import root as railscope
 
 S = 1_000_000_000

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.billing.instants import Period
 from collector.jobs.books import BooksError, SchedulerBooks, as_text
 from collector.jobs.tenants import as_listed
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
+from collector.metering.instants import Period
 
 S = 1_000_000_000
 DAY = Period(0, 86_400 * S)

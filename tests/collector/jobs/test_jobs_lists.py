@@ -18,16 +18,16 @@ from sqlalchemy import select
 from support.examples import fewer
 from support.shared import captured
 
-from collector.audit.outbox import outbox
-from collector.billing.instants import DAY_NS, Period, spelled
-from collector.billing.periods import name_of
 from collector.jobs import lists
 from collector.jobs.job import Gpu, Job, JobList, Unplaced
 from collector.jobs.ledger import Imported, import_list, placed, stand_ins
 from collector.jobs.lists import By, JobLedgerError, NewList, PlacedJob
 from collector.jobs.models import Models
 from collector.jobs.reading import read_jobs
+from collector.ledger.outbox import outbox
 from collector.ledger.store import Ledger
+from collector.metering.instants import DAY_NS, Period, spelled
+from collector.metering.periods import name_of
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 from railscope.audit.record import Actor

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from collector.billing.instants import Period
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job import Gpu, Job, Part, Unplaced
 from collector.jobs.reconcile import Comparison, Kind, compare
 from collector.jobs.sacct import read_sacct
+from collector.metering.instants import Period
 from collector.metering.tiling import State
 from collector.metering.units import Tiling
 from railscope.slurm.sacct import COLUMNS

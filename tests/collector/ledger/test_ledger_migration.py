@@ -11,8 +11,8 @@ from days import DAY, START, held, metered
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from collector.audit.heads import Item, stored
 from collector.ledger.database import Database, LedgerError
+from collector.ledger.heads import Item, stored
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.rows import GpuDay
 from collector.ledger.schema import covered

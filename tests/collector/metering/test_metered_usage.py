@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.billing import book, price
 
-from collector.billing.instants import DAY_NS, Period
 from collector.billing.metered import usages
 from collector.billing.prices import Tariff
 from collector.billing.rating import rate
 from collector.billing.usage import HELD
 from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.tiling import DayTiling
+from collector.metering.instants import DAY_NS, Period
 from collector.metering.measures import Increments, Measure, Readings, Use, increments
 from collector.metering.tiling import State
 from collector.metering.units import Tiling

@@ -12,9 +12,9 @@ from support.story import Reporter, accept, at, core_in, ended, started
 
 from collector.account.live import LiveAccount
 from collector.config import CollectorSettings
-from collector.evidence import claims_file, tenants_file
 from collector.evidence.assemble import Files
-from collector.views.refresh import Refresher
+from collector.files import claims_file, tenants_file
+from collector.view_refresh import Refresher
 from collector.workloads.holding import pattern_of
 from collector.workloads.view import Jobs
 from railscope.catalog import gpu_activity

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from support.batches import batch_of
 
 from collector.account.tally import HELD
-from collector.core import Core
-from collector.fleet import Update
+from collector.fleet.fleet import Update
+from collector.fleet.schemas import Schemas
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import GPU_CAPACITY, Tiling
-from collector.schemas import Schemas
+from collector.state.core import Core
 from collector.workloads.averages import OVER_SECONDS, Averages
 from collector.workloads.gathered import Gathered, PerSeat, Readings
 from collector.workloads.holding import Holding, JobKey, holdings

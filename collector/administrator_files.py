@@ -1,0 +1,126 @@
+"""The files that administrators write beside the settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import is_not
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from collector.account.quotas import Quotas, quotas_file
+from collector.config import CollectorSettings
+from collector.evidence.assemble import Files
+from collector.evidence.review import Decisions
+from collector.files.calendar_file import Calendar, calendar_file
+from collector.files.claims_file import FileClaims, claims_file
+from collector.files.inventory_file import Inventory, inventory_file
+from collector.files.retired_file import Retired, retired_file
+from collector.files.tenants_file import Tenants, tenants_file
+from collector.files.watched import Watched
+from railscope.settings import SettingsError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class AdministratorsFiles:
+    """All of them, watched."""
+
+    claims: Watched[FileClaims]
+    tenants: Watched[Tenants]
+    calendar: Watched[Calendar]
+    quotas: Watched[Quotas]
+    retired: Watched[Retired]
+    inventory: Watched[Inventory]
+    decisions: Decisions = field(default_factory=Decisions)
+    """What people decided of evidence under review, as the database has it."""
+    _parts: tuple[Any, ...] = ()
+    _now: Files = field(default_factory=Files)
+
+    @classmethod
+    def of(cls, settings: CollectorSettings) -> AdministratorsFiles:
+        """The files that the settings name."""
+        return cls(
+            claims_file(_path(settings.claims_file)),
+            tenants_file(_path(settings.tenants_file)),
+            calendar_file(_path(settings.calendar_file)),
+            quotas_file(_path(settings.quotas_file)),
+            retired_file(_path(settings.retired_file)),
+            inventory_file(_path(settings.inventory_file)),
+        )
+
+    @property
+    def all(self) -> tuple[Watched[Any], ...]:
+        """Every one."""
+        return *self._metering, self.quotas, self.inventory
+
+    @property
+    def _metering(self) -> tuple[Watched[Any], ...]:
+        """Those that say who holds what, and what there is to hold."""
+        return self.claims, self.tenants, self.calendar, self.retired
+
+    @property
+    def evidence(self) -> Files:
+        """What metering is told by them; the same object until one changes."""
+        parts = (
+            self.claims.content, self.tenants.content, self.calendar.content,
+            self.retired.content, self.inventory.content, self.decisions,
+        )  # fmt: skip
+        if len(self._parts) != len(parts) or any(map(is_not, self._parts, parts)):
+            self._parts, self._now = parts, Files(*parts)
+        return self._now
+
+    @property
+    def unknown(self) -> str:
+        """Which of them has never been valid; empty where it is known who holds what."""
+        return ", ".join(f"the {file.kind} file" for file in self._metering if not file.known)
+
+    def what_must_be(self) -> Inventory | None:
+        """The inventory; None where there is none, or none that was ever valid."""
+        file = self.inventory
+        return file.content if file.path and file.known else None
+
+    def texts(self) -> Mapping[str, str] | None:
+        """What is kept of each version; None while one that metering is told by was never valid."""
+        if self.unknown:
+            return None
+        kept = (*self._metering, self.inventory)
+        return {f.kind: f.text for f in kept if f.path and f.known}
+
+    def refresh(self) -> None:
+        """Read those that have changed. Blocking."""
+        for file in self.all:
+            file.refresh()
+
+    def start(self, stored: Callable[[str], str | None]) -> None:
+        """Read all; a file that cannot be used is replaced by its newest stored version. Blocking.
+
+        `stored` returns the newest version of a kind of file that the database has. Raises
+        SettingsError for a file that cannot be used and of which there is no earlier version;
+        LedgerError where the database does not answer.
+        """
+        self.refresh()
+        for file in (*self._metering, self.inventory):
+            if file.known:
+                continue
+            text = stored(file.kind)
+            if text is None:
+                message = (
+                    f"{file.kind}_file {file.path}: {file.problem}; there is no earlier version to "
+                    "use; fix the file, or leave the setting empty"
+                )
+                raise SettingsError(message)
+            file.restore(text)
+            log.warning("earlier_version_used", kind=file.kind, file=str(file.path))
+
+    async def watch(self) -> None:
+        """Read each whenever it changes, until cancelled."""
+        await asyncio.gather(*(file.watch() for file in self.all))
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None

@@ -1,0 +1,1 @@
+"""Commands below `railscope collector`, `railscope bill` and `railscope audit`."""

@@ -1,0 +1,249 @@
+"""`railscope audit`: check and read an audit log, offline, from its files and a public key."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+from unicodedata import normalize
+
+import click
+
+from collector.audit.ownership import TakenError
+from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import SaltError, Salts
+from collector.audit.proof import ProofError, check_proof, make_proof
+from collector.audit.tiles import TileError, Tiles
+from collector.audit.upgrade import upgrade
+from collector.audit.verify import Outcome, VerifyError, verify
+from collector.audit.vouching import Witness
+from collector.commands.audit_show import (  # fmt: skip
+    checkpoint_of,
+    decoded,
+    extent,
+    instant,
+    note_of,
+    plain,
+    records,
+    shown,
+    wanted,
+)
+from collector.config import CollectorSettings
+from collector.ledger.ledger_records import LedgerRecords
+from railscope.audit.note import NoteError, PublicKey, SecretKey, read_note
+
+_FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_KEY = click.option(
+    "--key", "key", required=True,
+    help="The log's public key, or the file that holds it.",
+)  # fmt: skip
+_JSON = click.option("--json", "as_json", is_flag=True, help="The bytes that were hashed.")
+
+
+_SALTS = click.option(
+    "--salts", type=click.Path(file_okay=False, path_type=Path),
+    default=Path(CollectorSettings().state_directory) / PERSONAL, show_default=True,
+    help="Where the collector keeps the salts of names.",
+)  # fmt: skip
+_MOST_NAMED = 20
+
+
+@click.group()
+def audit() -> None:
+    """Check and read an audit log from its files and a public key."""
+
+
+@audit.command("verify")
+@_FOLDER
+@_KEY
+@click.option(
+    "--anchor", "anchors", multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A checkpoint that someone else kept; may be given several times.",
+)  # fmt: skip
+@click.option("--ledger", "ledger", help="URL of the ledger, to compare its rows, too.")
+def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: str | None) -> None:
+    """Read and hash every record again, and compare with what was signed.
+
+    Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 records that were
+    signed are missing; 3 the key is not that of this log; 4 the log was rolled back or forked;
+    5 a file cannot be read, so nothing was found out.
+    """
+    public = _key(key)
+    try:
+        found = verify(folder, public, [_kept(anchor) for anchor in anchors])
+        waiting = _ledger(ledger, found.ledger) if ledger else []
+    except VerifyError as error:
+        for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
+            click.echo(plain(line), err=True)
+        sys.exit(error.outcome)
+    tree = found.checkpoint.tree
+    click.echo(f"consistent: {tree.size} records of {public.name}, root {tree.root.hex()}")
+    click.echo(
+        f"not signed yet: {found.unsigned}; checkpoints kept elsewhere: {found.anchors} agree"
+    )
+    for line in _vouching(found.witnesses):
+        click.echo(line)
+    for finding in (*found.findings, *waiting):
+        click.echo(plain(f"to explain: {finding}"))
+
+
+def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
+    """Compare with the ledger; what needs an explanation. Raises VerifyError."""
+    # The ledger's libraries are large, and most checks do without.
+    from collector.audit.ledger_comparison import compare_url  # noqa: PLC0415 - as above
+
+    return compare_url(url, recorded)
+
+
+def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
+    """Who vouches for how much of the log: the first ones by name."""
+    for one in witnesses[:_MOST_NAMED]:
+        told = f"vouched for: {one.size} records, by {one.node}, {instant(one.seconds * 10**9)}"
+        yield plain(told)
+    if len(witnesses) > _MOST_NAMED:
+        yield f"vouched for: by {len(witnesses) - _MOST_NAMED} more"
+
+
+@audit.command("upgrade")
+@_FOLDER
+@click.option(
+    "--secret-key", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The log's secret key: audit.key in the collector's state directory.",
+)  # fmt: skip
+def upgrade_command(folder: Path, secret_key: Path) -> None:
+    """Sign the housekeeping files of a log that an earlier version wrote.
+
+    Run it once, while no collector runs. It states that the files are right as they are: verify the
+    log before, with the version that wrote it.
+    """
+    try:
+        size = upgrade(folder, SecretKey.parse(secret_key.read_text()))
+    except (ValueError, TakenError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"upgraded: {size} records, housekeeping files signed")
+
+
+@audit.command()
+@_FOLDER
+@_KEY
+def checkpoint(folder: Path, key: str) -> None:
+    """Print the signed checkpoint: keep it elsewhere, and give it to `verify --anchor`."""
+    note = note_of(folder)
+    checkpoint_of(note, _key(key), folder)
+    click.echo(note, nl=False)
+
+
+@audit.command()
+@_FOLDER
+@_KEY
+@click.argument("sequence", type=click.IntRange(min=0))
+def prove(folder: Path, key: str, sequence: int) -> None:
+    """Print record SEQUENCE with the proof that the signed log holds it."""
+    note = note_of(folder)
+    signed = checkpoint_of(note, _key(key), folder)
+    try:
+        proof = make_proof(Tiles(folder, signed.tree.size), sequence, note)
+    except (TileError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(proof, nl=False)
+
+
+@audit.command("check-proof")
+@click.argument("file", type=click.File("rb"))
+@_KEY
+def check_proof_command(file: BinaryIO, key: str) -> None:
+    """Check what `prove` printed, with nothing but the public key."""
+    try:
+        record = check_proof(file.read().decode(), _key(key))
+    except (ProofError, NoteError, UnicodeDecodeError) as error:
+        click.echo(f"not proven: {error}", err=True)
+        sys.exit(Outcome.ALTERED)
+    click.echo(record.decode())
+
+
+@audit.command()
+@_FOLDER
+@click.option("--type", "kind", help="Only records of this type or family.")
+@click.option("--node", help="Only records about this node.")
+@click.option("--from", "first", type=click.IntRange(min=0), default=0, help="First sequence.")
+@_JSON
+@click.option("--person", help="Only records that are committed to this name.")
+@_SALTS
+def show(  # noqa: PLR0913, PLR0917 - its options
+    folder: Path, kind: str | None, node: str | None, first: int, as_json: bool,  # noqa: FBT001 - a flag
+    person: str | None, salts: Path,
+) -> None:  # fmt: skip
+    """Print records, one a line, the signed ones and those that are not signed yet.
+
+    They are printed as they lie there; `verify` says whether they are what was signed. Names of
+    persons are not in them: --person finds the records of a name that you know.
+    """
+    commitment = _commitment(salts, person) if person else None
+    for raw in records(folder, *extent(folder), first):
+        if commitment and commitment not in decoded(raw).pii.values():
+            continue
+        if wanted(raw, kind, node):
+            click.echo(shown(raw, as_json=as_json))
+
+
+@audit.command()
+@click.argument("person")
+@_SALTS
+def forget(person: str, salts: Path) -> None:
+    """Make it impossible to tell which records are about PERSON, a name as it was told.
+
+    The log stays as it is and verifies as before; what it says of the name can never be confirmed
+    again.
+    """
+    try:
+        found = Salts(salts).forget(normalize("NFC", person))
+    except OSError as error:
+        message = f"{salts}: {error.strerror}"
+        raise click.ClickException(message) from error
+    if not found:
+        message = f"{salts} has no salt of that name: no record is about it, or it was forgotten"
+        raise click.ClickException(message)
+    click.echo("forgotten: no record can be told to be about that name any more")
+
+
+def _commitment(salts: Path, person: str) -> str:
+    try:
+        found = Salts(salts).known(normalize("NFC", person))
+    except (OSError, SaltError) as error:
+        raise click.ClickException(str(error)) from error
+    if found is None:
+        message = f"{salts} has no salt of that name: nothing can be confirmed of it"
+        raise click.ClickException(message)
+    return found
+
+
+@audit.command()
+@_FOLDER
+@click.option("--count", type=click.IntRange(min=1), default=10, show_default=True)
+@_JSON
+def tail(folder: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
+    """Print the newest records."""
+    size, unsigned = extent(folder)
+    for raw in records(folder, size, unsigned, max(0, size + len(unsigned) - count)):
+        click.echo(shown(raw, as_json=as_json))
+
+
+def _kept(path: Path) -> str:
+    """A checkpoint kept elsewhere. Raises VerifyError where the file holds none."""
+    try:
+        return read_note(path)
+    except NoteError as error:
+        raise VerifyError(Outcome.KEY_PROBLEM, f"{path}: {error}") from error
+    except OSError as error:
+        raise VerifyError(Outcome.UNREADABLE, f"{path}: {error.strerror}") from error
+
+
+def _key(text: str) -> PublicKey:
+    """A key as given, or from the file of that name. Exits with 3 where it is none."""
+    try:
+        return PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
+    except (NoteError, OSError, UnicodeDecodeError) as error:
+        click.echo(f"key problem: {error}", err=True)
+        sys.exit(Outcome.KEY_PROBLEM)

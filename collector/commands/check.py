@@ -1,0 +1,224 @@
+"""`railscope collector check`: what the settings, files and servers of a collector are worth.
+
+No directory, key, ledger or audit record is made. To a database that exists and to InfluxDB it
+writes what cannot be known without a write: one row of its own, one line of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy.engine import make_url
+
+from collector.access import credentials
+from collector.access.credential import Role
+from collector.administrator_files import AdministratorsFiles
+from collector.audit import keys
+from collector.billing import seller_file
+from collector.config import CollectorSettings
+from collector.evidence.store import EvidenceStore
+from collector.ledger import probe
+from collector.ledger.database import Database, LedgerError
+from collector.ledger.location import check_file, ledger_url
+from collector.sinks import influx
+from collector.workloads.holding import pattern_of
+from railscope import __version__, listen, systemd
+from railscope.settings import SettingsError
+
+LOW_FREE_BYTES = 1 << 30
+MAX_NAMED = 8
+
+
+class Finding(NamedTuple):
+    """Result of one check: whether it passed, and in words."""
+
+    what: str
+    passed: bool
+    detail: str
+    is_warning: bool = False
+    """It passed, and most likely is not what was meant."""
+
+    def __str__(self) -> str:
+        word = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
+        return f"{word:<8}{self.what}: {self.detail}"
+
+
+def check(settings: CollectorSettings, report: Callable[[str], None]) -> bool:
+    """Check everything that can be checked without running, one line each; true if all passed."""
+    report(f"Railscope collector {__version__}")
+    directory = systemd.state_directory(
+        settings.state_directory, CollectorSettings().state_directory
+    )
+    passed = True
+    for finding in _findings(settings, directory):
+        report(str(finding))
+        passed &= finding.passed
+    return passed
+
+
+def _findings(settings: CollectorSettings, directory: Path) -> Iterator[Finding]:
+    running = _is_locked(directory)
+    yield _guarded("listen", lambda: _listen(settings.listen, running=running))
+    yield _guarded("tls", lambda: _tls(settings))
+    yield _guarded("state_directory", lambda: _directory(directory, running=running))
+    yield _guarded("tokens_file", lambda: _tokens(Path(settings.tokens_file)))
+    files = AdministratorsFiles.of(settings)
+    files.refresh()
+    for file in files.all:
+        if file.path:
+            detail = f"{file.path} is valid" if file.valid else f"{file.path}: {file.problem}"
+            yield Finding(f"{file.kind}_file", file.valid, detail)
+    if listed := set(files.inventory.content.by_node):
+        yield from _inventory(listed, settings, directory)
+    yield _guarded("billing.seller_file", lambda: _seller(settings.billing.seller_file))
+    yield _guarded("pod_jobs", lambda: _pattern(settings.pod_jobs))
+    yield _guarded("ledger", lambda: _ledger(settings, directory))
+    yield _guarded("audit.key_file", lambda: _audit_key(settings, directory))
+    yield _guarded("influx", lambda: _influx(settings))
+
+
+def _guarded(what: str, examine: Callable[[], str]) -> Finding:
+    """The result of one check; the errors that such a check can raise are its result."""
+    try:
+        return Finding(what, passed=True, detail=examine())
+    except (SettingsError, LedgerError, seller_file.SellerFileError, OSError) as error:
+        return Finding(what, passed=False, detail=str(error))
+
+
+def _is_locked(directory: Path) -> bool:
+    """True if a collector that runs holds the state directory."""
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _listen(address: str, *, running: bool) -> str:
+    host, port = listen.split_address(address)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, where = found[0]
+    with socket.socket(family, kind, protocol) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(where)
+        except OSError as error:
+            if running and error.errno == errno.EADDRINUSE:
+                return f"{address} is in use, and a collector runs with this state directory"
+            message = f"{address}: {error.strerror}"
+            raise SettingsError(message) from error
+    return f"{address} is free"
+
+
+def _tls(settings: CollectorSettings) -> str:
+    tls = settings.tls
+    listen.server_tls(tls.certificate_file, tls.key_file, tls.client_ca_file)
+    return f"{tls.certificate_file} is usable" if tls.certificate_file else "off: plain HTTP"
+
+
+def _directory(directory: Path, *, running: bool) -> str:
+    if running:
+        return f"{directory} is in use by a collector that runs"
+    nearest = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        message = f"{nearest} cannot be written by this user (uid {os.geteuid()})"
+        raise SettingsError(message)
+    free = shutil.disk_usage(nearest).free
+    if free < LOW_FREE_BYTES:
+        message = f"{nearest} has {free >> 20} MiB free: expected {LOW_FREE_BYTES >> 20} or more"
+        raise SettingsError(message)
+    state = "exists" if nearest == directory else "will be made"
+    return f"{directory} {state}, {free >> 30} GiB free"
+
+
+def _tokens(path: Path) -> str:
+    entries = credentials.load(path).entries.values()
+    roles = Counter(str(one.credential.role) for one in entries)
+    counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
+    return f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
+
+
+def _inventory(
+    listed: Collection[str], settings: CollectorSettings, directory: Path
+) -> Iterator[Finding]:
+    """Compare the nodes of the inventory with those that have a credential or reported GPUs."""
+    try:
+        entries = credentials.load(Path(settings.tokens_file)).entries.values()
+        known = {one.credential.name for one in entries if one.credential.role is Role.NODE}
+        known |= _reporting_nodes(settings, directory)
+    except (SettingsError, LedgerError, OSError):
+        return  # the checks of these report it
+    findings = (
+        (known - set(listed), "nodes without a row: all of their GPUs wait for a person"),
+        (set(listed) - known, "rows of nodes that have no credential and reported no GPU"),
+    )
+    for nodes, problem in findings:
+        if nodes:
+            names = ", ".join(sorted(nodes)[:MAX_NAMED])
+            more = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
+            yield Finding("inventory", passed=True, is_warning=True,
+                          detail=f"{problem}: {names}{more}")  # fmt: skip
+
+
+def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
+    """The nodes that reported a GPU, as the ledger's database has it."""
+    url = make_url(ledger_url(settings.ledger, directory))
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        return set()
+    database = Database(url.render_as_string(hide_password=False), make=False)
+    try:
+        return set(EvidenceStore(database).contacts())
+    finally:
+        database.close()
+
+
+def _seller(path: str) -> str:
+    if not path:
+        return "not set: each tenant is billed on its own account"
+    return f"{path} is valid: bills are issued by {seller_file.read(Path(path)).invoice_issuer}"
+
+
+def _pattern(text: str) -> str:
+    pattern_of(text)
+    return "is valid" if text else "off: each pod is a job"
+
+
+def _ledger(settings: CollectorSettings, directory: Path) -> str:
+    url = make_url(ledger_url(settings.ledger, directory))
+    if settings.ledger.url or settings.ledger.url_file:  # else the start makes its directory
+        check_file(url)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        return f"{url.render_as_string()} will be made at the first start"
+    database = Database(url.render_as_string(hide_password=False), make=False)
+    try:
+        probe.write(database)
+        return f"{database.name} takes writes"
+    finally:
+        database.close()
+
+
+def _audit_key(settings: CollectorSettings, directory: Path) -> str:
+    path = Path(settings.audit.key_file or directory / "audit.key")
+    key = keys.load_or_generate(path, settings.audit.origin)
+    return f"{path} signs {key.name}" if path.exists() else f"{path} will be made"
+
+
+def _influx(settings: CollectorSettings) -> str:
+    if not settings.influx.url:
+        return "off: no influx.url"
+    return influx.probe(settings.influx)

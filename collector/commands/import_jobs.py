@@ -1,0 +1,248 @@
+"""`railscope bill import-jobs`: the GPU time of tenants, from a scheduler's job list alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+
+import click
+import msgspec
+
+from collector.audit.known_head import compare_writes
+from collector.billing.records import operator
+from collector.commands.books_options import tenants_in, tenants_option, timezone_option, zone_of
+from collector.files.watched import FileError
+from collector.jobs.job import JobList, JobListError, clipped, settled, within
+from collector.jobs.ledger import (
+    Imported,
+    StandIns,
+    import_list,
+    placed,
+    refuse_other,
+    stand_ins,
+)
+from collector.jobs.lists import By, JobLedgerError, NewList
+from collector.jobs.meter import meter
+from collector.jobs.models import Models
+from collector.jobs.models import parse as parse_models
+from collector.jobs.reading import FORMATS, format_of, read_jobs
+from collector.jobs.report import as_document, as_text, counted
+from collector.jobs.tenants import SOURCES, listed_with_tenants
+from collector.ledger.database import LedgerError
+from collector.ledger.store import Ledger
+from collector.metering.instants import DAY_NS, Period, from_datetime
+from collector.metering.periods import PeriodError, parse
+
+
+def period_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Period | None:
+    """A period by its name. Raises BadParameter."""
+    try:
+        return parse(text) if text is not None else None
+    except PeriodError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def instant_of(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """An instant as RFC 3339; UTC without an offset. Raises BadParameter."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        return from_datetime(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    except ValueError as error:
+        message = f"{text!r}: expected a time as 2026-10-31T12:00:00Z"
+        raise click.BadParameter(message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What a list is imported as."""
+
+    url: str | None
+    source: str | None
+    period: Period | None
+    as_of_ns: int | None
+    models: Models
+    stand_ins: bool
+    as_observed: bool
+    replace: bool
+
+
+@click.command("import-jobs")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--format", "form", type=click.Choice(sorted(FORMATS)),
+    help="Whose list it is: JSON of ClusterCockpit, `sacct -P` or `sacct --json`, `kubectl get pods "
+    "-o json`, or the CSV of Alibaba's trace. Seen from the file if not given.",
+)  # fmt: skip
+@timezone_option
+@tenants_option
+@click.option("--json", "as_json", is_flag=True, help="For a program; nanoseconds are text.")
+@click.option("--ledger", "url", help="Write the GPUs' days to the ledger in this database.")
+@click.option(
+    "--period", callback=period_of, metavar="PERIOD",
+    help="The list has all jobs of this period, as 2026-10. With --ledger it replaces the list of its "
+    "source and period; without this option the period is that of its jobs, in whole days.",
+)  # fmt: skip
+@click.option(
+    "--source", help="Name of the scheduler and cluster; else the scheduler, with the cluster that "
+    "the list names.",
+)  # fmt: skip
+@click.option(
+    "--as-of", "as_of_ns", callback=instant_of, metavar="TIME",
+    help="When the list was made: jobs that have not ended last until then, at most until the end of "
+    "the period or until now; else until now.",
+)  # fmt: skip
+@click.option("--sku", default="", help="Model of GPUs as prices name it, where nothing else does.")
+@click.option(
+    "--inventory", "inventory_path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Models by node and GPU (CSV: node,gpu,model).",
+)  # fmt: skip
+@click.option(
+    "--stand-ins", is_flag=True,
+    help="Give GPUs that the list only counts a number in the place of a name.",
+)  # fmt: skip
+@click.option(
+    "--as-observed", is_flag=True,
+    help="Take the scheduler's word as if an agent had seen it; else rating asks for a decision.",
+)  # fmt: skip
+@click.option(
+    "--shards-per-gpu",
+    type=click.IntRange(min=1),
+    help="Shards that Slurm is configured to have for each GPU: a job's shards are a share of it.",
+)
+@click.option("--strict", is_flag=True, help="Import nothing if a line of the list is bad.")
+@click.option(
+    "--replace", is_flag=True,
+    help="Without --period: replace another list of the same source and days.",
+)  # fmt: skip
+@click.option("--as", "name", help="Name of who does it; else the user of the system.")
+def import_jobs(  # noqa: PLR0913 - each is an option
+    *, file: Path, form: str | None, timezone: str | None, tenants_path: Path | None,
+    url: str | None, period: Period | None, source: str | None, as_of_ns: int | None, sku: str,
+    inventory_path: Path | None, as_json: bool, stand_ins: bool, as_observed: bool, strict: bool,
+    shards_per_gpu: int | None, replace: bool, name: str | None,
+) -> None:  # fmt: skip
+    """Print the GPU time of every tenant in a scheduler's job list, exactly.
+
+    Of two jobs on one GPU the later holds it while it lasts, then the earlier one holds it again;
+    the time that moved is listed. GPUs that the list does not name are listed with the reason and are in no total. A bad line is named and left
+    out. Exit status 1: the file is no such list, or the ledger cannot take it.
+    """
+    now_ns = time.time_ns()
+    if as_of_ns is not None:
+        as_of_ns = min(as_of_ns, now_ns)
+    models = _models(inventory_path, sku)
+    order = _Order(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
+    form, jobs = _read(
+        file, form, zone_of(timezone), now_ns, strict=strict, shards_per_gpu=shards_per_gpu or 0
+    )
+    if tenants_path is not None:
+        jobs = listed_with_tenants(jobs, SOURCES[form], tenants_in(tenants_path))
+    by = By(operator(name or ""), now_ns)
+    try:
+        shown, imported = _import(jobs, form, order, by)
+    except (JobLedgerError, LedgerError) as error:
+        raise click.ClickException(str(error)) from error
+    metered = meter(shown.jobs, period)
+    if not metered.balances:
+        message = (
+            f"{metered.held_ns} ns held and {metered.free_ns} ns free are not "
+            f"{metered.capacity_ns} ns: do not bill this, it is an error of Railscope"
+        )
+        raise click.ClickException(message)
+    if as_json:
+        document = as_document(shown, metered)
+        if imported:
+            document["ledger"] = imported._asdict()
+        click.echo(json.dumps(document, indent=2))
+        return
+    for line in as_text(shown, metered):
+        click.echo(line)
+    if imported:
+        days_written = counted(imported.added, "GPU-day")
+        click.echo(f"ledger: {days_written} written, {imported.unchanged} were there")
+
+
+def _import(jobs: JobList, form: str, order: _Order, by: By) -> tuple[JobList, Imported | None]:
+    """The jobs as they are shown, and what was written of them. Raises JobLedgerError, LedgerError."""
+    period, source = order.period, order.source or _source(form, jobs)
+    if period is None and order.url is not None:
+        period = _days_of(jobs, order.as_of_ns)
+    as_of_ns = order.as_of_ns or by.now_ns
+    if period is not None:
+        as_of_ns = min(period.end_ns, order.as_of_ns or by.now_ns)
+        jobs = within(settled(jobs, as_of_ns), period.start_ns, period.end_ns)
+    elif order.as_of_ns is not None:
+        jobs = settled(jobs, order.as_of_ns)
+    found = stand_ins(jobs.jobs, source, order.models) if order.stand_ins else StandIns([], {})
+    if order.stand_ins:
+        jobs = msgspec.structs.replace(jobs, jobs=tuple(found.jobs))
+    imported = None
+    if order.url is not None and period is not None:
+        rejected = [str(one) for one in jobs.rejected]
+        listed = NewList(
+            source, period, as_of_ns, order.as_observed,
+            placed(jobs, order.models, found.models), rejected,
+        )  # fmt: skip
+        ledger = Ledger.open(order.url)
+        try:
+            compare_writes(ledger.database, None)
+            if order.period is None and not order.replace:
+                refuse_other(ledger, listed)
+            imported = import_list(ledger, listed, by)
+        finally:
+            ledger.close()
+    if order.period is not None:
+        jobs = clipped(jobs, order.period.start_ns, order.period.end_ns)
+    return jobs, imported
+
+
+def _days_of(jobs: JobList, as_of_ns: int | None) -> Period | None:
+    """The whole days from the first job of a list to its last; None without jobs."""
+    every = (*jobs.jobs, *jobs.unended)
+    if not every:
+        return None
+    ends = [job.end_ns for job in jobs.jobs] + [job.start_ns + 1 for job in jobs.unended]
+    last_ns = max([*ends, as_of_ns or 0])
+    start_day = min(job.start_ns for job in every) // DAY_NS
+    return Period(start_day * DAY_NS, max(-(-last_ns // DAY_NS), start_day + 1) * DAY_NS)
+
+
+def _source(form: str, jobs: JobList) -> str:
+    return f"{SOURCES[form]}:{jobs.cluster}" if jobs.cluster else SOURCES[form]
+
+
+def _models(path: Path | None, sku: str) -> Models:
+    """Models of GPUs from a file. Raises ClickException."""
+    if path is None:
+        return Models(default=sku)
+    try:
+        return parse_models(path.read_text(encoding="utf-8"), sku)
+    except (FileError, OSError, UnicodeDecodeError) as error:
+        message = f"{path}: {error}"
+        raise click.ClickException(message) from error
+
+
+def _read(  # noqa: PLR0913 - each is an option
+    file: Path,
+    form: str | None,
+    zone: tzinfo | None,
+    now_ns: int,
+    *,
+    strict: bool,
+    shards_per_gpu: int,
+) -> tuple[str, JobList]:
+    """The format that the list is in, and its jobs."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        form = form or format_of(text)
+        return form, read_jobs(
+            text, form, zone, strict=strict, shards_per_gpu=shards_per_gpu, now_ns=now_ns
+        )
+    except (JobListError, OSError, UnicodeDecodeError) as error:
+        message = f"{file}: {error}"
+        raise click.ClickException(message) from error

@@ -1,0 +1,1 @@
+"""Files that administrators write, read again when they change."""

@@ -1,0 +1,100 @@
+"""The inventory: how many GPUs and RDMA ports each node must show, from when to when.
+
+CSV with the columns node, gpus, rdma_ports, from, to. `gpus` and `rdma_ports` are whole numbers, or
+empty where the inventory says nothing of them; times are RFC 3339 with an offset; an empty `to` means
+until further notice. Of two rows of a node that are in force, the one that began later counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collector.files.watched import FileError, Watched, columns_span, rows
+from railscope.numeric_text import NumberError, parse_whole
+
+HEADER = ("node", "gpus", "rdma_ports", "from", "to")
+MOST_DEVICES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a node must show in [start, end); None of what the inventory does not say."""
+
+    start_ns: int
+    end_ns: int
+    node: str
+    gpus: int | None
+    rdma_ports: int | None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All rows of the file, by node and by when they begin."""
+
+    by_node: dict[str, tuple[Expected, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Iterable[Expected]) -> Inventory:
+        """Rows in any order."""
+        grouped: dict[str, list[Expected]] = {}
+        for row in found:
+            grouped.setdefault(row.node, []).append(row)
+        return cls({
+            node: tuple(sorted(some, key=lambda row: row.start_ns))
+            for node, some in sorted(grouped.items())
+        })  # fmt: skip
+
+    def __iter__(self) -> Iterator[Expected]:
+        return (row for some in self.by_node.values() for row in some)
+
+    def at(self, instant_ns: int) -> dict[str, Expected]:
+        """What each node must show at an instant; nodes that are not in the inventory then are not."""
+        found: dict[str, Expected] = {}
+        for row in self:
+            if row.start_ns <= instant_ns < row.end_ns:
+                found[row.node] = row
+        return found
+
+    def removed(self, node: str, instant_ns: int) -> bool:
+        """Whether a node was taken out: it was in the inventory before an instant, and is not then."""
+        rows = self.by_node.get(node, ())
+        ended = any(row.end_ns <= instant_ns for row in rows)
+        return ended and not any(row.start_ns <= instant_ns < row.end_ns for row in rows)
+
+
+def parse(text: str) -> Inventory:
+    """The inventory from the text of a file. Raises FileError that names line and column."""
+    found: dict[tuple[str, int], Expected] = {}
+    for number, (node, gpus, rdma_ports, start, end) in rows(text, HEADER):
+        line = f"line {number}"
+        if not node:
+            message = f"{line}, node: it is empty"
+            raise FileError(message)
+        row = Expected(
+            *columns_span(start, end, line),
+            node,
+            _count(gpus, f"{line}, gpus"),
+            _count(rdma_ports, f"{line}, rdma_ports"),
+        )
+        if (node, row.start_ns) in found:
+            message = f"{line}: another row of {node} begins at the same instant"
+            raise FileError(message)
+        found[node, row.start_ns] = row
+    return Inventory.of(found.values())
+
+
+def _count(text: str, where: str) -> int | None:
+    if not text:
+        return None
+    try:
+        return parse_whole(text, MOST_DEVICES + 1)
+    except NumberError as error:
+        message = f"{where}: {error}"
+        raise FileError(message) from error
+
+
+def inventory_file(path: Path | None) -> Watched[Inventory]:
+    """The file of a path, watched."""
+    return Watched("inventory", path, parse, Inventory())

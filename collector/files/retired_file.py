@@ -1,0 +1,96 @@
+"""GPUs that are retired: from when on a GPU has no capacity in the account, and why.
+
+CSV with the columns gpu, from, to, why. `gpu` is a UUID; times are RFC 3339 with an offset; an empty
+`to` means for good, and with one the GPU is back from then on. What such a GPU is seen to do
+meanwhile stays in the evidence, and counts again where the row is taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from collector.files.watched import FileError, Watched, columns_span, rows
+from collector.metering.evidence import Claim, Stay
+from collector.metering.timeline import Piece, without
+
+HEADER = ("gpu", "from", "to", "why")
+MOST_CHARACTERS = 400
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Retirement:
+    """A GPU is retired in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    gpu: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Retired:
+    """All rows of the file, by GPU."""
+
+    by_gpu: dict[str, tuple[Retirement, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Iterable[Retirement]) -> Retired:
+        """Rows in any order."""
+        grouped: dict[str, list[Retirement]] = {}
+        for one in found:
+            grouped.setdefault(one.gpu, []).append(one)
+        return cls({gpu: tuple(sorted(some)) for gpu, some in sorted(grouped.items())})
+
+    def __iter__(self) -> Iterator[Retirement]:
+        return (one for some in self.by_gpu.values() for one in some)
+
+    def at(self, gpu: str, instant_ns: int) -> Retirement | None:
+        """By which row a GPU is retired at an instant, if it is."""
+        for one in self.by_gpu.get(gpu, ()):
+            if one.start_ns <= instant_ns < one.end_ns:
+                return one
+        return None
+
+    def in_service(self, gpu: str, stays: Iterable[Stay]) -> tuple[Stay, ...]:
+        """The stays of a GPU without the time that it is retired."""
+        retired = self.by_gpu.get(gpu, ())
+        if not retired:
+            return tuple(stays)
+        spans = [(one.start_ns, one.end_ns) for one in retired]
+        return tuple(
+            Stay(piece.start_ns, stay.node, piece.end_ns)
+            for stay in stays
+            for piece in without(Piece(stay.start_ns, stay.end_ns, stay), spans)
+        )
+
+    def held(self, gpu: str, claim: Claim) -> Iterator[Claim]:
+        """A claim without the time that its GPU is retired; what comes after is another claim."""
+        spans = [(one.start_ns, one.end_ns) for one in self.by_gpu.get(gpu, ())]
+        for start, end, _ in without(Piece(claim.start_ns, claim.end_ns, claim), spans):
+            name = claim.id if start == claim.start_ns else f"{claim.id}#{start}"
+            yield msgspec.structs.replace(claim, id=name, start_ns=start, end_ns=end)
+
+
+def parse(text: str) -> Retired:
+    """Retirements from the text of a file. Raises FileError that names line and column."""
+    found: set[Retirement] = set()
+    for number, (gpu, start, end, why) in rows(text, HEADER):
+        line = f"line {number}"
+        for column, word in (("gpu", gpu), ("why", why)):
+            if len(word) > MOST_CHARACTERS:
+                message = f"{line}, {column}: it is longer than {MOST_CHARACTERS} characters"
+                raise FileError(message)
+        if not gpu:
+            message = f"{line}, gpu: it is empty"
+            raise FileError(message)
+        found.add(Retirement(*columns_span(start, end, line), gpu, why))
+    return Retired.of(found)
+
+
+def retired_file(path: Path | None) -> Watched[Retired]:
+    """The file of a path, watched."""
+    return Watched("retired", path, parse, Retired())

@@ -1,0 +1,217 @@
+"""Sheets: all rows of one layout, and the batches that are still to be written into them.
+
+What a batch says is worked out when somebody reads, or when some have gathered: many batches of one
+layout are decoded by the same few vector operations, where each by itself would cost as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.fleet import decode
+from collector.fleet.decode import Codes, Integers
+from collector.fleet.layout import Layout
+from railscope.reading import PRESENT
+from railscope.wire import Batch
+
+BLOCK_ROWS = 64
+MOST_WAITING, MOST_WAITING_BYTES = 32, 4 << 20
+"""Batches of one layout: more cost memory and save no time."""
+_WAITING_SHARE = 8
+"""No more than one of so many rows waits: a batch of ten rows is three times as large as its row."""
+_NARROW_RANGE = 1 << 32
+_NS = 1e9
+
+Rates: TypeAlias = npt.NDArray[np.float64]
+
+
+class Block:
+    """A few rows of one layout. `rates` holds the rate of each counter, NaN where there is none."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        layout = sheet.layout
+        self.layout = layout
+        self.instants_ns = np.zeros(BLOCK_ROWS, np.int64)
+        self.lasts_ns = np.zeros(BLOCK_ROWS, np.int64)
+        """How long a frame speaks of the present where its stream is slow, by the stream's pace."""
+        self.nodes: list[str | None] = [None] * BLOCK_ROWS
+        self.all_read = [True] * BLOCK_ROWS
+        """Whether no reason is in a row; without what waits for it."""
+        self._sheet = sheet
+        self._values = np.zeros((BLOCK_ROWS, layout.columns), np.int64)
+        self._reasons = np.zeros((BLOCK_ROWS, layout.columns), np.uint8)
+        # Zeros take no memory until they are written; a row that is not taken is not read.
+        self._rates = np.zeros((BLOCK_ROWS, len(layout.counters)), np.float32)
+
+    @property
+    def values(self) -> Integers:
+        """The newest values, shape (rows, columns)."""
+        self._sheet.settle()
+        return self._values
+
+    @property
+    def reasons(self) -> Codes:
+        """Why there is none, where there is none; shape (rows, columns)."""
+        self._sheet.settle()
+        return self._reasons
+
+    @property
+    def rates(self) -> npt.NDArray[np.float32]:
+        """Counts a second, shape (rows, counters)."""
+        self._sheet.settle()
+        return self._rates
+
+    def begin(self, index: int) -> None:
+        """A row is taken: it has no rates yet."""
+        self._rates[index] = np.nan
+
+    def held(self, index: int) -> tuple[Integers, Codes]:
+        """Values and reasons of a row, without what waits for it."""
+        return self._values[index], self._reasons[index]
+
+    def write(self, index: int, values: Integers, codes: Codes | None, rates: Rates) -> None:
+        """Write a row; no codes where all was read."""
+        self._values[index], self._rates[index] = values, rates
+        if codes is not None:
+            self._reasons[index] = codes
+            self.all_read[index] = False
+        elif not self.all_read[index]:
+            self._reasons[index] = PRESENT
+            self.all_read[index] = True
+
+
+class Waiting(NamedTuple):
+    """A batch that is to be written into a row."""
+
+    block: Block
+    row: int
+    batch: Batch
+    since_ns: int
+    """Boot clock of what the row holds, the base of rates; 0 where the batch has its own base."""
+    resumed: bool
+    """Whether the agent that counts was started again since then."""
+
+
+@dataclass(slots=True)
+class Sheet:
+    """The rows of one layout, in blocks, so that a long computation can let others go first."""
+
+    layout: Layout
+    blocks: list[Block] = field(default_factory=list)
+    _free: list[tuple[Block, int]] = field(default_factory=list)
+    _waiting: list[Waiting] = field(default_factory=list)
+    _rows_waiting: set[tuple[int, int]] = field(default_factory=set)
+    _bytes_waiting: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows are taken."""
+        return len(self.blocks) * BLOCK_ROWS - len(self._free)
+
+    def take(self) -> tuple[Block, int]:
+        """A free row."""
+        if not self._free:
+            block = Block(self)
+            self.blocks.append(block)
+            self._free.extend((block, index) for index in reversed(range(BLOCK_ROWS)))
+        block, index = self._free.pop()
+        block.begin(index)
+        return block, index
+
+    def release(self, block: Block, index: int) -> None:
+        """Give a row back."""
+        self.settle()
+        block.nodes[index] = None
+        block.instants_ns[index] = block.lasts_ns[index] = 0
+        self._free.append((block, index))
+
+    def put(self, waiting: Waiting) -> None:
+        """Write a batch into a row, now or when somebody reads it."""
+        row = id(waiting.block), waiting.row
+        if row in self._rows_waiting:
+            self.settle()
+        self._waiting.append(waiting)
+        self._rows_waiting.add(row)
+        self._bytes_waiting += len(waiting.batch.base) + len(waiting.batch.steps)
+        many = len(self._waiting) >= min(MOST_WAITING, self.rows / _WAITING_SHARE)
+        if many or self._bytes_waiting >= MOST_WAITING_BYTES:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write all that waits. What cannot be written is not tried again."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        self._rows_waiting.clear()
+        self._bytes_waiting = 0
+        self._settle(waiting)
+
+    def _settle(self, waiting: Sequence[Waiting]) -> None:
+        batches = [each.batch for each in waiting]
+        first = decode.first_rows(batches, self.layout.columns)
+        last = decode.last_rows(batches, first)
+        codes = decode.codes_of_last_rows(batches, self.layout.columns)
+        rates = self._rates(waiting, first, last)
+        self._unrate(waiting, codes, rates)
+        for number, each in enumerate(waiting):
+            said = codes[number] if codes is not None and each.batch.reasons else None
+            each.block.write(each.row, last[number], said, rates[number])
+
+    def _rates(self, waiting: Sequence[Waiting], first: Integers, last: Integers) -> Rates:
+        """Rates of the counters from what the row holds; from the batch itself where that is none."""
+        counters = self.layout.counters
+        before, after = first.take(counters, axis=1), last.take(counters, axis=1)
+        elapsed_ns = np.empty((len(waiting), 1))
+        for number, each in enumerate(waiting):
+            boot_ns = each.batch.boot_ns
+            elapsed_ns[number] = boot_ns[-1] - (each.since_ns or boot_ns[0])
+            if each.since_ns:
+                before[number] = each.block.held(each.row)[0].take(counters)
+        elapsed_ns[elapsed_ns <= 0] = np.nan
+        a_second = _NS / elapsed_ns
+        steps = after - before
+        rates: Rates = steps * a_second
+        fell = np.flatnonzero((steps < 0).any(axis=1))
+        if len(fell):
+            resumed = np.array([[waiting[number].resumed] for number in fell.tolist()])
+            went_on = increase(before[fell], after[fell], self.layout.narrow & resumed)
+            rates[fell] = went_on * a_second[fell]
+        return rates
+
+    def _unrate(self, waiting: Sequence[Waiting], codes: Codes | None, rates: Rates) -> None:
+        """Take away the rates of what was not read, now or at their base."""
+        counters = self.layout.counters
+        if codes is not None:
+            rates[codes.take(counters, axis=1) != PRESENT] = np.nan
+        for number, each in enumerate(waiting):
+            if each.since_ns and not each.block.all_read[each.row]:
+                _, base = each.block.held(each.row)
+            elif each.batch.reasons and not each.since_ns:
+                base = decode.reasons_of(each.batch, 0, self.layout.columns)
+            else:
+                continue
+            rates[number, base.take(counters) != PRESENT] = np.nan
+
+
+def increase(before: Integers, after: Integers, resumed: npt.NDArray[np.bool_]) -> Rates:
+    """How far counters went on, where some of them fell; arrays of one shape.
+
+    A counter that falls has been reset and has counted its present value since. Agents carry
+    counters of 32 bits on to 64, and tell a wrap from a reset themselves. `resumed` says of which
+    counters an agent that was started again, and forgot how often they had wrapped, tells the low
+    32 bits: those went on if by that count they are less than a quarter of the range ahead.
+    """
+    steps = after - before
+    fallen = steps < 0
+    if not fallen.any():
+        return steps.astype(np.float64)
+    ahead = steps % _NARROW_RANGE
+    low_bits = (after >= 0) & (after < _NARROW_RANGE) & (ahead < _NARROW_RANGE >> 2)
+    unsigned_after = after.view(np.uint64).astype(np.float64)
+    result = np.where(resumed & low_bits, ahead.astype(np.float64), unsigned_after)
+    return np.where(fallen, result, steps.astype(np.float64))

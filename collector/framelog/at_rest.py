@@ -1,0 +1,256 @@
+"""Files of the state directory that must be there: what is lost at rest is named, not read as a default.
+
+The frame log keeps two small files beside its segments. `frames.extent` states how far the newest
+segment reaches; it is overwritten in place after each group, without being synchronised, so a loss of
+power can only make it state less. `frames.manifest` lists the full segments with their sizes, and the
+checkpoint; it is replaced as a whole whenever one of them comes or goes. It also states that the clock's file was
+kept: that file holds what an administrator accepted.
+
+What was lost before a start cannot be restored by the collector: it is reported and recorded, and no
+checkpoint is written over it, so that the files can still be put back. `railscope collector
+accept-loss` ends that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from collector import clock
+from collector.framelog.segments import (
+    LogStats,
+    read_segment,
+    segment_path,
+    segments,
+    write_durably,
+)
+
+EXTENT, MANIFEST = "frames.extent", "frames.manifest"
+_EXTENT = re.compile(rb"([0-9]{10}) ([0-9]{20})\n")
+
+log = structlog.get_logger(__name__)
+
+
+class Manifest(msgspec.Struct):
+    """Files that must be there."""
+
+    sealed: dict[int, int] = {}
+    """Full segments by number, with their sizes."""
+    checkpoint: int = 0
+    """First segment behind the newest checkpoint; 0 where none was made."""
+    clock: bool = False
+    """The state of the clock was kept in its file."""
+    accepted: bool = False
+    """An administrator accepts, for the next start, what is lost."""
+
+
+@dataclass(slots=True)
+class StateFiles:
+    """Keeps the two files of a state directory, and compares the directory with them."""
+
+    directory: Path
+    manifest: Manifest = field(default_factory=Manifest)
+    lost: dict[str, str] = field(default_factory=dict)
+    """By file, what is wrong with it: found at the start or since."""
+    incomplete: bool = False
+    """What was lost at the start is missing from the state: no checkpoint may be written over it."""
+    next_segment: int = 1
+    """No segment of a lower number may begin: one of them may have been lost."""
+    _descriptor: int = -1
+
+    @property
+    def _frames(self) -> Path:
+        return self.directory / "frames"
+
+    def open(self) -> None:
+        """Read both files and name what is lost. Blocking; raises OSError."""
+        there = segments(self._frames) if self._frames.exists() else []
+        manifest, extent = self._read_manifest(), self._read_extent()
+        if manifest is None and extent is None and there:
+            log.info("manifest_begun", file=str(self.directory / MANIFEST))  # an earlier version's
+        elif there or manifest or extent:
+            self._name_missing(manifest, extent)
+        self.manifest = manifest or Manifest()
+        newest = [*there, *self.manifest.sealed, extent[0] if extent else 0]
+        self.next_segment = max([1, self.manifest.checkpoint, *newest])
+        self._compare(there, extent)
+        self._compare_clock()
+        for name, problem in self.lost.items():
+            log.error("file_lost", file=name, problem=problem,
+                      advice="put it back and start again, or `railscope collector accept-loss`")  # fmt: skip
+        self.incomplete = bool(self.lost) and not self.manifest.accepted
+
+    def _name_missing(self, manifest: Manifest | None, extent: tuple[int, int] | None) -> None:
+        for name, found in ((MANIFEST, manifest), (EXTENT, extent)):
+            if found is None and name not in self.lost:
+                self.lost[name] = "it is missing"
+
+    def _compare(self, there: list[int], extent: tuple[int, int] | None) -> None:
+        """Name segments that are missing or too short."""
+        expected = dict(self.manifest.sealed)
+        if extent is not None:
+            expected[extent[0]] = max(extent[1], expected.get(extent[0], 0))
+        for number, size in sorted(expected.items()):
+            name = f"frames/{number:010d}"
+            if number not in there:
+                self.lost[name] = f"segment {number} of {size} bytes is missing"
+            elif (whole := self._whole(number)) < size:
+                self.lost[name] = f"segment {number} has {whole} of {size} bytes"
+
+    def _compare_clock(self) -> None:
+        """Name the file of the clock where it is not there any more or cannot be read."""
+        try:
+            state = clock.read(self.directory)
+        except clock.ClockFileError as error:
+            self.lost[clock.FILE] = str(error)
+        else:
+            if state is None and self.manifest.clock:
+                self.lost[clock.FILE] = "it is missing"
+
+    def _whole(self, number: int) -> int:
+        """Size up to the end of the last whole record."""
+        path = segment_path(self._frames, number)
+        ends = [end for end, _ in read_segment(path, LogStats())]
+        return ends[-1] if ends else 0
+
+    def compare_checkpoint(self, first_segment: int) -> None:
+        """Name the checkpoint where it is not the one that was kept; called once it was read."""
+        kept = self.manifest.checkpoint
+        if first_segment >= kept:
+            return
+        problem = "it is missing or damaged" if not first_segment else "it is an older copy"
+        self._lose("checkpoint", f"{problem}: the state before segment {kept} is not known")
+
+    def compare_schemas(self, unknown: Iterable[bytes]) -> None:
+        """Name schemas that frames refer to and that are not there."""
+        for digest in unknown:
+            self._lose(f"schemas/{digest.hex()}.schema", "frames that refer to it cannot be read")
+
+    def _lose(self, name: str, problem: str) -> None:
+        self.lost[name] = problem
+        self.incomplete = not self.manifest.accepted
+        log.error("file_lost", file=name, problem=problem,
+                  advice="put it back and start again, or `railscope collector accept-loss`")  # fmt: skip
+
+    @property
+    def fresh_segment(self) -> int:
+        """The segment to begin where one was lost, so that what is left of it stays; else 0."""
+        return self.next_segment + 1 if any(one.startswith("frames/") for one in self.lost) else 0
+
+    def begin(self, number: int, offset: int) -> None:
+        """Go on from what is there. Blocking; raises OSError."""
+        if self.incomplete:
+            return  # The next start must find the same.
+        there = segments(self._frames)
+        self.manifest.sealed = {n: self._left(n) for n in there if n != number}
+        if "checkpoint" in self.lost:
+            self.manifest.checkpoint = 0
+        self.manifest.clock = (self.directory / clock.FILE).exists()
+        self.manifest.accepted = False
+        self._write_manifest()
+        write_durably(self.directory / EXTENT, _extent(number, offset))
+        self._descriptor = os.open(self.directory / EXTENT, os.O_WRONLY | os.O_CLOEXEC)
+
+    def _left(self, number: int) -> int:
+        """Size of a segment as the next start will find it."""
+        damaged = f"frames/{number:010d}" in self.lost
+        return self._whole(number) if damaged else self._size(number)
+
+    def _size(self, number: int) -> int:
+        return segment_path(self._frames, number).stat().st_size
+
+    def written(self, number: int, offset: int) -> None:
+        """State how far the newest segment reaches. Raises OSError."""
+        if self._descriptor >= 0:
+            os.pwrite(self._descriptor, _extent(number, offset), 0)
+
+    def sealed(self, number: int, size: int) -> None:
+        """Note that a segment is full. Raises OSError."""
+        self.manifest.sealed[number] = size
+        self._write_manifest()
+
+    def forget(self, number: int) -> None:
+        """Note that a segment is about to be deleted. Raises OSError."""
+        if self.manifest.sealed.pop(number, None) is not None:
+            self._write_manifest()
+
+    def checkpoint_kept(self, first_segment: int) -> None:
+        """Note that a checkpoint was made. Raises OSError."""
+        self.manifest.checkpoint = first_segment
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        if not self.incomplete:
+            write_durably(self.directory / MANIFEST, msgspec.json.encode(self.manifest))
+
+    def check(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
+        """Compare the directory of a running collector; what was not lost before. Blocking."""
+        found: dict[str, str] = {}
+        for number, size in list(self.manifest.sealed.items()):
+            if problem := self._short(number, size):
+                found[f"frames/{number:010d}"] = problem
+        if self.manifest.checkpoint and not (self.directory / "checkpoint").exists():
+            found["checkpoint"] = "it is missing"
+        before = schemas()
+        there = {path.name for path in (self.directory / "schemas").glob("*.schema")}
+        for name in set(before).intersection(schemas()):  # not one that was released meanwhile
+            if f"{name}.schema" not in there:
+                found[f"schemas/{name}.schema"] = "it is missing"
+        fresh = [name for name in found if name not in self.lost]
+        for name in fresh:
+            self.lost[name] = found[name]
+            log.error("file_lost", file=name, problem=found[name],
+                      advice="the running collector still has what it said; who deleted it?")  # fmt: skip
+        return fresh
+
+    def _short(self, number: int, size: int) -> str:
+        try:
+            now = self._size(number)
+        except FileNotFoundError:
+            return "" if number not in self.manifest.sealed else f"segment {number} is missing"
+        return f"segment {number} has {now} of {size} bytes" if now < size else ""
+
+    def _read_manifest(self) -> Manifest | None:
+        try:
+            return msgspec.json.decode((self.directory / MANIFEST).read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self.lost[MANIFEST] = f"it cannot be read: {error}"
+            return None
+
+    def _read_extent(self) -> tuple[int, int] | None:
+        try:
+            content = (self.directory / EXTENT).read_bytes()
+        except FileNotFoundError:
+            return None
+        found = _EXTENT.fullmatch(content)
+        if found is None:
+            self.lost[EXTENT] = "it cannot be read"
+            return None
+        return int(found[1]), int(found[2])
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def accept_loss(directory: Path) -> Iterator[str]:
+    """Have the next start accept what is lost; yields it. Blocking; raises OSError."""
+    files = StateFiles(directory)
+    files.open()
+    yield from (f"{name}: {problem}" for name, problem in files.lost.items())
+    files.manifest.accepted = True
+    write_durably(directory / MANIFEST, msgspec.json.encode(files.manifest))
+
+
+def _extent(number: int, offset: int) -> bytes:
+    return b"%010d %020d\n" % (number, offset)

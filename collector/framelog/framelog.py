@@ -1,0 +1,279 @@
+"""The frame log: what was received, append-only, durable before it is acknowledged.
+
+Records that arrive together are written and synchronised together, then taken into the state, then
+acknowledged. How they lie on disk stands in `segments`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from collector.framelog.at_rest import StateFiles
+from collector.framelog.segments import (  # fmt: skip
+    LogStats,
+    Record,
+    encode_record,
+    framed,
+    marker_of,
+    read_segment,
+    segment_path,
+    segments,
+    start_segment,
+    sync_folder,
+)
+
+MOST_WAITING_BYTES = 64 << 20
+MOST_GROUP_BYTES = 16 << 20
+SLICE_SECONDS = 0.005
+"""After so much work on what is durable, requests and other tasks get a turn."""
+Then: TypeAlias = Callable[[], Iterable[None] | None]
+"""Takes a record into the state; where that is long, in steps."""
+
+
+class LogError(OSError):
+    """The frame log cannot store now; the message says why."""
+
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A record that waits to be stored, and who waits for it."""
+
+    data: bytes
+    then: Then
+    future: asyncio.Future[None]
+
+    def succeed(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: LogError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True)
+class FrameLog:
+    """Appends records in groups.
+
+    When a segment is full and everything in it has been taken into the state, `on_rotate` is
+    called with the number of the segment that comes next.
+    """
+
+    folder: Path
+    segment_bytes: int
+    most_bytes: int
+    stats: LogStats = field(default_factory=LogStats)
+    on_rotate: Callable[[int], None] | None = None
+    files: StateFiles | None = None
+    """Keeps account of the segments, to find later what was lost of them."""
+    _waiting: list[_Entry] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _descriptor: int = -1
+    _offset: int = 0
+    _number: int = 0
+    _marker: bytes = b""
+    _stopped: bool = False
+    _bytes_written: int = 0
+    _bytes_deleted: int = 0
+
+    def open(self) -> None:
+        """Open the newest segment behind its last whole record. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        numbers = segments(self.folder)
+        fresh = self.files.fresh_segment if self.files else 0
+        self._number = fresh or (numbers[-1] if numbers else 1)
+        if numbers and not fresh:
+            path = segment_path(self.folder, self._number)
+            for end, _ in read_segment(path, LogStats()):
+                self._offset = end
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            os.ftruncate(self._descriptor, self._offset)
+            self._marker = marker_of(path)
+        else:
+            self._descriptor, self._marker = start_segment(self.folder, self._number)
+        sync_folder(self.folder)
+        self._bytes_written = sum(
+            segment_path(self.folder, n).stat().st_size for n in segments(self.folder)
+        )
+
+    def go_on_at(self, number: int) -> None:
+        """Begin a later segment: a restart does not read those before it. Raises OSError."""
+        if number > self._number:
+            self._begin(number)
+
+    @property
+    def offset(self) -> int:
+        """Bytes in the segment that is written now."""
+        return self._offset
+
+    @property
+    def size(self) -> int:
+        """Of all segments, in bytes. One thread writes while another deletes: each counts for itself."""
+        return self._bytes_written - self._bytes_deleted
+
+    @property
+    def number(self) -> int:
+        """The segment that is written now."""
+        return self._number
+
+    async def append(self, record: Record, then: Then) -> None:
+        """Store a record; once it is durable call `then`, and return after that.
+
+        `then` takes the record into the state. It runs before the segment can be closed, so that
+        what a checkpoint says of the state holds all records of the segments before it. Raises
+        LogError where the record cannot be stored.
+        """
+        if self._stopped:
+            message = "the collector is stopping"
+            raise LogError(message)
+        payload = encode_record(record)
+        if self._waiting_bytes + len(payload) > MOST_WAITING_BYTES:
+            message = "more is waiting to be stored than the disk keeps up with"
+            raise LogError(message)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Entry(payload, then, future))
+        self._waiting_bytes += len(payload)
+        self._wake.set()
+        await future
+
+    async def run(self) -> None:
+        """Store what waits, group by group, until cancelled; what waits then fails."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._waiting:
+                    await self._store_group()
+        finally:
+            self._stopped = True
+            for entry in self._waiting:
+                entry.fail(LogError("the collector is stopping"))
+            self._waiting.clear()
+
+    async def _store_group(self) -> None:
+        group: list[_Entry] = []
+        size = 0
+        while self._waiting and size < MOST_GROUP_BYTES:
+            group.append(self._waiting.pop(0))
+            size += len(group[-1].data)
+        self._waiting_bytes = sum(len(entry.data) for entry in self._waiting)
+        number = self._number
+        problem, cancelled = await self._written(group)
+        if problem:
+            for entry in group:
+                entry.fail(LogError(f"{self.folder}: {problem.strerror or problem}"))
+        elif cancelled:
+            for entry in group:
+                for _ in entry.then() or ():
+                    pass
+                entry.succeed()
+        else:
+            await self._take_in(group)
+        if cancelled:
+            raise asyncio.CancelledError
+        if self._number != number and self.on_rotate:
+            self.on_rotate(self._number)
+
+    async def _written(self, group: list[_Entry]) -> tuple[OSError | None, bool]:
+        """Write a group off the loop. Says what went wrong, and whether it is time to stop.
+
+        Stopping waits for a write under way: what it made durable is taken in and acknowledged, and
+        no one else may write the file before it has ended.
+        """
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, [e.data for e in group]))
+        cancelled = False
+        while not writing.done():
+            try:
+                await asyncio.wait({writing})
+            except asyncio.CancelledError:
+                cancelled = True
+        problem = writing.exception()
+        if problem is None or isinstance(problem, OSError):
+            return problem, cancelled
+        raise problem
+
+    async def _take_in(self, group: list[_Entry]) -> None:
+        """Take what is durable into the state in slices, and acknowledge each record of it."""
+        done = 0
+        since = time.perf_counter()
+        try:
+            for entry in group:
+                for _ in chain(entry.then() or (), (None,)):
+                    if time.perf_counter() - since >= SLICE_SECONDS:
+                        await asyncio.sleep(0)
+                        since = time.perf_counter()
+                entry.succeed()
+                done += 1
+        finally:
+            for entry in group[done:]:
+                entry.fail(LogError("the collector is stopping"))
+
+    def _write(self, pieces: list[bytes]) -> None:
+        """Write a group and make it durable, or leave the file as it was. Runs off the loop."""
+        started = time.perf_counter_ns()
+        data = b"".join(framed(self._marker, piece) for piece in pieces)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self._offset + written)
+            os.fdatasync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, self._offset)
+            raise
+        self._offset += len(data)
+        self._bytes_written += len(data)
+        if self.files:
+            self.files.written(self._number, self._offset)
+        self.stats.commits += 1
+        self.stats.commit_ns += time.perf_counter_ns() - started
+        if self._offset >= self.segment_bytes:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        """Go on in a new segment; where none can be made, the old one grows on."""
+        before, size = self._number, self._offset
+        try:
+            self._begin(before + 1)
+            if self.files:
+                self.files.sealed(before, size)
+                self.files.written(before + 1, 0)
+        except OSError as error:
+            log.error("segment_not_started", folder=str(self.folder), problem=str(error))
+
+    def _begin(self, number: int) -> None:
+        descriptor, marker = start_segment(self.folder, number)
+        sync_folder(self.folder)
+        os.close(self._descriptor)
+        self._descriptor, self._marker = descriptor, marker
+        self._offset, self._number = 0, number
+
+    def delete_before(self, number: int) -> None:
+        """Delete oldest segments beyond the size bound, but none from `number` on."""
+        for candidate in segments(self.folder):
+            if self.size <= self.most_bytes or candidate >= number:
+                return
+            path = segment_path(self.folder, candidate)
+            size = path.stat().st_size
+            if self.files:
+                self.files.forget(candidate)
+            path.unlink()
+            self._bytes_deleted += size
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

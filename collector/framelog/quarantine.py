@@ -1,0 +1,56 @@
+"""Records of the frame log that a restart cannot take, kept aside with the reason in the log.
+
+A record that cannot be decoded, that would cost more than a restart may, or that the state did not
+accept must not end the collector at each start. It is left out, counted, and copied to a directory
+of its own, as its segment is deleted one day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import structlog
+
+from collector.framelog.segments import Record, encode_record, write_durably
+
+log = structlog.get_logger(__name__)
+
+MAX_BYTES = 256 << 20
+"""Of the directory; beyond it records are counted and left in their segments."""
+_SUFFIX = ".record"
+
+
+@dataclass(slots=True)
+class RecordQuarantine:
+    """Records that were left out; `open` it first."""
+
+    directory: Path
+    records: int = 0
+    """Records in the directory, and those that did not fit since the start."""
+    _size_bytes: int = 0
+
+    def open(self) -> None:
+        """Count what is there. Blocking; raises OSError."""
+        found = [path.stat().st_size for path in self.directory.glob("*" + _SUFFIX)]
+        self.records, self._size_bytes = len(found), sum(found)
+
+    def put(self, segment: int, record: Record, problem: str) -> None:
+        """Keep a record aside; the same one is kept once. Blocking."""
+        content = encode_record(record)
+        name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
+        path = self.directory / name
+        log.error("record_quarantined", node=record.node, segment=segment, problem=problem,
+                  bytes=len(record.body), file=str(path))  # fmt: skip
+        if path.exists():
+            return
+        self.records += 1
+        if self._size_bytes + len(content) > MAX_BYTES:
+            return
+        try:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            write_durably(path, content)
+            self._size_bytes += len(content)
+        except OSError as error:
+            log.error("record_not_kept", file=str(path), problem=str(error))

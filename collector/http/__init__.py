@@ -1,0 +1,1 @@
+"""HTTP: the table of routes, the gate before it, every handler, and ingest."""

@@ -1,0 +1,192 @@
+"""What agents ask and say of the log: its newest checkpoint, that it continues theirs, what they hold.
+
+    GET  /v1/checkpoint                          the newest signed checkpoint, a signed note
+    GET  /v1/checkpoint/key                      the public key, for who has none yet
+    GET  /v1/checkpoint/consistency?from=M&to=N  the proof that M records begin N, base64, one a line
+    POST /v1/checkpoint/cosignature              what the node holds, cosigned: {"note", "key"}
+
+A checkpoint comes with the header `Railscope-Show: held` as long as the node has not shown what it
+holds. An empty note says that it holds nothing. 409 says that this log never had that checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from collector.access.credential import Credential
+from collector.audit.guard import DisputeError, Guard
+from collector.audit.log import AuditError, AuditLog
+from collector.audit.tiles import TileError, Tiles
+from collector.audit.witnesses import Vouched, Witnesses
+from collector.http.gate import Handlers
+from collector.ledger.draft import Draft
+from railscope.audit.checkpoint import SIZE
+from railscope.audit.merkle import consistency_proof
+from railscope.audit.note import NoteError
+from railscope.audit.record import Actor, RecordError, Subject
+
+SHOW_HEADER = "Railscope-Show"
+MOST_BYTES = 64 << 10
+BODY_SECONDS = 30.0
+SAVE_EVERY_SECONDS = 60.0
+NEW_KEY_EVERY_NS = 3_600_000_000_000
+"""A node has no more than one new key in so much time: each is a record for good."""
+_KEPT_PROOFS = 64
+
+log = structlog.get_logger(__name__)
+
+
+class TooOftenError(RuntimeError):
+    """A node comes with another key again; the message says which node."""
+
+
+@dataclass(slots=True)
+class CustodyApi:
+    """Routes for agents, who have been let in; `run` keeps what they say."""
+
+    audit: AuditLog
+    guard: Guard
+    witnesses: Witnesses
+    save_every_seconds: float = SAVE_EVERY_SECONDS
+    _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
+    _changed: dict[str, int] = field(default_factory=dict)
+    """When each node had another key, in nanoseconds since the epoch."""
+
+    def handlers(self) -> Handlers:
+        """By the names of the routes."""
+        return {
+            "custody_checkpoint": self._checkpoint,
+            "custody_key": self._key,
+            "custody_consistency": self._consistency,
+            "custody_cosignature": self._cosignature,
+        }
+
+    async def run(self) -> None:
+        """Keep the cosignatures, now and then and at the end."""
+        try:
+            while True:
+                await asyncio.sleep(self.save_every_seconds)
+                await asyncio.to_thread(self._save)
+        finally:
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            self.witnesses.save()
+        except OSError as error:
+            log.error("cosignatures_not_kept", file=error.filename, problem=error.strerror)
+
+    async def _checkpoint(self, _: web.Request, who: Credential) -> web.Response:
+        headers = {SHOW_HEADER: "held"} if self.guard.asks(who.name) else {}
+        note = self.audit.publisher.note
+        if not note:
+            text = "nothing has been signed yet\n"
+            return web.Response(status=HTTPStatus.NOT_FOUND, text=text, headers=headers)
+        return web.Response(text=note, headers=headers)
+
+    async def _key(self, _: web.Request, __: Credential) -> web.Response:
+        return web.Response(text=f"{self.audit.signer.public}\n")
+
+    async def _consistency(self, request: web.Request, _: Credential) -> web.Response:
+        asked = [request.query.get(name, "") for name in ("from", "to")]
+        signed = self.audit.signed.size
+        if not all(SIZE.fullmatch(text) for text in asked):
+            return _problem(HTTPStatus.BAD_REQUEST, "from and to must be numbers of records")
+        old, new = (int(text) for text in asked)
+        if not old <= new <= signed:
+            text = f"there is no proof from {old} to {new} in a log of {signed} signed records"
+            return _problem(HTTPStatus.NOT_FOUND, text)
+        try:
+            return web.Response(text=await asyncio.to_thread(self._proof, old, new))
+        except TileError as error:
+            log.error("consistency_not_proven", problem=str(error))
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "the log cannot be read")
+
+    def _proof(self, old: int, new: int) -> str:
+        known = self._proofs.get((old, new))
+        if known is not None:
+            return known
+        tiles = Tiles(self.audit.folder, self.audit.signed.size)
+        path = consistency_proof(tiles.node, old, new)
+        text = "".join(f"{base64.b64encode(one).decode()}\n" for one in path)
+        if len(self._proofs) >= _KEPT_PROOFS:
+            self._proofs.clear()
+        self._proofs[old, new] = text
+        return text
+
+    async def _cosignature(self, request: web.Request, who: Credential) -> web.Response:
+        if (request.content_length or MOST_BYTES + 1) > MOST_BYTES:
+            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_BYTES} bytes")
+        try:
+            vouched = msgspec.json.decode(await _body(request), type=Vouched)
+            if vouched.note:
+                vouched.seconds()
+                _check_name(who.name, vouched)
+            await self.guard.show(who.name, vouched.note)
+            if vouched.note:
+                await self._keep(who.name, vouched)
+        except DisputeError as error:
+            return _problem(HTTPStatus.CONFLICT, str(error))
+        except TooOftenError as error:
+            return _problem(HTTPStatus.TOO_MANY_REQUESTS, str(error))
+        except (msgspec.MsgspecError, UnicodeDecodeError, NoteError) as error:
+            return _problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except OSError as error:
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, f"cannot be kept: {error.strerror}")
+        return web.Response(text="held\n")
+
+    async def _keep(self, node: str, vouched: Vouched) -> None:
+        """Keep a cosignature; a key that is new is recorded first, with the one before.
+
+        Raises TooOftenError.
+        """
+        known = self.witnesses.nodes.get(node)
+        if known is None or known.key != vouched.key:
+            self._change(node)
+            data = {"key": vouched.key, **({"before": known.key} if known else {})}
+            draft = Draft(
+                "log.witness", Actor("agent", node), self.guard.wall_ns(), "done", Subject(node),
+                dict(data),
+            )  # fmt: skip
+            try:
+                await self.audit.append(draft)
+            except (AuditError, RecordError) as error:
+                log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
+                del self._changed[node]
+                return
+        self.witnesses.put(node, vouched)
+
+    def _change(self, node: str) -> None:
+        """Take note that a node has another key. Raises TooOftenError."""
+        now_ns, before_ns = self.guard.wall_ns(), self._changed.get(node)
+        if before_ns is not None and 0 <= now_ns - before_ns < NEW_KEY_EVERY_NS:
+            message = f"{node} has had another key less than an hour ago"
+            raise TooOftenError(message)
+        self._changed[node] = now_ns
+
+
+def _check_name(node: str, vouched: Vouched) -> None:
+    """Raises NoteError where a key is in the name of another than the node."""
+    if not vouched.is_of(node):
+        message = f"the key of {node}'s cosignatures must be in its name"
+        raise NoteError(message)
+
+
+def _problem(status: HTTPStatus, text: str) -> web.Response:
+    content = msgspec.json.encode({"error": text})
+    return web.Response(status=status, body=content, content_type="application/json")
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None

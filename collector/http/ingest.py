@@ -1,0 +1,344 @@
+"""Ingest: an envelope from an agent, checked, made durable, taken into the state, acknowledged.
+
+Answers, each with a JSON body:
+
+    200  acknowledged: every frame of it is durable
+    401  from the gate before it       403  the credential is another node's
+    409  send these schemas first      426  another version of the wire format
+    400, 413, 422  never acceptable    429, 503  not now; Retry-After says when
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import structlog
+from aiohttp import web
+
+from collector.access.credential import Credential
+from collector.audit.events import is_audited
+from collector.audit.trail import Denial
+from collector.config import Limits
+from collector.fleet import decode
+from collector.fleet.layout import check_schema
+from collector.fleet.schemas import size_of
+from collector.framelog.framelog import FrameLog
+from collector.framelog.segments import Record
+from collector.http.gate import json_answer
+from collector.log_limit import LogLimit
+from collector.state.core import Core
+from collector.state.envelope_bounds import Cost, cost_of, problems
+from railscope.answer_mark import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
+from railscope.envelope_reader import unpack, unpacked_bytes
+from railscope.wire import (
+    SENT_HEADER,
+    VERSION,
+    Envelope,
+    SentAt,
+    WireError,
+    WireVersionError,
+    schema_hash,
+)  # fmt: skip
+
+log = structlog.get_logger(__name__)
+
+OFF_LOOP_BYTES = 64 << 10
+"""Bodies that are larger when decompressed, or do not say how large, are decoded in a thread."""
+MAX_PARTS_OF_A_NODE = 2048
+"""Three weeks of evidence of one node, waiting for the database."""
+MAX_KNOWN_STARTS = 64
+LARGE_AT_ONCE = 2
+"""So many of them at a time: each takes many times its size while it is decoded."""
+RATE_WINDOW_SECONDS = 10.0
+RETRY_SECONDS = "5"
+_DAY_NS = 86_400_000_000_000
+_HOUR_NS = _DAY_NS // 24
+_FUTURE_NS = 60_000_000_000
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, not an accident
+    """An envelope that is not acknowledged: status, reason for the count, text for the sender."""
+
+    def __init__(self, status: HTTPStatus, reason: str, text: str, **more: object) -> None:
+        super().__init__(text)
+        self.status, self.reason, self.more = status, reason, more
+
+
+@dataclass(slots=True)
+class Hourly:
+    """How much of something has come in the present hour."""
+
+    count: int = 0
+    since_ns: int = 0
+
+    def fits(self, more: int, most: int, now_ns: int) -> bool:
+        """Whether so much more is within the bound of the hour."""
+        if not 0 <= now_ns - self.since_ns < _HOUR_NS:
+            self.count, self.since_ns = 0, now_ns
+        return self.count + more <= most
+
+
+@dataclass(slots=True)
+class NodeSender:
+    """What is kept of a node while it sends: one request at a time, and how many lately."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    allowance: float = 0.0
+    counted_at: float = 0.0
+    schemas: Hourly = field(default_factory=Hourly)
+    audited: Hourly = field(default_factory=Hourly)
+    starts: Hourly = field(default_factory=Hourly)
+    known: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
+    """Runs, boots and versions that came lately."""
+
+
+@dataclass(slots=True)
+class Ingest:
+    """The ingest route."""
+
+    core: Core
+    log: FrameLog
+    limits: Limits
+    denied: Callable[[Denial], None] = lambda _denial: None
+    wall_ns: Callable[[], int] = time.time_ns
+    doubted_since_ns: Callable[[], int] = lambda: 0
+    """The time since which `wall_ns` is in doubt; 0 where it is not."""
+    is_suspect: Callable[[], bool] = lambda: False
+    """True while `wall_ns` is suspect, and not only unconfirmed."""
+    lines: LogLimit = field(default_factory=LogLimit)
+    closed: str = ""
+    """Reason why nothing is taken in; empty where it is."""
+    _senders: dict[str, NodeSender] = field(default_factory=dict)
+    _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
+
+    async def handle(self, request: web.Request, who: Credential) -> web.Response:
+        """Answer one POST."""
+        try:
+            answer = json_answer(await self._receive(request, who))
+        except Refusal as refusal:
+            self.core.counts.reject(refusal.reason)
+            if refusal.status == HTTPStatus.FORBIDDEN:
+                self._deny(request, who, refusal)
+            headers = {"Retry-After": RETRY_SECONDS} if refusal.status in _LATER else {}
+            repeated = None
+            if refusal.reason not in _EXPECTED:
+                repeated = self.lines.due(refusal.reason, who.name)
+            if repeated is not None:
+                log.warning("envelope_refused", sender=request.remote, reason=refusal.reason,
+                            node=who.name, problem=str(refusal), repeated=repeated)  # fmt: skip
+            content = {"error": str(refusal), **refusal.more}
+            answer = json_answer(content, refusal.status, headers)
+        if answer.status in DECISIONS:
+            answer.headers[ANSWER_HEADER] = await _mark(request, answer)
+        return answer
+
+    def _deny(self, request: web.Request, who: Credential, refusal: Refusal) -> None:
+        path = request.rel_url.raw_path
+        self.denied(Denial(request.remote or "", path, refusal.reason, who.label))
+
+    async def _receive(self, request: web.Request, who: Credential) -> dict[str, int]:
+        if self.closed:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "read_only", self.closed)
+        sender = self._senders.setdefault(who.name, NodeSender())
+        self._check_rate(sender, who.name)
+        async with sender.lock:
+            body = await self._body(request)
+            return await self._take(request, who, sender, body)
+
+    async def _body(self, request: web.Request) -> bytes:
+        most = self.limits.body_bytes
+        if (request.content_length or 0) > most:
+            text = f"the body is larger than {most} bytes"
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text)
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                return await request.read()
+        except TimeoutError:
+            text = f"the body did not arrive within {self.limits.body_seconds:g} s"
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, "timeout", text) from None
+        except web.HTTPRequestEntityTooLarge:
+            text = f"the body is larger than {most} bytes"
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text) from None
+
+    def _check_rate(self, sender: NodeSender, node: str) -> None:
+        now = asyncio.get_running_loop().time()
+        most = self.limits.requests_per_second * RATE_WINDOW_SECONDS
+        refill = (now - sender.counted_at) * self.limits.requests_per_second
+        sender.allowance = min(most, sender.allowance + refill) if sender.counted_at else most
+        sender.counted_at = now
+        if sender.allowance < 1:
+            text = f"{node} sends more than {self.limits.requests_per_second:g} requests a second"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "rate", text)
+        sender.allowance -= 1
+
+    async def _take(
+        self, request: web.Request, who: Credential, sender: NodeSender, body: bytes
+    ) -> dict[str, int]:
+        envelope, sent = await self._decode(request, who.name, body)
+        await self._keep_schemas(envelope, sender)
+        self._check_start(envelope, sender)
+        self._check_batches(envelope)
+        cost = self._check_bounds(envelope)
+        sender.allowance -= cost.requests - 1
+        fresh = self.core.fresh_frames(envelope)
+        total = sum(batch.rows for batch in envelope.batches)
+        doubted_ns = self.doubted_since_ns()
+        suspect = self.is_suspect()
+        record = Record(who.name, self.wall_ns(), sent, body, who.max_rank, doubted_ns, suspect)
+        self._check_times(record, envelope)
+        if not fresh:
+            for _ in self.core.steps(record, envelope):
+                await asyncio.sleep(0)
+            return {"accepted_frames": 0, "duplicate_frames": total}
+        self._check_evidence(who.name)
+        audited = self._audited(envelope, sender)
+        try:
+            await self.log.append(record, lambda: self.core.steps(record, envelope))
+        except OSError as error:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+        sender.audited.count += audited
+        return {"accepted_frames": fresh, "duplicate_frames": total - fresh}
+
+    async def _decode(
+        self, request: web.Request, node: str, body: bytes
+    ) -> tuple[Envelope, SentAt]:
+        most = self.limits.unpacked_bytes
+        try:
+            sent = SentAt.from_header(request.headers.get(SENT_HEADER, ""))
+            size = unpacked_bytes(body)
+            if size is None or max(size, len(body)) > OFF_LOOP_BYTES:
+                async with self._large:
+                    envelope = await asyncio.to_thread(unpack, body, most)
+            else:
+                envelope = unpack(body, min(most, OFF_LOOP_BYTES))
+        except WireVersionError as error:
+            status = HTTPStatus.UPGRADE_REQUIRED
+            raise Refusal(status, "version", str(error), version=VERSION) from error
+        except WireError as error:
+            raise Refusal(HTTPStatus.BAD_REQUEST, "format", str(error)) from error
+        if envelope.node != node:
+            text = f"the credential is that of {node!r}, the envelope says {envelope.node!r}"
+            raise Refusal(HTTPStatus.FORBIDDEN, "node", text)
+        return envelope, sent
+
+    async def _keep_schemas(self, envelope: Envelope, sender: NodeSender) -> None:
+        new = [s for s in envelope.schemas if self.core.schemas.get(schema_hash(s)) is None]
+        if not new:
+            return
+        most = self.limits.schemas_per_node
+        if not sender.schemas.fits(len(new), most, self.wall_ns()):
+            text = f"more than {most} new schemas from one node in an hour"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
+        sizes = [size_of(schema) for schema in new]
+        if problem := self.core.schemas.beyond(envelope.node, sizes):
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", problem)
+        try:
+            for schema in new:
+                await asyncio.to_thread(check_schema, schema, self.limits.columns)
+                known = await asyncio.to_thread(self.core.schemas.put, schema)
+                self.core.schemas.use(envelope.node, known.digest)
+                sender.schemas.count += 1
+        except (ValueError, ArithmeticError, LookupError) as error:
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "schema", str(error)) from error
+        except OSError as error:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+
+    def _audited(self, envelope: Envelope, sender: NodeSender) -> int:
+        """How many of its events are recorded for good, within the bound of an hour.
+
+        More than that in the first of an hour is let through, or it would never be.
+        """
+        count = sum(is_audited(event) for batch in envelope.batches for event in batch.events)
+        most, so_far = self.limits.audited_events_per_node, sender.audited
+        if count and not so_far.fits(count, most, self.wall_ns()) and so_far.count:
+            text = f"more than {most} events for the audit log from one node in an hour"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
+        return count
+
+    def _check_start(self, envelope: Envelope, sender: NodeSender) -> None:
+        """Bound how often an agent is new: each run, boot and version is remembered and recorded."""
+        start = envelope.run, envelope.boot_id, envelope.agent_version
+        if start not in sender.known:
+            limit = self.limits.starts_per_node
+            if not sender.starts.fits(1, limit, self.wall_ns()):
+                text = f"more than {limit} starts of one node's agent in an hour"
+                raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "starts", text)
+            sender.starts.count += 1
+            sender.known[start] = None
+            if len(sender.known) > MAX_KNOWN_STARTS:
+                sender.known.popitem(last=False)
+        sender.known.move_to_end(start)
+
+    def _check_evidence(self, node: str) -> None:
+        """Leave frames with their node, if it has used its share of what can wait."""
+        waiting = self.core.evidence.waiting
+        share = max(1, self.limits.waiting_evidence_parts // max(1, len(waiting)))
+        share = min(share, MAX_PARTS_OF_A_NODE)
+        if waiting[node] > share:
+            text = f"{waiting[node]} parts of evidence of {node} wait for the database, more than {share}"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
+
+    def _check_bounds(self, envelope: Envelope) -> Cost:
+        cost = cost_of(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
+        found = [
+            *problems(cost, self.limits),
+            *self.core.sequence_problems(envelope, self.limits.gaps),
+        ]
+        if found:
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "bounds", "; ".join(found))
+        return cost
+
+    def _check_batches(self, envelope: Envelope) -> None:
+        unknown = []
+        for batch in envelope.batches:
+            known = self.core.schemas.get(batch.schema)
+            if known is None:
+                unknown.append(batch.schema.hex())
+                continue
+            self.core.schemas.use(envelope.node, batch.schema)
+            try:
+                decode.check(batch, known.layout.columns, self.limits.rows)
+            except WireError as error:
+                raise Refusal(HTTPStatus.BAD_REQUEST, "format", str(error)) from error
+            if batch.stream != known.layout.stream:
+                text = f"batch of {batch.stream!r} refers to a schema of {known.layout.stream!r}"
+                raise Refusal(HTTPStatus.BAD_REQUEST, "format", text)
+        if unknown:
+            text = "send these schemas first"
+            wanted = list(dict.fromkeys(unknown))
+            raise Refusal(HTTPStatus.CONFLICT, "unknown_schema", text, unknown_schemas=wanted)
+
+    def _check_times(self, record: Record, envelope: Envelope) -> None:
+        for batch in envelope.batches:
+            # As evidence has it: the newest by the wall clock, the others by how much they are older.
+            newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+            oldest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
+            age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
+            if age_ns > self.limits.oldest_frame_days * _DAY_NS:
+                text = f"frames older than {self.limits.oldest_frame_days} days"
+                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)
+            ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))
+            ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS
+            if not ordered or (ahead and envelope.boot_id == record.sent.boot_id):
+                text = (
+                    f"stream {batch.stream!r}: the boot clock of its frames runs backwards or ahead"
+                )
+                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "time", text)
+
+
+async def _mark(request: web.Request, answer: web.Response) -> str:
+    """The mark by which the agent knows this answer."""
+    token = request.headers.get("Authorization", "").partition(" ")[2]
+    content = answer.body if isinstance(answer.body, bytes) else b""
+    if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return unread_mark(token, answer.status, request.content_length or 0, content)
+    return answer_mark(token, answer.status, await request.read(), content)
+
+
+_LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_EXPECTED = {"unknown_schema"}

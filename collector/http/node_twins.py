@@ -1,0 +1,93 @@
+"""Two machines under one name and token, found by what one machine cannot send.
+
+A machine boots once at a time: it never sends again under a boot that it has left. In one boot, an
+agent that was started anew sends what its predecessor left behind, and no frames that are younger
+than its own first ones by more than the time in which one ends and the other starts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from collector.evidence.trouble import Trouble
+from collector.framelog.segments import Record
+from railscope.wire import Envelope
+
+KIND = "two_machines"
+RECENT_NS = 3_600_000_000_000
+"""So long after the last sign a node counts as two machines."""
+_OVERLAP_NS = 60_000_000_000
+_MAX_BOOTS, _MAX_RUNS = 8, 8
+
+
+@dataclass(slots=True)
+class _Run:
+    first_ns: int
+    last_ns: int
+
+
+@dataclass(slots=True)
+class _Node:
+    boots: list[str] = field(default_factory=list)
+    """By which the node sent, the present one last."""
+    runs: OrderedDict[tuple[str, str], _Run] = field(default_factory=OrderedDict)
+    """By boot and run: the boot clock of its first and last frames."""
+    seen_ns: int = 0
+
+
+@dataclass(slots=True)
+class NodeTwins:
+    """Follows all nodes; `report` is called where two machines send under one name."""
+
+    report: Callable[[Trouble], None]
+    _nodes: dict[str, _Node] = field(default_factory=dict)
+
+    def hear(self, record: Record, envelope: Envelope) -> None:
+        """Look at an envelope."""
+        node = self._nodes.setdefault(envelope.node, _Node())
+        pair = self._boots(node, record.sent.boot_id) or self._runs(node, envelope)
+        if not pair:
+            return
+        node.seen_ns = max(node.seen_ns, record.received_wall_ns)
+        what, one, other = pair
+        facts = {"by": what, "one": min(one, other), "other": max(one, other)}
+        self.report(Trouble(KIND, "", envelope.node, record.received_wall_ns, facts))
+
+    def nodes(self, now_ns: int) -> list[str]:
+        """The nodes that were two machines lately."""
+        return [
+            name for name, node in self._nodes.items()
+            if node.seen_ns and now_ns - node.seen_ns < RECENT_NS
+        ]  # fmt: skip
+
+    @staticmethod
+    def _boots(node: _Node, boot_id: str) -> tuple[str, str, str] | None:
+        """The boot that was left and is sent by again."""
+        if not boot_id or (node.boots and node.boots[-1] == boot_id):
+            return None
+        before = node.boots[-1] if boot_id in node.boots else ""
+        node.boots = [*(one for one in node.boots if one != boot_id), boot_id][-_MAX_BOOTS:]
+        return ("boot", before, boot_id) if before else None
+
+    @staticmethod
+    def _runs(node: _Node, envelope: Envelope) -> tuple[str, str, str] | None:
+        """Another run of the boot that goes on beside this one."""
+        if not envelope.batches or not envelope.boot_id:
+            return None
+        first_ns = min(batch.boot_ns[0] for batch in envelope.batches)
+        last_ns = max(batch.boot_ns[-1] for batch in envelope.batches)
+        key = (envelope.boot_id, envelope.run)
+        run = node.runs.setdefault(key, _Run(first_ns, last_ns))
+        run.first_ns, run.last_ns = min(run.first_ns, first_ns), max(run.last_ns, last_ns)
+        node.runs.move_to_end(key)
+        if len(node.runs) > _MAX_RUNS:
+            node.runs.popitem(last=False)
+        for (boot_id, name), other in node.runs.items():
+            if boot_id != envelope.boot_id or name == envelope.run:
+                continue
+            overlap_ns = min(run.last_ns, other.last_ns) - max(run.first_ns, other.first_ns)
+            if overlap_ns > _OVERLAP_NS:
+                return "run", name, envelope.run
+        return None

@@ -1,0 +1,1 @@
+"""Settlement: evidence to the database, and ledger days that can be finalized."""

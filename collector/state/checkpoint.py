@@ -1,0 +1,203 @@
+"""Checkpoints: what older segments of the frame log said and later ones do not.
+
+A checkpoint is made part by part while frames go on coming, and each part is as of its own moment.
+First come the frames that have been received, then what they said: so all that a checkpoint says was
+received is in it. What came meanwhile is in the later segments too, and taking it again changes
+nothing. The present readings of nodes are not in it: after a restart they are those of the later
+segments, and of each other stream those that come next.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from collector.evidence.book import GpuMemory, Kept
+from collector.evidence.contacts import NodeReceipts
+from collector.evidence.told import Ended, Told
+from collector.framelog.sequences import Run
+from collector.state.core import Core, SeenEvent
+from railscope.wire import WireEvent
+
+MAGIC = b"railscope checkpoint 1\n"
+"""What a file begins with."""
+_SOME = 200
+"""Of small things, so many are a part."""
+_HEAD = struct.Struct("<II")
+"""Length and CRC-32 of a part."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read; the message says what is wrong with it."""
+
+
+class NodeMemory(msgspec.Struct, array_like=True):
+    """What is kept of a node that may never report again: that it was there, and with which GPUs."""
+
+    agent_version: str
+    clock_offset_ns: int
+    instant_ns: int
+    gpus: dict[int, str]
+    stream_instants_ns: dict[str, int] = {}
+
+
+class Beginning(msgspec.Struct, array_like=True, tag=True):
+    """The first segment of which not all is in the checkpoint."""
+
+    first_segment: int
+
+
+class NodePart(msgspec.Struct, array_like=True, tag=True):
+    """A node: which of its frames have been received, and what is kept of it."""
+
+    name: str
+    runs: dict[str, Run]
+    memory: NodeMemory | None
+    receipts: NodeReceipts = msgspec.field(default_factory=NodeReceipts)
+
+
+class GpuPart(msgspec.Struct, array_like=True, tag=True):
+    """What is known of a GPU's time."""
+
+    uuid: str
+    memory: GpuMemory
+
+
+class ChunkPart(msgspec.Struct, array_like=True, tag=True):
+    """What a node's frames of some time said for metering."""
+
+    kept: Kept
+
+
+class FactsPart(msgspec.Struct, array_like=True, tag=True):
+    """Claims and their ends that are still to be written to the database."""
+
+    claims: list[Told]
+    ends: list[Ended]
+
+
+class EventsPart(msgspec.Struct, array_like=True, tag=True):
+    """Recent events: node, boot and event."""
+
+    events: list[tuple[str, str, WireEvent]]
+
+
+class Ending(msgspec.Struct, array_like=True, tag=True):
+    """Nothing is missing before it."""
+
+
+Part: TypeAlias = Beginning | NodePart | GpuPart | ChunkPart | FactsPart | EventsPart | Ending
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Part] = msgspec.msgpack.Decoder(Part)
+
+
+def parts_of(core: Core, first_segment: int) -> Iterator[Part]:
+    """A checkpoint of a core that may change between two parts."""
+    book = core.evidence
+    yield Beginning(first_segment)
+    for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes]):
+        runs = core.received.nodes.get(name, {})
+        yield NodePart(name, runs, _memory_of(core, name), book.node(name))
+    for uuid in list(book.gpus):
+        yield GpuPart(uuid, book.gpu(uuid))
+    for key in list(book.chunks):
+        if kept := book.chunks.get(key):
+            yield ChunkPart(kept)
+    # After the GPUs: a claim that is kept and is not among these is in the database.
+    for facts in _some(list(book.unwritten)):
+        yield FactsPart(
+            [fact for fact in facts if isinstance(fact, Told)],
+            [fact for fact in facts if isinstance(fact, Ended)],
+        )
+    for events in _some(list(core.events)):
+        yield EventsPart([(seen.node, seen.boot_id, seen.event) for seen in events])
+    yield Ending()
+
+
+def _some(all_of_it: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(all_of_it), _SOME):
+        yield all_of_it[start : start + _SOME]
+
+
+def _memory_of(core: Core, name: str) -> NodeMemory | None:
+    node = core.fleet.nodes.get(name)
+    if node is None:
+        return None
+    return NodeMemory(
+        node.agent_version, node.clock_offset_ns, node.instant_ns, core.holders_of(name),
+        dict(node.stream_instants_ns),
+    )  # fmt: skip
+
+
+def encode(part: Part) -> bytes:
+    """A part as it lies in a file."""
+    payload = _encoder.encode(part)
+    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def decode(content: bytes) -> list[Part]:
+    """The parts of a whole file. Raises CheckpointError."""
+    if not content.startswith(MAGIC):
+        message = "it is none, or one of another version of the collector"
+        raise CheckpointError(message)
+    parts: list[Part] = []
+    position = len(MAGIC)
+    while position < len(content):
+        try:
+            length, checksum = _HEAD.unpack_from(content, position)
+            payload = content[position + _HEAD.size : position + _HEAD.size + length]
+            if len(payload) != length or zlib.crc32(payload) != checksum:
+                message = f"the part at byte {position} is damaged"
+                raise CheckpointError(message)
+            parts.append(_decoder.decode(payload))
+        except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            message = f"the part at byte {position} cannot be read: {error}"
+            raise CheckpointError(message) from error
+        position += _HEAD.size + length
+    if not (parts and isinstance(parts[0], Beginning) and isinstance(parts[-1], Ending)):
+        message = "it has no beginning or no end"
+        raise CheckpointError(message)
+    return parts
+
+
+def resume(core: Core, parts: Iterable[Part]) -> int:
+    """Start an empty core from a checkpoint; the first segment to read then."""
+    first_segment = 0
+    gpus: dict[str, GpuMemory] = {}
+    chunks: list[Kept] = []
+    facts: list[Told | Ended] = []
+    for part in parts:
+        match part:
+            case Beginning():
+                first_segment = part.first_segment
+            case NodePart():
+                _resume_node(core, part)
+            case GpuPart():
+                gpus[part.uuid] = part.memory
+            case ChunkPart():
+                chunks.append(part.kept)
+            case FactsPart():
+                facts += [*part.claims, *part.ends]
+            case EventsPart():
+                for node, boot_id, event in part.events:
+                    core.see(SeenEvent(node, boot_id, event))
+            case Ending():
+                core.evidence.resume(gpus, chunks, facts)
+    return first_segment
+
+
+def _resume_node(core: Core, part: NodePart) -> None:
+    core.received.put(part.name, part.runs)
+    core.evidence.receipts[part.name] = part.receipts
+    if part.memory:
+        node = core.fleet.node(part.name)
+        node.agent_version = part.memory.agent_version
+        node.clock_offset_ns = part.memory.clock_offset_ns
+        node.instant_ns = part.memory.instant_ns
+        node.stream_instants_ns = dict(part.memory.stream_instants_ns)
+        core.gpus_of[part.name] = part.memory.gpus

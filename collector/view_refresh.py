@@ -1,0 +1,223 @@
+"""Refreshes all views at a period, in slices, so that acknowledgements never wait for long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from collector.account.amounts import Totals
+from collector.account.cells import tenant_cells
+from collector.account.live import LiveAccount
+from collector.account.quotas import Quotas
+from collector.account.tally import Account
+from collector.fleet.cell import Cell, View
+from collector.fleet.fleet import Node
+from collector.inventory.view import cells as inventory_cells
+from collector.inventory.watch import Found, Watch
+from collector.metering.units import Units
+from collector.state.core import Core
+from collector.turns import Turns
+from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
+from collector.workloads.averages import Averages
+from collector.workloads.gathered import Gathered
+from collector.workloads.roster import fair_selection
+from collector.workloads.seating import Seating
+from collector.workloads.view import Jobs
+from railscope.catalog import collector as catalog
+from railscope.catalog import jobs as jobs_catalog
+
+NS = 1_000_000_000
+MOST_JOBS = 5000
+_SUMMED = ("cluster", "rail", "tenant")
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """All views as of one instant."""
+
+    instant_ns: int = 0
+    cluster: View = field(default_factory=lambda: View("cluster", 0))
+    rail: View = field(default_factory=lambda: View("rail", 0))
+    tenant: View = field(default_factory=lambda: View("tenant", 0))
+    node: View = field(default_factory=lambda: View("node", 0))
+    account: Account | None = None
+    """None while no one knows who holds what."""
+    duration_ns: int = 0
+    inventory: View = field(default_factory=lambda: View("inventory", 0))
+    found: Found = field(default_factory=Found)
+    """What the inventory view is made of."""
+    jobs: Jobs = field(default_factory=Jobs)
+
+
+@dataclass(slots=True)
+class Refresher:
+    """Keeps `views` up to date."""
+
+    core: Core
+    live: LiveAccount
+    stale_seconds: float
+    period_seconds: float
+    wall_ns: Callable[[], int] = time.time_ns
+    views: Views = field(default_factory=Views)
+    known: Callable[[], bool] = lambda: True
+    """Whether it is known who holds what: else nothing is said of tenants, as held time would pass
+    for idle time."""
+    quotas: Callable[[], Quotas] = Quotas
+    watch: Watch | None = None
+    """Holds the fleet against the inventory."""
+    most_jobs: int = MOST_JOBS
+    seating: Seating = field(init=False)
+    averages: Averages = field(default_factory=Averages)
+
+    def __post_init__(self) -> None:
+        """Begin with nobody seated."""
+        self.seating = Seating(self.core, self.live.roster)
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self.period_seconds)
+
+    async def refresh(self) -> Views:
+        """Compute all views, one block of the fleet at a time."""
+        started = time.perf_counter_ns()
+        now_ns = self.wall_ns()
+        known = self.known()  # asked first: what is known by now is in the files below
+        fresh_from_ns = now_ns - round(self.stale_seconds * NS)
+        names: list[str] = []
+        account = await self._account(now_ns) if known else None
+        held = self.live.held() if account else {}
+        rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
+        turns = Turns()
+        if account:
+            await self.seating.refresh(turns.offer)
+        gathered = Gathered()
+        for block in self.core.fleet.blocks():
+            rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
+            reduced = reduce_rows(block, rows)
+            if reduced:
+                rollups.add(reduced)
+            table = self.seating.of(block) if account else None
+            if table:
+                gathered.add(table, self.seating.settled(block, rows))
+            await turns.offer()
+        tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
+        told = self._told(now_ns, fresh_from_ns)
+        nodes = await _sliced(self._nodes(told, now_ns, fresh_from_ns))
+        found = Found(now_ns)
+        if self.watch:
+            found = await self.watch.look(now_ns, fresh_from_ns, turns.offer)
+        against = await _sliced(inventory_cells(found))
+        jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else Jobs()
+        cluster = (*tables["cluster"], *self._cluster(told, fresh_from_ns), *_of_all(jobs))
+        self.views = Views(
+            now_ns,
+            View("cluster", now_ns, cluster),
+            View("rail", now_ns, tuple(tables["rail"])),
+            View("tenant", now_ns, (*tables["tenant"], *self._tenants(account, held))),
+            View("node", now_ns, tuple(nodes)),
+            account,
+            time.perf_counter_ns() - started,
+            View("inventory", now_ns, tuple(against)),
+            found,
+            jobs,
+        )
+        return self.views
+
+    def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: Gathered) -> Jobs:
+        """The jobs there are; what was gathered is added up when somebody asks."""
+        roster, nodes = self.live.roster, self.core.fleet.nodes
+        jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
+        told = self.averages.follow(gathered, of_seat, now_ns)
+        fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
+        chosen = fair_selection(jobs, self.most_jobs)
+        left_out = len(jobs) - len(chosen)
+        return Jobs(
+            now_ns, tuple(chosen), left_out, gathered, of_seat,
+            roster.numbers, fresh, told,
+        )  # fmt: skip
+
+    def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
+        """Who holds the GPU of each lane of a node, and last the whole node.
+
+        What several tenants share is none's: no one can tell whose its readings are.
+        """
+        numbers: dict[str, int] = {}
+        claims = self.live.files().claims
+
+        def number(tenants: set[str]) -> int:
+            if len(tenants) != 1:
+                return NO_TENANT
+            (tenant,) = tenants
+            if tenant not in numbers:
+                numbers[tenant] = len(names)
+                names.append(tenant)
+            return numbers[tenant]
+
+        @cache
+        def tenants_of(node: str, lanes: int) -> list[int]:
+            gpus = self.core.holders_of(node)
+            holders = {lane: self.live.holders(gpu) for lane, gpu in gpus.items()}
+            by_lane = [holders.get(lane, set()) for lane in range(lanes)]
+            whole = {claims.holder(node, now_ns)} - {""}
+            if not whole and holders and all(holders.values()):
+                whole = set().union(*holders.values())
+            return [number(tenants) for tenants in (*by_lane, whole)]
+
+        return tenants_of
+
+    async def _account(self, now_ns: int) -> Account | None:
+        """The account; None while the ledger cannot be read."""
+        return await self.live.refresh(now_ns, Turns().offer) if self.live.ready else None
+
+    def _tenants(self, account: Account | None, held: Mapping[str, Units]) -> Iterator[Cell]:
+        if account:
+            amounts: Totals = self.live.amounts.totals()
+            yield from tenant_cells(account, amounts, held, self.quotas())
+
+    def _told(self, now_ns: int, fresh_from_ns: int) -> dict[str, Node]:
+        """All nodes, but for silent ones that are taken out: nobody waits for them."""
+        return {
+            name: node
+            for name, node in self.core.fleet.nodes.items()
+            if node.instant_ns >= fresh_from_ns
+            or not (self.watch and self.watch.removed(name, now_ns))
+        }
+
+    def _cluster(self, told: Mapping[str, Node], fresh_from_ns: int) -> tuple[Cell, ...]:
+        fresh = [name for name, node in told.items() if node.instant_ns >= fresh_from_ns]
+        gpus = sum(len(self.core.holders_of(name)) for name in fresh)
+        return (
+            Cell(catalog.NODES, (), len(told)),
+            Cell(catalog.NODES_UP, (), len(fresh)),
+            Cell(catalog.CLUSTER_GPUS, (), gpus),
+        )
+
+    def _nodes(self, told: Mapping[str, Node], now_ns: int, fresh_from_ns: int) -> Iterator[Cell]:
+        for name, node in told.items():
+            yield Cell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
+            yield Cell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS)
+            if node.instant_ns:
+                yield Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS)
+
+
+def _of_all(jobs: Jobs) -> Iterator[Cell]:
+    """How many jobs there are; nothing while no one knows who holds what."""
+    if jobs.instant_ns:
+        yield Cell(jobs_catalog.JOBS, (), len(jobs.jobs) + jobs.left_out)
+        yield Cell(jobs_catalog.JOBS_LEFT_OUT, (), jobs.left_out)
+
+
+async def _sliced(cells: Iterator[Cell | None]) -> list[Cell]:
+    """All cells, letting others go first now and then."""
+    turns = Turns()
+    found: list[Cell] = []
+    for cell in cells:
+        if cell is not None:
+            found.append(cell)
+        await turns.offer()
+    return found
