@@ -22,6 +22,7 @@ from collector.account.live import LiveAccount
 from collector.administrator_files import AdministratorsFiles
 from collector.audit_service import AuditOffice
 from collector.billing import seller_file
+from collector.billing.served import ServedBooks
 from collector.clock import ClockState, CollectorClock
 from collector.config import CollectorSettings
 from collector.evidence.quarantine import Quarantine
@@ -34,7 +35,7 @@ from collector.framelog.framelog import FrameLog
 from collector.http import web
 from collector.http.api import Api
 from collector.http.audit_api import AuditApi
-from collector.http.billing_api import Billing, BillingApi
+from collector.http.billing_api import BillingApi
 from collector.http.books import LedgerBooks
 from collector.http.entries import Entries
 from collector.http.gate import Gate, application
@@ -58,6 +59,7 @@ from collector.sinks.influx import InfluxSink
 from collector.state.core import Core
 from collector.state.keeping import Keeping
 from collector.state.restart import Restart
+from collector.tables import metadata
 from collector.view_refresh import Refresher
 from collector.workloads.averages import Averages
 from collector.workloads.holding import pattern_of
@@ -85,7 +87,7 @@ class Collector:
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
-    billing: Callable[[], Billing] | None = None
+    billing: Callable[[], ServedBooks] | None = None
     """Finds who makes statements and exports; unless one is given, the collector's own books."""
     unwritable: Callable[[Path], str] = unwritable
     """Reason why a directory cannot be written; empty where it can."""
@@ -115,7 +117,7 @@ class Collector:
         self.keeping = Keeping(self.restart, self.log, oldest_days * _DAY_NS)
         self.log.on_rotate = self.keeping.rotated
         self.at_rest = self.log.files = self.keeping.files = StateFiles(self.folder)
-        self.database = SharedDatabase(ledger_url(self.settings.ledger, self.folder))
+        self.database = SharedDatabase(ledger_url(self.settings.ledger, self.folder), metadata)
         self.audit = AuditOffice.of(
             self.settings, self.restart, self._listed_nodes, self.database.open
         )

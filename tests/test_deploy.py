@@ -29,6 +29,7 @@ from collector.billing import administration, price_file
 from collector.billing.closing import Books, By
 from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file
 from collector.ledger.store import Ledger
+from collector.tables import metadata
 from railscope import settings
 from railscope.audit.record import Actor
 
@@ -302,7 +303,7 @@ def test_sample_claims_can_be_read():
 
 def test_the_sample_price_book_can_be_published(tmp_path: Path):
     text = (DEPLOY / "prices.toml").read_text()
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
     by = By(Actor("operator", "op", "test"), time.time_ns())
     book, added = administration.publish(Books.of(ledger), text, "prices.toml", by)
     ledger.close()

@@ -20,7 +20,6 @@ from collector.access.credentials import Credentials, Key
 from collector.access.enrolment import Change, Told, changes
 from collector.audit.log import AuditError
 from collector.audit.trail import Denial, Trail
-from collector.http.billing_api import Exported
 from collector.ledger.draft import Draft
 from collector.turns import to_its_end
 from railscope.audit.record import Actor, Data, RecordError, Subject
@@ -35,6 +34,20 @@ _MOST_QUOTED = 200
 _DAY_NS = 86_400_000_000_000
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An export that somebody was given."""
+
+    credential: Credential
+    address: str
+    period: str
+    form: str
+    tenant: str
+    """Whose rows; empty for those of all."""
+    digest: str
+    """SHA-256 of it, in hex."""
 
 
 @dataclass(frozen=True, slots=True)

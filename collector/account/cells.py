@@ -7,10 +7,10 @@ from typing import Any
 
 from collector.account.amounts import Totals
 from collector.account.quotas import Quotas, days_of
-from collector.account.tally import HELD, Account, nanoseconds
+from collector.account.tally import Account, nanoseconds
 from collector.fleet.cell import Cell
 from collector.metering.measures import Measure, Use
-from collector.metering.tiling import State
+from collector.metering.tiling import HELD, State
 from collector.metering.units import GPU_CAPACITY, Units
 from railscope.catalog import account as catalog
 from railscope.catalog.declare import Metric

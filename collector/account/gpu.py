@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from collector.account.tally import HELD, Rate, Sums, spread, tally
+from collector.account.tally import Rate, Sums, spread, tally
 from collector.evidence.chunk import Span
 from collector.metering.evidence import Evidence, Outage, Reservation, Stay
 from collector.metering.holders import claims_in_force
-from collector.metering.tiling import Entry, GpuTimeline, State
+from collector.metering.tiling import HELD, Entry, GpuTimeline, State
 from collector.metering.units import FOREVER_NS, Tiling, Units, exact
 from collector.workloads.holding import Holding, holdings
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from collector.account.amounts import Amounts
 from collector.account.gpu import GpuAccount
-from collector.account.tally import HELD, Account, Sums, add, month_of
+from collector.account.tally import Account, Sums, add, month_of
 from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
 from collector.evidence.chunk import Span
@@ -25,6 +25,7 @@ from collector.metering.evidence import ClockDoubt, Evidence, Level
 from collector.metering.observation import QUARANTINE_NS
 from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.placement import Excess
+from collector.metering.tiling import HELD
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 from collector.workloads.holding import NO_PODS, together
 from collector.workloads.roster import Roster

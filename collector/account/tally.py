@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import ClockDoubt
-from collector.metering.tiling import Entry, State
+from collector.metering.tiling import HELD, Entry, State
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 
 _EPOCH = date(1970, 1, 1)
 _FIRST = _EPOCH.toordinal()
-HELD = (State.OBSERVED, State.INFERRED)
 
 
 class Key(NamedTuple):

@@ -19,8 +19,8 @@ from collector.audit.holding import (
     Holdings,
     by,
 )
+from collector.fleet.seen_event import SeenEvent
 from collector.ledger.draft import Draft
-from collector.state.core import SeenEvent
 from railscope.audit.record import Actor, Data, RecordError, Source, Subject
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
 from railscope.wire import MOST_EVENT_NUMBER, WireEvent

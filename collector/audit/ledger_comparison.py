@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from sqlalchemy import MetaData
+
 from collector.audit.ledger_check import compare_ledger, summary
 from collector.audit.outcome import Outcome, VerifyError
 from collector.ledger.database import Database, LedgerError, NoLedgerError
 from collector.ledger.ledger_records import LedgerRecords
 
 
-def compare_url(url: str, recorded: LedgerRecords) -> list[str]:
+def compare_url(url: str, tables: MetaData, recorded: LedgerRecords) -> list[str]:
     """Compare the database of a URL; what needs an explanation. Raises VerifyError."""
     try:
-        database = Database(url, make=False)
+        database = Database(url, tables, make=False)
         try:
             return compare(database, recorded)
         finally:

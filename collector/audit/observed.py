@@ -33,10 +33,10 @@ from collector.audit.log import AuditError, AuditLog
 from collector.audit.nodes import Nodes
 from collector.audit.personal import SaltError, Salts
 from collector.audit.recorded import UPGRADE, Recorded, Snapshot, load, packed
+from collector.fleet.seen_event import SeenEvent
 from collector.framelog.segments import Record as FrameRecord
 from collector.framelog.segments import write_durably
 from collector.ledger.draft import Draft, record_of
-from collector.state.core import SeenEvent
 from railscope.audit.record import Actor, Data, RecordError, encode
 from railscope.wire import Envelope
 

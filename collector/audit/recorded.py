@@ -15,10 +15,10 @@ import structlog
 from collector.audit.events import JOIN
 from collector.audit.holding import CONFLICT, Holdings
 from collector.audit.log import AuditLog
+from collector.fleet.seen_event import Position, SeenEvent
 from collector.framelog.sequences import Ranges
 from collector.ledger.draft import Draft, record_of
 from collector.ledger.ledger_records import HEAD
-from collector.state.core import Position, SeenEvent
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import Record, Source, decode
 from railscope.wire import WireEvent

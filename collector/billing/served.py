@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import msgspec
 from sqlalchemy import select
 
 from collector.billing import tables
@@ -19,7 +20,6 @@ from collector.billing.focus import Seller
 from collector.billing.invoice import InvoiceError
 from collector.billing.seller_file import SellerFileError
 from collector.billing.statements import FORMS, statement
-from collector.http.billing_api import BillingError, Issued
 from collector.ledger.database import LedgerError
 from collector.metering.instants import Period
 from collector.metering.periods import name_of, parse
@@ -28,12 +28,25 @@ from railscope.settings import SettingsError
 _FAILURES = (ExportError, InvoiceError, LedgerError, OverflowError, SellerFileError, SettingsError)
 
 
+class BillingError(RuntimeError):
+    """The ledger cannot be read now."""
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """An invoice that there is a statement of."""
+
+    tenant: str
+    period: str
+    invoice: str
+    void: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ServedBooks:
-    """What `collector.http.billing_api.Billing` asks for.
+    """Statements and exports from the ledger. Methods block, and raise BillingError.
 
-    `seller` is given the tenants that are billed and says who bills; it is asked each time, so that
-    a changed file counts at once. Whoever is given an export is recorded by who serves it.
+    `seller` returns the seller for the tenants that are billed. It is called for each export, so that a
+    changed file counts at once.
     """
 
     books: Books

@@ -93,8 +93,9 @@ def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
     """Compare with the ledger; what needs an explanation. Raises VerifyError."""
     # The ledger's libraries are large, and most checks do without.
     from collector.audit.ledger_comparison import compare_url  # noqa: PLC0415 - as above
+    from collector.tables import metadata  # noqa: PLC0415 - as above
 
-    return compare_url(url, recorded)
+    return compare_url(url, metadata, recorded)
 
 
 def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:

@@ -29,6 +29,7 @@ from collector.ledger import probe
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.location import check_file, ledger_url
 from collector.sinks import influx
+from collector.tables import metadata
 from collector.workloads.holding import pattern_of
 from railscope import __version__, listen, systemd
 from railscope.settings import SettingsError
@@ -180,7 +181,7 @@ def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
     url = make_url(ledger_url(settings.ledger, directory))
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         return set()
-    database = Database(url.render_as_string(hide_password=False), make=False)
+    database = Database(url.render_as_string(hide_password=False), metadata, make=False)
     try:
         return set(EvidenceStore(database).contacts())
     finally:
@@ -204,7 +205,7 @@ def _ledger(settings: CollectorSettings, directory: Path) -> str:
         check_file(url)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         return f"{url.render_as_string()} will be made at the first start"
-    database = Database(url.render_as_string(hide_password=False), make=False)
+    database = Database(url.render_as_string(hide_password=False), metadata, make=False)
     try:
         probe.write(database)
         return f"{database.name} takes writes"

@@ -20,6 +20,7 @@ from collector.commands.period import check_lines, closed_lines
 from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
 from collector.metering.periods import name_of
+from collector.tables import metadata
 
 _NO_DAY = 1 << 40
 
@@ -39,7 +40,7 @@ def demo(url: str | None, folder: Path | None, forms: tuple[Form, ...]) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="railscope-") as temporary:
         try:
-            ledger = Ledger.open(url or f"sqlite:///{temporary}/ledger.sqlite")
+            ledger = Ledger.open(url or f"sqlite:///{temporary}/ledger.sqlite", metadata)
             try:
                 if ledger.newest(0, _NO_DAY):
                     message = f"{ledger.database.name} is in use: the demo needs an empty ledger"

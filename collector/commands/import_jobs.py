@@ -35,6 +35,7 @@ from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
 from collector.metering.instants import DAY_NS, Period, from_datetime
 from collector.metering.periods import PeriodError, parse
+from collector.tables import metadata
 
 
 def period_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Period | None:
@@ -188,7 +189,7 @@ def _import(jobs: JobList, form: str, order: _Order, by: By) -> tuple[JobList, I
             source, period, as_of_ns, order.as_observed,
             placed(jobs, order.models, found.models), rejected,
         )  # fmt: skip
-        ledger = Ledger.open(order.url)
+        ledger = Ledger.open(order.url, metadata)
         try:
             compare_writes(ledger.database, None)
             if order.period is None and not order.replace:

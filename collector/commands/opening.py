@@ -31,6 +31,7 @@ from collector.ledger.database import Database, LedgerError
 from collector.ledger.location import ledger_url
 from collector.ledger.store import Ledger
 from collector.metering.periods import PeriodError, parse
+from collector.tables import metadata
 from railscope import settings, systemd
 from railscope.settings import SettingsError
 
@@ -66,7 +67,7 @@ class Place:
 
         An older copy of the database is not written, unless `any_copy` may be.
         """
-        ledger = Ledger.open(self._url(), make=make)
+        ledger = Ledger.open(self._url(), metadata, make=make)
         try:
             if not any_copy:
                 known_head.compare_writes(ledger.database, self._configured_directory())

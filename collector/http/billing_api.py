@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-import msgspec
 from aiohttp import web
 
 from collector.access.credential import Credential, Role
+from collector.access.trail import Exported
+from collector.billing.served import BillingError, ServedBooks
 from collector.http.gate import Handlers, json_answer
 from collector.http.reading import Reading
 from collector.metering.periods import PeriodError, parse
@@ -30,59 +31,11 @@ _MEDIA = {
 _SAFE_PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-class BillingError(RuntimeError):
-    """The ledger cannot be read now."""
-
-
-class Issued(msgspec.Struct, frozen=True):
-    """An invoice that there is a statement of."""
-
-    tenant: str
-    period: str
-    invoice: str
-    void: bool
-
-
-class Billing(Protocol):
-    """Makes statements and exports from the ledger. Blocking; raises BillingError."""
-
-    @property
-    def statement_forms(self) -> Sequence[str]:
-        """Forms of a statement, such as `json`; the first is given where none is asked for."""
-
-    @property
-    def export_forms(self) -> Sequence[str]:
-        """Forms of an export."""
-
-    def issued(self, tenant: str | None) -> Sequence[Issued]:
-        """Invoices of a tenant or of all, the oldest period first."""
-
-    def statement(self, tenant: str, period: str, form: str) -> bytes | None:
-        """A tenant's statement of a period, such as `2026-01`; None where there is none."""
-
-    def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
-        """All rows of a period, of a tenant or (None) of all; None where there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """An export that somebody was given."""
-
-    credential: Credential
-    address: str
-    period: str
-    form: str
-    tenant: str
-    """Whose rows; empty for those of all."""
-    digest: str
-    """SHA-256 of it, in hex."""
-
-
 @dataclass(slots=True)
 class BillingApi:
     """Statements and exports. `billing` finds who makes them; it blocks, and raises BillingError."""
 
-    billing: Callable[[], Billing]
+    billing: Callable[[], ServedBooks]
     reading: Reading
     exported: Callable[[Exported], None] = lambda _exported: None
 

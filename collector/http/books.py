@@ -9,8 +9,7 @@ from pathlib import Path
 from collector.billing import seller_file
 from collector.billing.closing import Books
 from collector.billing.focus import Account, Seller
-from collector.billing.served import ServedBooks
-from collector.http.billing_api import BillingError
+from collector.billing.served import BillingError, ServedBooks
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.store import Ledger
 

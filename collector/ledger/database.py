@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select
+from sqlalchemy import Connection, Engine, MetaData, create_engine, event, func, inspect, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from collector.ledger import heads
 from collector.ledger.heads import StoppedError
 from collector.ledger.migration import migrate
-from collector.tables import VERSION, metadata, schema_version
+from collector.ledger.schema import VERSION, schema_version
 from railscope.listen import MAX_PORT
 
 _BUSY_SECONDS = 60
@@ -47,13 +47,20 @@ class NoLedgerError(LedgerError):
 class Database:
     """A database with the tables of the ledger. Raises LedgerError from every method.
 
-    An empty database gets its tables, unless one that is there is to be opened (`make`).
+    `tables` are all tables of the product (`collector.tables.metadata`). An empty database gets them,
+    unless one that is there is to be opened (`make`).
     """
 
     def __init__(
-        self, url: str, *, make: bool = True, wall_ns: Callable[[], int] = time.time_ns
+        self,
+        url: str,
+        tables: MetaData,
+        *,
+        make: bool = True,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         check_url(url)
+        self._tables = tables
         self._wall_ns = wall_ns
         self._url = _parsed(url)
         self.name = _without_secrets(self._url)
@@ -135,7 +142,7 @@ class Database:
             connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
         present = set(inspect(connection).get_table_names())
         if schema_version.name not in present:
-            if strangers := sorted(present & set(metadata.tables)):
+            if strangers := sorted(present & set(self._tables.tables)):
                 message = (
                     f"{self.name} has tables named {', '.join(strangers)} that are no Railscope "
                     "ledger: give the ledger a database of its own"
@@ -143,11 +150,11 @@ class Database:
                 raise LedgerError(message)
             if not self._make:
                 raise NoLedgerError(self._nothing())
-            metadata.create_all(connection, checkfirst=False)
+            self._tables.create_all(connection, checkfirst=False)
             connection.execute(schema_version.insert().values(version=VERSION))
             heads.begin(connection, self._wall_ns())
             return
-        for table in metadata.sorted_tables:
+        for table in self._tables.sorted_tables:
             if table.name not in present:  # made by an earlier release
                 table.create(connection)
         version = connection.execute(select(func.max(schema_version.c.version))).scalar_one()

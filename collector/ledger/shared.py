@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from sqlalchemy import MetaData
+
 from collector.ledger.database import Database
 
 
@@ -13,6 +15,7 @@ class SharedDatabase:
     """The database of a URL. Any thread may ask; while it is away, each that asks is told."""
 
     url: str
+    tables: MetaData
     _opened: Database | None = None
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
@@ -20,7 +23,7 @@ class SharedDatabase:
         """The database, with its tables. Blocking; raises LedgerError."""
         with self._opening:
             if self._opened is None:
-                self._opened = Database(self.url)
+                self._opened = Database(self.url, self.tables)
             return self._opened
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import msgspec
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, MetaData, Row, select
 
 from collector.ledger import heads, queries
 from collector.ledger.database import Database, LedgerError
@@ -78,9 +78,9 @@ class Ledger:
         self.database = database
 
     @classmethod
-    def open(cls, url: str, *, make: bool = True) -> Self:
+    def open(cls, url: str, tables: MetaData, *, make: bool = True) -> Self:
         """The ledger in the database of a URL; made there if the database is empty, or refused."""
-        return cls(Database(url, make=make))
+        return cls(Database(url, tables, make=make))
 
     def close(self) -> None:
         """Close all connections."""

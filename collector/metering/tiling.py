@@ -47,6 +47,10 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
+HELD = (State.OBSERVED, State.INFERRED)
+"""States in which a slot is held by a tenant."""
+
+
 class Content(NamedTuple):
     """Everything an entry says of its slots and time.
 

@@ -19,8 +19,9 @@ import msgspec
 from collector.evidence.book import GpuMemory, Kept
 from collector.evidence.contacts import NodeReceipts
 from collector.evidence.told import Ended, Told
+from collector.fleet.seen_event import SeenEvent
 from collector.framelog.sequences import Run
-from collector.state.core import Core, SeenEvent
+from collector.state.core import Core
 from railscope.wire import WireEvent
 
 MAGIC = b"railscope checkpoint 1\n"

@@ -8,56 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
 import structlog
 
 from collector.evidence.book import EvidenceBook
 from collector.fleet.device_names import gpu_names, names_of
 from collector.fleet.fleet import Fleet, Update
-from collector.fleet.recent_events import EventKey, RecentEvents
+from collector.fleet.recent_events import RecentEvents
 from collector.fleet.schemas import Gpu, Known, Schemas
+from collector.fleet.seen_event import SeenEvent, seen_events
 from collector.framelog.segments import Record
 from collector.framelog.sequences import MAX_RANGES, MAX_STREAMS, Received
 from collector.log_limit import LogLimit
 from railscope.device_names import Names
-from railscope.wire import Batch, Envelope, WireEntity, WireEvent
+from railscope.wire import Batch, Envelope, WireEntity
 
 log = structlog.get_logger(__name__)
 
 _EVENTS_A_STEP = 256
-
-
-class Position(msgspec.Struct, frozen=True, array_like=True):
-    """The frame that carried an event, and where in it; and when it came."""
-
-    run: str
-    stream: str
-    sequence: int
-    index: int
-    """Among the events of its batch."""
-    received_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class SeenEvent:
-    """An event with the node it happened on."""
-
-    node: str
-    boot_id: str
-    event: WireEvent
-    position: Position | None = None
-
-    @property
-    def key(self) -> EventKey:
-        """What makes it the same event when it comes again."""
-        event = self.event
-        return self.node, self.boot_id, event.name, event.entity.key, event.boot_ns
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"node": self.node, **msgspec.to_builtins(self.event)}
 
 
 Digest = bytes
@@ -197,7 +165,7 @@ class Core:
     ) -> Iterator[None]:
         yield from self.evidence.steps(record, envelope, batch, known)
         yield from self.evidence.hear(record, envelope, batch)
-        for number, seen in enumerate(_events_of(record, envelope, batch)):
+        for number, seen in enumerate(seen_events(record, envelope, batch)):
             if number % _EVENTS_A_STEP == _EVENTS_A_STEP - 1:
                 yield
             for listener in self.listeners:
@@ -219,19 +187,6 @@ class Core:
     def holders_of(self, node: str) -> dict[int, str]:
         """The GPU on each rail of a node."""
         return self.gpus_of.get(node, {})
-
-
-def events_of(record: Record, envelope: Envelope) -> Iterator[SeenEvent]:
-    """All events of an envelope, whatever has been received before."""
-    for batch in envelope.batches:
-        yield from _events_of(record, envelope, batch)
-
-
-def _events_of(record: Record, envelope: Envelope, batch: Batch) -> Iterator[SeenEvent]:
-    for index, event in enumerate(batch.events):
-        sequence, received_ns = batch.first_sequence + event.row, record.received_wall_ns
-        position = Position(envelope.run, batch.stream, sequence, index, received_ns)
-        yield SeenEvent(envelope.node, envelope.boot_id, event, position)
 
 
 def _by_lane(gpus: Sequence[Gpu]) -> dict[int, str]:

@@ -12,6 +12,7 @@ import structlog
 from msgspec.structs import replace
 
 from collector.config import Limits
+from collector.fleet.seen_event import SeenEvent, events_of
 from collector.framelog.quarantine import RecordQuarantine
 from collector.framelog.segments import (
     PARTIAL,
@@ -24,7 +25,7 @@ from collector.framelog.segments import (
 )
 from collector.framelog.segments import Record as FrameRecord
 from collector.state.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of, resume
-from collector.state.core import Core, SeenEvent, events_of
+from collector.state.core import Core
 from collector.state.envelope_bounds import REPLAY_FACTOR, cost_of, problems
 from collector.turns import Turns, to_its_end
 from railscope.envelope_reader import unpack

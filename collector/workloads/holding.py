@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from collector.account.tally import HELD
 from collector.metering.evidence import Claim, Evidence, Level
 from collector.metering.holders import claims_in_force, precedence
-from collector.metering.tiling import Entry
+from collector.metering.tiling import HELD, Entry
 from collector.metering.units import Tiling, Units, exact
 from railscope.settings import SettingsError
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import aiohttp
 
+from collector.tables import metadata
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
 
 from chain_support import Site, until
@@ -75,7 +77,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(s
     chance, agent, sent = random.Random(7), Sharing(), list[bytes]()  # noqa: S311 - a test's
     folder = site.folder / "collector" / "audit"
     (site.folder / "collector").mkdir()
-    database = Database(f"sqlite:///{site.folder / 'collector' / 'ledger.sqlite'}")
+    database = Database(f"sqlite:///{site.folder / 'collector' / 'ledger.sqlite'}", metadata)
     for number in range(ROUNDS):
         collector = await site.collector(**SMALL)
         facts = asyncio.create_task(asyncio.to_thread(put_facts, database, number * FACTS))

@@ -11,6 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from collector.tables import metadata
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
 
 from chain_support import Site, until
@@ -71,7 +73,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     sender = Sender("n1")
     await acknowledged(site, sender.body(some(sender), schemas=True), 3)
     await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
-    database = Database(f"sqlite:///{state / 'ledger.sqlite'}")
+    database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
     store = EvidenceStore(database)
     assert store.contacts() == {}
 
@@ -118,7 +120,7 @@ async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
     await collector.said("reload_refused")
     own.write_text("")
     await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
-    database = Database(f"sqlite:///{state / 'ledger.sqlite'}")
+    database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
     store = EvidenceStore(database)
 
     async def is_stored() -> bool:
@@ -149,7 +151,7 @@ async def test_a_collector_killed_before_the_reload_places_frames_by_the_decisio
     collector.kill()
     await collector.ended()
     await site.collector(**QUICK)
-    database = Database(f"sqlite:///{state / 'ledger.sqlite'}")
+    database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
     store = EvidenceStore(database)
 
     async def is_stored() -> bool:

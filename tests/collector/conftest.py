@@ -10,6 +10,7 @@ import pytest
 from support import postgresql
 
 from collector.ledger.store import Ledger
+from collector.tables import metadata
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -34,6 +35,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def ledger(url: str) -> Iterator[Ledger]:
-    found = Ledger.open(url)
+    found = Ledger.open(url, metadata)
     yield found
     found.close()

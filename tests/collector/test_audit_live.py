@@ -21,6 +21,7 @@ from collector.audit_service import OBSERVED
 from collector.config import FrameLogSettings, Limits
 from collector.ledger.database import Database
 from collector.ledger.outbox import placed, put
+from collector.tables import metadata
 from railscope.audit.note import PublicKey
 from railscope.audit.record import Record, Source, decode
 from railscope.catalog.entities import CLAIM
@@ -123,7 +124,7 @@ async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
 
 async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
-        database = Database(one.collector.database.url)
+        database = Database(one.collector.database.url, metadata)
         with database.transaction(writes=True) as connection:
             put(connection, "fact/1", draft(1, kind="billing.price"))
 

@@ -17,6 +17,7 @@ from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.tables import metadata
 from railscope.settings import SettingsError
 
 HOURS = 3600
@@ -35,7 +36,7 @@ def reporter() -> Reporter:
 def heard_before(folder: Path, node: Reporter) -> None:
     """Another collector that shared the database heard the node's GPUs when the story began."""
     (folder / "state").mkdir()
-    ledger = Ledger.open(f"sqlite:///{folder / 'state' / 'ledger.sqlite'}")
+    ledger = Ledger.open(f"sqlite:///{folder / 'state' / 'ledger.sqlite'}", metadata)
     gpus = {name: Contact(node.origin_ns) for name in ("GPU-0", "GPU-1")}
     EvidenceStore(ledger.database).write_contacts({node.node: gpus})
     ledger.close()
@@ -138,7 +139,7 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     assert again["balances"]
     assert again["tenants"]["vision"] == account["tenants"]["vision"]
     assert page_again[energy] == page[energy]
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}")
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}", metadata)
     first_day = node.origin_ns // DAY_NS
     totals = ledger.totals(first_day * DAY_NS, midnight_ns)
     ledger.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from collector.fleet.seen_event import Position, SeenEvent
 from collector.framelog.segments import Record
-from collector.state.core import Position, SeenEvent
 from railscope.catalog.declare import EventClass
 from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.catalog.nic_settings import SETTING_EVENT

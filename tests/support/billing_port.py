@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from collector.http.billing_api import Issued
+from collector.billing.served import Issued
 
 
 @dataclass

@@ -22,6 +22,7 @@ from collector.ledger.tiling import DAY_NS
 from collector.settlement.days import Door
 from collector.settlement.settle import Settler
 from collector.state.core import Core
+from collector.tables import metadata
 from railscope.audit.record import Actor
 
 SETTINGS = MeteringSettings(quiet_seconds=60, settle_delay_seconds=3600)
@@ -53,7 +54,7 @@ class Site:
             self._said = ({"": ""}, Files())
 
     def _open(self) -> Door:
-        database = Database(self.url)
+        database = Database(self.url, metadata)
         return Door(Ledger(database), EvidenceStore(database))
 
     def files(self) -> Files:

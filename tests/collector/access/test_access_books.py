@@ -27,6 +27,7 @@ from collector.http.reading import MOST_AT_ONCE, Reading
 from collector.ledger.store import Ledger
 from collector.metering.periods import name_of
 from collector.service import Collector
+from collector.tables import metadata
 
 TENANTS = ("imaging", "speech")
 GPUS = {"imaging": "GPU-imaging-0", "speech": "GPU-speech-0"}
@@ -37,7 +38,7 @@ def fill(folder: Path) -> None:
     """A ledger with a closed period, in which each tenant has had a GPU of its own."""
     (folder / "state").mkdir()
     known = world(*(gpu(GPUS[tenant], claim(tenant, 3, 30)) for tenant in TENANTS))
-    ledger = Ledger.open(f"sqlite:///{folder / 'state' / 'ledger.sqlite'}")
+    ledger = Ledger.open(f"sqlite:///{folder / 'state' / 'ledger.sqlite'}", metadata)
     opened(ledger, known).close(ONE, after(ONE))
     ledger.close()
 
@@ -138,7 +139,7 @@ async def test_each_tenant_exports_its_own_rows_and_finance_all(tmp_path: Path) 
 async def test_a_provisional_statement_names_no_gpu_of_others(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     known = world(gpu(GPUS["imaging"], claim("imaging", 3, 30)), gpu(GPUS["speech"]))
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}")
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}", metadata)
     books = opened(ledger, known)
     late = world(*known.known.values(), gpu("GPU-speech-1"))
     type(books)(books.ledger, books.store, late).close(ONE, after(ONE), provisional=True)

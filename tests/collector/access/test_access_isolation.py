@@ -28,11 +28,11 @@ from collector.access.credentials import digest, quoted, section
 from collector.access.scope import own_cells
 from collector.account.tally import Account, Key
 from collector.fleet.cell import Cell, View
+from collector.fleet.seen_event import SeenEvent
 from collector.ledger.draft import Draft
 from collector.metering.tiling import State
 from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
-from collector.state.core import SeenEvent
 from collector.view_refresh import Views
 from collector.workloads.holding import Holding, JobKey
 from collector.workloads.roster import Roster

@@ -14,9 +14,8 @@ from collector.access.credential import Credential, Role
 from collector.access.credentials import Credentials, Entry, Key, digest
 from collector.access.enrolment import Told
 from collector.access.tokens_file import TokensFile
-from collector.access.trail import MOST_A_DAY, MOST_TOLD_APART, AccessTrail
+from collector.access.trail import MOST_A_DAY, MOST_TOLD_APART, AccessTrail, Exported
 from collector.audit.trail import Trail
-from collector.http.billing_api import Exported
 from collector.http.throttle import MOST_ADDRESSES, MOST_AT_ONCE, SECONDS_PER_FAILURE, Throttle
 from railscope.audit.record import Record
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from collector.ledger.database import Database
+from collector.tables import metadata
 
 
 @pytest.fixture
 def database(url: str) -> Iterator[Database]:
     """An empty database."""
-    found = Database(url)
+    found = Database(url, metadata)
     yield found
     found.close()

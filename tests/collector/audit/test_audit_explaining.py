@@ -17,6 +17,7 @@ from collector.audit.verify import verify
 from collector.ledger.database import Database
 from collector.ledger.draft import Draft
 from collector.ledger.store import Ledger
+from collector.tables import metadata
 from railscope.audit.record import Actor, Data, Source, Subject
 from railscope.cli import root
 
@@ -149,7 +150,7 @@ def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Datab
     asyncio.run(write("log", "b1", drained=True))
     good = check("log", url)
     assert (good.exit_code, good.output.count("to explain")) == (0, 0)
-    Database(f"sqlite:///{tmp_path / 'empty.db'}").close()
+    Database(f"sqlite:///{tmp_path / 'empty.db'}", metadata).close()
     empty = check("log", f"sqlite:///{tmp_path / 'empty.db'}")
     assert (empty.exit_code, empty.output.count("and is not there")) == (1, 4)
     asyncio.run(write("other", "b0", wrong="0" * 64))

@@ -21,7 +21,7 @@ from collector.audit.events import clean, is_numbered
 from collector.audit.observed import Observed
 from collector.audit.recorded import load
 from collector.audit.verify import verify
-from collector.state.core import Position, SeenEvent
+from collector.fleet.seen_event import Position, SeenEvent
 from railscope.audit.record import Record, decode
 from railscope.catalog import EVENTS
 from railscope.cli import root

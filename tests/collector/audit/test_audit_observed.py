@@ -18,7 +18,7 @@ from collector.audit.events import MOST_TEXT
 from collector.audit.observed import MOST_IN_A_BATCH, Observed
 from collector.audit.personal import Salts
 from collector.audit.verify import verify
-from collector.state.core import SeenEvent
+from collector.fleet.seen_event import SeenEvent
 from railscope.audit.record import Record, decode
 from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
 from railscope.catalog.nic_settings import UNTOLD_EVENT

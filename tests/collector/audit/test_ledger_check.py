@@ -204,7 +204,7 @@ async def test_the_command_names_the_row_and_exits_with_1(
 @pytest.mark.parametrize("damaged", ["x7", "7 ", "007", "", "9" * 5000])
 async def test_a_number_that_cannot_be_read_is_named(tmp_path: Path, damaged: str) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     billed(ledger)
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction(writes=True) as connection:
@@ -243,7 +243,7 @@ async def test_a_head_written_anew_contradicts_its_record(
 
 async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     url, older = f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path / "older.db"
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     books = opened(ledger, ALL)
     shutil.copy(tmp_path / "ledger.db", older)
     books.close(ONE, after(ONE))
@@ -253,7 +253,7 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     status, output = checked(tmp_path / "log", f"sqlite:///{older}")
     assert (status, "lacks head" in output, "older copy" in output) == (1, True, True)
     empty = tmp_path / "empty.db"
-    Ledger.open(f"sqlite:///{empty}").close()
+    Ledger.open(f"sqlite:///{empty}", metadata).close()
     status, output = checked(tmp_path / "log", f"sqlite:///{empty}")
     assert (status, "is of another database" in output) == (1, True)
     status, output = checked(tmp_path / "log", f"sqlite:///{tmp_path / 'none.db'}")
@@ -281,7 +281,7 @@ def watch_of(directory: Path, database: Callable[[], Database]) -> LedgerWatch:
 @pytest.mark.parametrize("how", ["moved", "copied", "removed", "emptied"])
 def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, how: str) -> None:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
-    ledger = Ledger.open(f"sqlite:///{path}")
+    ledger = Ledger.open(f"sqlite:///{path}", metadata)
     books = opened(ledger, ALL)
     watch = watch_of(tmp_path / "log", lambda: ledger.database)
     watch.check()
@@ -304,7 +304,7 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
         watch.current()
     ledger.close()
     if how in {"moved", "copied"}:
-        again = Ledger.open(f"sqlite:///{path}")
+        again = Ledger.open(f"sqlite:///{path}", metadata)
         with pytest.raises(LedgerError, match="accept-copy"):
             Books.of(again, ALL).close(ONE, after(ONE))
         with pytest.raises(LedgerError, match="is an older copy"):
@@ -314,14 +314,14 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
 
 def test_a_watch_that_starts_knows_what_the_log_has_recorded(tmp_path: Path) -> None:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
-    ledger = Ledger.open(f"sqlite:///{path}")
+    ledger = Ledger.open(f"sqlite:///{path}", metadata)
     books = opened(ledger, ALL)
     shutil.copy(path, older)
     books.close(ONE, after(ONE))
     with ledger.database.transaction() as connection:
         newest = heads.newest(connection)
     ledger.close()
-    watch = watch_of(tmp_path / "log", lambda: Database(f"sqlite:///{older}"))
+    watch = watch_of(tmp_path / "log", lambda: Database(f"sqlite:///{older}", metadata))
     watch.start(newest)
     with pytest.raises(OlderCopyError, match="it lacks head"):
         watch.check()
@@ -331,7 +331,7 @@ def test_another_database_is_found_before_anything_is_billed(tmp_path: Path) -> 
     """All there is so far may be evidence: the database's identity is known all the same."""
     path = tmp_path / "ledger.db"
     for problem in (False, True):
-        database = Database(f"sqlite:///{path}")
+        database = Database(f"sqlite:///{path}", metadata)
         watch = watch_of(tmp_path / "log", lambda: database)  # noqa: B023 - used within the round
         watch.start(None)
         if problem:
@@ -346,7 +346,7 @@ def test_another_database_is_found_before_anything_is_billed(tmp_path: Path) -> 
 async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path: Path) -> None:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
     url = f"sqlite:///{older}"
-    ledger = Ledger.open(f"sqlite:///{path}")
+    ledger = Ledger.open(f"sqlite:///{path}", metadata)
     books = opened(ledger, ALL)
     await log_of(tmp_path / "log", ledger.database)
     shutil.copy(path, older)
@@ -355,7 +355,7 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     with ledger.database.transaction() as connection:
         newest = heads.newest(connection)
     ledger.close()
-    copy = Ledger.open(url)
+    copy = Ledger.open(url, metadata)
     watch = watch_of(tmp_path / "unused", lambda: copy.database)
     watch.known = newest
     with pytest.raises(OlderCopyError):
@@ -384,7 +384,7 @@ def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
     opened(ledger, ALL)
 
     def record_credits(name: str) -> None:
-        own = Ledger.open(url)
+        own = Ledger.open(url, metadata)
         try:
             for number in range(8):
                 given = adjustment("green", Fraction(1), ONE, f"{name} {number}")

@@ -23,6 +23,7 @@ from collector.billing.corrections import adjustment
 from collector.ledger import heads
 from collector.ledger.heads import Head
 from collector.ledger.store import Ledger
+from collector.tables import metadata
 from railscope.cli import root
 
 FILE = "ledger.sqlite"
@@ -36,7 +37,7 @@ def site(tmp_path: Path) -> tuple[Path, Path]:
     """A collector's state directory with a ledger that is older than its newest known head."""
     state, older = tmp_path / "state", tmp_path / "older"
     state.mkdir()
-    ledger = Ledger.open(f"sqlite:///{state / FILE}")
+    ledger = Ledger.open(f"sqlite:///{state / FILE}", metadata)
     books = opened(ledger, ALL)
     watch = LedgerWatch(
         lambda: ledger.database, audit_log(tmp_path / "log"), lambda: 0, state / known_head.FILE
@@ -59,7 +60,7 @@ def run(state: Path, *arguments: str, ledger: Path | None = None) -> Result:
 
 
 def charges(path: Path) -> int:
-    ledger = Ledger.open(f"sqlite:///{path}")
+    ledger = Ledger.open(f"sqlite:///{path}", metadata)
     try:
         with ledger.database.transaction() as connection:
             newest = heads.newest(connection)
@@ -89,7 +90,7 @@ def test_another_database_in_its_place_is_written_only_where_it_is_named(tmp_pat
     state, _ = site(tmp_path)
     (state / FILE).unlink()
     for file in (state / FILE, state / "practice.sqlite"):
-        ledger = Ledger.open(f"sqlite:///{file}")
+        ledger = Ledger.open(f"sqlite:///{file}", metadata)
         opened(ledger, ALL)
         ledger.close()
     result = run(state, *WRITING["adjust"])
@@ -116,7 +117,7 @@ def test_a_damaged_file_of_the_known_head_is_reported_and_written_again(tmp_path
     assert result.exit_code == 1, result.output
     assert "damaged file" in result.output
     assert "restart the collector" in result.output
-    ledger = Ledger.open(f"sqlite:///{state / FILE}")
+    ledger = Ledger.open(f"sqlite:///{state / FILE}", metadata)
     with ledger.database.transaction() as connection:
         newest = heads.newest(connection)
     watch = LedgerWatch(
@@ -135,7 +136,7 @@ def watched(ledger: Ledger, directory: Path) -> tuple[LedgerWatch, Callable[[], 
 
 
 async def test_a_head_is_known_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
-    ledger = Ledger.open(f"sqlite:///{tmp_path / FILE}")
+    ledger = Ledger.open(f"sqlite:///{tmp_path / FILE}", metadata)
     books: Books = opened(ledger, ALL)
     (tmp_path / "state").mkdir()
     watch, known = watched(ledger, tmp_path / "state")

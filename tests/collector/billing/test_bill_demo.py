@@ -21,6 +21,7 @@ from collector.billing.statements import periods, statement
 from collector.commands.bill import bill
 from collector.ledger.store import Ledger
 from collector.metering.instants import HOUR_NS
+from collector.tables import metadata
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def found(url: str) -> Iterator[tuple[demo.Demo, Books]]:
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     yield demo.run(ledger), Books.of(ledger)
     ledger.close()
 
@@ -220,7 +221,7 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     """What an accountant does, with prices that change while nobody looks."""
     ledger_file, prices = tmp_path / "ledger.sqlite", tmp_path / "prices.toml"
     place = ("--ledger", f"sqlite:///{ledger_file}")
-    ledger = Ledger.open(place[1])
+    ledger = Ledger.open(place[1], metadata)
     known = demo.demo_months.simulated()
     demo.meter(ledger, known, range(MONTH.start_ns // demo.DAY_NS, 20_760), NEXT_MONTH.end_ns)
     ledger.close()
@@ -279,7 +280,7 @@ def test_a_price_book_is_checked_and_printed(tmp_path: Path) -> None:
 
 def test_a_published_price_book_is_printed_edited_and_published_again(tmp_path: Path) -> None:
     place = ("--ledger", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    Ledger.open(place[1]).close()
+    Ledger.open(place[1], metadata).close()
     file = tmp_path / "prices.toml"
     file.write_text(PRICES + "# agreed on with the board\n")
     run("prices", "publish", str(file), *place)
@@ -299,7 +300,7 @@ def test_a_published_price_book_is_printed_edited_and_published_again(tmp_path: 
 
 def test_a_price_book_of_the_future_is_not_the_current_one(tmp_path: Path) -> None:
     place = ("--ledger", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    Ledger.open(place[1]).close()
+    Ledger.open(place[1], metadata).close()
     file = tmp_path / "prices.toml"
     file.write_text(PRICES.replace("published = 2026", "published = 2926"))
     refused = run("prices", "publish", str(file), *place)

@@ -46,6 +46,7 @@ from collector.metering.evidence import Claim, Level, Outage, Release, Reservati
 from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
 from collector.metering.periods import name_of, parse
 from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_slices, replica
+from collector.tables import metadata
 
 SELLER = Seller("Hall", "Hall", {"team-a": Account("a"), "team-b": Account("b")})
 few = settings(
@@ -137,7 +138,7 @@ def dear_books(draw: st.DrawFn) -> PriceBook:
 @contextmanager
 def opened(known: SimulatedEvidence, book: PriceBook) -> Iterator[Books]:
     """Books in memory, with the ledger of what is known."""
-    ledger = Ledger.open("sqlite://")
+    ledger = Ledger.open("sqlite://", metadata)
     meter(ledger, known)
     books = Books.of(ledger, known)
     administration.publish(books, as_toml(book, START), "drawn", By(BOSS, START))

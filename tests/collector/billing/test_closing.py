@@ -43,6 +43,7 @@ from collector.ledger.database import LedgerError
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Stay
 from collector.metering.instants import DAY_NS, Period
+from collector.tables import metadata
 
 
 def test_a_period_is_billed_from_the_ledger_once(ledger):
@@ -177,8 +178,9 @@ from sqlalchemy import event
 from support.books import ONE, after
 from collector.billing.closing import Books
 from collector.ledger.store import Ledger
+from collector.tables import metadata
 
-ledger = Ledger.open({url!r})
+ledger = Ledger.open({url!r}, metadata)
 if {dies!r}:
     def die(connection, cursor, statement, *_rest):
         if {dies!r} in statement:
@@ -278,8 +280,8 @@ def test_a_closing_that_is_killed_leaves_nothing(url, ledger, request, dies):
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path):
     file = tmp_path / "ledger.sqlite"
     with pytest.raises(LedgerError, match="there is no ledger in sqlite:"):
-        Ledger.open(f"sqlite:///{file}", make=False)
+        Ledger.open(f"sqlite:///{file}", metadata, make=False)
     assert not file.exists()
     file.touch()
     with pytest.raises(LedgerError, match="there is no ledger in sqlite:"):
-        Ledger.open(f"sqlite:///{file}", make=False)
+        Ledger.open(f"sqlite:///{file}", metadata, make=False)

@@ -20,6 +20,7 @@ from collector.metering.evidence import Claim, Evidence, Level, Stay, Stretch
 from collector.metering.instants import DAY_NS, HOUR_NS, Period
 from collector.metering.placement import NodeGpu, UnplacedClaim, place
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from collector.tables import metadata
 
 S = Level.SCHEDULER
 MINUTE_NS = HOUR_NS // 60
@@ -45,7 +46,7 @@ def metered(gpus: Sequence[Sequence[Claim]], counts: Iterable[UnplacedClaim]) ->
     """A ledger of five days of a node."""
     named = {f"GPU-{at}": claims for at, claims in enumerate(gpus)}
     placed = place([NodeGpu(g, [(0, FOREVER_NS)], c) for g, c in named.items()], counts)
-    ledger = Ledger.open("sqlite://")
+    ledger = Ledger.open("sqlite://", metadata)
     for name, claims in named.items():
         evidence = Evidence(
             name, (Stay(-FOREVER_NS, "n1"),), (*claims, *placed.claims.get(name, ())),
@@ -120,7 +121,7 @@ def test_claims_of_one_id_on_two_nodes_are_two():
     found = [
         place([NodeGpu(f"GPU-{c.node}", [(0, FOREVER_NS)], [])], [c]).claims for c in (one, two)
     ]
-    ledger = Ledger.open("sqlite://")
+    ledger = Ledger.open("sqlite://", metadata)
     for claims in found:
         ((name, some),) = claims.items()
         stretch = Stretch("boot", -DAY_NS, 2 * DAY_NS)
@@ -168,7 +169,7 @@ def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where
 def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
     """On n1 it ends in the second period without a GPU, on n2 it goes on."""
     one, two = job(1, 1, 96.05), job(1, 1, 300, node="n2")
-    ledger = Ledger.open("sqlite://")
+    ledger = Ledger.open("sqlite://", metadata)
     shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
     for name, count, taken in (("GPU-0", one, shorter), ("GPU-1", two, [])):
         found = place([NodeGpu(name, [(0, FOREVER_NS)], taken)], [count]).claims[name]

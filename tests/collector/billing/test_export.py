@@ -39,13 +39,14 @@ from collector.billing.focus_parquet import (
 from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, draft, issue, void
 from collector.billing.rating import rate
 from collector.ledger.store import Ledger
+from collector.tables import metadata
 
 ORDER = Order(SELLER, DUE_NS)
 
 
 @pytest.fixture(scope="module")
 def months(tmp_path_factory: pytest.TempPathFactory) -> Listed:
-    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite")
+    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
     found = closed_months(ledger)
     ledger.close()
     return found

@@ -27,6 +27,7 @@ from collector.ledger.tiling import DAY_NS
 from collector.metering.instants import from_datetime
 from collector.metering.tiling import State
 from collector.metering.units import Tiling
+from collector.tables import metadata
 from railscope.audit.checkpoint import Checkpoint
 from railscope.audit.merkle import Tree
 from railscope.audit.note import SecretKey
@@ -48,7 +49,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             found = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite"
         else:
             found = running.enter_context(postgresql.running()).database()
-        ledger = Ledger.open(found)
+        ledger = Ledger.open(found, metadata)
         demo.run(ledger)
         ledger.close()
         yield found
@@ -56,7 +57,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def books(url: str) -> Iterator[Books]:
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     yield Books.of(ledger)
     ledger.close()
 
@@ -229,7 +230,7 @@ def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(tmp_pa
     (state / "audit").mkdir(parents=True)
     note = Checkpoint("own", Tree(3, bytes(32))).signed(SecretKey.generate("own"))
     (state / "audit" / "checkpoint").write_text(note)
-    ledger = Ledger.open(f"sqlite:///{state}/ledger.sqlite")
+    ledger = Ledger.open(f"sqlite:///{state}/ledger.sqlite", metadata)
     issued = demo.run(ledger).closed.invoices
     ledger.close()
     config = tmp_path / "collector.toml"

@@ -18,6 +18,7 @@ from collector.billing.export_manifest import Manifest
 from collector.billing.focus_columns import COLUMNS
 from collector.billing.focus_csv import parse
 from collector.ledger.store import Ledger
+from collector.tables import metadata
 
 RESERVATIONS = "CAPACITY_RESERVATION_SUPPORTED"
 # We have one pricing category and one currency; the columns hold for those who have several.
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def manifest(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Of months in a ledger, so that rows lead to it."""
-    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite")
+    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
     months = closed_months(ledger)
     order = with_origins(Order(SELLER, DUE_NS, checkpoint=NOTE), Books.of(ledger))
     found = export(months, order, folder)

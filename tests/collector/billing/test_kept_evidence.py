@@ -32,6 +32,7 @@ from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
 from collector.metering.instants import Period
 from collector.metering.periods import name_of
+from collector.tables import metadata
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -55,7 +56,7 @@ def kept(url: str, folder: Path) -> Ledger:
     accept(
         core, reporter.told(gpus_of("GPU-0", "GPU-1", model=MODEL), seen, each=200, events=events)
     )
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     store = EvidenceStore(ledger.database)
     chunks = [one.chunk for one in core.evidence.chunks.values()]
     store.write([ready(one, encode(one)) for one in chunks], list(core.evidence.unwritten), at(0))
@@ -156,6 +157,6 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
 
 
 def test_a_database_without_evidence_has_none(url: str) -> None:
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     assert evidence_in(ledger.database) is None
     ledger.close()

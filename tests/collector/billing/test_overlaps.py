@@ -11,6 +11,7 @@ from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS
 from collector.metering.evidence import Claim, Evidence, Level, Stay
+from collector.tables import metadata
 from railscope.cli import root
 
 S = 1_000_000_000
@@ -25,7 +26,7 @@ def claim(name: str, start: int, end: int, **more: object) -> Claim:
 
 def test_every_overlap_is_listed_with_the_seconds_it_moved(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     thirds = [
         claim(name, 200, 260, exclusive=False, share=Fraction(1, 2)) for name in ("x", "y", "z")
     ]

@@ -15,15 +15,15 @@ from collector.billing.books_export import with_origins
 from collector.billing.closing import Books
 from collector.billing.export import Form, Order, export
 from collector.billing.focus_parquet import read_from
-from collector.billing.served import ServedBooks
-from collector.http.billing_api import Billing, BillingError
+from collector.billing.served import BillingError, ServedBooks
 from collector.ledger.store import Ledger
 from collector.metering.periods import parse
+from collector.tables import metadata
 
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Books]:
-    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite")
+    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
     demo.run(ledger)
     yield Books.of(ledger)
     ledger.close()
@@ -31,10 +31,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Books]:
 
 @pytest.fixture
 def served(books: Books) -> ServedBooks:
-    found = ServedBooks(books, lambda _tenants: demo.SELLER)
-    checked: Billing = found
-    assert checked is found
-    return found
+    return ServedBooks(books, lambda _tenants: demo.SELLER)
 
 
 @pytest.mark.parametrize("tenant", [None, "vision"])
@@ -68,7 +65,7 @@ def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
     nobody_pays = replace(served, seller=lambda _tenants: replace(demo.SELLER, accounts={}))
     with pytest.raises(BillingError, match="no account pays"):
         nobody_pays.export("vision", "2026-09", "csv")
-    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite", metadata)
     gone = replace(served, books=Books.of(ledger))
     ledger.close()
     (tmp_path / "ledger.sqlite").write_bytes(b"this was a database once, and is none any more")

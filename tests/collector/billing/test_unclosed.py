@@ -49,6 +49,7 @@ from collector.ledger.store import Ledger
 from collector.metering.evidence import Outage, Stretch
 from collector.metering.instants import DAY_NS, HOUR_NS, Period
 from collector.metering.units import GPU_CAPACITY
+from collector.tables import metadata
 from railscope.cli import root as railscope
 
 SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})
@@ -115,11 +116,11 @@ def test_earlier_time_that_comes_late_is_not_lost_silently(ledger):
 
 def test_a_ledger_of_an_earlier_release_gets_the_new_tables(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     with ledger.database.transaction(writes=True) as connection:
         connection.execute(text("DROP TABLE billing_opening"))
     ledger.close()
-    again = Ledger.open(url)
+    again = Ledger.open(url, metadata)
     books = opened(again, ALL)
     administration.set_opening(books, TWO.start_ns, "the contract begins", after(TWO))
     assert books.close(TWO, after(TWO)).added
@@ -309,7 +310,7 @@ def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
 
 def test_the_commands_list_and_open(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     books = opened(ledger, ALL)
     books.close(ONE, after(ONE))
     ledger.close()

@@ -21,6 +21,7 @@ from collector.jobs.meter import entries
 from collector.jobs.reconcile import compare
 from collector.ledger.store import Ledger
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.tables import metadata
 from tests.support.shared import captured
 
 NS = 1e9
@@ -65,7 +66,7 @@ def test_the_ledger_of_some_of_its_gpus_is_what_the_list_says(trace, tmp_path):
     listed = with_stand_ins(alibaba.jobs(alibaba.instances(trace)))
     gpus = {gpu for job in listed for gpu in job.gpus if int(gpu.address) % 40 == 1}
     some = [job for job in listed if gpus.issuperset(job.gpus)]
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
     assert write(ledger, days(some, TERMS)).added > 1000
     found = compare(ledger.entries(0, FOREVER_NS), some, 0)
     ledger.close()

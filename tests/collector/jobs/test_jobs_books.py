@@ -13,6 +13,7 @@ from collector.ledger.metered import Computed, MeteredGpu
 from collector.ledger.store import Ledger
 from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
 from collector.metering.instants import Period
+from collector.tables import metadata
 
 S = 1_000_000_000
 DAY = Period(0, 86_400 * S)
@@ -25,7 +26,7 @@ JobIDRaw|User|Account|Start|End|NodeList|AllocTRES
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    found = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    found = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
     yield found
     found.close()
 

@@ -25,6 +25,7 @@ from collector.ledger.store import Ledger
 from collector.ledger.tiling import check
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.tables import metadata
 from tests.support.shared import captured
 
 S = 1_000_000_000
@@ -33,7 +34,7 @@ TERMS = Terms("h100-sxm", 7)
 
 @pytest.fixture
 def ledger(tmp_path: Path):
-    found = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    found = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
     yield found
     found.close()
 

@@ -30,6 +30,7 @@ from collector.metering.instants import DAY_NS, Period, spelled
 from collector.metering.periods import name_of
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.tables import metadata
 from railscope.audit.record import Actor
 from railscope.cli import root as railscope
 
@@ -55,7 +56,7 @@ def listed(source: str, period: Period, *jobs: PlacedJob) -> NewList:
 
 
 def imported(*found: NewList) -> Ledger:
-    ledger = Ledger.open("sqlite://")
+    ledger = Ledger.open("sqlite://", metadata)
     for one in found:
         import_list(ledger, one, BY)
     return ledger
@@ -277,7 +278,7 @@ class Place:
         )
 
     def held(self) -> dict[str, int]:
-        ledger = Ledger.open(self.url)
+        ledger = Ledger.open(self.url, metadata)
         found = held(ledger)
         ledger.close()
         return found
@@ -303,7 +304,7 @@ def test_clustercockpit_json_is_read_in_all_its_forms(place, form):
     found = place.run(text, *OCTOBER)
     assert found.exit_code == 0, found.output
     assert place.held() == {"p": 2}
-    (one,) = lists.newest(Ledger.open(place.url).database)
+    (one,) = lists.newest(Ledger.open(place.url, metadata).database)
     assert one.source == "slurm:alex"
 
 
@@ -325,7 +326,7 @@ def test_a_bad_line_is_named_and_the_rest_is_imported(place):
     assert '  line 2: startTime: "soon" is no whole number from 0 on' in found.output
     assert "  line 3: no JSON" in found.output
     assert place.held() == {"p": 2}
-    (one,) = lists.newest(Ledger.open(place.url).database)
+    (one,) = lists.newest(Ledger.open(place.url, metadata).database)
     assert one.rejected_count == 2
 
 
@@ -362,7 +363,7 @@ def test_unfinished_jobs_last_as_long_in_the_report_as_in_the_ledger(place, as_o
 
 def days_of(place: Place) -> tuple[int, int]:
     """First and last day with entries in a ledger."""
-    ledger = Ledger.open(place.url)
+    ledger = Ledger.open(place.url, metadata)
     found = [day for _, day in contents_until(ledger, 1 << 20)]
     ledger.close()
     return min(found), max(found)
@@ -496,7 +497,7 @@ def test_models_of_a_cluster_are_read_from_an_inventory(place):
              clustercockpit(3, 0, "n2", CAMERA)]  # fmt: skip
     words = ("--inventory", str(inventory), "--sku", "h100")
     assert place.run(json.dumps(jobs_), *OCTOBER, *words).exit_code == 0
-    ledger = Ledger.open(place.url)
+    ledger = Ledger.open(place.url, metadata)
     found = {one.tiling.gpu: one.tiling.sku for one in ledger.revisions(ledger.newest(0, 30_000))}
     assert found == {f"n1/{CAMERA}": "a40", f"n1/{OTHER}": "a100", f"n2/{CAMERA}": "h100"}
     inventory.write_text("node,gpu,model\nn1,,a40\nn1,,a100\n")
@@ -509,7 +510,7 @@ def test_slurm_names_models_of_gpus_it_counts(place):
     header = "JobIDRaw|User|Account|State|Start|End|NodeList|AllocTRES"
     row = "1|u|a|COMPLETED|1790812800|1790816400|n1|gres/gpu=3,gres/gpu:a40=1,gres/gpu:a100=2"
     assert place.run(f"{header}\n{row}\n", *OCTOBER, "--stand-ins").exit_code == 0
-    ledger = Ledger.open(place.url)
+    ledger = Ledger.open(place.url, metadata)
     found = Counter(one.tiling.sku for one in ledger.revisions(ledger.newest(0, 30_000)))
     assert found == {"a40": 31, "a100": 62}
 
@@ -521,7 +522,7 @@ def test_a_real_cluster_in_two_periods_is_what_its_list_says(place, order):
     for number in order:
         words = ("--period", halves[number], "--as-of", "2024-01-01", "--stand-ins")
         assert place.run(text, *words).exit_code == 0
-    ledger = Ledger.open(place.url)
+    ledger = Ledger.open(place.url, metadata)
     totals = ledger.totals(0, FOREVER_NS).items()
     found = {
         of.tenant: quantity // GPU_CAPACITY

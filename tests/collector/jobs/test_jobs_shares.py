@@ -22,6 +22,7 @@ from collector.jobs.reading import format_of, read_jobs
 from collector.ledger.store import Ledger
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.tables import metadata
 from railscope.cli import root as railscope
 
 S = 1_000_000_000
@@ -145,7 +146,7 @@ def test_the_trace_of_alibaba_is_in_the_ledger(tmp_path):
         railscope, ["bill", "import-jobs", str(file), *words, "--stand-ins", "--as-observed"]
     )
     assert found.exit_code == 0, found.output
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     held = {
         of.tenant: Fraction(quantity, GPU_CAPACITY * 3600 * S)
         for of, quantity in ledger.totals(0, FOREVER_NS).items()

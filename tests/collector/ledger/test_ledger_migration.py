@@ -20,6 +20,7 @@ from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS, content_root, units_of
 from collector.metering.evidence import ClockDoubt
 from collector.metering.units import compute_slices
+from collector.tables import metadata
 
 KEY = "gpu_uuid TEXT NOT NULL, day BIGINT NOT NULL, revision BIGINT NOT NULL"
 OF_REVISION = (
@@ -124,7 +125,7 @@ def write_version_2(url: str) -> None:
 def test_a_ledger_of_version_2_keeps_its_revisions_and_takes_new_ones(url):
     write_version_2(url)
     for _ in range(2):  # the second time it is of this version
-        ledger = Ledger.open(url)
+        ledger = Ledger.open(url, metadata)
         old = ledger.revision("GPU-0", DAY, 1)
         assert (old.content_root, units_of(old.tiling)) == (ROOT, 840)
         assert [(e.slot_lo, e.slot_hi, e.claim) for e in old.tiling.entries] == [
@@ -149,7 +150,7 @@ def hashes(ledger: Ledger) -> set[Item]:
 def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
     """Its claims have no size of an instance; those of new revisions do."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     evidence = held("GPU-0", "red")
     ledger.write(metered(evidence))
     root = ledger.revision("GPU-0", DAY).content_root
@@ -166,7 +167,7 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
             connection.execute(text(statement))
     engine.dispose()
     for _ in range(2):
-        ledger = Ledger.open(url)
+        ledger = Ledger.open(url, metadata)
         old = ledger.revision("GPU-0", DAY, 1)
         assert (old.content_root, content_root(old.tiling)) == (root, root)
         assert before <= hashes(ledger)
@@ -182,7 +183,7 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
 
 def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
     """Revisions of a suspect clock are marked from version 5 on."""
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     ledger.write(metered(held("GPU-0", "red")))
     before = hashes(ledger)
     ledger.close()
@@ -203,7 +204,7 @@ def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
     marked = msgspec.structs.replace(metered(held("GPU-0", "red")), clock_suspect=doubts[::-1])
     key = GpuDay("GPU-0", DAY)
     for _ in range(2):
-        ledger = Ledger.open(url)
+        ledger = Ledger.open(url, metadata)
         assert ledger.revision(*key, 1).tiling.clock_suspect == ()
         assert before <= hashes(ledger)
         assert ledger.clock_suspect({key: 1}) == {}
@@ -221,7 +222,7 @@ def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
 
 @pytest.mark.parametrize("mark", ["", "5", '[{"since_ns":1.5}]', '[{"since_ns":7,"delta_ns":7}]'])
 def test_a_mark_that_was_altered_is_reported(url, mark):
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     doubts = (ClockDoubt(START, 7),)
     ledger.write(msgspec.structs.replace(metered(held("GPU-0", "red")), clock_suspect=doubts))
     with ledger.database.transaction(writes=True) as connection:
@@ -241,7 +242,7 @@ def test_a_mark_that_was_altered_is_reported(url, mark):
 
 def test_a_migrated_ledger_refuses_changes_of_its_rows(url):
     write_version_2(url)
-    database = Database(url)
+    database = Database(url, metadata)
     changes = [f"UPDATE ledger_{name} SET revision = 9" for name in TABLES[1:]]  # noqa: S608 - constant names
     changes += [f"DELETE FROM ledger_{name}" for name in TABLES]  # noqa: S608 - constant names
     for change in changes:

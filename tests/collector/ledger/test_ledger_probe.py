@@ -11,10 +11,11 @@ from sqlalchemy import text
 
 from collector.ledger import probe
 from collector.ledger.database import Database, LedgerError
+from collector.tables import metadata
 
 
 def test_a_write_is_committed_each_time(url: str):
-    database = Database(url)
+    database = Database(url, metadata)
     try:
         for _ in range(3):
             probe.write(database)
@@ -26,8 +27,8 @@ def test_a_write_is_committed_each_time(url: str):
 
 def test_a_database_that_only_reads_is_unwritable(tmp_path: Path):
     file = tmp_path / "ledger.sqlite"
-    Database(f"sqlite:///{file}").close()
-    reading = Database(f"sqlite:///file:{file}?mode=rw&uri=true")
+    Database(f"sqlite:///{file}", metadata).close()
+    reading = Database(f"sqlite:///file:{file}?mode=rw&uri=true", metadata)
     try:
         probe.write(reading)
         with reading.engine.connect() as connection:
@@ -39,7 +40,7 @@ def test_a_database_that_only_reads_is_unwritable(tmp_path: Path):
 
 
 async def test_callers_share_one_write_and_its_result_is_reused_for_a_while(tmp_path: Path):
-    database = Database(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    database = Database(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
     opened, now = 0, 0.0
 
     def opens() -> Database:

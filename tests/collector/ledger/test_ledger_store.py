@@ -21,6 +21,7 @@ from collector.ledger.tiling import DAY_NS, TilingError, evidence_root
 from collector.metering.measures import Measure, Readings, Use, increments
 from collector.metering.tiling import State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.tables import metadata
 
 gpu_numbers = count()
 # Each example waits for the disk, so there are fewer of them.
@@ -202,7 +203,7 @@ def test_a_window_without_time_has_nothing(ledger):
 )
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = 7", "DELETE FROM {}"])
 def test_the_database_refuses_to_change_what_is_written(url, table, change):
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     counted = increments([Readings("b", np.array([START, START + HOUR]), np.array([0, 9]))])
     written = metered(held("GPU-0", "red"), counted={Measure.ENERGY: counted})
     ledger.write(written)
@@ -213,7 +214,7 @@ def test_the_database_refuses_to_change_what_is_written(url, table, change):
         "ledger_claim": "start_ns",
     }
     column = columns.get(table, "version")
-    database = Database(url)
+    database = Database(url, metadata)
     with (
         pytest.raises(DBAPIError, match="append-only"),
         database.engine.begin() as connection,
@@ -225,9 +226,9 @@ def test_the_database_refuses_to_change_what_is_written(url, table, change):
 
 
 def test_entries_that_were_altered_behind_the_triggers_are_noticed(url):
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     ledger.write(metered(held("GPU-0", "red", "green")))
-    database = Database(url)
+    database = Database(url, metadata)
     triggers = {
         "sqlite": "DROP TRIGGER ledger_entry_no_update",
         "postgresql": "DROP TRIGGER ledger_entry_append_only ON ledger_entry",
@@ -242,11 +243,11 @@ def test_entries_that_were_altered_behind_the_triggers_are_noticed(url):
 
 
 def test_people_read_entries_with_their_revision(url):
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     written = metered(held("GPU-0", "red"))
     ledger.write(written)
     ledger.close()
-    database = Database(url)
+    database = Database(url, metadata)
     with database.transaction() as connection:
         rows = connection.execute(text("SELECT * FROM ledger ORDER BY entry_id")).all()
     database.close()

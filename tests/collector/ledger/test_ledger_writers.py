@@ -11,6 +11,7 @@ from days import DAY, held, metered
 
 from collector.ledger.store import Ledger
 from collector.metering.units import Tiling
+from collector.tables import metadata
 
 WRITERS = 6
 ROUNDS = 5
@@ -19,7 +20,7 @@ ROUNDS = 5
 def written_by(url, barrier, tilings):
     """Write tilings one after another, at the same moment as the other writers."""
     try:
-        ledger = Ledger.open(url)
+        ledger = Ledger.open(url, metadata)
         found = []
         for tiling in tilings:
             barrier.wait()
@@ -46,7 +47,7 @@ def test_different_tilings_written_at_once_are_revisions_of_their_own(url):
     results = write_at_once(url, tilings)
     numbers = sorted(written.revision for mine in results for written in mine)
     assert numbers == list(range(1, WRITERS * ROUNDS + 1))
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     for mine, theirs in zip(tilings, results, strict=True):
         for tiling, written in zip(mine, theirs, strict=True):
             assert written.added
@@ -62,14 +63,14 @@ def test_the_same_tiling_written_at_once_is_one_revision(url):
     for number, at_once in enumerate(zip(*results, strict=True), 1):
         assert {written.revision for written in at_once} == {number}
         assert [written.added for written in at_once].count(True) == 1
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     assert ledger.revision("GPU-0", DAY).number == ROUNDS
     ledger.close()
 
 
 def test_a_reader_sees_revisions_whole_while_they_are_written(url):
     red, green = (metered(held("GPU-0", *names)) for names in ([""] * 20 + ["red"], ["green"]))
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     ledger.write(red)
     whole = sum(entry.quantity for entry in red.entries) // len(Tiling)
 
@@ -91,12 +92,13 @@ from days import held, metered
 from sqlalchemy import event
 from collector.ledger.database import Database
 from collector.ledger.store import Ledger
+from collector.tables import metadata
 
 def die(connection, cursor, statement, *_rest):
     if statement.startswith("INSERT INTO ledger_entry"):
         os._exit(9)
 
-database = Database({url!r})
+database = Database({url!r}, metadata)
 event.listen(database.engine, "after_cursor_execute", die)
 Ledger(database).write(metered(held("GPU-0", "red")))
 """
@@ -106,7 +108,7 @@ def test_a_writer_that_dies_in_the_middle_leaves_nothing(url, request):
     script = KILLED.format(folder=str(request.path.parent), url=url)
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert ended.returncode == 9, ended.stderr
-    ledger = Ledger.open(url)
+    ledger = Ledger.open(url, metadata)
     assert ledger.revision("GPU-0", DAY) is None
     assert ledger.write(metered(held("GPU-0", "red"))).revision == 1
     ledger.close()
