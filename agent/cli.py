@@ -12,8 +12,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import click
 
+from agent.commands.check import check as run_check
+from agent.commands.walk import Walk
 from agent.config import PREFIX, AgentSettings, Bursts
-from agent.diagnose import check as run_check
 from agent.host import Host
 from agent.host.clock import RealClock
 from agent.host.real import RealHost
@@ -21,10 +22,9 @@ from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost
 from agent.host.redactor import Redactor
 from agent.machine_sources import machine_sources
-from agent.replay_meter import with_memory_measured
-from agent.sampler import Sampler
+from agent.sampling.replay_meter import with_memory_measured
+from agent.sampling.sampler import Sampler
 from agent.service import Agent, node_name
-from agent.walk import Walk
 from railscope import logs, settings
 from railscope.capture import About, Capture, CaptureError, read_capture
 from railscope.device_names import device_key, names_in

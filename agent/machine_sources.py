@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from agent.config import AgentSettings
-from agent.source import Source
+from agent.gpus.inventory import Gpus
+from agent.gpus.process_lists import ProcessLists
+from agent.sampling.source import Source
 from agent.sources.bonds import Bonds
 from agent.sources.ceph import Ceph
 from agent.sources.edac import Edac
@@ -23,21 +25,20 @@ from agent.sources.nvidia.burst import GpuBurst
 from agent.sources.nvidia.devices import GpuDevices
 from agent.sources.nvidia.events import NvmlEvents
 from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.mig import Mig
 from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.nvidia.processes import Processes
-from agent.sources.nvidia.sharing import ProcessLists, Sharing
+from agent.sources.nvidia.sharing import Sharing
 from agent.sources.nvme import NvmeDrives
 from agent.sources.optics import Optics
 from agent.sources.pcie import Pcie
 from agent.sources.protocols import Protocols
 from agent.sources.rapl import Rapl
 from agent.sources.rdma import Rdma
+from agent.sources.tenancy import Tenancy
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
-from agent.tenancy.source import Tenancy
 from agent.topology.cards import Cards
 from agent.topology.network import Wiring
 from agent.topology.rules import rules

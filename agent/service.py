@@ -13,31 +13,31 @@ from pathlib import Path
 
 import structlog
 
-from agent.budget import Keeper
-from agent.call_time import CallTime
 from agent.config import AgentSettings
-from agent.counter_memory import CounterMemory
+from agent.endpoint.claims import ClaimsEndpoint
+from agent.endpoint.http_server import HttpServer
+from agent.endpoint.metrics import Page
+from agent.health.reset_memory import ResetMemory
 from agent.host import Clock, Host
-from agent.http_server import HttpServer
 from agent.machine_sources import machine_sources
-from agent.meter import Meter
-from agent.numbering import Numbering
-from agent.replay_meter import meter_of
-from agent.reset_memory import ResetMemory
-from agent.sampler import Limits, Sampler
-from agent.sinks.collector_client import LinkError
-from agent.sinks.prometheus import Page
-from agent.sinks.ship import Shipper
-from agent.source import Source
+from agent.sampling.budget import Keeper
+from agent.sampling.call_time import CallTime
+from agent.sampling.counter_memory import CounterMemory
+from agent.sampling.meter import Meter
+from agent.sampling.replay_meter import meter_of
+from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.source import Source
+from agent.sampling.stats import CustodyState, ShippingStats
+from agent.shipping.collector_client import LinkError
+from agent.shipping.numbering import Numbering
+from agent.shipping.shipper import Shipper
 from agent.sources.nic import Nic
 from agent.sources.nvidia.processes import Processes
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
+from agent.sources.tenancy import Tenancy
 from agent.sources.verdict import GpuVerdicts
-from agent.stats import CustodyState, ShippingStats
 from agent.streams.xid_book import XidBook
-from agent.tenancy.endpoint import ClaimsEndpoint
-from agent.tenancy.source import Tenancy
 from railscope import __version__, listen
 from railscope.frame import Event, Frame, Origin
 from railscope.reading import Absent
@@ -192,9 +192,9 @@ class Agent:
         if not self._shipper or not self.settings.custody.enabled:
             return None
         # Signatures take 8 MiB of libraries: not in an agent that ships nothing.
-        from agent.custody import Custody  # noqa: PLC0415 - as above
-        from agent.custody_client import CustodyClient  # noqa: PLC0415 - as above
-        from agent.custody_store import CustodyStore  # noqa: PLC0415 - as above
+        from agent.witness.witness import Custody  # noqa: PLC0415 - as above
+        from agent.witness.witness_client import CustodyClient  # noqa: PLC0415 - as above
+        from agent.witness.witness_store import CustodyStore  # noqa: PLC0415 - as above
 
         self.stats.custody = CustodyState()
         return Custody(

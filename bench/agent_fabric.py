@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from agent.host import Json
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.nic_burst import NicBurst
 from agent.sources.nvidia.burst import GpuBurst
 from bench import scrapes

@@ -21,7 +21,7 @@ import click
 
 from agent.host import Clock, Json
 from agent.host.real import RealHost
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from bench.naive import Asked, one_at_a_time
 from bench.report import Aim, Report
 from railscope.frame import Origin

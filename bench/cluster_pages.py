@@ -19,10 +19,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
+from agent.commands.walk import WalkClock
 from agent.config import AgentSettings
 from agent.host.recorded import RecordedHost
 from agent.service import Agent
-from agent.walk import WalkClock
 from bench import fleets, load, remote_write
 from bench.processes import HOST
 from bench.wires import Request

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.config import AgentSettings
 from agent.machine_sources import machine_sources
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from bench.node import BenchHost
 from railscope.exposition import Exposition, Format
 from railscope.frame import Frame, Instant, Origin

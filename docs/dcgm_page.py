@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from agent.sinks.dcgm_formula import EACH, Formula, Measure, Row, Term
-from agent.sinks.dcgm_table import ROWS
+from agent.endpoint.dcgm_formula import EACH, Formula, Measure, Row, Term
+from agent.endpoint.dcgm_table import ROWS
 
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 

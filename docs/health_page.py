@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from agent.verdict import RULES
-from agent.verdict.gather import SOURCES
-from agent.verdict.lifetime import SETTLED_NS
-from agent.verdict.rule import HARDNESS, Asked, Rule
-from agent.verdict.window import WINDOW_NS
+from agent.health import RULES
+from agent.health.gather import SOURCES
+from agent.health.lifetime import SETTLED_NS
+from agent.health.rule import HARDNESS, Asked, Rule
+from agent.health.window import WINDOW_NS
 from railscope.catalog import gpu_health as h
 
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]

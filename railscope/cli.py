@@ -13,7 +13,7 @@ from railscope.settings import SettingsError
 _ON_DEMAND = {
     "agent": ("agent.cli", "agent"),
     "audit": ("collector.commands.audit", "audit"),
-    "claim": ("agent.claim_command", "claim"),
+    "claim": ("agent.commands.claim", "claim"),
     "bill": ("collector.commands.bill", "bill"),
     "collector": ("collector.cli", "collector"),
     "simulate": ("simulator.cli", "simulate"),

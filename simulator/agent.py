@@ -10,7 +10,7 @@ from agent.cli import config_option, run_agent, settings_flags
 from agent.host import Clock, Host
 from agent.host.clock import RealClock
 from agent.host.recorded import RecordedHost
-from agent.replay_meter import with_memory_measured
+from agent.sampling.replay_meter import with_memory_measured
 from railscope.capture import Capture
 from simulator.live import STEP_NS, LiveError, LiveNode, LiveTimeline, read_live_node
 from simulator.run import about

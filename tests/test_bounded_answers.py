@@ -14,10 +14,10 @@ import click
 import pytest
 from structlog.testing import capture_logs
 
-from agent.claim_command import AgentClient
+from agent.commands.claim import AgentClient
 from agent.host.kubelet import Kubelet
 from agent.host.kubelet_pods import pod_list
-from agent.http_client import HttpClient
+from agent.shipping.http_client import HttpClient
 from collector.config import Influx
 from collector.fleet.cell import Cell, View
 from collector.sinks.influx import InfluxSink

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.facts import known, text
 from agent.host import Host
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.facts import known, text
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from railscope.catalog import network as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import BOND, BOND_MEMBER

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.bursts import Grid, Windows
-from agent.facts import names
 from agent.host import Host
+from agent.sampling.bursts import Grid, Windows
+from agent.sampling.facts import names
 from agent.sources.ethtool_drivers import typed
 from agent.sources.link import parse_speed
 from agent.sources.rdma_files import rdma_driver

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping
 
-from agent.facts import counted, names
 from agent.host import Host
-from agent.picked import Picked, natural, whole_lines
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.facts import counted, names
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sources.picked import Picked, natural, whole_lines
 from railscope.catalog import filesystems as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import CEPH_CLIENT, CEPH_OPERATION

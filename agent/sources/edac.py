@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
-from agent.facts import counted, known, names, text
 from agent.host import Host, KeptFiles
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sampling.facts import counted, known, names, text
+from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
 from railscope.catalog import memory_errors as catalog
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import DIMM, MEMORY_CONTROLLER, NODE

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 
-from agent.facts import known, names, text
 from agent.host import Host
-from agent.picked import Picked, natural, whole_lines
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.facts import known, names, text
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sources.picked import Picked, natural, whole_lines
 from railscope.catalog import gpudirect as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GDS_ERROR, GDS_OPERATION, GPU, GPUDIRECT_MODULE, NODE

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 
-from agent.facts import counted, known, names, text
 from agent.host import Host, Json
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, picked
+from agent.sampling.facts import counted, known, names, text
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, picked
 from railscope import __version__
 from railscope.catalog import host as c
 from railscope.catalog.declare import Metric

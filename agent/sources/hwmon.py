@@ -16,9 +16,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from agent.facts import counted, names, text
 from agent.host import Host, KeptFiles
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sampling.facts import counted, names, text
+from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
 from agent.topology.pci import pci_path
 from railscope.catalog import sensors as c
 from railscope.catalog.declare import Metric

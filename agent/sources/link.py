@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.facts import counted, names, text
 from agent.host import Host, Json, KeptFiles
-from agent.source import Columns, Finding, Inventory, Table, Verdict, picked
+from agent.sampling.facts import counted, names, text
+from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict, picked
 from agent.topology.cards import Cards
 from railscope.catalog import host as c
 from railscope.catalog.declare import Metric

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.facts import counted, linked
 from agent.host import Host, Json
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.facts import counted, linked
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.ethtool_drivers import typed
 from agent.sources.ethtool_standard import GROUPS
 from agent.sources.settings.card import NET, physical_interfaces

@@ -11,8 +11,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.host import Host
-from agent.known_devices import failures
-from agent.source import Finding, HoldsNothing, Inventory, Table
+from agent.sampling.known_devices import failures
+from agent.sampling.source import Finding, HoldsNothing, Inventory, Table
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import NIC, NODE
 from railscope.catalog.nic_settings import UNTOLD_EVENT

@@ -11,10 +11,10 @@ import re
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from agent.facts import counted, names, text
 from agent.host import Host
-from agent.picked import Picked, natural, whole_lines
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.facts import counted, names, text
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sources.picked import Picked, natural, whole_lines
 from railscope.catalog import filesystems as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import (

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from agent.picked import natural, whole_lines
+from agent.sources.picked import natural, whole_lines
 from railscope.reading import SIGNED_LIMIT, Absent, Reading
 
 MountKey: TypeAlias = tuple[str, str, str]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.facts import counted, known
 from agent.host import Host, Json
-from agent.source import Finding, Verdict
+from agent.sampling.facts import counted, known
+from agent.sampling.source import Finding, Verdict
 from agent.sources.look import Look, Looking
 from agent.sources.settings.card import NET, physical_interfaces
 from agent.topology.cards import Cards

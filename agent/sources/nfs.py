@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from agent.facts import counted, known
 from agent.host import Host
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.facts import counted, known
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.sources.mountstats import (
     OPERATIONS,
     Key,

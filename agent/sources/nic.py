@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import itemgetter
 
-from agent.counter_memory import CounterMemory
 from agent.host import Host, Json
-from agent.known_devices import hidden
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.counter_memory import CounterMemory
+from agent.sampling.known_devices import hidden
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.unwrap import Carried, Unwrap
 from agent.sources.ethtool_drivers import DRIVERS, narrow, set_back_with_narrow, typed
 from agent.sources.ethtool_standard import listed
 from agent.topology.cards import card as card_of
 from agent.topology.network import Wiring
 from agent.topology.rules import BRIDGE
-from agent.unwrap import Carried, Unwrap
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.entity import Entity

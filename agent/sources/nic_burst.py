@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from agent.bursts import MOST_WINDOWS
-from agent.facts import counted, names
 from agent.host import Host
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sampling.bursts import MOST_WINDOWS
+from agent.sampling.facts import counted, names
+from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
 from agent.sources.burst_port import Kept, Port, plan
 from agent.topology.network import Wiring
 from agent.topology.rules import BRIDGE, VIRTUAL_FUNCTION

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from agent.facts import counted, text
 from agent.host import Host, Json
-from agent.source import Finding, Verdict
+from agent.sampling.facts import counted, text
+from agent.sampling.source import Finding, Verdict
 from agent.sources.look import Look, Looking
 from agent.sources.settings import files, netlink
 from agent.sources.settings.card import NET, PRIORITIES, Card, Told, card, physical_interfaces

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from agent.facts import known, names, text
 from agent.host import Host, Json
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, picked
+from agent.sampling.facts import known, names, text
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, picked
 from agent.topology.pci import pci_path
 from railscope.catalog import drives as c
 from railscope.catalog.declare import Metric

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from agent.facts import known
 from agent.host import Host, Json
-from agent.source import Finding, Verdict
+from agent.sampling.facts import known
+from agent.sampling.source import Finding, Verdict
 from agent.sources.look import Look, Looking
 from agent.sources.settings.card import physical_interfaces
 from agent.topology.cards import Cards

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.facts import known, linked, text
 from agent.host import Host, KeptFiles
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sampling.facts import known, linked, text
+from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
 from agent.sources.pcie_presence import Presence
 from agent.topology import pci
 from agent.topology.names import device_names

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.facts import known
+from agent.sampling.facts import known
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import PCIE
 from railscope.catalog.pcie import PCIE_BACK_EVENT, PCIE_GONE_EVENT

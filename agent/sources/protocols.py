@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agent.facts import counted, network_file
 from agent.host import Host
-from agent.picked import Picked, whole_lines
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.facts import counted, network_file
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sources.picked import Picked, whole_lines
 from railscope.catalog import network as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import ECN_CODE, NODE

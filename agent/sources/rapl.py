@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agent.facts import counted, names, text
 from agent.host import Host, KeptFiles
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sampling.facts import counted, names, text
+from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
 from railscope.catalog import power as catalog
 from railscope.catalog.entities import ENERGY_DOMAIN, POWER_LIMIT
 from railscope.entity import Entity

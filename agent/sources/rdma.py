@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import ge
 
-from agent.counter_memory import CounterMemory
-from agent.facts import counted, known, linked, names, text
 from agent.host import Host, KeptFiles
-from agent.known_devices import hidden
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sampling.counter_memory import CounterMemory
+from agent.sampling.facts import counted, known, linked, names, text
+from agent.sampling.known_devices import hidden
+from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sampling.unwrap import Carried, Unwrap, picker
 from agent.sources.rdma_files import DEVICE, CounterFile, Device, counter_files, rdma_driver
 from agent.topology.network import Network, Wiring
 from agent.topology.rules import BRIDGE
-from agent.unwrap import Carried, Unwrap, picker
 from railscope.catalog import rdma as catalog
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.entity import Entity

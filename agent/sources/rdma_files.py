@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.facts import names
 from agent.host import Host
+from agent.sampling.facts import names
 from railscope.catalog import rdma as catalog
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import RDMA_COUNTER

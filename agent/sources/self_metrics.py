@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from agent.budget import Keeper
-from agent.hang_guard import HungCall
 from agent.host import Host
-from agent.meter import ProcessMeter
-from agent.replay_meter import ReplayMeter
-from agent.source import Columns, HoldsNothing, Inventory, Table
-from agent.stats import ShippingStats
+from agent.sampling.budget import Keeper
+from agent.sampling.hang_guard import HungCall
+from agent.sampling.meter import ProcessMeter
+from agent.sampling.replay_meter import ReplayMeter
+from agent.sampling.source import Columns, HoldsNothing, Inventory, Table
+from agent.sampling.stats import ShippingStats
 from railscope import logs
 from railscope.catalog import agent as c
 from railscope.catalog.declare import Metric

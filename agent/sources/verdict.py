@@ -1,7 +1,7 @@
 """The verdict on every GPU, from what the other sources have read last.
 
 A source like any other, only that it reads the agent and not the machine. What the rules are stands
-in `agent.verdict`.
+in `agent.health`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from agent.facts import counted, known
+from agent.health import RULES, GpuVerdict, judge
+from agent.health.gather import SOURCES, Gathering
+from agent.health.reset_memory import ResetMemory
+from agent.health.rule import HEALTHY, LOAD, UNKNOWN
+from agent.health.words import in_words
 from agent.host import Host
-from agent.reset_memory import ResetMemory
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
-from agent.status import FAILED, STARTING, UNSUPPORTED, Status
+from agent.sampling.facts import counted, known
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.sampling.status import FAILED, STARTING, UNSUPPORTED, Status
 from agent.streams.xid_book import XidBook
-from agent.verdict import RULES, GpuVerdict, judge
-from agent.verdict.gather import SOURCES, Gathering
-from agent.verdict.rule import HEALTHY, LOAD, UNKNOWN
-from agent.verdict.words import in_words
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import GPU_REASON
 from railscope.entity import Entity

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from agent.facts import known
 from agent.host import Host, KernelLog
-from agent.source import Columns, Finding, Inventory, Table, Verdict
+from agent.sampling.facts import known
+from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
 from agent.streams.kernel_messages import Message, understand
 from agent.streams.xid_book import JudgedXid, XidBook
 from railscope.catalog import gpu_health as gpu_catalog

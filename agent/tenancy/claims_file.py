@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from agent.facts import counted
 from agent.host import Host
-from agent.source import Finding, Verdict
+from agent.sampling.facts import counted
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy import naming
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import FILE, Held, Level, Told

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from agent.sources.nvidia.inventory import GpuDevice
-from agent.sources.nvidia.slices import WHOLE, Slots
+from agent.gpus.inventory import GpuDevice
+from agent.gpus.slices import WHOLE, Slots
 
 UNKNOWN_NUMBER = -1
 _MIB = 1 << 20

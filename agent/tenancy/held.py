@@ -12,9 +12,9 @@ from typing import Protocol
 
 import msgspec
 
+from agent.gpus.slices import WHOLE, Slots
 from agent.host import Host
-from agent.source import Finding
-from agent.sources.nvidia.slices import WHOLE, Slots
+from agent.sampling.source import Finding
 from agent.tenancy.devices import Devices
 from railscope.frame import Instant
 from railscope.reading import Absent

@@ -16,14 +16,14 @@ from fractions import Fraction
 
 import msgspec
 
-from agent.facts import counted
 from agent.host import Host
 from agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from agent.owners import FormatError
 from agent.owners.device_ids import ClaimedDevice, DeviceId, Gpu, device_id
 from agent.owners.pod_resources import Devices as Given
 from agent.owners.pod_resources import Pod
-from agent.source import Finding, Verdict
+from agent.sampling.facts import counted
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy import naming, passthrough
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told

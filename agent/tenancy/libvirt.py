@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from agent.facts import counted, linked, names, text
 from agent.host import Host
 from agent.host.owners import OWNER
 from agent.owners import FormatError
 from agent.owners import cgroup as groups
 from agent.owners.libvirt import Domain
-from agent.source import Finding, Verdict
+from agent.sampling.facts import counted, linked, names, text
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
 from agent.tenancy.passthrough import PassedOn, device_at

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import structlog
 
-from agent.source import Finding, Verdict
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy import durable
 from agent.tenancy.book import Book, Kept
 from agent.tenancy.clock_history import ClockHistory, ClockOffsets

@@ -7,8 +7,8 @@ older ones by its IOMMU group (NVIDIA/kubevirt-gpu-device-plugin:pkg/device_plug
 
 from __future__ import annotations
 
-from agent.facts import linked, names
 from agent.host import Host
+from agent.sampling.facts import linked, names
 from agent.tenancy.devices import Device, Devices
 from agent.topology.pci import DEVICES, gpu_addresses, is_address
 

@@ -14,9 +14,9 @@ from fractions import Fraction
 
 import msgspec
 
-from agent.facts import counted
-from agent.source import Finding, Verdict
-from agent.sources.nvidia.slices import CAPACITY, covered
+from agent.gpus.slices import CAPACITY, covered
+from agent.sampling.facts import counted
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy.book import Look
 from agent.tenancy.devices import Devices
 from agent.tenancy.held import Held

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from agent.facts import names
 from agent.host import Host
+from agent.sampling.facts import names
 
 LOGS = "/var/log/pods"
 _GROUPS = "/sys/fs/cgroup"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from agent.facts import counted
 from agent.host import Host
 from agent.host.owners import KUBELET, PODS
-from agent.source import Finding, Verdict
+from agent.sampling.facts import counted
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy.devices import Devices
 from agent.tenancy.trouble import finding
 from railscope.pod_entry import PodEntry

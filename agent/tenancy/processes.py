@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.facts import text
+from agent.gpus.process_lists import ListedProcesses, Process, ProcessLists
 from agent.host import Host
 from agent.host.owners import OWNER
 from agent.owners import FormatError
 from agent.owners import cgroup as groups
-from agent.sources.nvidia.sharing import ListedProcesses, Process, ProcessLists
+from agent.sampling.facts import text
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.pod_folders import Pods
 from railscope.frame import Instant

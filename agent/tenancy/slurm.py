@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.facts import counted
 from agent.host import Host
-from agent.source import Finding, Verdict
+from agent.sampling.facts import counted
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy import naming
 from agent.tenancy.clock_history import ClockHistory
 from agent.tenancy.devices import Device, Devices

@@ -16,12 +16,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from agent.facts import text
 from agent.host import Host
 from agent.owners import FormatError
 from agent.owners.gres_conf import Device as GresDevice
 from agent.owners.gres_conf import GresConf, parse_gres_conf
-from agent.source import Finding, Verdict
+from agent.sampling.facts import text
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy.clock_history import ClockHistory
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import BootTime, Held, Level

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from agent.facts import names
 from agent.host import Host
 from agent.host.owners import OWNER
 from agent.owners import FormatError, sluid
 from agent.owners.slurmstepd import step
+from agent.sampling.facts import names
 
 GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{GROUPS}/system.slice"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from agent.facts import counted
 from agent.host import Host
-from agent.source import Finding, Verdict
+from agent.sampling.facts import counted
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy import durable
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import COMMAND, BootTime, Held, Level, Told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.source import Finding, Verdict
+from agent.sampling.source import Finding, Verdict
 from agent.tenancy.held import Held, Told
 from railscope.reading import Absent, reason_of
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.facts import known, names
 from agent.host import Host
+from agent.sampling.facts import known, names
 from agent.topology.names import NET
 from agent.topology.network import NetworkDevice, Wiring
 from railscope.catalog.entities import NIC

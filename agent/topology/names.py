@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.facts import names, text
 from agent.host import Host
+from agent.sampling.facts import names, text
 from agent.topology.pci import GPU, PciDevice, address_of
 
 RDMA, NET, NVME = "/sys/class/infiniband", "/sys/class/net", "/sys/class/nvme"

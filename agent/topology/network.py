@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.facts import known, names, text
 from agent.host import Host
-from agent.known_devices import FailedCall, failures, machine_of, repeat_failures
+from agent.sampling.facts import known, names, text
+from agent.sampling.known_devices import FailedCall, failures, machine_of, repeat_failures
 from agent.topology import pci
 from agent.topology.names import NET, RDMA, functions
 from agent.topology.pci import PciDevice, bus_order, slot

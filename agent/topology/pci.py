@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.facts import linked, names, text
 from agent.host import Host
+from agent.sampling.facts import linked, names, text
 
 DEVICES = "/sys/bus/pci/devices"
 NO_NUMA_NODE = "-1"

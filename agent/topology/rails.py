@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from agent.facts import counted
+from agent.sampling.facts import counted
 from agent.topology.distance import RAIL_REACH, Distance, distance, same_numa_node
 from agent.topology.pci import Place, bus_order
 

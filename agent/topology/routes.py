@@ -6,8 +6,8 @@ rt6_info_route.
 
 from __future__ import annotations
 
-from agent.facts import names, network_file, text
 from agent.host import Host
+from agent.sampling.facts import names, network_file, text
 
 _NET = "/sys/class/net"
 _LOWER = "lower_"

@@ -1,6 +1,6 @@
 """What is wrong with a GPU: the fabric, Xids, events, its health, and what NVIDIA asks for.
 
-A verdict is made of these: see `agent/verdict`.
+A verdict is made of these: see `agent/health`.
 """
 
 from fractions import Fraction

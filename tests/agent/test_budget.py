@@ -18,19 +18,19 @@ from support.pages import sample
 from support.reading import ORIGIN
 from support.sampling import sampling
 
-from agent.budget import Keeper
 from agent.config import PREFIX, AgentSettings, Budget
-from agent.hang_guard import MAX_HUNG_CALLS, HungCall
-from agent.http_server import Request
-from agent.reader import Reader
-from agent.sampler import Limits, Sampler
+from agent.endpoint.http_server import Request
+from agent.endpoint.metrics import Page
+from agent.sampling.budget import Keeper
+from agent.sampling.hang_guard import MAX_HUNG_CALLS, HungCall
+from agent.sampling.reader import Reader
+from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.source import LONGEST_PERIOD_SECONDS, longest_period_seconds
+from agent.sampling.status import FAILED, OK, Status
 from agent.service import Agent
-from agent.sinks.prometheus import Page
-from agent.source import LONGEST_PERIOD_SECONDS, longest_period_seconds
 from agent.sources.host import HostSource
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
-from agent.status import FAILED, OK, Status
 from agent.streams.kernel_log import KernelLogStream
 from railscope.catalog.agent import GOVERNOR_EVENT
 from railscope.settings import SettingsError, load

@@ -12,11 +12,11 @@ from support.metering import MIB, FakeMeter
 from support.pages import sample
 from support.reading import ORIGIN
 
-from agent.budget import GIVE_BACK_EVERY_NS, LOOK_NS, MemoryKeeper
 from agent.config import AgentSettings
-from agent.governor import AT_LIMIT, WITHIN
-from agent.meter import ProcessMeter
-from agent.reader import Reader
+from agent.sampling.budget import GIVE_BACK_EVERY_NS, LOOK_NS, MemoryKeeper
+from agent.sampling.governor import AT_LIMIT, WITHIN
+from agent.sampling.meter import ProcessMeter
+from agent.sampling.reader import Reader
 from agent.service import Agent
 from agent.sources.rdma import Rdma
 from railscope.exposition import Format

@@ -12,10 +12,10 @@ from support.machine import FakeHost
 from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
 
-from agent.call_time import SLICE_SECONDS, CallTime
-from agent.sampler import Limits, Sampler
+from agent.sampling.call_time import SLICE_SECONDS, CallTime
+from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.status import OK
 from agent.sources.rdma import Rdma
-from agent.status import OK
 from railscope.frame import Frame
 from tests.agent.test_hung_call import Stuck
 from tests.support.cards import add_card

@@ -12,8 +12,8 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once
 from support.shared import captured
 
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.sources.nic import Nic
 from agent.sources.rdma import Rdma
 

@@ -19,7 +19,7 @@ from support.pci_bus import add_gpu, set_link
 from support.reading import read_once, readings
 from support.shared import CAPTURES, captured
 
-from agent.sources.nvidia.inventory import Gpus
+from agent.gpus.inventory import Gpus
 from agent.sources.nvidia.pcie import GpuPaths
 from railscope.catalog import gpu_pcie as c
 from railscope.reading import Absent, Reading

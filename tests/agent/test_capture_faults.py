@@ -11,8 +11,8 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers
 from support.shared import captured
 
-from agent.reader import Reader
-from agent.source import Source
+from agent.sampling.reader import Reader
+from agent.sampling.source import Source
 from agent.sources.ethtool_drivers import DRIVERS
 from agent.sources.nic import Nic
 from agent.sources.rdma import Rdma

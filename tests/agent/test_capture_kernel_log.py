@@ -10,7 +10,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers
 from support.shared import captured
 
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.kernel_messages import understand
 from railscope.frame import Event, Frame

@@ -12,7 +12,7 @@ from support.shared import unpacked
 
 from agent.host import Json
 from agent.host.real import RealHost
-from agent.reader import Outcome
+from agent.sampling.reader import Outcome
 from agent.sources.nic_settings import NicSettings
 from railscope.reading import Reading
 

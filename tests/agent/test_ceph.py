@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.sources.ceph import ROOT, Ceph, parse_mdsc, parse_metrics, parse_osdc
 from railscope.reading import Absent
 

@@ -19,8 +19,8 @@ from support.shipping import link_to
 from support.tree import make_tree
 
 from agent.cli import agent
+from agent.commands.check import check
 from agent.config import AgentSettings, Budget, CollectorLink
-from agent.diagnose import check
 from agent.host import NvmlError
 from agent.service import Agent
 

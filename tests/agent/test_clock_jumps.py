@@ -8,8 +8,8 @@ from support.machine import FakeHost
 from support.sampling import sampling
 
 from agent.host.clock import RealClock
+from agent.sampling.status import OK
 from agent.sources.rdma import Rdma
-from agent.status import OK
 
 HOUR = 3600
 

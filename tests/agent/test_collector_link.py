@@ -14,7 +14,7 @@ from support.reading import ORIGIN
 from support.shipping import link_to, shipping
 
 from agent.config import CollectorLink
-from agent.sinks.collector_client import Answer, CollectorClient, LinkError, Verdict
+from agent.shipping.collector_client import Answer, CollectorClient, LinkError, Verdict
 from railscope.wire import SentAt, envelope, pack
 
 GREETING = pack(envelope(ORIGIN, (), (), agent_version="1"))

@@ -17,8 +17,8 @@ from agent.config import AgentSettings
 from agent.host.files import OpenFiles, PlainFiles, RootedFiles
 from agent.host.real import RealHost
 from agent.machine_sources import machine_sources
-from agent.reader import Reader
-from agent.sampler import Sampler
+from agent.sampling.reader import Reader
+from agent.sampling.sampler import Sampler
 from agent.sources.rdma import Rdma
 from railscope.reading import REASONS, Absent, Reading
 

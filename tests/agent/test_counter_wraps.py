@@ -13,8 +13,8 @@ from support.reading import ORIGIN, readings
 from support.sampling import families
 
 from agent.config import AgentSettings
-from agent.counter_memory import CounterMemory
-from agent.reader import Reader
+from agent.sampling.counter_memory import CounterMemory
+from agent.sampling.reader import Reader
 from agent.service import Agent
 from agent.sources.nic import Nic
 from agent.sources.rdma import Rdma

@@ -14,10 +14,10 @@ from support.clock import ManualClock
 from support.examples import fewer
 
 from agent.config import CustodySettings
-from agent.custody import Custody
-from agent.custody_client import DisagreesError, Offer
-from agent.custody_store import MOST_EVIDENCE, CustodyStore
-from agent.stats import DISPUTED, HOLDS, CustodyState
+from agent.sampling.stats import DISPUTED, HOLDS, CustodyState
+from agent.witness.witness import Custody
+from agent.witness.witness_client import DisagreesError, Offer
+from agent.witness.witness_store import MOST_EVIDENCE, CustodyStore
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.cosignature import parse_witness_key, witnessed
 from railscope.audit.merkle import (

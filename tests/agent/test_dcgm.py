@@ -16,12 +16,12 @@ from support.mig import cut
 from support.reading import read_once
 from support.sampling import sampling
 
+from agent.endpoint.dcgm import DcgmExposition
+from agent.endpoint.dcgm_table import ROWS
+from agent.endpoint.http_server import HttpServer
+from agent.endpoint.metrics import Page
 from agent.host import NvmlError
-from agent.http_server import HttpServer
-from agent.sinks.dcgm import DcgmExposition
-from agent.sinks.dcgm_table import ROWS
-from agent.sinks.prometheus import Page
-from agent.source import Source
+from agent.sampling.source import Source
 from agent.sources.nvidia.activity import Activity
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.mig import Mig

@@ -21,7 +21,7 @@ from agent.host.clock import RealClock
 from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost
 from agent.machine_sources import machine_sources
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.service import Agent
 from railscope.capture import About, Capture, read_capture
 

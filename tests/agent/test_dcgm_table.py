@@ -20,9 +20,9 @@ from support.machine import FakeHost
 from support.reading import ORIGIN
 from support.shared import captured
 
-from agent.sinks.dcgm import DcgmExposition
-from agent.sinks.dcgm_formula import EACH, Row, Term
-from agent.sinks.dcgm_table import ROWS
+from agent.endpoint.dcgm import DcgmExposition
+from agent.endpoint.dcgm_formula import EACH, Row, Term
+from agent.endpoint.dcgm_table import ROWS
 from agent.sources.nvidia import activity, health, load, mig, settings
 from agent.sources.nvidia.calls import Questions
 from agent.sources.nvidia.nvlink import traffic_fields

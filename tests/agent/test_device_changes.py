@@ -8,10 +8,10 @@ from support.reading import ORIGIN, readings
 from support.sampling import sampling
 
 from agent.host import Host
-from agent.reader import Reader
-from agent.source import HoldsNothing, Inventory, Table
+from agent.sampling.reader import Reader
+from agent.sampling.source import HoldsNothing, Inventory, Table
+from agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
 from agent.sources.rdma import Rdma
-from agent.status import FAILED, OK, PARTIAL, UNSUPPORTED
 from railscope.catalog.entities import RDMA_PORT
 from railscope.catalog.rdma import RDMA_UP
 from railscope.entity import Entity

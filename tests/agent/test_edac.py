@@ -5,8 +5,8 @@ from __future__ import annotations
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.sources.edac import ROOT, Edac
 from railscope.reading import Absent
 

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sinks.ship import (
+from agent.shipping.shipper import (
     MAX_BYTES_OF_AN_ENVELOPE,
     MAX_EVENTS_OF_AN_ENVELOPE,
     MAX_FRAMES_OF_AN_ENVELOPE,

@@ -12,9 +12,9 @@ from support.pci_bus import add_gpu, set_link
 from support.reading import read_once, readings
 
 from agent.config import PcieSettings
+from agent.gpus.inventory import Gpus
 from agent.host import NvmlError
 from agent.sources.nvidia.expected_link import generation
-from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.pcie import GpuPaths
 from railscope.catalog import gpu_pcie as c
 from railscope.reading import Absent, Reading

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.governed import MS, NS, SimulatedSource, Simulation
 
-from agent.governor import (
+from agent.sampling.governor import (
     AT_LIMIT,
     HOLD_NS,
     SOURCES_SHARE,
@@ -21,7 +21,7 @@ from agent.governor import (
     Governor,
     Load,
 )
-from agent.meter import Cost, Spent
+from agent.sampling.meter import Cost, Spent
 
 SETTLE_SECONDS = 600.0
 BUDGET = 0.01

@@ -8,8 +8,8 @@ from support.reading import numbers, read_once, readings
 from support.sampling import sampling
 
 from agent.host import NvmlError
+from agent.sampling.status import FAILED, OK
 from agent.sources.nvidia.activity import Activity
-from agent.status import FAILED, OK
 from railscope.reading import Absent
 
 SM = ("railscope_gpu_sm_activity_ratio", ("GPU-0",))

@@ -11,7 +11,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
 from agent.host import NvmlError
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.nvidia.burst import GpuBurst
 from railscope.catalog import bursts as c
 from railscope.reading import Absent, Reading

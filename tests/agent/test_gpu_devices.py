@@ -8,10 +8,10 @@ from support.machine import DENIED, FakeHost
 from support.reading import read_once, readings
 from support.sampling import sampling
 
-from agent.source import Verdict
+from agent.gpus.inventory import Gpus
+from agent.sampling.source import Verdict
 from agent.sources.nvidia.devices import GpuDevices
 from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import Gpus
 from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_DEVICE_STATE
 from railscope.entity import Entity

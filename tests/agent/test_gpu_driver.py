@@ -10,13 +10,13 @@ from support.machine import FakeHost
 from support.reading import readings
 from support.sampling import Sampling, sampling
 
+from agent.gpus.inventory import Gpus
 from agent.host import NvmlError
-from agent.source import Source
+from agent.sampling.source import Source
+from agent.sampling.status import FAILED, OK
 from agent.sources.nvidia.activity import Activity
 from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.nvlink import NvLink
-from agent.status import FAILED, OK
 from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.reading import Absent, Reading
 

@@ -13,11 +13,11 @@ from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
 
 from agent.host import NvmlError
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
+from agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.load import QUESTIONS as LOAD
-from agent.status import FAILED, OK, PARTIAL, UNSUPPORTED
 from railscope.reading import Absent, Reading
 
 COUNT = "nvml.nvmlDeviceGetCount()"

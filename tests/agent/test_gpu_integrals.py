@@ -14,7 +14,7 @@ from support.mig import cut
 from support.reading import ORIGIN, readings
 
 from agent.host import NvmlError
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.integrals import (
     LONGEST_SAMPLE_NS,

@@ -8,7 +8,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN
 
 from agent.host import NvmlError
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.nvidia.gpu import Gpu
 
 ECC, COMPUTE, LIMIT = (

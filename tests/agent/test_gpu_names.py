@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.device_names import DeviceNames
+from agent.commands.device_names import DeviceNames
 from railscope.catalog.entities import GPU, NIC, NODE
 from railscope.entity import Entity
 

@@ -10,9 +10,9 @@ from support.machine import FakeHost
 from support.pci_bus import NVIDIA, add_gpu, set_link
 from support.reading import ORIGIN, readings
 
+from agent.gpus.inventory import Gpus
 from agent.host import NvmlError
-from agent.reader import Reader
-from agent.sources.nvidia.inventory import Gpus
+from agent.sampling.reader import Reader
 from agent.sources.nvidia.pcie import GpuPaths
 from railscope.catalog.pcie import PCIE_PATH_STATE
 from railscope.reading import Absent

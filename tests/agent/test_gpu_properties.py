@@ -13,13 +13,13 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import read_once, readings
 
+from agent.gpus.inventory import mig_devices
 from agent.host import Json, NvmlError
 from agent.host.recorded import BATCHES
-from agent.source import Columns, Table
+from agent.sampling.source import Columns, Table
 from agent.sources.nvidia import activity, health, load, mig, settings
 from agent.sources.nvidia.calls import Call, Questions
 from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import mig_devices
 from agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
 from agent.sources.nvidia.plan import Plan
 from agent.sources.nvidia.processes import Processes

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.reader import Reader
-from agent.source import Finding, Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Finding, Verdict
 from agent.sources.gpudirect import STATS, GpuDirect, parse_stats
 from railscope.reading import Absent
 

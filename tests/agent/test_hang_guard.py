@@ -7,9 +7,9 @@ import threading
 import pytest
 from support.machine import FakeHost
 
-from agent.call_time import CallTime
-from agent.hang_guard import GuardedHost, HungCall, HungCalls, device_asked, device_of
 from agent.host import NvmlError
+from agent.sampling.call_time import CallTime
+from agent.sampling.hang_guard import GuardedHost, HungCall, HungCalls, device_asked, device_of
 from railscope.reading import PRESENT, Absent
 
 

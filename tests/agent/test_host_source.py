@@ -13,7 +13,7 @@ from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.shared import unpacked
 
 from agent.host.real import RealHost
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.host import HostSource, whole_drives
 from railscope.reading import Absent
 

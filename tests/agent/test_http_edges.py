@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.http_client import HttpClient, HttpError
-from agent.http_server import (
+from agent.endpoint.http_server import (
     MOST_CONNECTIONS,
     MOST_HEADER_BYTES,
     MOST_OF_AN_ADDRESS,
@@ -17,6 +16,7 @@ from agent.http_server import (
     Request,
     Response,
 )
+from agent.shipping.http_client import HttpClient, HttpError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

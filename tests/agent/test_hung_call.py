@@ -17,17 +17,17 @@ from support.pages import Sample, sample, samples
 from support.reading import ORIGIN, readings
 from support.sampling import Sampling, sampling
 
-from agent.call_time import CallTime
-from agent.device_thread import DeviceThread
-from agent.hang_guard import MAX_HUNG_CALLS, GuardedHost, HungCall, HungCalls
-from agent.reader import Reader
-from agent.sampler import Limits, Sampler, _Family, _Member
-from agent.sinks.prometheus import Page
+from agent.endpoint.metrics import Page
+from agent.sampling.call_time import CallTime
+from agent.sampling.device_thread import DeviceThread
+from agent.sampling.hang_guard import MAX_HUNG_CALLS, GuardedHost, HungCall, HungCalls
+from agent.sampling.reader import Reader
+from agent.sampling.sampler import Limits, Sampler, _Family, _Member
+from agent.sampling.stats import ShippingStats
+from agent.sampling.status import FAILED, OK, PARTIAL
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
-from agent.stats import ShippingStats
-from agent.status import FAILED, OK, PARTIAL
 from railscope.catalog.agent import HANG_EVENT, SOURCE_EVENT
 from railscope.exposition import Format
 from railscope.frame import Frame

@@ -13,9 +13,9 @@ from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
 
 from agent.host.kernel_log import RealKernelLog
-from agent.reader import Reader
-from agent.source import Verdict
-from agent.status import FAILED, OK
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
+from agent.sampling.status import FAILED, OK
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.kernel_messages import understand
 from railscope.frame import Frame

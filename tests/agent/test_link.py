@@ -5,7 +5,7 @@ import errno
 from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.link import Link
 from railscope.reading import Absent
 

@@ -10,8 +10,8 @@ from support.machine import DENIED, FakeHost
 from support.nics import FEC, PAUSE, add_netlink, add_nic
 from support.reading import ORIGIN, read_once, readings
 
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.sources.link_errors import LinkErrors
 from agent.sources.nic import Nic
 from railscope.reading import Absent

@@ -8,12 +8,12 @@ from support.mig import GIBIBYTE, cut, mend
 from support.reading import numbers, readings
 from support.sampling import Sampling, sampling
 
+from agent.gpus.inventory import Gpus
 from agent.host import NvmlError
+from agent.sampling.status import OK
 from agent.sources.nvidia.activity import Activity
 from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.mig import Mig
-from agent.status import OK
 from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.frame import Event, Frame
 from railscope.reading import Absent

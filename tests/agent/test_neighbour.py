@@ -12,8 +12,8 @@ from support.machine import DENIED, FakeHost
 from support.nics import NET, add_nic, events, facts
 from support.reading import ORIGIN, read_once, readings
 
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.sources.neighbour import HEARD_WITHIN_NS, Neighbour
 from railscope.reading import Absent
 

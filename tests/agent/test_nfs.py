@@ -12,8 +12,8 @@ from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.trees import server_tree
 
 from agent.host.real import RealHost
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.sources.mountstats import EVENTS as ALL_EVENTS
 from agent.sources.mountstats import (
     OPERATION_FIELDS,

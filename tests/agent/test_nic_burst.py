@@ -14,13 +14,13 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 from support.sampling import sampling
 
-from agent.budget import governor_of
-from agent.bursts import MOST_WINDOWS
 from agent.config import Budget
 from agent.host.recorded import RecordedHost
-from agent.reader import Reader
+from agent.sampling.budget import governor_of
+from agent.sampling.bursts import MOST_WINDOWS
+from agent.sampling.reader import Reader
+from agent.sampling.status import OK
 from agent.sources.nic_burst import NicBurst
-from agent.status import OK
 from railscope.catalog import bursts as c
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading

@@ -10,10 +10,10 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
 
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
+from agent.sampling.status import OK, PARTIAL
 from agent.sources.nic import Nic
-from agent.status import OK, PARTIAL
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
 

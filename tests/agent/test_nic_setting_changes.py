@@ -26,10 +26,10 @@ from support.nics import (
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
 
-from agent.reader import Reader
+from agent.sampling.reader import Reader
+from agent.sampling.status import OK
 from agent.sources.look import MOST_EVENTS
 from agent.sources.nic_settings import NicSettings
-from agent.status import OK
 from railscope.exposition import Exposition, Format
 from railscope.reading import Absent
 

@@ -26,8 +26,8 @@ from support.nics import (
 )
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.sources.nic_settings import NicSettings
 from agent.topology.network import Wiring
 from agent.topology.rules import Rules

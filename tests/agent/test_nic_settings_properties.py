@@ -11,8 +11,8 @@ from support.machine import DENIED, FakeHost
 from support.nics import FEC, LINK_MODES, NET, add_netlink, add_nic, changes
 from support.reading import ORIGIN
 
-from agent.reader import Reader
-from agent.source import Table
+from agent.sampling.reader import Reader
+from agent.sampling.source import Table
 from agent.sources.nic_settings import NicSettings
 from agent.sources.settings.card import Told
 from agent.sources.settings.files import parameter

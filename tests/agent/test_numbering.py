@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.numbering import Numbering
+from agent.shipping.numbering import Numbering
 from railscope.batch import encode_batches
 from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
 from railscope.catalog.entities import DROP, SOURCE

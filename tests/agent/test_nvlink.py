@@ -10,7 +10,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
 from agent.host import NvmlError
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.nvidia.nvlink import NvLink, bit_error_decades
 from railscope.reading import Absent
 

@@ -19,8 +19,8 @@ from agent.host.nvme import LOG_BYTES, Nvme, ask_health, decode, refusal
 from agent.host.real import RealHost
 from agent.host.recording import RecordingHost
 from agent.host.redactor import Redactor
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.sources.nvme import ROOT, NvmeDrives
 from railscope.catalog.drives import STATES
 from railscope.reading import Absent, reason_of

@@ -17,7 +17,7 @@ from agent.host import Json, NvmlError
 from agent.host.nvml import Nvml
 from agent.host.nvml_gpm import SHORTEST_NS
 from agent.host.real import RealHost
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.nvidia.gpu import Gpu
 from railscope.reading import Absent
 

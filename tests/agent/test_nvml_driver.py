@@ -16,9 +16,9 @@ from support.standin_table import error
 from agent.host import NvmlError
 from agent.host.nvml import Nvml
 from agent.host.real import RealHost
-from agent.reader import Reader
+from agent.sampling.reader import Reader
+from agent.sampling.status import FAILED, OK
 from agent.sources.rdma import Rdma
-from agent.status import FAILED, OK
 from railscope.capture import Json
 from railscope.reading import Absent
 

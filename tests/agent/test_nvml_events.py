@@ -12,11 +12,11 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, readings
 from support.sampling import Sampling, sampling
 
+from agent.gpus.inventory import Gpus
 from agent.host import NvmlError
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEvents
 from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import Gpus
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import MOST_WAITING, SAME_NS, Sighting, XidBook
 from railscope.catalog.kernel import XID_EVENT

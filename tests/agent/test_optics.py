@@ -13,10 +13,10 @@ from support.nics import add_netlink, add_nic, events, facts
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.sampling import sampling
 
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
+from agent.sampling.status import FAILED, PARTIAL
 from agent.sources.optics import Optics
-from agent.status import FAILED, PARTIAL
 from railscope.reading import Absent
 
 KIND = "nic_module"

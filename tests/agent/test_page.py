@@ -15,12 +15,12 @@ from support.machine import FakeHost
 from support.pages import Sample, sample, samples
 from support.sampling import sampling
 
+from agent.endpoint.http_server import HttpServer
+from agent.endpoint.metrics import Page
 from agent.host import NvmlError
-from agent.http_server import HttpServer
-from agent.sinks.prometheus import Page
+from agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED, Status
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
-from agent.status import FAILED, OK, STARTING, UNSUPPORTED, Status
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 SHOWN = "let-me-in"

@@ -13,8 +13,8 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.sampling import sampling
 
-from agent.http_server import HttpServer
-from agent.sinks.prometheus import Page
+from agent.endpoint.http_server import HttpServer
+from agent.endpoint.metrics import Page
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
 

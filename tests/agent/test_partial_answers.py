@@ -20,7 +20,7 @@ from support.sampling import Sampling, sampling
 from agent.config import AgentSettings, Periods
 from agent.host import NvmlError
 from agent.machine_sources import machine_sources
-from agent.source import Source
+from agent.sampling.source import Source
 from railscope.catalog.entities import CLAIM, GPU_PROCESS
 from railscope.reading import Absent, to_stored
 

@@ -9,7 +9,7 @@ from support.machine import DENIED, FakeHost
 from support.pci_bus import DEVICES, NVME, add_device, add_gpu, add_nic, remove_device, set_link
 from support.reading import ORIGIN, readings
 
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.pcie import Pcie
 from agent.sources.pcie_presence import MOST_DEVICES, Presence
 from railscope.catalog.entities import PCIE

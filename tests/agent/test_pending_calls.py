@@ -18,10 +18,10 @@ from agent.config import AgentSettings, Budget
 from agent.host import NvmlError
 from agent.host.recorded import LOOK_AGAIN_SECONDS, RecordedHost
 from agent.host.recording import SLOW_NS, RecordingHost
-from agent.sampler import Limits, Sampler
+from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.status import OK, PARTIAL
 from agent.service import Agent
 from agent.sources.nvidia.gpu import Gpu
-from agent.status import OK, PARTIAL
 from railscope.capture import PENDING, About, Capture, Moment
 from railscope.exposition import Format
 from simulator import NodeSpec, simulate

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from support.machine import FakeHost
 
+from agent.commands.walk import Walk
 from agent.config import AgentSettings
 from agent.service import Agent
 from agent.topology.cards import Cards
-from agent.walk import Walk
 from railscope.catalog.rollup import scopes_of
 from railscope.entity import Entity
 from railscope.frame import NO_LANE, Schema

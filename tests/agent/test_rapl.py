@@ -12,8 +12,8 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.trees import ClockedTree, server_tree
 
-from agent.reader import Reader
-from agent.source import Verdict, longest_period_seconds
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict, longest_period_seconds
 from agent.sources.rapl import MOST_WATTS, ROOT, EnergyCounter, Rapl
 from railscope.reading import Absent
 

@@ -15,7 +15,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
 from agent.host.real import RealHost
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.rdma import Rdma
 from railscope.catalog.rdma import meaning
 from railscope.reading import Absent, Reading

@@ -10,7 +10,7 @@ import pytest
 from support.machine import FakeHost
 from support.reading import ORIGIN, Label, read_once, readings
 
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from agent.sources.rdma import Rdma
 from railscope.catalog.declare import Kind
 from railscope.catalog.rdma import FILES, RDMA_COUNTERS, meaning

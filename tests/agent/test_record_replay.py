@@ -25,8 +25,8 @@ from agent.host.recorded import RecordedHost
 from agent.host.recording import RecordingHost
 from agent.host.redactor import Redactor
 from agent.machine_sources import machine_sources
-from agent.reader import Reader
-from agent.source import Verdict
+from agent.sampling.reader import Reader
+from agent.sampling.source import Verdict
 from agent.streams.kernel_log import KernelLogStream
 from agent.topology.network import Wiring
 from railscope.capture import About, Capture, Moment, read_capture

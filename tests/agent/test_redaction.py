@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from support.tree import HOSTNAME, make_tree
 
 from agent.cli import agent
+from agent.commands.walk import Walk
 from agent.config import AgentSettings
 from agent.host import harmless
 from agent.host.redactor import Redactor
 from agent.service import Agent
-from agent.walk import Walk
 from railscope.capture import Capture, Moment, read_capture
 
 CASES = sorted(path.parent for path in Path("tests/captures").glob("*/capture.toml"))

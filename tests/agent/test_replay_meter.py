@@ -13,12 +13,12 @@ import pytest
 from support.clock import NS, ManualClock
 from support.pages import sample, samples
 
-from agent.budget import Keeper
 from agent.config import AgentSettings, Budget
 from agent.host.real import RealHost
 from agent.host.recorded import RecordedHost
-from agent.meter import ProcessMeter
-from agent.replay_meter import ReplayMeter, meter_of, with_memory_measured
+from agent.sampling.budget import Keeper
+from agent.sampling.meter import ProcessMeter
+from agent.sampling.replay_meter import ReplayMeter, meter_of, with_memory_measured
 from agent.service import Agent
 from railscope.capture import About, Capture, Moment, write_capture
 from railscope.exposition import Format

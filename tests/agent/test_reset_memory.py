@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from support.clock import NS
 from support.judging import Judging, judging, old_driver, set_field
 
-from agent.reset_memory import ResetMemory
-from agent.verdict.lifetime import Lifetime
+from agent.health.lifetime import Lifetime
+from agent.health.reset_memory import ResetMemory
 from railscope.reading import Absent
 
 

@@ -13,7 +13,7 @@ from support.collector import ScriptedCollector, take
 from support.reading import ORIGIN
 from support.shipping import link_to, shipping
 
-from agent.sinks.ship import RUN_END
+from agent.shipping.shipper import RUN_END
 from railscope.envelope_reader import unpack
 from railscope.wire import Envelope, RunEnd, WireError, envelope, pack
 

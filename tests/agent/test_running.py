@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.certificates import self_signed, server_context
 
+from agent.commands.running import running
 from agent.config import AgentSettings, Tls
-from agent.http_server import HttpServer, Request, Response
-from agent.running import running
-from agent.source import Verdict
+from agent.endpoint.http_server import HttpServer, Request, Response
+from agent.sampling.source import Verdict
 
 TOKEN = "page-token"  # noqa: S105 - no secret
 PAGE = """\

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from support.disk import small_file_system
 
-from agent.schema_store import SchemaStore
-from agent.spool import Loss, Spool, Spooled
+from agent.shipping.schema_store import SchemaStore
+from agent.shipping.spool import Loss, Spool, Spooled
 from railscope.wire import WireSchema
 
 PLENTY = 1 << 20

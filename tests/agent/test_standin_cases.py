@@ -18,7 +18,7 @@ from support.standin import Standin, run_scenario
 from agent.host import Json
 from agent.host.nvml import Nvml
 from agent.host.recorded import RecordedHost
-from agent.reader import Reader
+from agent.sampling.reader import Reader
 from railscope.capture import About, Capture, Moment, read_capture
 from railscope.catalog import METRICS
 from railscope.frame import Event

@@ -10,8 +10,8 @@ from support.pci_bus import add_gpu, add_nic
 from support.reading import read_once
 
 from agent.config import PREFIX, AgentSettings, TopologySettings
+from agent.sampling.source import Verdict
 from agent.service import Agent
-from agent.source import Verdict
 from agent.sources.rdma import Rdma
 from agent.topology.network import Network, NetworkDevice, Wiring
 from agent.topology.rules import ROLES, rules

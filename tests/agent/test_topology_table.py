@@ -21,6 +21,7 @@ from support.pci_bus import GPU, NVIDIA, add_device, add_gpu, add_nic, set_link
 from support.reading import read_once
 from support.shared import captured
 
+from agent.commands.walk import Walk
 from agent.sources.nic import Nic
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
@@ -31,7 +32,6 @@ from agent.topology.nvlinks import look as look_at_links
 from agent.topology.pci import pci_address
 from agent.topology.render import as_json, as_text
 from agent.topology.rules import Rules
-from agent.walk import Walk
 from railscope.cli import root as railscope
 from simulator import SHORT_NAMES, NodeSpec, simulate
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.clock import NS
 
-from agent.trend import MOST_GROWTH, SETTLED_AFTER, Trend
+from agent.sampling.trend import MOST_GROWTH, SETTLED_AFTER, Trend
 
 VALUES = st.floats(0.0, 1e12, allow_nan=False)
 

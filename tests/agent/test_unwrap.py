@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.unwrap import Unwrap
+from agent.sampling.unwrap import Unwrap
 from railscope.reading import PRESENT, Absent
 
 RANGE = 2**32

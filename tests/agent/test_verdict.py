@@ -18,11 +18,11 @@ from support.health import (
 )
 
 from agent.config import AgentSettings
+from agent.health import RULES, judge
+from agent.health.facts import MINUTE_NS, Change, Facts
+from agent.health.gather import SOURCES
+from agent.health.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, INSPECT, UNKNOWN
 from agent.machine_sources import machine_sources
-from agent.verdict import RULES, judge
-from agent.verdict.facts import MINUTE_NS, Change, Facts
-from agent.verdict.gather import SOURCES
-from agent.verdict.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, INSPECT, UNKNOWN
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_ecc, gpu_pcie
 from railscope.catalog import gpu_health as h

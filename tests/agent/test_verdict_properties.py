@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from support.faults import FAULTS
 from support.health import Fault, healthy, with_faults
 
-from agent.verdict import RULES, judge
-from agent.verdict.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, UNKNOWN, Rule
+from agent.health import RULES, judge
+from agent.health.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, UNKNOWN, Rule
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s

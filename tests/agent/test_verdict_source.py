@@ -10,10 +10,10 @@ from support.pci_bus import add_gpu, set_link
 from support.reading import readings
 
 from agent.config import AgentSettings
+from agent.endpoint.metrics import Page
 from agent.host import NvmlError
+from agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED
 from agent.service import Agent
-from agent.sinks.prometheus import Page
-from agent.status import FAILED, OK, STARTING, UNSUPPORTED
 from agent.streams.xid_book import MOST_GPUS
 from railscope.exposition import Format
 from railscope.reading import Absent

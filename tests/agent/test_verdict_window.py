@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.verdict.facts import MINUTE_NS
-from agent.verdict.window import STEP_NS, WINDOW_NS, Window
+from agent.health.facts import MINUTE_NS
+from agent.health.window import STEP_NS, WINDOW_NS, Window
 
 
 def test_a_window_is_bounded_however_long_it_is_used() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.pages import sample, samples
 
 from agent.cli import agent
+from agent.commands.walk import MOST_LOOKS, Walk, WalkClock, looks
 from agent.config import AgentSettings
 from agent.service import Agent
-from agent.walk import MOST_LOOKS, Walk, WalkClock, looks
 from railscope.capture import About, Capture, Moment, read_capture
 from railscope.exposition import Format
 

@@ -18,10 +18,10 @@ from support.audit import draft
 from support.clock import ManualClock
 
 from agent.config import CollectorLink, CustodySettings
-from agent.custody import Custody
-from agent.custody_client import AwayError, CustodyClient
-from agent.custody_store import CustodyStore
-from agent.stats import DISPUTED, HOLDS, HOLDS_NONE, CustodyState
+from agent.sampling.stats import DISPUTED, HOLDS, HOLDS_NONE, CustodyState
+from agent.witness.witness import Custody
+from agent.witness.witness_client import AwayError, CustodyClient
+from agent.witness.witness_store import CustodyStore
 from collector.audit.log import AuditError
 from collector.audit.verify import Outcome, VerifyError, verify
 from collector.config import Audit, CollectorSettings

@@ -12,7 +12,7 @@ from makers import START_BOOT_NS, START_WALL_NS, Sender, gpu_schema
 from running_collector import Running, running, settings_in
 from support.audit import draft
 
-from agent.numbering import Numbering
+from agent.shipping.numbering import Numbering
 from collector.audit.keys import load_or_make
 from collector.audit.log import AuditLog
 from collector.audit.trail import Trail

@@ -13,8 +13,8 @@ from agent.config import AgentSettings
 from agent.host import Json
 from agent.host.recorded import BATCHES, RecordedHost, call_key
 from agent.machine_sources import machine_sources
-from agent.sampler import Sampler
-from agent.source import Source
+from agent.sampling.sampler import Sampler
+from agent.sampling.source import Source
 from railscope.frame import Frame, Origin
 from simulator import NICS, NodeSpec, simulate
 

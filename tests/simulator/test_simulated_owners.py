@@ -7,12 +7,13 @@ from itertools import combinations
 
 import pytest
 
+from agent.commands.walk import Walk
 from agent.config import TenancySettings
-from agent.source import Table
-from agent.sources.nvidia.inventory import Gpus
-from agent.sources.nvidia.sharing import ProcessLists, Sharing
-from agent.tenancy.source import Tenancy
-from agent.walk import Walk
+from agent.gpus.inventory import Gpus
+from agent.gpus.process_lists import ProcessLists
+from agent.sampling.source import Table
+from agent.sources.nvidia.sharing import Sharing
+from agent.sources.tenancy import Tenancy
 from railscope.catalog import tenancy as c
 from railscope.frame import Event
 from railscope.shares import parse_share

@@ -16,9 +16,9 @@ import msgspec
 from support.clock import NS, ManualClock
 from support.sampling import families
 
-from agent.call_time import CallTime
 from agent.config import AgentSettings, Budget, Bursts, Periods
 from agent.host.recorded import LOOK_AGAIN_SECONDS, RecordedHost
+from agent.sampling.call_time import CallTime
 from agent.service import Agent
 from railscope.exposition import Format
 from railscope.frame import Instant

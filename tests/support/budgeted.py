@@ -15,15 +15,15 @@ from support.metering import FakeMeter
 from support.pages import Sample, samples
 from support.sampling import Sampling, sampling
 
-from agent.budget import Keeper
 from agent.config import Budget
-from agent.sampler import Sampler
-from agent.sinks.prometheus import Page
+from agent.endpoint.metrics import Page
+from agent.sampling.budget import Keeper
+from agent.sampling.sampler import Sampler
+from agent.sampling.stats import ShippingStats
+from agent.sampling.status import Status
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.rdma import Rdma
 from agent.sources.self_metrics import SelfMetrics
-from agent.stats import ShippingStats
-from agent.status import Status
 from railscope.exposition import Format
 from railscope.frame import Event
 

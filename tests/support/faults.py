@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.health import LINKS, ONE_MORE, Fault, change, late, links, reading, xid
 
-from agent.verdict.facts import MINUTE_NS, Change
+from agent.health.facts import MINUTE_NS, Change
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h

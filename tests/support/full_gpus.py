@@ -16,8 +16,8 @@ from agent.host import Json
 from agent.host.files import PlainFiles
 from agent.host.recorded import BATCHES, call_key
 from agent.machine_sources import machine_sources
-from agent.reader import Reader
-from agent.source import Source
+from agent.sampling.reader import Reader
+from agent.sampling.source import Source
 
 LINKS = 18
 _LINK_COUNT, _STATE, _MEMORY_TEMPERATURE, _THRESHOLDS = 91, 165, 82, range(193, 197)

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.governor import Governed, Governor
-from agent.meter import Cost, Spent
+from agent.sampling.governor import Governed, Governor
+from agent.sampling.meter import Cost, Spent
 
 NS = 1_000_000_000
 MS = 1_000_000

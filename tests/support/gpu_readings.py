@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from support.reading import Label, numbers, read_once, readings
 
+from agent.gpus.inventory import Gpus
 from agent.host import Host
-from agent.source import Source
+from agent.sampling.source import Source
 from agent.sources.nvidia.activity import Activity
 from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.mig import Mig
 from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.processes import Processes

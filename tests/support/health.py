@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from agent.health.facts import MINUTE_NS, Change, Facts, Part
 from agent.streams.xid_book import JudgedXid
-from agent.verdict.facts import MINUTE_NS, Change, Facts, Part
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h

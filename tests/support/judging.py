@@ -9,15 +9,15 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
-from agent.reader import Outcome, Reader
-from agent.source import Source
+from agent.gpus.inventory import Gpus
+from agent.sampling.reader import Outcome, Reader
+from agent.sampling.source import Source
+from agent.sampling.status import Grader, Status
 from agent.sources.nvidia.devices import GpuDevices
 from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.nvlink import NvLink
 from agent.sources.nvidia.pcie import GpuPaths
 from agent.sources.verdict import GpuVerdicts
-from agent.status import Grader, Status
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.xid_book import XidBook
 from railscope.catalog import gpu_health as h

@@ -7,7 +7,7 @@ from typing import Any
 
 from support.machine import FakeHost
 
-from agent.reader import Outcome
+from agent.sampling.reader import Outcome
 from railscope.frame import Event
 
 NET = "/sys/class/net"

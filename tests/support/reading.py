@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agent.host import Host
-from agent.reader import Outcome, Reader
-from agent.source import Source
+from agent.sampling.reader import Outcome, Reader
+from agent.sampling.source import Source
 from railscope.exposition import number
 from railscope.frame import Frame, Origin
 from railscope.reading import Absent, Reading

@@ -11,8 +11,8 @@ from support.clock import ManualClock
 from support.machine import FakeHost
 from support.reading import ORIGIN
 
-from agent.sampler import Limits, Sampler
-from agent.source import Source
+from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.source import Source
 from railscope.frame import Frame
 
 PATIENCE_SECONDS = 60

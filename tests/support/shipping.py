@@ -14,8 +14,8 @@ from support.collector import PATIENCE_SECONDS, FrameId, ScriptedCollector
 from support.reading import ORIGIN
 
 from agent.config import CollectorLink
-from agent.sinks.ship import Shipper
-from agent.stats import ShippingStats
+from agent.sampling.stats import ShippingStats
+from agent.shipping.shipper import Shipper
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.entity import Entity

@@ -25,8 +25,8 @@ from support.standin_table import table
 
 from agent.host import Json
 from agent.host.nvml import Nvml
-from agent.reader import Outcome, Reader
-from agent.source import Source
+from agent.sampling.reader import Outcome, Reader
+from agent.sampling.source import Source
 from railscope.reading import Reading
 
 SOURCES = Path(__file__).parents[1] / "nvml_standin"

@@ -9,10 +9,11 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 
 from agent.config import TenancySettings
-from agent.source import Table
-from agent.sources.nvidia.inventory import Gpus
-from agent.sources.nvidia.sharing import ProcessLists, Sharing
-from agent.tenancy.source import Tenancy
+from agent.gpus.inventory import Gpus
+from agent.gpus.process_lists import ProcessLists
+from agent.sampling.source import Table
+from agent.sources.nvidia.sharing import Sharing
+from agent.sources.tenancy import Tenancy
 from railscope.frame import Event
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.gpus.inventory import GpuDevice, Gpus
 from agent.host import Host, Json
-from agent.source import Columns, HoldsNothing, Inventory, Table
+from agent.sampling.source import Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia.calls import GPM, Field, Pick, Questions, Target, whole
-from agent.sources.nvidia.inventory import GpuDevice, Gpus
 from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_activity as a
 from railscope.catalog.declare import EntityKind, Metric

@@ -7,10 +7,10 @@ the time since the one before it; a window of several has their mean.
 
 from __future__ import annotations
 
-from agent.bursts import Averaged, Grid, Windows
+from agent.gpus.inventory import GpuDevice, Gpus
 from agent.host import Host, NvmlError
-from agent.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
-from agent.sources.nvidia.inventory import GpuDevice, Gpus
+from agent.sampling.bursts import Averaged, Grid, Windows
+from agent.sampling.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
 from railscope.catalog import bursts as c
 from railscope.reading import Absent
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.facts import linked
+from agent.gpus.inventory import Gpus
 from agent.host import Host
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
-from agent.sources.nvidia.inventory import Gpus
+from agent.sampling.facts import linked
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
 from agent.topology.names import gpu_uuid
 from agent.topology.pci import gpu_addresses
 from railscope.catalog import gpu_health as h

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from agent.facts import known
+from agent.gpus.inventory import Gpus
 from agent.host import Host, NvmlError
-from agent.source import Columns, HoldsNothing, Inventory, Table
-from agent.sources.nvidia.inventory import Gpus
+from agent.sampling.facts import known
+from agent.sampling.source import Columns, HoldsNothing, Inventory, Table
 from agent.streams.xid_book import Sighting, XidBook
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import GPU_EVENT, NODE

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agent.config import PcieSettings
-from agent.facts import text
+from agent.gpus.inventory import GpuDevice
 from agent.host import Host, NvmlError
-from agent.source import Columns, Table, reason_for
-from agent.sources.nvidia.inventory import GpuDevice
+from agent.sampling.facts import text
+from agent.sampling.source import Columns, Table, reason_for
 from agent.topology.paths import UNTOLD, LinkState, PciLink
 from railscope.catalog import gpu_pcie as c
 from railscope.catalog.declare import Metric

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agent.gpus.inventory import Gpus
 from agent.host import Host
-from agent.source import LONGEST_PERIOD_SECONDS, Columns, HoldsNothing, Inventory, Table
+from agent.sampling.source import LONGEST_PERIOD_SECONDS, Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia import health, load, settings
 from agent.sources.nvidia.calls import Questions
 from agent.sources.nvidia.integrals import Integrals
-from agent.sources.nvidia.inventory import Gpus
 from agent.sources.nvidia.modes import Modes
 from agent.sources.nvidia.plan import Plans
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.host import Host
-from agent.source import Columns, Table
+from agent.sampling.source import Columns, Table
 from railscope.catalog.declare import Metric
 from railscope.reading import PRESENT, REASONS, Absent
 

@@ -6,12 +6,20 @@ neither while a GPU is cut, and NVLink is off (nvml.h). Activity by GPM is in `a
 
 from __future__ import annotations
 
-from agent.facts import counted
+from agent.gpus.inventory import GpuDevice, Gpus, mig_devices
 from agent.host import Host, NvmlError
-from agent.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, nvml_reason
+from agent.sampling.facts import counted
+from agent.sampling.source import (
+    Columns,
+    Finding,
+    HoldsNothing,
+    Inventory,
+    Table,
+    Verdict,
+    nvml_reason,
+)
 from agent.sources.nvidia.calls import Call, Questions, Target, count, key, used, whole
 from agent.sources.nvidia.integrals import MOST_MEMORY_BYTES, Integrals, Integrated
-from agent.sources.nvidia.inventory import GpuDevice, Gpus, mig_devices
 from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_sharing as s
 from railscope.reading import Reading

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.facts import known
 from agent.host import Host
-from agent.source import Columns, Table
+from agent.sampling.facts import known
+from agent.sampling.source import Columns, Table
 from railscope.catalog import gpu_ecc, gpu_modes, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog.declare import Metric

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agent.facts import known
+from agent.gpus.inventory import GpuDevice, Gpus
 from agent.host import Host, Json, NvmlError
-from agent.source import Columns, HoldsNothing, Inventory, Table
+from agent.sampling.facts import known
+from agent.sampling.source import Columns, HoldsNothing, Inventory, Table
 from agent.sources.nvidia.calls import Call, Field, Questions, Target, whole
-from agent.sources.nvidia.inventory import GpuDevice, Gpus
 from agent.sources.nvidia.plan import Plans
 from agent.topology.pci import pci_address
 from railscope.catalog import nvlink as n

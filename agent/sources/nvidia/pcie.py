@@ -9,10 +9,10 @@ row. Where the driver does not tell the load, as with MIG, a slow link gets no v
 from __future__ import annotations
 
 from agent.config import PcieSettings
+from agent.gpus.inventory import Gpus
 from agent.host import Host, NvmlError
-from agent.source import Columns, Inventory, Table, reason_for
+from agent.sampling.source import Columns, Inventory, Table, reason_for
 from agent.sources.nvidia.expected_link import ExpectedLinks
-from agent.sources.nvidia.inventory import Gpus
 from agent.topology import pci
 from agent.topology.paths import LinkFiles, PciLink, links, path_state
 from railscope.catalog.entities import PCIE

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.host import Host, Json, NvmlError
-from agent.source import OTHER_FORM, Columns, Table, nvml_reason, picked
+from agent.sampling.source import OTHER_FORM, Columns, Table, nvml_reason, picked
 from agent.sources.nvidia.calls import Call, Field, Questions, Target
 from railscope.entity import Entity
 from railscope.frame import Column

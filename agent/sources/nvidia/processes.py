@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.facts import known, text
+from agent.gpus.inventory import GpuDevice, Gpus
+from agent.gpus.process_lists import Process, processes
 from agent.host import Host, Json, NvmlError
-from agent.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
-from agent.sources.nvidia.inventory import GpuDevice, Gpus
-from agent.sources.nvidia.sharing import Process, processes, vgpus_of
+from agent.sampling.facts import known, text
+from agent.sampling.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
+from agent.sources.nvidia.sharing import vgpus_of
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog.entities import GPU_PROCESS, VGPU
 from railscope.entity import Entity

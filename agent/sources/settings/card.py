@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agent.facts import linked, names, text
 from agent.host import Host
+from agent.sampling.facts import linked, names, text
 from railscope.catalog.declare import Metric
 from railscope.entity import Entity
 from railscope.frame import Column

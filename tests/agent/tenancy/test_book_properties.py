@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sources.nvidia.slices import Slots
+from agent.gpus.slices import Slots
 from agent.tenancy.book import Book, Kept, Look, Open
 from agent.tenancy.held import Held, Level, Told
 from railscope.frame import Event, Instant

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.tenancy import LISTED, NODE, Looked, node, pod, uuid
 
 from agent.config import TenancySettings
+from agent.endpoint.claims import ClaimsEndpoint, Start
 from agent.tenancy.clock_history import MAX_OFFSETS, ClockHistory
-from agent.tenancy.endpoint import ClaimsEndpoint, Start
 from collector.evidence.ends import ends_of
 from collector.evidence.told import Ended, Teller, Told, first_report, told
 from railscope.catalog import tenancy as c

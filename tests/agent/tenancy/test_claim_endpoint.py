@@ -26,7 +26,7 @@ from click.testing import CliRunner, Result
 from support.tenancy import NODE, Looked, cut, mig_uuid, node, told, uuid
 
 from agent.config import TenancySettings
-from agent.tenancy.endpoint import MOST_BODY_BYTES, ClaimsEndpoint
+from agent.endpoint.claims import MOST_BODY_BYTES, ClaimsEndpoint
 from agent.tenancy.told import FILE
 from railscope.cli import root
 from railscope.settings import SettingsError

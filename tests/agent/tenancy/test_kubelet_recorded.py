@@ -20,7 +20,7 @@ from agent.host.recording import RecordingHost
 from agent.host.redactor import Redactor
 from agent.owners.device_ids import ClaimedDevice
 from agent.owners.pod_resources import Claim, Container, Devices, Pod
-from agent.source import Finding
+from agent.sampling.source import Finding
 from railscope.capture import About, Capture
 
 Answer = Callable[[bytes, grpc.ServicerContext], bytes]

@@ -14,7 +14,7 @@ import pytest
 from support.tenancy import ALLOCATABLE, LISTED, Looked, cut, mig_uuid, node, pod, uuid
 
 from agent.config import TenancySettings
-from agent.source import Verdict
+from agent.sampling.source import Verdict
 
 CASES = Path(__file__).parent / "shares"
 

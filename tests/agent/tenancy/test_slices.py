@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sources.nvidia.slices import (
-    CAPACITY,
-    WHOLE,
-    Instance,
-    Slots,
-    covered,
-    places,
-)
+from agent.gpus.slices import CAPACITY, WHOLE, Instance, Slots, covered, places
 
 
 def instance(

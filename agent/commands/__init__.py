@@ -1,0 +1,1 @@
+"""Commands below `railscope agent`, and `railscope claim`."""

@@ -1,0 +1,319 @@
+"""Where `railscope claim` tells of claims: HTTP and JSON over a Unix socket that is root's.
+
+    POST /v1/claims            begin one: {"id", "gpus": [...], "tenant" or "owner", "workload", ...}
+    POST /v1/claims/ID/end     end it: {} or {"end": RFC 3339}
+    GET  /v1/claims            all that is in force, by whatever word
+
+An answer of 200 means that it is on the disk. Told again, nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import msgspec
+import structlog
+
+from agent.config import TenancySettings
+from agent.endpoint.http_server import HttpServer, Request, Response
+from agent.host import Clock
+from agent.sources.tenancy import Tenancy
+from agent.tenancy import naming
+from agent.tenancy.devices import UNKNOWN_NUMBER, Device, Known
+from agent.tenancy.held import COMMAND, BootTime, Held
+from agent.tenancy.names import CLAIMS, SOCKET
+from agent.tenancy.told import Claim, ConflictError, NotKeptError, UnknownError
+from railscope.listen import split_address
+from railscope.settings import SettingsError
+from railscope.shares import ShareError, parse_written_share, share_text
+
+log = structlog.get_logger(__name__)
+
+MOST_BODY_BYTES = 64 << 10
+_END = re.compile(rf"{CLAIMS}/([^/]+)/end")
+_RETRY_NS = 2_000_000_000
+_LATER_NS = 60_000_000_000
+_NS = 1_000_000_000
+_ROOT_ONLY = 0o600
+_NO_SOCKET_SO_LONG = 108
+
+Word = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}\Z")]
+
+
+class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What begins a claim. `again`: an id that has ended may begin once more."""
+
+    id: Name
+    gpus: Annotated[list[Word], msgspec.Meta(min_length=1, max_length=256)]
+    tenant: Word = ""
+    owner: Word = ""
+    workload: Word = ""
+    exclusive: bool = True
+    share: Word = ""
+    system: bool = False
+    start: datetime | None = None
+    again: bool = False
+
+
+class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ends a claim; now, where it does not say when."""
+
+    end: datetime | None = None
+
+
+class _RefusedError(Exception):
+    """A request that cannot be done: a status, and why."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _status(error: Exception) -> HTTPStatus:
+    if isinstance(error, _RefusedError):
+        return error.status
+    if isinstance(error, NotKeptError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.NOT_FOUND if isinstance(error, UnknownError) else HTTPStatus.CONFLICT
+
+
+class ClaimsEndpoint:
+    """Serves the claims of one agent, until closed."""
+
+    def __init__(
+        self, settings: TenancySettings, state: Path, tenancy: Tenancy, clock: Clock
+    ) -> None:
+        """Raises SettingsError where a setting cannot work."""
+        self._is_asked_for = bool(settings.socket)
+        self._path = Path(settings.socket) if settings.socket else state / SOCKET
+        self._listen = settings.listen
+        self._token = _token(settings)
+        self._tenancy, self._clock = tenancy, clock
+        self._servers: list[HttpServer] = []
+        self._is_bound = False
+
+    async def start(self) -> None:
+        """Listen on the socket, and on the address if there is one. Raises SettingsError."""
+        await self._serve_socket(is_first=True)
+        if self._listen:
+            server = HttpServer(self._respond_to_token, MOST_BODY_BYTES)
+            self._servers.append(server)
+            await server.start(self._listen, None)
+
+    async def keep_trying(self) -> None:
+        """Serve the socket as soon as its directory can be used."""
+        while not self._is_bound:
+            await self._clock.sleep_until(self._clock.now().boot_ns + _RETRY_NS)
+            await self._serve_socket(is_first=False)
+
+    async def _serve_socket(self, *, is_first: bool) -> None:
+        try:
+            listening = _bound(self._path)
+        except OSError as error:
+            message = f"cannot listen on {self._path}: {error.strerror or error}"
+            if is_first and (self._is_asked_for or error.errno == errno.EADDRINUSE):
+                raise SettingsError(message) from error
+            if is_first:
+                log.warning("claims_socket_missing", problem=message,
+                            advice="make the state directory writable: it is tried again")  # fmt: skip
+            return
+        self._is_bound = True
+        server = HttpServer(self._respond, MOST_BODY_BYTES)
+        self._servers.append(server)
+        await server.start_unix(listening)
+        if not is_first:
+            log.info("claims_socket_opened", path=str(self._path))
+
+    async def close(self) -> None:
+        """Stop listening; the socket goes."""
+        for server in self._servers:
+            await server.close()
+        if self._is_bound:
+            with suppress(OSError):
+                self._path.unlink()
+
+    async def _respond_to_token(self, request: Request) -> Response:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            return _json({"error": "show the token of tenancy.token"}, HTTPStatus.UNAUTHORIZED)
+        return await self._respond(request)
+
+    async def _respond(self, request: Request) -> Response:
+        try:
+            return await self._answer(request)
+        except msgspec.DecodeError as error:
+            is_json = isinstance(error, msgspec.ValidationError)
+            status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
+            return _json({"error": str(error)}, status)
+        except (_RefusedError, ConflictError, UnknownError, NotKeptError) as error:
+            return _json({"error": str(error.args[-1])}, _status(error))
+
+    async def _answer(self, request: Request) -> Response:
+        end = _END.fullmatch(request.path)
+        if request.path == CLAIMS and request.method in {"GET", "HEAD"}:
+            return _json({"claims": self._in_force()})
+        if request.path == CLAIMS and request.method == "POST":
+            start = msgspec.json.decode(request.body, type=Start)
+            claim = self._claim(start)
+            told = self._tenancy.told
+            kept = await asyncio.to_thread(told.start, claim, again=start.again)
+            return _json({"claim": _shown(kept)})
+        if end and request.method == "POST":
+            when = msgspec.json.decode(request.body or b"{}", type=End).end
+            edge = self._instant(when, "end")
+            kept = await asyncio.to_thread(self._tenancy.told.end, unquote(end[1]), *edge)
+            return _json({"claim": _shown(kept)})
+        known = request.path == CLAIMS or end
+        status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
+        message = f"no {request.method} {request.path}: there are GET and POST {CLAIMS}, POST {CLAIMS}/ID/end"
+        raise _RefusedError(status, message)
+
+    def _claim(self, start: Start) -> Claim:
+        if not start.tenant and not start.owner:
+            raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "say tenant or owner")
+        devices = dict.fromkeys(self._device(text) for text in start.gpus)
+        start_ns, start_boot = self._instant(start.start, "start")
+        share = _share(start)
+        return Claim(
+            id=start.id, devices=tuple(devices), tenant=start.tenant, owner=start.owner,
+            workload=start.workload, exclusive=start.exclusive and not share, share=share,
+            system=start.system, start_ns=start_ns, start_boot=start_boot,
+        )  # fmt: skip
+
+    def _device(self, text: str) -> Device:
+        devices = self._tenancy.devices
+        found = naming.find(text, devices)
+        if found:
+            return found
+        if not devices.all:
+            message = "the agent does not know of any GPU yet: try again in some seconds"
+            raise _RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message)
+        message = f"no GPU {text!r} here: name it by {naming.KINDS}; there are {devices.names}"
+        raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+
+    def _instant(self, when: datetime | None, what: str) -> tuple[int, BootTime | None]:
+        """An instant that was given, else now: nanoseconds since the epoch, and on the boot clock."""
+        now, history = self._clock.now(), self._tenancy.clock
+        if when is None:
+            return now.wall_ns, history.now(now)
+        if when.tzinfo is None:
+            message = f"{what} has no offset: write {when.isoformat()}Z for UTC"
+            raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        since = when - datetime(1970, 1, 1, tzinfo=UTC)
+        told_ns = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
+        if told_ns > now.wall_ns + _LATER_NS:
+            message = f"{what} is not over yet: tell it when it is"
+            raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        return told_ns, history.at(told_ns)
+
+    def _in_force(self) -> list[dict[str, str]]:
+        """What the last look found; and what was told since then."""
+        gpus = self._tenancy.devices.all
+        found = [_row(one.adapter, one.id, one.held, gpus) for one in self._tenancy.open]
+        known = {(row["id"], row["device"]) for row in found}
+        held = (one for one in self._tenancy.told.held if one.end_ns is None)
+        since = [_row(COMMAND, "", one, gpus) for one in held]
+        return found + [row for row in since if (row["id"], row["device"]) not in known]
+
+
+def _row(told_by: str, name: str, held: Held, gpus: Mapping[str, Known]) -> dict[str, str]:
+    """A claim in a list, with all names of its GPU; one reported here has the id it was reported by."""
+    gpu = gpus.get(held.gpu)
+    return {
+        "id": held.reference if told_by == COMMAND else name, "told_by": told_by,
+        "source": held.source, "level": held.level.word, "workload": held.workload,
+        "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
+        "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
+        "pci_address": gpu.pci_address if gpu else "",
+        "share": held.share, "count": str(held.count or ""),
+        "start": _written(held.start_ns or 0),
+    }  # fmt: skip
+
+
+def _share(start: Start) -> str:
+    """The share of each device as `n/d`; empty for none."""
+    if not start.share:
+        return ""
+    try:
+        return share_text(parse_written_share(start.share))
+    except ShareError as error:
+        raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+
+
+def _token(settings: TenancySettings) -> str:
+    """The token of the address. Raises SettingsError where it has none, or is not this machine's own."""
+    if not settings.listen:
+        return ""
+    host, _ = split_address(settings.listen)
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        message = (
+            f"tenancy.listen {settings.listen} must be an address of loopback: 127.0.0.1 or ::1"
+        )
+        raise SettingsError(message)
+    try:
+        kept = Path(settings.token_file).read_text("utf-8").strip() if settings.token_file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"tenancy.token_file {settings.token_file} cannot be read: {error}"
+        raise SettingsError(message) from error
+    token = kept or settings.token
+    if not token:
+        message = "tenancy.listen needs tenancy.token_file or tenancy.token"
+        raise SettingsError(message)
+    return token
+
+
+def _bound(path: Path) -> socket.socket:
+    """A socket at a path that root and the agent's own user may use; one that nobody serves goes.
+
+    Nobody can connect before it listens, which is after its mode is set. Raises OSError.
+    """
+    if len(str(path)) >= _NO_SOCKET_SO_LONG:
+        raise OSError(errno.ENAMETOOLONG, "the path of a socket has at most 107 bytes")
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as there:
+            if there.connect_ex(str(path)) != errno.ECONNREFUSED:
+                raise OSError(errno.EADDRINUSE, "another agent serves it")
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(str(path))
+        path.chmod(_ROOT_ONLY)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _shown(claim: Claim) -> dict[str, Any]:
+    return {
+        "id": claim.id, "devices": [device.id for device in claim.devices],
+        "tenant": claim.tenant, "owner": claim.owner, "workload": claim.workload,
+        "start": _written(claim.start_ns),
+        "end": None if claim.end_ns is None else _written(claim.end_ns),
+    }  # fmt: skip
+
+
+def _written(instant_ns: int) -> str:
+    """RFC 3339 to the second; the exact instants are in the events."""
+    return datetime.fromtimestamp(instant_ns // _NS, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(msgspec.json.encode(content) + b"\n", "application/json", status)

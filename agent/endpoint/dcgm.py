@@ -1,0 +1,274 @@
+"""The readings once more, under the names, labels and units of NVIDIA's dcgm-exporter.
+
+What a name is made of stands in `dcgm_table`. Where each reading lies is found once for the schemas
+of the sources; a scrape adds up whole numbers and divides at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from agent.endpoint.dcgm_formula import EACH, Formula, Row, Term
+from agent.endpoint.dcgm_table import ROWS
+from railscope.catalog.declare import EntityKind, Kind, Metric
+from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
+from railscope.entity import Entity
+from railscope.exposition import Format, labelled
+from railscope.frame import Frame, Schema
+from railscope.reading import Absent
+
+Key = tuple[str, ...]
+Place = tuple[int, int]
+"""Where a reading lies: which frame, which column."""
+
+_USED = {
+    term.metric
+    for row in ROWS
+    for formula in row.formulas
+    for term in (*formula.terms, *formula.over)
+} | {row.otherwise_zero for row in ROWS if row.otherwise_zero}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or a MIG device: its labels, and its part of the keys of entities."""
+
+    labels: tuple[tuple[str, str], ...]
+    key: dict[str, str]
+
+    def own(self, kind: EntityKind) -> Key:
+        """What the keys of a kind of entity begin with where they are about this device."""
+        return tuple(self.key[label] for label in kind.labels if label in self.key)
+
+
+class DcgmExposition:
+    """Pages from the latest frames, with what makes them kept for their schemas."""
+
+    def __init__(self, hostname: str) -> None:
+        self._hostname = hostname
+        self._schemas: tuple[Schema, ...] = ()
+        self._blocks: list[tuple[Row, list[_Sample]]] = []
+
+    def render(self, frames: Iterable[Frame], text_format: Format) -> str:
+        """One page of all the frames."""
+        current = [frame for frame in frames if _concerns(frame.schema)]
+        schemas = tuple(frame.schema for frame in current)
+        if schemas != self._schemas:
+            self._blocks = list(_blocks(schemas, self._hostname))
+            self._schemas = schemas
+        parts = []
+        for row, samples in self._blocks:
+            lines = [line for sample in samples if (line := sample.line(current))]
+            if lines:
+                parts += [_header(row, text_format), *lines]
+        if text_format is Format.OPENMETRICS:
+            parts.append("# EOF\n")
+        return "".join(parts)
+
+
+def _concerns(schema: Schema) -> bool:
+    return any(metric in _USED for metric, _ in schema.groups)
+
+
+def _header(row: Row, text_format: Format) -> str:
+    kind = "counter" if row.kind is Kind.COUNTER else "gauge"
+    if text_format is Format.OPENMETRICS and row.kind is Kind.COUNTER:
+        kind = "unknown"  # a counter's samples must end in _total there, and these names stay
+    return f"# HELP {row.name} {row.sentence}\n# TYPE {row.name} {kind}\n"
+
+
+# At each scrape --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Readings and what each counts for, term by term."""
+
+    terms: tuple[tuple[tuple[Place, int], ...], ...]
+
+    def of(self, frames: Sequence[Frame]) -> int | None:
+        """The sum; None where a term has no reading."""
+        total = 0
+        for term in self.terms:
+            there = 0
+            for (frame, column), factor in term:
+                reading = frames[frame].reading(column)
+                if reading is Absent.UNSUPPORTED:
+                    continue
+                if isinstance(reading, Absent):
+                    return None
+                total += reading * factor
+                there += 1
+            if not there:
+                return None
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way to make a value: a sum over a divisor, and over another sum where there is one."""
+
+    dividend: _Sum
+    divisor: int
+    over: _Sum | None
+
+    def text(self, frames: Sequence[Frame]) -> str | None:
+        """The value, exact where it is a whole number."""
+        dividend, divisor = self.dividend.of(frames), self.divisor
+        if self.over:
+            divisor *= self.over.of(frames) or 0
+        if dividend is None or not divisor:
+            return None
+        whole, rest = divmod(dividend, divisor)
+        return repr(dividend / divisor) if rest else str(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    prefix: str
+    ways: tuple[_Way, ...]
+    otherwise_zero: _Sum | None
+
+    def line(self, frames: Sequence[Frame]) -> str:
+        """The line of the page, empty where there is nothing to tell."""
+        for way in self.ways:
+            text = way.text(frames)
+            if text is not None:
+                return f"{self.prefix}{text}\n"
+        if self.otherwise_zero and self.otherwise_zero.of(frames) is not None:
+            return f"{self.prefix}0\n"
+        return ""
+
+
+# Once for the schemas --------------------------------------------------------------------------
+
+
+class _Columns:
+    """Every column of the schemas by its metric and the GPU it is about."""
+
+    def __init__(self, schemas: Sequence[Schema]) -> None:
+        self._columns: dict[tuple[Metric, Key], list[tuple[Key, Place]]] = {}
+        for frame, schema in enumerate(schemas):
+            for column, (metric, entity) in enumerate(schema.columns):
+                known = self._columns.setdefault((metric, entity.whole_key), [])
+                known.append((entity.key, (frame, column)))
+
+    def sample(self, row: Row, formulas: Iterable[Formula], device: Device) -> _Sample | None:
+        """A row's sample of a device; None where no source reads what makes it."""
+        found = (self._way(row, formula, device) for formula in formulas)
+        ways = tuple(way for way in found if way)
+        zero = None
+        if row.otherwise_zero:
+            zero = self._sum([(Term(row.otherwise_zero), 1)], device)
+        return _Sample(labelled(row.name, device.labels), ways, zero) if ways or zero else None
+
+    def _way(self, row: Row, formula: Formula, device: Device) -> _Way | None:
+        per_unit = row.measure.per_base_unit
+        factors = [term.metric.scale * term.weight * per_unit for term in formula.terms]
+        over_factors = [term.metric.scale * term.weight for term in formula.over]
+        divisor = lcm(*(factor.denominator for factor in factors))
+        over_divisor = lcm(*(factor.denominator for factor in over_factors))
+        whole = [int(factor * divisor) * over_divisor for factor in factors]
+        over_whole = [int(factor * over_divisor) for factor in over_factors]
+        dividend = self._sum(zip(formula.terms, whole, strict=True), device)
+        over = self._sum(zip(formula.over, over_whole, strict=True), device)
+        if dividend is None or over is None:
+            return None
+        return _Way(dividend, divisor, over if formula.over else None)
+
+    def _sum(self, terms: Iterable[tuple[Term, int]], device: Device) -> _Sum | None:
+        found = []
+        for term, factor in terms:
+            readings = tuple(self._readings(term, factor, device))
+            if not readings:
+                return None
+            found.append(readings)
+        return _Sum(tuple(found))
+
+    def _readings(self, term: Term, factor: int, device: Device) -> Iterator[tuple[Place, int]]:
+        kind = term.metric.about
+        wanted = (*device.own(kind), *term.part)
+        for key, place in self._columns.get((term.metric, device.own(kind.whole)), ()):
+            if not _fits(key, wanted):
+                continue
+            if term.weights is None:
+                yield place, factor
+            elif key[-1] in term.weights:
+                yield place, factor * term.weights[key[-1]]
+
+
+def _fits(key: Key, wanted: Key) -> bool:
+    return len(key) == len(wanted) and all(
+        want in {EACH, have} for have, want in zip(key, wanted, strict=True)
+    )
+
+
+def _blocks(schemas: Sequence[Schema], hostname: str) -> Iterator[tuple[Row, list[_Sample]]]:
+    """Every row with its samples: of the GPU instances where they tell it, else of the GPU."""
+    columns = _Columns(schemas)
+    gpus = _devices(schemas, hostname)
+    for row in ROWS:
+        samples: list[_Sample | None] = []
+        for gpu, instances in gpus:
+            if row.mig and instances:
+                samples += [columns.sample(row, [row.mig], mig) for mig in instances]
+            else:
+                samples.append(columns.sample(row, row.gpu, gpu))
+        yield row, [sample for sample in samples if sample]
+
+
+def _devices(schemas: Sequence[Schema], hostname: str) -> list[tuple[Device, list[Device]]]:
+    """The GPUs in the order of their indices, each with its GPU instances."""
+    entities = [entity for schema in schemas for entity in schema.entities if entity.facts]
+    gpus = {entity.key: entity for entity in entities if entity.kind is GPU}
+    migs = {entity.key: entity for entity in entities if entity.kind is MIG}
+    return [
+        (
+            _device(gpu, None, hostname),
+            [_device(gpu, mig, hostname) for mig in _instances(gpu, migs.values())],
+        )
+        for gpu in sorted(gpus.values(), key=lambda gpu: int(gpu.facts["index"]))
+    ]
+
+
+def _instances(gpu: Entity, migs: Iterable[Entity]) -> list[Entity]:
+    """One MIG device for each GPU instance: what its compute instances share is told once."""
+    own = [mig for mig in migs if mig.whole_key == gpu.key]
+    own.sort(key=lambda mig: -int(mig.facts["compute_instance"]))
+    first = {int(mig.facts["gpu_instance"]): mig for mig in own}
+    return [first[instance] for instance in sorted(first)]
+
+
+def _device(gpu: Entity, mig: Entity | None, hostname: str) -> Device:
+    facts = gpu.facts
+    labels = {
+        "gpu": facts["index"],
+        "UUID": gpu.key[0],
+        "pci_bus_id": _bus_id(facts.get("pci_address", "")),
+        "device": f"nvidia{facts['minor']}" if "minor" in facts else "",
+        "modelName": facts.get("model", ""),
+        "GPU_I_PROFILE": _profile(mig.facts.get("profile", "")) if mig else "",
+        "GPU_I_ID": mig.facts["gpu_instance"] if mig else "",
+        "Hostname": hostname,
+        "DCGM_FI_DRIVER_VERSION": facts.get("driver", ""),
+    }
+    key = dict(zip(GPU.labels, gpu.key, strict=True))
+    if "pci_address" in facts:
+        key |= dict(zip(GPU_ADDRESS.labels, (facts["pci_address"],), strict=True))
+    if mig:
+        key |= dict(zip(MIG.labels, mig.key, strict=True))
+    return Device(tuple((label, value) for label, value in labels.items() if value), key)
+
+
+def _bus_id(address: str) -> str:
+    """A PCI address as NVML and DCGM write it: 00000000:3B:00.0."""
+    domain, _, rest = address.upper().partition(":")
+    return f"{domain:0>8}:{rest}" if rest else address
+
+
+def _profile(name: str) -> str:
+    """The profile of the GPU instance: that of a part of its compute slices is 1c.3g.40gb."""
+    parts = name.split(".")
+    return ".".join(parts[1:]) if parts[0].endswith("c") else name

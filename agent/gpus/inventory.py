@@ -1,0 +1,328 @@
+"""Which GPUs and MIG devices there are, and what identifies them.
+
+One inventory serves all sources of the driver's thread. Whoever sees a change counts it, and all of
+them then probe anew: what a GPU supports depends on its driver and its mode.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+from agent.gpus.slices import MOST_DEVICES, Instance, Place, places
+from agent.host import Host, Json, NvmlError
+from agent.sampling.facts import counted, known, text
+from agent.sampling.source import Finding, Verdict
+from agent.topology.network import Network, Wiring
+from agent.topology.pci import NO_NUMA_NODE, gpu_addresses, pci_address
+from railscope.catalog import gpu_health as h
+from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
+from railscope.entity import Entity
+from railscope.frame import Event
+
+_LIBRARY_NOT_FOUND = 12
+_LOST = {15, 16}
+_ARCHITECTURES = {
+    2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada",
+    9: "Hopper", 10: "Blackwell", 13: "Rubin",
+}  # fmt: skip
+_VIRTUALIZATION = {
+    "0": "none",
+    "1": "passthrough",
+    "2": "vgpu_guest",
+    "3": "vgpu_host",
+    "4": "vsga",
+}
+_MOST_EVENTS = 100
+REFUSED_FOR_NS = 900_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A compute instance of a GPU instance; its UUID is the device to ask NVML about."""
+
+    uuid: str
+    entity: Entity
+    place: Place | None = None
+    """Its slots of the GPU; None where its profile is not understood."""
+    start: int | None = None
+    """Its first slice of memory; None where the driver does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDevice:
+    """A GPU; its NVML index is the device to ask NVML about."""
+
+    index: int
+    entity: Entity
+    pci_address: str
+    mig_mode: str = ""
+    mig_devices: tuple[MigDevice, ...] = ()
+    memory_bytes: int = 0
+    """0 where the driver does not say."""
+
+
+@dataclass
+class Gpus:
+    """The GPUs as the last look found them."""
+
+    wiring: Wiring = field(default_factory=Wiring)
+    found: dict[int, GpuDevice] = field(default_factory=dict)
+    generation: int = 0
+    """Grows with every change of what is there."""
+    findings: tuple[Finding, ...] = ()
+    looked: bool = False
+    """Whether a look has come to its end: before, that none were found says nothing."""
+    _events: list[Event] = field(default_factory=list)
+    _refusal: NvmlError | None = None
+    _refused_ns: int = 0
+
+    def look(self, host: Host) -> dict[int, GpuDevice]:
+        """Count the GPUs and ask each who it is. Raises NvmlError where the driver is sick.
+
+        A GPU that is lost keeps its place: it is not absent, it is lost. A driver that has refused
+        is not asked again within the same second, by whatever source.
+        """
+        now_ns = host.clock.now().boot_ns
+        if self._refusal and 0 <= now_ns - self._refused_ns < REFUSED_FOR_NS:
+            raise self._refusal
+        self._refusal = None
+        try:
+            count = host.call("nvml", "nvmlDeviceGetCount")
+        except NvmlError as error:
+            if error.code != _LIBRARY_NOT_FOUND:
+                self.generation += 1  # whatever comes back may support other things
+                self._refusal, self._refused_ns = error, now_ns
+                raise
+            count = None
+        except FileNotFoundError:
+            count = None
+        if count is None:
+            self._settle(host, {}, (_no_library(host),))
+            return self.found
+        driver = _Driver.asked(host)
+        network = self.wiring.look(host)
+        asked = {index: self._identify(host, index, driver, network) for index in range(count)}
+        named = {gpu.entity.key: index for index, gpu in asked.items() if gpu}
+        gpus = {i: gpu for i, gpu in asked.items() if gpu and named[gpu.entity.key] == i}
+        detail = f"{len(gpus)} of {counted(count, 'GPU')}, driver {driver.version}"
+        complete = Verdict.SUPPORTED if len(gpus) == count else Verdict.BROKEN
+        mend = "" if len(gpus) == count else "look for the others below, and into the kernel log"
+        self._settle(host, gpus, (Finding("GPUs", complete, detail, mend),))
+        return gpus
+
+    def changed(self) -> None:
+        """Say that something is no longer as the last look found it."""
+        self.generation += 1
+
+    def take_events(self) -> list[Event]:
+        """What has changed since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _settle(
+        self, host: Host, gpus: dict[int, GpuDevice], findings: tuple[Finding, ...]
+    ) -> None:
+        if gpus != self.found:
+            self.generation += 1
+            if self.looked:
+                self._tell(host, gpus)
+        self.found, self.findings, self.looked = gpus, findings, True
+
+    def _tell(self, host: Host, gpus: dict[int, GpuDevice]) -> None:
+        before = {gpu.entity.key[0]: gpu for gpu in self.found.values()}
+        after = {gpu.entity.key[0]: gpu for gpu in gpus.values()}
+        for name in sorted(before.keys() | after.keys()):
+            old, new = before.get(name), after.get(name)
+            if old is None or new is None:
+                there = old or new
+                assert there is not None  # noqa: S101 - the name is of one of them
+                self._event(host, there, change="removed" if old else "added")
+            elif old.mig_mode != new.mig_mode:
+                self._event(host, new, change="mig_mode", before=old.mig_mode, after=new.mig_mode)
+            elif old.mig_devices != new.mig_devices:
+                self._event(
+                    host, new, change="mig_devices", before=_names(old), after=_names(new)
+                )  # fmt: skip
+            elif old.entity.facts != new.entity.facts:
+                self._event(host, new, change="facts", after=_different(old.entity, new.entity))
+
+    def _event(self, host: Host, gpu: GpuDevice, **facts: str) -> None:
+        now = host.clock.now()
+        about = Entity(GPU_ADDRESS, (gpu.pci_address,))
+        told = known(gpu=gpu.entity.key[0], **facts)
+        if len(self._events) < _MOST_EVENTS:
+            self._events.append(Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, told))
+
+    def _identify(
+        self, host: Host, index: int, driver: _Driver, network: Network
+    ) -> GpuDevice | None:
+        try:
+            name = host.call("nvml", "nvmlDeviceGetUUID", index)
+            bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
+            entity = Entity(GPU, (name,), _facts(host, index, driver, network, bus))
+            mode = _answer(host, "nvmlDeviceGetMigMode", index)
+            enabled = bool(mode and mode[0])
+            devices = mig_devices(host, index, entity) if enabled else ()
+            memory = _answer(host, "nvmlDeviceGetMemoryInfo", index)
+        except NvmlError:
+            return self.found.get(index)  # a GPU that is counted is there, however sick it is
+        total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
+        return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    version: str
+    cuda: str
+
+    @classmethod
+    def asked(cls, host: Host) -> _Driver:
+        number = _answer(host, "nvmlSystemGetCudaDriverVersion")
+        cuda = f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else ""
+        return cls(_text(host, "nvmlSystemGetDriverVersion"), cuda)
+
+
+def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
+    """The MIG devices of a GPU that is cut into some. Raises NvmlError where they cannot be told."""
+    listed = host.call("nvml", "nvmlDeviceGetMigDevices", index)
+    instances = [
+        Instance(
+            told["uuid"], _profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
+            int(told["gpu"]), int(told["compute"]), told.get("start"), told.get("size"),
+            told.get("most", MOST_DEVICES),
+        )
+        for told in listed
+    ]  # fmt: skip
+    try:
+        slots = places(instances)
+    except ValueError:  # positions that no GPU has
+        slots = {}
+    found = []
+    for told, instance in zip(listed, instances, strict=True):
+        place = slots.get(instance.uuid)
+        facts = known(
+            profile=instance.profile,
+            gpu_instance=str(told["gpu"]),
+            compute_instance=str(told["compute"]),
+            mig_index=str(told["index"]),
+            compute_slots=place.compute.word if place else "",
+            memory_slots=place.memory.word if place else "",
+        )
+        entity = Entity(MIG, (*gpu.key, instance.uuid), facts)
+        found.append(MigDevice(instance.uuid, entity, place, instance.start))
+    return tuple(found)
+
+
+def _facts(host: Host, index: int, driver: _Driver, network: Network, bus: str) -> dict[str, str]:
+    architecture = _text(host, "nvmlDeviceGetArchitecture", index)
+    capability = _answer(host, "nvmlDeviceGetCudaComputeCapability", index)
+    virtual = _text(host, "nvmlDeviceGetVirtualizationMode", index)
+    return known(
+        index=str(index),
+        model=_text(host, "nvmlDeviceGetName", index),
+        pci_address=bus,
+        serial=_text(host, "nvmlDeviceGetSerial", index),
+        minor=_text(host, "nvmlDeviceGetMinorNumber", index),
+        architecture=_ARCHITECTURES.get(int(architecture or 0), architecture),
+        compute_capability=".".join(map(str, capability or ())),
+        vbios=_text(host, "nvmlDeviceGetVbiosVersion", index),
+        inforom=_text(host, "nvmlDeviceGetInforomImageVersion", index),
+        gsp_firmware=_text(host, "nvmlDeviceGetGspFirmwareVersion", index),
+        part_number=_text(host, "nvmlDeviceGetBoardPartNumber", index),
+        driver=driver.version,
+        cuda=driver.cuda,
+        virtualization=_VIRTUALIZATION.get(virtual, virtual),
+        numa_node=text(host, f"/sys/bus/pci/devices/{bus}/numa_node").removeprefix(NO_NUMA_NODE),
+        rail=_rail(network, bus, index),
+        **_place(host, index),
+        **_fabric(host, index),
+    )
+
+
+def _place(host: Host, index: int) -> dict[str, str]:
+    """Where the GPU sits in a rack system; members of one byte come as one character.
+
+    A server on its own has no chassis: its slot and tray of 0 say nothing, and nvidia-smi leaves
+    them out, too.
+    """
+    told = _answer(host, "nvmlDeviceGetPlatformInfo", index)
+    if not told:
+        return {"module": _text(host, "nvmlDeviceGetModuleId", index)}
+    if not told.get("chassisSerialNumber"):
+        return {"module": _byte(told.get("moduleId", ""))}
+    return {
+        "chassis": told.get("chassisSerialNumber", ""),
+        "slot": _byte(told.get("slotNumber", told.get("chassisPhysicalSlotNumber", ""))),
+        "tray": _byte(told.get("trayIndex", told.get("computeSlotIndex", ""))),
+        "module": _byte(told.get("moduleId", "")),
+    }
+
+
+def _byte(told: str | int) -> str:
+    return str(told) if isinstance(told, int) else str(ord(told)) if told else ""
+
+
+def _fabric(host: Host, index: int) -> dict[str, str]:
+    """The NVLink domain: GPUs with the same cluster and clique reach each other."""
+    told = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index) or _answer(
+        host, "nvmlDeviceGetGpuFabricInfo", index
+    )
+    if not told or not any(told.get("clusterUuid", ())):
+        return {}
+    cluster = str(uuid.UUID(bytes=bytes(told["clusterUuid"])))
+    return {"fabric_cluster": cluster, "fabric_clique": str(told.get("cliqueId", ""))}
+
+
+def _profile(name: str) -> str:
+    """The profile at the end of a MIG device's name: NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb."""
+    _, marked, profile = name.rpartition("MIG ")
+    return profile if marked else ""
+
+
+def _names(gpu: GpuDevice) -> str:
+    return " ".join(device.uuid for device in gpu.mig_devices)
+
+
+def _different(old: Entity, new: Entity) -> str:
+    names = sorted(old.facts.keys() | new.facts.keys())
+    return ", ".join(
+        f"{name}: {old.facts.get(name, '')} -> {new.facts.get(name, '')}"
+        for name in names
+        if old.facts.get(name) != new.facts.get(name)
+    )
+
+
+def _rail(network: Network, bus: str, index: int) -> str:
+    """That of its network card; its NVML index where it cannot be seen on the PCI bus."""
+    if all(gpu.address != bus for gpu in network.gpus):
+        return str(index)
+    return str(network.gpu_rails.get(bus, ""))
+
+
+def _answer(host: Host, function: str, *arguments: int | str) -> Json:
+    """An answer, or None where there is none: a fact is told or it is not.
+
+    Raises NvmlError where the GPU is lost meanwhile: then nothing new is known of it.
+    """
+    try:
+        return host.call("nvml", function, *arguments)
+    except NvmlError as error:
+        if error.code in _LOST:
+            raise
+        return None
+    except OSError:
+        return None
+
+
+def _text(host: Host, function: str, *arguments: int | str) -> str:
+    answer = _answer(host, function, *arguments)
+    return "" if answer is None else str(answer)
+
+
+def _no_library(host: Host) -> Finding:
+    present = len(gpu_addresses(host))
+    if present:
+        detail = f"{present} NVIDIA GPUs on the PCI bus, but no libnvidia-ml.so.1"
+        return Finding("GPUs", Verdict.BROKEN, detail, "install the NVIDIA driver on this server")
+    return Finding("GPUs", Verdict.ABSENT, "no NVIDIA driver library (libnvidia-ml.so.1)")

@@ -1,0 +1,82 @@
+"""The verdict on the health of a GPU: a pure function of the facts.
+
+A table of rules, by subject: what is wrong, how bad it is, what to do about it. A failed fact
+decides; where nothing has failed but a fact that is needed cannot be told, nobody knows; unknown is
+never healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.health import board, driver, links, memory
+from agent.health.facts import Facts
+from agent.health.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, UNKNOWN, Answer, Rule
+from railscope.catalog import gpu_health as h
+from railscope.reading import Absent, Reading
+
+RULES: tuple[Rule, ...] = (*driver.RULES, *memory.RULES, *links.RULES, *board.RULES)
+_ACTIONS = {name: code for code, name in h.GPU_ACTION.states.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuVerdict:
+    """How a GPU is, why, and what to do about it."""
+
+    state: int
+    answers: Mapping[str, Answer]
+    """By the reason of each rule."""
+    reasons: tuple[str, ...]
+    """What is wrong, in the order of the rules."""
+    actions: tuple[str, ...]
+    """From mildest to hardest."""
+    nvidia: tuple[str, ...]
+    """What NVIDIA calls them."""
+    missing: Mapping[str, Absent]
+    """What ought to be known and is not, by the reason that depends on it."""
+
+    @property
+    def action(self) -> Reading:
+        """The hardest action as a state of railscope_gpu_recommended_action.
+
+        None is recommended only for a healthy GPU: for one that is unknown that would be a guess.
+        """
+        if self.actions:
+            return _ACTIONS[self.actions[-1]]
+        if self.state == HEALTHY:
+            return _ACTIONS["none"]
+        return next(iter(self.missing.values()), Absent.UNSUPPORTED)
+
+
+def judge(facts: Facts, rules: Sequence[Rule] = RULES) -> GpuVerdict:
+    """The verdict on one GPU."""
+    answers = {rule.reason: rule.answer(facts) for rule in rules}
+    active = [rule for rule in rules if answers[rule.reason] is True]
+    missing = {
+        rule.reason: answer
+        for rule in rules
+        if isinstance(answer := answers[rule.reason], Absent) and rule.holds_up(facts, answer)
+    }
+    # Of a GPU that nothing at all can be told of, nothing bad can be told either.
+    told = any(
+        isinstance(answers[rule.reason], bool) for rule in rules if rule.needed and rule.metrics
+    )
+    asked = [rule.asked(facts) for rule in active]
+    wanted = {action for each in asked for action in each.actions}
+    return GpuVerdict(
+        _state({rule.state for rule in active}, known=told and not missing),
+        answers,
+        tuple(rule.reason for rule in active),
+        tuple(action for action in HARDNESS if action in wanted),
+        tuple(dict.fromkeys(word for each in asked for word in each.nvidia)),
+        missing,
+    )
+
+
+def _state(states: set[int], *, known: bool) -> int:
+    if FAILED in states:
+        return FAILED
+    if not known or UNKNOWN in states:
+        return UNKNOWN
+    return DEGRADED if DEGRADED in states else HEALTHY

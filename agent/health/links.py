@@ -1,0 +1,203 @@
+"""Rules about what joins GPUs: NVLinks, and the fabric of NVLink switches.
+
+Sources: NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp (replays and recoveries fail, CRC errors
+warn, many of them fail; from Blackwell on, recoveries of a link); nvml.h, nvmlGpuFabricInfo.
+"""
+
+from __future__ import annotations
+
+from agent.health.facts import SECOND_NS, Change, Facts, Part, Untold, any_of, present, untold
+from agent.health.rule import (
+    DEGRADED,
+    FAILED,
+    HEALTH,
+    NVLINK,
+    NVLINK_SIGNAL,
+    Asked,
+    Rule,
+    any_part,
+    grown,
+    is_state,
+)
+from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_sharing as s
+from railscope.catalog import nvlink as n
+from railscope.reading import Absent
+
+RECOVERING = ("replay", "recovery")
+CRC = ("crc", "crc_flit", "crc_data")
+CRC_PER_SECOND = 100
+"""DCGM_LIMIT_MAX_NVLINK_CRC_ERROR: CRC errors only matter at rates of 100 and more per second."""
+WORST_BIT_ERROR_DECADES = 12
+_NOT_SUPPORTED, _NOT_STARTED, _IN_PROGRESS, _COMPLETED = h.GPU_FABRIC_STATE.states
+_INACTIVE = 0
+_CARRIED = (
+    n.NVLINK_RAW_TRANSMITTED, n.NVLINK_RAW_RECEIVED, n.NVLINK_TRANSMITTED, n.NVLINK_RECEIVED,
+)  # fmt: skip
+_DCGM = "DCGM health"
+_RESET = Asked(("drain", "reset_gpu"), ("WORKFLOW_NVLINK_ERR",))
+
+
+def _not_joined(facts: Facts) -> bool:
+    state = facts.number(h.GPU_FABRIC_STATE)
+    if state == _COMPLETED:
+        return facts.number(h.GPU_FABRIC_STATUS) != 0
+    return state != _NOT_SUPPORTED
+
+
+def _down(facts: Facts) -> bool:
+    """A link that is down is a fault where there is a fabric, or where it has been up before.
+
+    A card may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a GPU that is
+    cut into MIG devices uses none.
+    """
+    states = facts.parts(n.NVLINK_STATE)
+    if not any_of(states.values(), lambda state: state == _INACTIVE):
+        return False
+    down = [part for part, state in states.items() if state == _INACTIVE]
+    return _should_be_up(facts) or any(_has_carried(facts, part) for part in down)
+
+
+def _has_carried(facts: Facts, link: Part) -> bool:
+    """Whether bytes went over the link since the driver was loaded."""
+    counts = [facts.reading(metric, *link) for metric in _CARRIED]
+    if any(not isinstance(count, Absent) and count > 0 for count in counts):
+        return True
+    for count in counts:
+        if isinstance(count, Absent) and count is not Absent.UNSUPPORTED:
+            raise Untold(count)
+    return False
+
+
+def _should_be_up(facts: Facts) -> bool:
+    if facts.reading(s.GPU_MIG_MODE) == 1:
+        return False
+    fabric = facts.reading(h.GPU_FABRIC_STATE)
+    return fabric is not Absent.UNSUPPORTED and present(fabric) != _NOT_SUPPORTED
+
+
+def _recovering(facts: Facts) -> bool:
+    recoveries = [facts.change(n.NVLINK_RECOVERIES, *p) for p in facts.parts(n.NVLINK_RECOVERIES)]
+    return any_of([*_changes(facts, *RECOVERING), *recoveries], grown)
+
+
+def _crc(facts: Facts) -> bool:
+    return any_of(_changes(facts, *CRC), grown)
+
+
+def _crc_rate(facts: Facts) -> bool:
+    """Over all links together and for each kind alone, as DCGM counts them."""
+
+    def fast(kind: str) -> bool:
+        changes = _changes(facts, kind)
+        rate = sum(change.rate(SECOND_NS) for change in changes if isinstance(change, Change))
+        return rate >= CRC_PER_SECOND or untold(changes)
+
+    return any_of(CRC, fast)
+
+
+def _changes(facts: Facts, *kinds: str) -> list[Change | Absent]:
+    """What errors of these kinds have grown by, link for link."""
+    parts = facts.parts(n.NVLINK_ERRORS)
+    return [facts.change(n.NVLINK_ERRORS, *part) for part in parts if part[1] in kinds]
+
+
+def _bit_errors(facts: Facts) -> bool:
+    parts = facts.parts(n.NVLINK_BIT_ERRORS).items()
+    effective = (reading for (_, stage), reading in parts if stage == "effective")
+    limit = WORST_BIT_ERROR_DECADES / n.NVLINK_BIT_ERRORS.scale
+    return any_of(effective, lambda decades: decades < limit)
+
+
+RULES = (
+    Rule(
+        reason="fabric_not_joined",
+        state=FAILED,
+        when="the GPU belongs to an NVLink fabric and has not joined it, or joining ended in error",
+        origin="nvml.h, nvmlGpuFabricState_t: CUDA starts only once it is completed",
+        tell=_not_joined,
+        asks=Asked(("inspect",)),
+        metrics=(h.GPU_FABRIC_STATE, h.GPU_FABRIC_STATUS),
+    ),
+    Rule(
+        reason="fabric_unhealthy",
+        state=FAILED,
+        when="the driver calls the GPU's place in its fabric unhealthy",
+        origin="nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY",
+        tell=is_state(h.GPU_FABRIC_HEALTH, "unhealthy"),
+        asks=Asked(("inspect",)),
+        metrics=(h.GPU_FABRIC_HEALTH,),
+    ),
+    Rule(
+        reason="fabric_limited",
+        state=DEGRADED,
+        when="the driver says the GPU's place in its fabric has limited capacity",
+        origin="nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY",
+        tell=is_state(h.GPU_FABRIC_HEALTH, "limited_capacity"),
+        asks=Asked(("inspect",)),
+        metrics=(h.GPU_FABRIC_HEALTH,),
+    ),
+    Rule(
+        reason="fabric_condition",
+        state=DEGRADED,
+        when="a fault of the fabric at this GPU: bandwidth, routes, partition, fabric manager",
+        origin="nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*",
+        tell=any_part(h.GPU_FABRIC_CONDITION),
+        asks=Asked(("inspect",)),
+        metrics=(h.GPU_FABRIC_CONDITION,),
+    ),
+    Rule(
+        reason="nvlink_down",
+        state=FAILED,
+        when="an NVLink is down that carried something since the driver was loaded, or that belongs to a fabric",
+        origin=f"{_DCGM}: DCGM_FR_NVLINK_DOWN fails",
+        tell=_down,
+        asks=_RESET,
+        sources=(NVLINK, HEALTH),
+        metrics=(n.NVLINK_STATE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED),
+    ),
+    Rule(
+        reason="nvlink_recovering",
+        state=FAILED,
+        when="a replay or a recovery of an NVLink within ten minutes",
+        origin=f"{_DCGM}: any increase fails (DCGM_FR_NVLINK_ERROR_CRITICAL)",
+        tell=_recovering,
+        asks=_RESET,
+        sources=(NVLINK,),
+        metrics=(n.NVLINK_ERRORS, n.NVLINK_RECOVERIES),
+        over_time=True,
+    ),
+    Rule(
+        reason="nvlink_crc",
+        state=DEGRADED,
+        when="a CRC error of an NVLink within ten minutes",
+        origin=f"{_DCGM}: any increase warns (DCGM_FR_NVLINK_ERROR_THRESHOLD)",
+        tell=_crc,
+        asks=Asked(("inspect",)),
+        sources=(NVLINK,),
+        metrics=(n.NVLINK_ERRORS,),
+        over_time=True,
+    ),
+    Rule(
+        reason="nvlink_crc_rate",
+        state=FAILED,
+        when=f"{CRC_PER_SECOND} or more CRC errors a second over the NVLinks of the GPU, for a minute",
+        origin=f"{_DCGM}: DCGM_LIMIT_MAX_NVLINK_CRC_ERROR fails",
+        tell=_crc_rate,
+        asks=_RESET,
+        sources=(NVLINK,),
+        metrics=(n.NVLINK_ERRORS,),
+        over_time=True,
+    ),
+    Rule(
+        reason="nvlink_bit_errors",
+        state=FAILED,
+        when=f"an effective bit error ratio of an NVLink above 1e-{WORST_BIT_ERROR_DECADES}",
+        origin=f"{_DCGM}: effective BER above 1e-12 fails",
+        tell=_bit_errors,
+        asks=_RESET,
+        sources=(NVLINK_SIGNAL,),
+        metrics=(n.NVLINK_BIT_ERRORS,),
+        needed=False,
+    ),
+)

@@ -1,0 +1,117 @@
+"""What counters have grown by over the last minutes, in a bounded number of bytes.
+
+Growth is added up as readings come, and every half minute the sums are kept as one array. What a
+counter had before it fell back to zero is no longer true of the machine and is forgotten.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from agent.health.facts import MINUTE_NS, Change
+
+WINDOW_NS = 10 * MINUTE_NS
+STEP_NS = MINUTE_NS // 2
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Counter:
+    """The last value of a counter, since when it has been followed, and its growth since then."""
+
+    last: int | None = None
+    since_ns: int = 0
+    seen_ns: int = 0
+    total: int = 0
+
+    def take(self, value: int, boot_ns: int) -> bool:
+        """Take a reading; whether the counter has fallen back."""
+        fell_back = self.last is not None and value < self.last
+        if self.last is None:
+            self.since_ns = boot_ns
+        elif fell_back:
+            self.since_ns, self.total = self.seen_ns, value
+        else:
+            self.total += value - self.last
+        self.last, self.seen_ns = value, boot_ns
+        return fell_back
+
+
+@dataclass(slots=True)
+class _Mark:
+    """The sums of all counters at an instant."""
+
+    boot_ns: int
+    totals: array[int]
+
+
+@dataclass(slots=True)
+class Window(Generic[Key]):
+    """The growth of counters by key; totals are unsigned 64-bit integers, as counters are."""
+
+    length_ns: int = WINDOW_NS
+    step_ns: int = STEP_NS
+    _places: dict[Key, int] = field(default_factory=dict)
+    _counters: list[_Counter] = field(default_factory=list)
+    _marks: deque[_Mark] = field(default_factory=deque)
+    _recent: _Mark | None = None
+    """The last mark that is a minute old, else the first."""
+
+    def follow(self, keys: Sequence[Key]) -> None:
+        """Follow these counters and no others; those that stay keep their past."""
+        before, counters, marks = self._places, self._counters, self._marks
+        kept = [before.get(key) for key in keys]
+        self._places = {key: place for place, key in enumerate(keys)}
+        self._counters = [_Counter() if place is None else counters[place] for place in kept]
+        self._marks = deque(
+            _Mark(
+                mark.boot_ns,
+                array("Q", [0 if place is None else mark.totals[place] for place in kept]),
+            )
+            for mark in marks
+        )
+        self._recent = None
+
+    def take(self, boot_ns: int, values: Mapping[Key, int]) -> None:
+        """Take the readings of an instant; counters without one are left as they are."""
+        for key, value in values.items():
+            place = self._places[key]
+            if self._counters[place].take(value, boot_ns):
+                for mark in self._marks:
+                    mark.totals[place] = 0
+        if not self._marks or boot_ns - self._marks[-1].boot_ns >= self.step_ns:
+            totals = array("Q", [counter.total for counter in self._counters])
+            self._marks.append(_Mark(boot_ns, totals))
+        while len(self._marks) > 1 and boot_ns - self._marks[1].boot_ns >= self.length_ns:
+            self._marks.popleft()
+        minute_ago = boot_ns - MINUTE_NS
+        older = (mark for mark in reversed(self._marks) if mark.boot_ns <= minute_ago)
+        self._recent = next(older, self._marks[0])
+
+    def change(self, key: Key) -> Change | None:
+        """What a counter has grown by; None where it has been read only once, or never."""
+        place = self._places.get(key)
+        if place is None or self._recent is None:
+            return None
+        counter = self._counters[place]
+        if counter.seen_ns <= counter.since_ns:
+            return None
+        return Change(
+            *self._growth(place, counter, self._marks[0]),
+            *self._growth(place, counter, self._recent),
+        )
+
+    @staticmethod
+    def _growth(place: int, counter: _Counter, mark: _Mark) -> tuple[int, int]:
+        """Growth since a mark, and over how many nanoseconds the counter was followed."""
+        since_ns = max(mark.boot_ns, counter.since_ns)
+        return counter.total - mark.totals[place], counter.seen_ns - since_ns
+
+    @property
+    def marks(self) -> int:
+        """How many instants are kept."""
+        return len(self._marks)

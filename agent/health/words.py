@@ -1,0 +1,43 @@
+"""A verdict as one line for a person: what is wrong, what cannot be told, what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.health import RULES, GpuVerdict
+from agent.health.facts import Facts
+from agent.health.rule import UNKNOWN
+from railscope.catalog import gpu_health as h
+from railscope.reading import Absent
+
+MOST_UNTOLD = 3
+_OF_XID = "Xid "
+
+
+def in_words(facts: Facts, verdict: GpuVerdict) -> str:
+    """The verdict on a GPU that is not healthy, made of these facts.
+
+    `failed: gpu_lost (NVML calls ...); do: drain, reboot (NVIDIA: RESTART_BM)`
+    """
+    reasons = [
+        f"{rule.reason} ({rule.said(facts)})" for rule in RULES if rule.reason in verdict.reasons
+    ]
+    parts = [", ".join(reasons)] if reasons else []
+    if verdict.state == UNKNOWN and verdict.missing:
+        parts.append(f"cannot be told: {_untold(verdict.missing)}")
+    if verdict.actions:
+        parts.append(f"do: {', '.join(verdict.actions)}{_of_nvidia(verdict)}")
+    return f"{h.GPU_HEALTH.states[verdict.state]}: {'; '.join(parts)}"
+
+
+def _untold(missing: Mapping[str, Absent]) -> str:
+    first = [f"{reason} ({why.word})" for reason, why in list(missing.items())[:MOST_UNTOLD]]
+    more = len(missing) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def _of_nvidia(verdict: GpuVerdict) -> str:
+    """NVIDIA's words, each once; the numbers of Xids stand with their reasons."""
+    words = dict.fromkeys(word.rpartition(": ")[2] for word in verdict.nvidia)
+    told = [word for word in words if not word.startswith(_OF_XID)]
+    return f" (NVIDIA: {', '.join(told)})" if told else ""

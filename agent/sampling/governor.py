@@ -1,0 +1,272 @@
+"""The governor: how often each source may be read, for the agent to stay inside its budget.
+
+It is told what every read costs and gives each source a stretch: its period is multiplied by 1, 2,
+4, ... so that all reads together, with what else the agent does, take no more of a core than the
+budget allows. The dearest source is stretched first, and last let go again. A source that makes its
+thread wait without using the processor is stretched too: its neighbours wait with it.
+
+No source pays for another: one that takes no more than its fair share is left alone, even where
+the dear one bears no longer period. Such a budget cannot be kept, and the governor says so.
+
+Pure arithmetic: no clock, no input, no output. Instants are those of the boot clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+
+from agent.sampling.meter import Spent
+from agent.sampling.trend import SETTLED_AFTER, Trend
+from railscope.catalog.agent import GOVERNOR_STATES
+
+NS = 1_000_000_000
+WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
+
+MOST_STRETCH = 64
+THREAD_SHARE = 0.25
+"""The share of its time that a thread may be in reads; neighbours wait as long."""
+RELAXED = 0.8
+"""Periods grow when the budget is passed, and shrink when they would fit into this part of it."""
+SOURCES_SHARE = 0.25
+"""The part of the budget that is for reading, however dear the rest is."""
+HOLD_NS = 60 * NS
+"""How long a stretch stays at least before it is relaxed."""
+DECIDE_NS = 1 * NS
+WINDOW_NS = 10 * NS
+"""The rest (page, shipping, the loop) is what the process used in a window, without reads."""
+WINDOWS_OF_USE = 6
+REPROBE_NS = 60 * NS
+CPU, BLOCKING, ROOM = "processor time", "blocks its thread", "room again"
+
+
+@dataclass(frozen=True, slots=True)
+class Governed:
+    """A source as the governor sees it: its configured period, and the longest that it bears."""
+
+    name: str
+    family: str
+    period_ns: int
+    longest_ns: int
+
+    @property
+    def most_stretch(self) -> int:
+        """The greatest stretch that the longest period allows."""
+        most = 1
+        while most < MOST_STRETCH and self.period_ns * most * 2 <= self.longest_ns:
+            most *= 2
+        return most
+
+
+@dataclass(slots=True)
+class _Demand:
+    """What reads and looks at what is there take, of the processor or of the time."""
+
+    read: Trend
+    probe: Trend
+
+    def share(self, period_ns: int, probes_every_ns: int) -> float:
+        """The share of a core, or of a thread's time, at a period."""
+        probes_every_ns = max(probes_every_ns, period_ns)
+        return self.read.settled / period_ns + self.probe.settled / probes_every_ns
+
+
+class Load:
+    """A source under the governor: what it takes, and how far it is stretched."""
+
+    def __init__(self, source: Governed, settled_after: int = SETTLED_AFTER) -> None:
+        self.source = source
+        self.most = source.most_stretch
+        self.stretch = 1
+        self.why = ""
+        self.changed_ns = 0
+        self._settled_after = settled_after
+        self.forget()
+
+    def forget(self) -> None:
+        """The source is not on this machine, or no longer."""
+
+        def demand() -> _Demand:
+            return _Demand(Trend(self._settled_after), Trend(self._settled_after))
+
+        self._cpu, self._wall = demand(), demand()
+        self._probed_ns: int | None = None
+        self._probes_every_ns = REPROBE_NS
+
+    def take(self, spent: Spent, at_ns: int) -> None:
+        """Take what a read cost."""
+        self._cpu.read.add(spent.read.cpu_ns, at_ns)
+        self._wall.read.add(spent.read.wall_ns, at_ns)
+        if spent.probe is None:
+            return
+        if self._probed_ns is not None:
+            self._probes_every_ns = min(max(at_ns - self._probed_ns, 1), REPROBE_NS)
+        self._probed_ns = at_ns
+        self._cpu.probe.add(spent.probe.cpu_ns, at_ns)
+        self._wall.probe.add(spent.probe.wall_ns, at_ns)
+
+    def set(self, stretch: int, why: str, at_ns: int) -> None:
+        """Change the stretch, and keep why."""
+        self.stretch, self.why, self.changed_ns = stretch, why, at_ns
+
+    def cpu_share(self, stretch: int) -> float:
+        """The share of a core that it would take at a stretch."""
+        return self._cpu.share(self.source.period_ns * stretch, self._probes_every_ns)
+
+    def wall_share(self, stretch: int) -> float:
+        """The share of its thread's time that it would take at a stretch."""
+        return self._wall.share(self.source.period_ns * stretch, self._probes_every_ns)
+
+
+Share = Callable[[Load, int], float]
+_Wanted = dict[str, tuple[int, str]]
+
+
+class Fitting:
+    """Stretches loads until their shares fit into an allowance, the dearest first.
+
+    A smaller allowance only goes further on the same way: no load is stretched less for it.
+    """
+
+    def __init__(self, loads: Sequence[Load], share: Share) -> None:
+        self._loads = loads
+        self._share = share
+        self._stretches: dict[str, int] = {}
+        shares = [share(load, 1) for load in loads]
+        self._total = sum(shares)
+        self._takers = max(sum(share > 0 for share in shares), 1)
+        self._dearest = [
+            (-share, place) for place, share in enumerate(shares) if loads[place].most > 1
+        ]
+        heapify(self._dearest)
+
+    def into(self, allowance: float) -> dict[str, int]:
+        """The stretches above 1, as far as loads bear them and take more than their fair share."""
+        fair = allowance / self._takers
+        while self._total > allowance and self._dearest:
+            share, place = -self._dearest[0][0], self._dearest[0][1]
+            if share <= fair:
+                break
+            load = self._loads[place]
+            stretch = 2 * self._stretches.get(load.source.name, 1)
+            self._stretches[load.source.name] = stretch
+            lower = self._share(load, stretch)
+            self._total += lower - share
+            if stretch < load.most:
+                heapreplace(self._dearest, (-lower, place))
+            else:
+                heappop(self._dearest)
+        return dict(self._stretches)
+
+
+@dataclass(slots=True)
+class _Account:
+    """What the process used: reads by themselves, and the rest."""
+
+    rest: Trend = field(default_factory=Trend)
+    reads_ns: int = 0
+    _marks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_USE + 1))
+
+    @property
+    def use(self) -> float | None:
+        """The share of a core over the last minute; None before the first window is over."""
+        if len(self._marks) < 2:  # noqa: PLR2004 - two ends of a stretch of time
+            return None
+        (began_ns, used_then), (ended_ns, used_now) = self._marks[0], self._marks[-1]
+        return (used_now - used_then) / (ended_ns - began_ns)
+
+    def take(self, process_cpu_ns: int, at_ns: int) -> None:
+        """Take the process' total."""
+        if self._marks:
+            began_ns, used_then = self._marks[-1]
+            if at_ns - began_ns < WINDOW_NS:
+                return
+            rest_ns = max(process_cpu_ns - used_then - self.reads_ns, 0)
+            self.rest.add(rest_ns / (at_ns - began_ns), at_ns)
+        self._marks.append((at_ns, process_cpu_ns))
+        self.reads_ns = 0
+
+
+class Governor:
+    """Gives every source its stretch. A `cpu_ratio` of 0 bounds nothing; use is measured still."""
+
+    def __init__(
+        self, cpu_ratio: float, sources: Iterable[Governed], settled_after: int = SETTLED_AFTER
+    ) -> None:
+        self.cpu_ratio = cpu_ratio
+        self.state = WITHIN
+        self.loads: Mapping[str, Load] = {
+            source.name: Load(source, settled_after) for source in sources
+        }
+        families = dict.fromkeys(load.source.family for load in self.loads.values())
+        self._threads = [
+            [load for load in self.loads.values() if load.source.family == family]
+            for family in families
+        ]
+        self._account = _Account()
+        self._decide_from_ns = 0
+
+    @property
+    def use(self) -> float | None:
+        """The share of a core that the process took over the last minute; None at the start."""
+        return self._account.use
+
+    @property
+    def rest(self) -> float:
+        """The share of a core that goes to all but reading, which no period changes."""
+        return self._account.rest.settled
+
+    @property
+    def projected(self) -> float:
+        """The share of a core that is to be expected at the present periods."""
+        return self.rest + sum(load.cpu_share(load.stretch) for load in self.loads.values())
+
+    def took(self, name: str, spent: Spent, at_ns: int) -> None:
+        """A source was read."""
+        self._account.reads_ns += spent.total.cpu_ns
+        self.loads[name].take(spent, at_ns)
+
+    def absent(self, name: str) -> None:
+        """A source is not on this machine: what looking for it costs belongs to the rest."""
+        self.loads[name].forget()
+
+    def decide(self, process_cpu_ns: int, at_ns: int) -> None:
+        """Set all stretches anew, given the processor time of the process so far."""
+        self._account.take(process_cpu_ns, at_ns)
+        if not self.cpu_ratio or at_ns < self._decide_from_ns:
+            return
+        self._decide_from_ns = at_ns + DECIDE_NS
+        needed, relaxed = self._wanted()
+        for name, load in self.loads.items():
+            (least, why), (most, _) = needed[name], relaxed[name]
+            if load.stretch < least:
+                load.set(least, why, at_ns)
+            elif load.stretch > most and at_ns - load.changed_ns >= HOLD_NS:
+                load.set(most, ROOM, at_ns)
+        self.state = self._graded()
+
+    def _wanted(self) -> tuple[_Wanted, _Wanted]:
+        """The stretches that the budget asks for, and those that the part to relax into does."""
+        least = SOURCES_SHARE * self.cpu_ratio
+        whole = Fitting(tuple(self.loads.values()), Load.cpu_share)
+        needed = dict.fromkeys(self.loads, (1, ROOM))
+        relaxed = needed.copy()
+        for wanted, part in ((needed, 1.0), (relaxed, RELAXED)):
+            allowance = max(part * self.cpu_ratio - self.rest, part * least)
+            for name, stretch in whole.into(allowance).items():
+                wanted[name] = (stretch, CPU)
+        for thread in self._threads:
+            waits = Fitting(thread, Load.wall_share)
+            for wanted, part in ((needed, 1.0), (relaxed, RELAXED)):
+                for name, stretch in waits.into(part * THREAD_SHARE).items():
+                    if stretch > wanted[name][0]:
+                        wanted[name] = (stretch, BLOCKING)
+        return needed, relaxed
+
+    def _graded(self) -> int:
+        if self.projected > self.cpu_ratio:
+            return AT_LIMIT
+        stretched = any(load.stretch > 1 for load in self.loads.values())
+        return STRETCHING if stretched else WITHIN

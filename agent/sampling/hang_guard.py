@@ -1,0 +1,267 @@
+"""Hung calls: a call that does not return takes its thread with it, and only its device ages.
+
+A thread that is stuck in a sick driver cannot be ended. So the call keeps it, the family goes on with a
+new thread, and the device is not asked again before the call has returned: until then every call about
+it fails at once with a timeout. When the call returns, its thread unwinds by `CallAbandonedError` and
+ends. In the usual case nothing is added but the note of what a thread is doing.
+
+What cannot be isolated: a lock that the driver or the library shares between devices. NVML may hold one
+for all GPUs, and the kernel holds the RTNL lock during ethtool calls. Calls about other devices then
+hang as well, each in its own thread, up to `MAX_HUNG_CALLS`; beyond that a family waits.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypeVar
+
+from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
+from agent.sampling.answer_rosters import Rosters
+from agent.sampling.answer_shapes import existing, well_formed, well_formed_file
+from agent.sampling.call_time import CallTime
+from railscope.reading import Absent
+
+MAX_HUNG_CALLS = 24
+"""Threads that may be stuck at once: three for each GPU of a server with eight."""
+_NVML_TIMEOUT = 10
+_SEAM_CLASSES = {"ethtool": "net", "netlink": "net"}
+"""Seams whose first argument names a device that files are about, too."""
+
+Answer = TypeVar("Answer")
+
+
+class CallAbandonedError(BaseException):
+    """Raised in a thread whose call has returned after the thread was replaced.
+
+    No source may catch it: it is none of the failures that a call can have.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class HungCall:
+    """A call that has not returned, and when it began on the boot clock."""
+
+    device: str
+    call: str
+    since_ns: int
+
+
+@dataclass(slots=True)
+class HungCalls:
+    """The hung calls of all families, by the device that they are about."""
+
+    by_device: dict[str, HungCall] = field(default_factory=dict)
+    _reported: dict[str, HungCall] = field(default_factory=dict)
+
+    def changes(self) -> list[tuple[HungCall, bool]]:
+        """Calls that began to hang (true) or returned (false) since this was last asked."""
+        now, before = dict(self.by_device), self._reported
+        self._reported = now
+        returned = [(call, False) for device, call in before.items() if now.get(device) != call]
+        return returned + [(c, True) for device, c in now.items() if before.get(device) != c]
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further thread may be left to a hung call."""
+        return len(self.by_device) >= MAX_HUNG_CALLS
+
+
+class GuardedHost:
+    """A host for one family: notes what its thread is doing, and keeps it from hung devices.
+
+    Answers of calls are made whole or fail: see agent/sampling/answer_shapes.py and agent/sampling/answer_rosters.py.
+    """
+
+    def __init__(self, host: Host, hung: HungCalls, time: CallTime) -> None:
+        self._host = host
+        self._hung = hung
+        self._time = time
+        self._rosters = Rosters()
+        self._refused: set[str] = set()
+        """Hung devices that sources of this family asked for since the last probe."""
+        self._running: list[tuple[str, str, float]] = []
+        """At most one entry, of the present thread. Taking it decides whether a call has returned or
+        is abandoned: `list.pop` does so for one thread only."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the host."""
+        return self._host.clock
+
+    @property
+    def boot_id(self) -> str:
+        """The boot id of the host."""
+        return self._host.boot_id
+
+    @property
+    def grain_ns(self) -> int:
+        """The grain of the host."""
+        return self._host.grain_ns
+
+    @property
+    def running_seconds(self) -> float:
+        """Time that the present call has taken so far; 0 between two calls."""
+        try:
+            return self._time.seconds() - self._running[-1][2]
+        except IndexError:
+            return 0.0
+
+    def take_returned(self) -> bool:
+        """Return true once after a hung device that was asked for has returned."""
+        returned = {device for device in self._refused if device not in self._hung.by_device}
+        self._refused -= returned
+        return bool(returned)
+
+    def abandon(self) -> HungCall | None:
+        """Leave the present call to its thread; None if it returned or too many are hung."""
+        if self._hung.is_full:
+            return None
+        try:
+            device, call, since = self._running.pop()
+        except IndexError:
+            return None
+        age_ns = round((self._time.seconds() - since) * 1e9)
+        hung = HungCall(device, call, self.clock.now().boot_ns - age_ns)
+        self._hung.by_device[device] = hung
+        self._running = []
+        return hung
+
+    def read(self, path: str) -> bytes:
+        """Content of a small file."""
+        existing(path)
+        content = self.guarded(device_of(path), path, lambda: self._host.read(path))
+        return well_formed_file(path, content)
+
+    def names(self, path: str) -> list[str]:
+        """Entries of a directory."""
+        existing(path)
+        return self.guarded(device_of(path), path, lambda: self._host.names(path))
+
+    def resolve(self, path: str) -> str:
+        """A path with all links followed."""
+        existing(path)
+        return self.guarded(device_of(path), path, lambda: self._host.resolve(path))
+
+    def keep(self, paths: Sequence[str]) -> KeptFiles:
+        """A group of files to be read often."""
+        return GuardedFiles(self, self._host, paths)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """Ask a seam; the answer is well-formed and lacks no known device. Raises OSError or NvmlError."""
+        device = device_asked(seam, function, arguments)
+        answer = self.guarded(
+            device, f"{seam}.{function}", lambda: self._host.call(seam, function, *arguments)
+        )
+        answer = well_formed(seam, function, answer)
+        return self._rosters.completed(self, seam, function, arguments, answer)
+
+    def kernel_log(self) -> KernelLog:
+        """The kernel log: polling it never waits."""
+        return self._host.kernel_log()
+
+    def guarded(self, device: str, name: str, call: Callable[[], Answer]) -> Answer:
+        """Make a call about a device. Raises OSError or NvmlError at once where one is hung."""
+        if device in self._hung.by_device:
+            self._refuse(device)
+        running = self._running
+        running.append((device, name, self._time.seconds()))
+        try:
+            return call()
+        finally:
+            try:
+                running.pop()
+            except IndexError:
+                self._hung.by_device.pop(device, None)
+                raise CallAbandonedError from None
+
+    def _refuse(self, device: str) -> None:
+        hung = self._hung.by_device.get(device)
+        if hung is None:
+            return
+        self._refused.add(device)
+        seconds = (self.clock.now().boot_ns - hung.since_ns) / 1e9
+        problem = f"{hung.call} has not returned for {seconds:.0f} s"
+        if device.partition("/")[0] == "nvml":
+            raise NvmlError(_NVML_TIMEOUT, problem)
+        raise TimeoutError(errno.ETIMEDOUT, problem)
+
+
+class GuardedFiles:
+    """Kept files in groups by device, so that one hung device does not hold up the others."""
+
+    def __init__(self, guard: GuardedHost, host: Host, paths: Sequence[str]) -> None:
+        self._guard = guard
+        self._groups: list[tuple[str, int, KeptFiles]] = []
+        self._starts: list[int] = []
+        start = 0
+        for device, members in groupby(paths, device_of):
+            group = list(members)
+            self._groups.append((device, len(group), host.keep(group)))
+            self._starts.append(start)
+            start += len(group)
+
+    def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
+        """Put each file's integer, or the code of its reason, into consecutive columns."""
+        for device, count, files in self._groups:
+            read = _read_into(files, values, reasons, start)
+            try:
+                self._guard.guarded(device, device, read)
+            except TimeoutError:
+                values[start : start + count] = [0] * count
+                reasons[start : start + count] = bytes([Absent.TIMEOUT.value]) * count
+            start += count
+
+    def text(self, index: int) -> bytes:
+        """Content of one file."""
+        place = bisect_right(self._starts, index) - 1
+        device, _, files = self._groups[place]
+        within = index - self._starts[place]
+        content = self._guard.guarded(device, device, lambda: files.text(within))
+        return well_formed_file(device, content)
+
+    def close(self) -> None:
+        """Give the open files back."""
+        for _, _, files in self._groups:
+            files.close()
+
+
+def _read_into(
+    files: KeptFiles, values: list[int], reasons: bytearray, start: int
+) -> Callable[[], None]:
+    return lambda: files.read_into(values, reasons, start)
+
+
+def device_asked(seam: str, function: str, arguments: Sequence[int | str]) -> str:
+    """The device that a call is about; the function itself where it names none."""
+    if not arguments:
+        return f"{seam}.{function}"
+    if function == "rdma_statistics":
+        return f"infiniband/{arguments[0]}"
+    return f"{_SEAM_CLASSES.get(seam, seam)}/{arguments[0]}"
+
+
+def device_of(path: str) -> str:
+    """The device that a file is about: class and name; the file itself where it names none.
+
+    Other trees are divided where the first number stands: `/sys/devices/system/edac/mc/mc0`.
+    """
+    parts = path.split("/", 6)
+    if path.startswith("/sys/class/") and len(parts) > _NAME_OF_CLASS:
+        return f"{parts[3]}/{parts[4]}"
+    if path.startswith("/sys/bus/") and len(parts) > _NAME_ON_BUS:
+        return f"{parts[3]}/{parts[5]}"
+    if path.startswith("/sys/block/"):
+        return f"block/{parts[3]}"
+    if path.startswith(("/sys/devices/", "/sys/kernel/debug/", "/proc/fs/")):
+        parts = path.split("/")
+        for place, part in enumerate(parts):
+            if any(map(str.isdigit, part)):
+                return "/".join(parts[: place + 1])
+    return path
+
+
+_NAME_OF_CLASS, _NAME_ON_BUS = 4, 5

@@ -1,0 +1,401 @@
+"""Known devices: what a source has found keeps its columns until the device has left the system.
+
+A probe that meets failures finds less than there is. `ProbeHost` records the failed calls of a probe,
+and those that answer with less than before; `KnownDevices` completes the inventory with the columns
+that are missing because of them. A device that is not listed any more, while all calls answer in full,
+has left: its columns go.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
+from agent.sampling.answer_sizes import AnswerSizes, answer_size, smaller_answer
+from agent.sampling.source import Inventory, reason_for
+from railscope.catalog.declare import EntityKind, Metric
+from railscope.catalog.entities import CLAIM, GPU_PROCESS
+from railscope.entity import Entity
+from railscope.frame import Column
+from railscope.reading import Absent
+
+MAX_REPEATED_CALLS = 16
+"""Failed calls that are repeated between probes: one that succeeds is a reason to probe again."""
+MAX_HIDDEN_COLUMNS = 1 << 14
+"""Far more than the devices of one server have in one source."""
+
+Answer = TypeVar("Answer")
+_EntityKey = tuple[EntityKind, tuple[str, ...]]
+_ColumnKey = tuple[Metric, EntityKind, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """A call that failed during a probe, and the names of devices that stand in it."""
+
+    key: str
+    names: frozenset[str]
+    reason: Absent
+    repeat: Callable[[], object]
+    is_incomplete: bool = False
+    """It answered with less than before and raised nothing."""
+
+    def has_changed(self) -> bool:
+        """Repeat the call; true if it succeeds or fails for another reason."""
+        try:
+            self.repeat()
+        except (OSError, NvmlError) as error:
+            return reason_for(error) is not self.reason
+        return True
+
+
+class ProbeHost:
+    """A host that records which calls of a probe failed, and every name that occurred in it."""
+
+    def __init__(self, host: Host, sizes: AnswerSizes) -> None:
+        self._host = host
+        self._sizes = sizes
+        self._is_recording = True
+        self.failed: dict[str, FailedCall] = {}
+        self.succeeded: set[int] = set()
+        self.listed: set[int] = set()
+        self.mentioned: set[str] = set()
+
+    def stop(self) -> None:
+        """End the record: a source may keep this host for its reads."""
+        self._is_recording = False
+
+    @property
+    def machine(self) -> Host:
+        """The host that is asked."""
+        return self._host
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the host."""
+        return self._host.clock
+
+    @property
+    def boot_id(self) -> str:
+        """The boot id of the host."""
+        return self._host.boot_id
+
+    @property
+    def grain_ns(self) -> int:
+        """The grain of the host."""
+        return self._host.grain_ns
+
+    def read(self, path: str) -> bytes:
+        """Content of a small file."""
+
+        def is_smaller(content: bytes) -> bool:
+            now_ns = self.clock.now().boot_ns
+            self.listed.add(hash(path))
+            return self._sizes.is_less(self._host, path, content, now_ns)
+
+        return self._attempt(path, path.split("/"), lambda: self._host.read(path), is_smaller)
+
+    def names(self, path: str) -> list[str]:
+        """Entries of a directory."""
+
+        def lacks_entries(found: list[str]) -> bool:
+            self.listed.add(hash(path))
+            return self._sizes.lacks_entries(self._host, path, found)
+
+        key, names = f"{path}/", path.split("/")
+        found = self._attempt(key, names, lambda: self._host.names(path), lacks_entries)
+        if self._is_recording:
+            self.mentioned.update(found)
+        return found
+
+    def resolve(self, path: str) -> str:
+        """A path with all links followed."""
+        return self._attempt(f"-> {path}", path.split("/"), lambda: self._host.resolve(path))
+
+    def keep(self, paths: Sequence[str]) -> KeptFiles:
+        """A group of files to be read often."""
+        return self._host.keep(paths)
+
+    def kernel_log(self) -> KernelLog:
+        """The kernel log."""
+        return self._host.kernel_log()
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """Ask a seam."""
+        key = f"{seam}.{function}{arguments}"
+        names = [_device_name(seam, argument) for argument in arguments[:1]]
+
+        def is_smaller(answer: Json) -> bool:
+            now_ns = self.clock.now().boot_ns
+            return self._sizes.is_smaller(key, (answer_size(key, answer),), now_ns)
+
+        return self._attempt(
+            key, names, lambda: self._host.call(seam, function, *arguments), is_smaller
+        )
+
+    def _attempt(
+        self,
+        key: str,
+        names: Sequence[str],
+        call: Callable[[], Answer],
+        is_smaller: Callable[[Answer], bool] = lambda _: False,
+    ) -> Answer:
+        if not self._is_recording:
+            return call()
+        self.mentioned.update(names)
+        try:
+            answer = call()
+        except (OSError, NvmlError) as error:
+            reason = reason_for(error)
+            nothing_there = reason is Absent.GONE and key.startswith(_GONE_IF_EMPTY)
+            if (
+                reason in _FAILURES
+                and not nothing_there
+                and not isinstance(error, FileNotFoundError)
+            ):
+                self.failed[key] = FailedCall(key, frozenset(names), reason, call)
+            raise
+        if is_smaller(answer):
+            repeat = partial(_complete, key, call, is_smaller)
+            self.failed[key] = FailedCall(
+                key, frozenset(names), Absent.ERROR, repeat, is_incomplete=True
+            )
+        else:
+            self.succeeded.add(hash(key))
+        return answer
+
+
+def _complete(key: str, call: Callable[[], Answer], is_smaller: Callable[[Answer], bool]) -> Answer:
+    """Ask again; an answer that is still smaller than a complete one is an error."""
+    answer = call()
+    if is_smaller(answer):
+        raise smaller_answer(key)
+    return answer
+
+
+def machine_of(host: Host) -> Host:
+    """The host itself, without the record of a probe."""
+    return host.machine if isinstance(host, ProbeHost) else host
+
+
+def failures(host: Host) -> dict[str, FailedCall]:
+    """Calls that have failed so far in the probe that uses this host."""
+    return dict(host.failed) if isinstance(host, ProbeHost) else {}
+
+
+def repeat_failures(host: Host, failed: Mapping[str, FailedCall]) -> None:
+    """Record the failures of an earlier look whose result a probe uses again."""
+    if isinstance(host, ProbeHost):
+        host.failed.update(failed)
+
+
+def hidden(
+    host: Host, before: Mapping[str, Answer], found: Mapping[str, Answer]
+) -> dict[str, Answer]:
+    """What was known before a probe and not found by it, if calls of the probe have failed."""
+    return {key: known for key, known in before.items() if key not in found and failures(host)}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownInventory:
+    """An inventory completed with the columns that failed calls have hidden.
+
+    `positions` picks the columns out of a row of the source that is followed by one reason for each
+    hidden column.
+    """
+
+    columns: tuple[Column, ...]
+    positions: tuple[int, ...]
+    bystanders: tuple[Entity, ...]
+    hidden: bytes = b""
+    failed: tuple[FailedCall, ...] = ()
+
+
+class _CallHistory:
+    """Calls that succeeded when they were last answered, as sorted hashes: eight bytes each.
+
+    Only a call that once succeeded can hide a device: one that always failed found none.
+    """
+
+    def __init__(self) -> None:
+        self._succeeded = array("q")
+
+    def newly_failed(self, probe: ProbeHost) -> list[FailedCall]:
+        """The failed calls of a probe that succeeded before."""
+        return [call for key, call in probe.failed.items() if self._has_succeeded(key)]
+
+    def take(self, probe: ProbeHost, *, is_complete: bool) -> None:
+        """Take the calls of a probe; what one that found less did not ask is not forgotten."""
+        failed = {hash(key) for key in probe.failed if self._has_succeeded(key)}
+        earlier = () if is_complete else self._succeeded
+        self._succeeded = array("q", sorted(probe.succeeded.union(failed, earlier)))
+
+    def _has_succeeded(self, key: str) -> bool:
+        place = bisect_left(self._succeeded, hash(key))
+        return place < len(self._succeeded) and self._succeeded[place] == hash(key)
+
+
+class KnownDevices:
+    """The columns and entities of one source, as far as they are known."""
+
+    def __init__(self) -> None:
+        self._columns: Mapping[_ColumnKey, Column] = {}
+        self._bystanders: Mapping[_EntityKey, Entity] = {}
+        self._history = _CallHistory()
+        self._sizes = AnswerSizes()
+
+    def probing(self, host: Host) -> ProbeHost:
+        """A host for one probe, which compares its answers with those of earlier ones."""
+        return ProbeHost(host, self._sizes)
+
+    def complete(self, inventory: Inventory, probe: ProbeHost) -> KnownInventory:
+        """Add what is known and hidden by failed calls to an inventory."""
+        new = self._history.newly_failed(probe)
+        devices = _Devices([*self._entities(), *_entities(inventory)])
+        concerned = {device for call in new for device in devices.of(call)}
+        was_known = {_whole(entity) for entity in self._entities()}
+        keeps = concerned & was_known
+        found = [self._described(column, keeps) for column in inventory.columns]
+        positions = list(range(len(found)))
+        bystanders = [
+            _with_facts(entity, self._bystanders.get(_entity_key(entity)), keeps)
+            for entity in inventory.bystanders
+        ]
+        hides = _Hiding(new, devices, probe.mentioned)
+        hidden = bytearray()
+        there = {_column_key(column) for column in found}
+        for key, column in self._columns.items():
+            if key in there or len(hidden) >= MAX_HIDDEN_COLUMNS:
+                continue
+            if reason := hides.reason(column[1]):
+                positions.append(len(inventory.columns) + len(hidden))
+                found.append(column)
+                hidden.append(reason.value)
+        described = {_entity_key(entity) for entity in bystanders}
+        bystanders += [
+            entity
+            for key, entity in self._bystanders.items()
+            if key not in described and hides.reason(entity) not in {None, Absent.GONE}
+        ]
+        self._history.take(probe, is_complete=not hidden)
+        if not hidden:
+            self._sizes.retain({*probe.succeeded, *map(hash, probe.failed)}, probe.listed)
+        self._columns = {_column_key(column): column for column in found}
+        self._bystanders = {_entity_key(entity): entity for entity in bystanders}
+        failed = tuple(new[:MAX_REPEATED_CALLS]) if hidden else ()
+        return KnownInventory(
+            tuple(found), tuple(positions), tuple(bystanders), bytes(hidden), failed
+        )
+
+    def _described(self, column: Column, keeps: set[tuple[str, ...]]) -> Column:
+        known = self._columns.get(_column_key(column))
+        return (column[0], _with_facts(column[1], known[1], keeps)) if known else column
+
+    def _entities(self) -> Iterable[Entity]:
+        yield from (entity for _, entity in self._columns.values())
+        yield from self._bystanders.values()
+
+
+class _Devices:
+    """The devices of some entities, by the names under which calls ask for them."""
+
+    def __init__(self, entities: Iterable[Entity]) -> None:
+        self._by_name: dict[str, set[tuple[str, ...]]] = {}
+        self.names: dict[tuple[str, ...], set[str]] = {}
+        for entity in entities:
+            device = _whole(entity)
+            for name in _names(entity):
+                self._by_name.setdefault(name, set()).add(device)
+                self.names.setdefault(device, set()).add(name)
+
+    def of(self, call: FailedCall) -> set[tuple[str, ...]]:
+        """The devices that a call is about; none for a list of devices or a file of the system."""
+        return {device for name in call.names for device in self._by_name.get(name, ())}
+
+
+class _Hiding:
+    """The failed calls of a probe, as the reasons for which entities were not found by it."""
+
+    def __init__(
+        self, failed: Sequence[FailedCall], devices: _Devices, mentioned: set[str]
+    ) -> None:
+        self._devices = devices
+        self._mentioned = mentioned
+        self._first = failed[0].reason if failed else None
+        self._of_all: Absent | None = None
+        self._of_device: dict[tuple[str, ...], Absent] = {}
+        for call in failed:
+            about = devices.of(call)
+            if not about and self._of_all is None:
+                self._of_all = call.reason
+            for device in about:
+                self._of_device.setdefault(device, call.reason)
+
+    def reason(self, entity: Entity) -> Absent | None:
+        """The reason that keeps an entity from being found; None if it has left the system.
+
+        A device that the probe still met, in a list or a call, is there: a call about another device
+        may have hidden it, as one about the bridge above it.
+        """
+        device = _whole(entity)
+        if reason := self._of_device.get(device):
+            return reason
+        if entity.kind in _TRANSIENT:
+            return None
+        if self._of_all:
+            return self._of_all
+        is_there = not device or not self._mentioned.isdisjoint(self._devices.names.get(device, ()))
+        return self._first if is_there else None
+
+
+def _with_facts(entity: Entity, known: Entity | None, keeps: set[tuple[str, ...]]) -> Entity:
+    """An entity with the facts that are known of it and were hidden by a failed call."""
+    if known is None or _whole(entity) not in keeps or entity.facts.keys() >= known.facts.keys():
+        return entity
+    return Entity(entity.kind, entity.key, {**known.facts, **entity.facts})
+
+
+def _column_key(column: Column) -> _ColumnKey:
+    metric, entity = column
+    return metric, entity.kind, entity.key
+
+
+def _entity_key(entity: Entity) -> _EntityKey:
+    return entity.kind, entity.key
+
+
+def _whole(entity: Entity) -> tuple[str, ...]:
+    """The device that an entity is or is a part of: the first label of its key."""
+    return entity.key[:1]
+
+
+def _entities(inventory: Inventory) -> Iterable[Entity]:
+    yield from (entity for _, entity in inventory.columns)
+    yield from inventory.bystanders
+
+
+def _names(entity: Entity) -> set[str]:
+    """The names under which calls ask for the device of an entity."""
+    facts = entity.facts
+    names = {*entity.key[:1], *(facts[fact] for fact in _NAMING_FACTS if fact in facts)}
+    if "index" in facts:
+        names.add(_device_name("nvml", facts["index"]))
+    return names - {""}
+
+
+def _device_name(seam: str, argument: int | str) -> str:
+    """The name of a device in a call: NVML counts GPUs, all others name what they ask for."""
+    return f"nvml/{argument}" if seam == "nvml" and str(argument).isdecimal() else str(argument)
+
+
+_GONE_IF_EMPTY = ("netlink.module(",)
+"""Calls that fail with ENODEV or ENXIO where the device is well and its socket is empty."""
+_TRANSIENT = {GPU_PROCESS, CLAIM}
+"""What comes and goes on a device that stays: it is known only while it is listed."""
+_NAMING_FACTS = ("pci_address", "interface")
+_FAILURES = {Absent.GONE, Absent.DENIED, Absent.TIMEOUT, Absent.ERROR}

@@ -1,0 +1,218 @@
+"""Reads one source on its thread: probe when needed, read, make a frame.
+
+Everything here runs on the thread of the source's family. What comes back to the event loop is an
+immutable outcome.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import itemgetter
+
+from agent.host import Host, NvmlError
+from agent.sampling.known_devices import FailedCall, KnownDevices
+from agent.sampling.meter import Meter, ProcessMeter, Spent, Stopwatch
+from agent.sampling.source import (
+    Finding,
+    Inventory,
+    Source,
+    Table,
+    Verdict,
+    nvml_remedy,
+    reason_for,
+)
+from railscope.catalog.declare import Kind
+from railscope.frame import Column, Event, Frame, Instant, Origin, Schema
+from railscope.reading import PRESENT, Absent, to_stored
+
+REPROBE_NS = 60_000_000_000
+REPROBE_AFTER_LOSS_NS = 5_000_000_000
+REPEAT_FAILED_NS = 900_000_000
+"""How often calls that hide known columns are repeated: nearly every period of a second."""
+_GOES_BY = {Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
+"""Reasons that a new look may mend; who may read what does not change from second to second."""
+_BROKEN = {Absent.DENIED.value, *_GOES_BY}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one read: a frame (None where the source has no columns) or a problem."""
+
+    frame: Frame | None
+    findings: tuple[Finding, ...]
+    spent: Spent
+    problem: str = ""
+    broken: int = 0
+    """Columns that should have a value and have none."""
+    kept_back: bool = False
+    """The source looked, and has nothing to say yet: what it said before still holds."""
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        return self.spent.total.wall_ns
+
+
+class Reader:
+    """A source with the plan of its last probe."""
+
+    def __init__(
+        self, source: Source, host: Host, origin: Origin, meter: Meter | None = None
+    ) -> None:
+        self.source = source
+        self._host = host
+        self._origin = origin
+        self._meter = meter or ProcessMeter()
+        self._inventory: Inventory | None = None
+        self._schema = Schema(source.name, ())
+        self._known = KnownDevices()
+        self._width = 0
+        """Columns of the source itself; those that failed calls hide follow them."""
+        self._hidden = b""
+        self._failed: tuple[FailedCall, ...] = ()
+        self._repeat_due_ns = 0
+        self._ordered = _picker([])
+        self._sequence = 0
+        self._probe_due_ns = 0
+        self._kept_events: tuple[Event, ...] = ()
+
+    def run(self) -> Outcome:
+        """Probe if it is due, read, and make a frame."""
+        watch = Stopwatch(self._host.clock, self._meter)
+        started_ns, probe = watch.boot_ns, None
+        try:
+            if self._is_probe_due(started_ns):
+                self._probe(started_ns)
+                probe = watch.lap()
+            instant = self._host.clock.now()
+            table = self._read()
+        except (OSError, NvmlError) as error:
+            finding, reason = _broken(self.source, error), reason_for(error)
+            return self._failure(finding, reason, Spent(watch.lap(), probe))
+        except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
+            problem = f"fault in the source: {type(error).__name__}: {error}"
+            finding = Finding(self.source.name, Verdict.BROKEN, problem, "report this as a bug")
+            return self._failure(finding, Absent.ERROR, Spent(watch.lap(), probe))
+        if table.grown:
+            self._probe_due_ns = 0
+        if table.kept_back:
+            spent = Spent(watch.lap(), probe)
+            return Outcome(None, self._inventory_findings, spent, kept_back=True)
+        frame = self._frame(table, instant)
+        broken = sum(frame.reasons.count(code) for code in _BROKEN) if frame else 0
+        if not table.grown and frame and any(code in frame.reasons for code in _GOES_BY):
+            soon = started_ns + REPROBE_AFTER_LOSS_NS
+            self._probe_due_ns = min(self._probe_due_ns, soon)
+        return Outcome(frame, self._inventory_findings, Spent(watch.lap(), probe), "", broken)
+
+    @property
+    def _inventory_findings(self) -> tuple[Finding, ...]:
+        return self._inventory.findings if self._inventory else ()
+
+    def take_back(self, outcome: Outcome) -> None:
+        """Undo a read that came too late to be used: its sequence is free, its events wait."""
+        if outcome.frame is not None:
+            self._sequence -= 1
+            self._kept_events += outcome.frame.events
+
+    def forget_plan(self) -> None:
+        """Have the next run probe: a probe or a read was left in the middle."""
+        self._inventory = None
+
+    def close(self) -> None:
+        """Give back what the source holds; the next run would probe again."""
+        self._inventory = None
+        with suppress(OSError):  # a device that is gone closes its files all the same
+            self.source.close()
+
+    def _failure(self, finding: Finding, reason: Absent, spent: Spent) -> Outcome:
+        """Outcome of a read that failed as a whole: every known column is absent for its reason."""
+        self._inventory = None
+        count = len(self._schema.columns)
+        frame = None
+        if count:
+            table = Table(self._width)
+            table.put_none(0, self._width, reason)
+            frame = self._frame(table, self._host.clock.now())
+        return Outcome(frame, (finding,), spent, finding.detail, count)
+
+    def _is_probe_due(self, now_ns: int) -> bool:
+        if self._inventory is None or now_ns >= self._probe_due_ns:
+            return True
+        if not self._failed or now_ns < self._repeat_due_ns:
+            return False
+        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        return any(call.has_changed() for call in self._failed)
+
+    def _probe(self, now_ns: int) -> None:
+        host = self._known.probing(self._host)
+        try:
+            inventory = self.source.probe(host)
+        finally:
+            host.stop()
+        self._probe_due_ns = now_ns + REPROBE_NS
+        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        known = self._known.complete(inventory, host)
+        self._inventory, self._failed = inventory, known.failed
+        self._width, self._hidden = len(inventory.columns), known.hidden
+        order = Schema.ordered(known.columns)
+        columns = tuple(known.columns[position] for position in order)
+        self._ordered = _picker([known.positions[position] for position in order])
+        if columns != self._schema.columns or known.bystanders != self._schema.bystanders:
+            self._schema = Schema(self.source.name, columns, known.bystanders)
+
+    def _read(self) -> Table:
+        table = Table(self._width)
+        self.source.read(self._host, table)
+        return table
+
+    def _frame(self, table: Table, instant: Instant) -> Frame | None:
+        events, self._kept_events = (*self._kept_events, *table.events), ()
+        if not self._schema.columns and not events:
+            return None
+        if self._hidden:
+            table.values += [0] * len(self._hidden)
+            table.reasons += self._hidden
+        self._sequence += 1
+        reasons = bytearray(self._ordered(table.reasons))
+        values = _stored(self._ordered(table.values), reasons, self._schema.columns)
+        return Frame(
+            self._origin, self._schema, self._sequence, instant, values,
+            b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons), events,
+        )  # fmt: skip
+
+
+def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]) -> array[int]:
+    """Values as frames hold them; an error where 64 bits cannot hold them or no counter counts them."""
+    try:
+        stored = array("q", values)
+    except (OverflowError, TypeError):
+        stored = array("q", [0]) * len(values)
+        for position, value in enumerate(values):
+            try:
+                stored[position] = to_stored(value)
+            except (OverflowError, TypeError):
+                reasons[position] = Absent.ERROR.value
+        values = [value if isinstance(value, int) else 0 for value in values]
+    if min(values, default=0) < 0:
+        # -5 would travel as 2**64 - 5, for a counter has no sign on the wire.
+        for position, value in enumerate(values):
+            if value < 0 and columns[position][0].kind is Kind.COUNTER:
+                stored[position], reasons[position] = 0, Absent.ERROR.value
+    return stored
+
+
+def _picker(order: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    """What puts a row into the order of its schema, at the speed of C."""
+    if len(order) > 1:
+        return itemgetter(*order)
+    return lambda row: [row[position] for position in order]
+
+
+def _broken(source: Source, error: OSError | NvmlError) -> Finding:
+    denied = reason_for(error) is Absent.DENIED
+    mend = nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
+    return Finding(source.name, Verdict.DENIED if denied else Verdict.BROKEN, str(error), mend)

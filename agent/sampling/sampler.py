@@ -1,0 +1,330 @@
+"""The sampler: reads every source at its period, on its family's thread, with a deadline.
+
+A call that does not return is left to its thread, and the family goes on with a new one: only the
+device of that call has no values, for the reason `timeout` (agent/sampling/hang_guard.py).
+
+A read never overlaps itself: while one that is merely slow has not come back, ticks of its family are
+missed and counted, its sources age, and their readings have no value for the same reason. A read that
+comes back after its deadline is thrown away, because no one knows what instant it speaks of.
+
+Deadlines do not count time in which the agent itself did not run (agent/sampling/call_time.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.host import Clock, Host
+from agent.sampling.budget import Keeper
+from agent.sampling.call_time import CallTime
+from agent.sampling.device_thread import DeviceThread
+from agent.sampling.hang_guard import GuardedHost, HungCalls
+from agent.sampling.reader import REPROBE_NS, Outcome, Reader
+from agent.sampling.source import Source
+from agent.sampling.status import UNSUPPORTED, Grader, Status
+from railscope.frame import Event, Frame, Instant, Origin
+
+NS = 1_000_000_000
+TURN_SECONDS = 0.05
+PROMPT_SECONDS = 0.5
+"""What is read more often than this waits for no one: windows would end late, or unseen."""
+END_SECONDS = 1.0
+MAX_CALL_SECONDS = 2.0
+"""A call that takes longer hangs, also in a read that may take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a read may take, in periods but never less than `shortest_seconds`."""
+
+    periods: float = 1.0
+    shortest_seconds: float = 1.0
+
+    def deadline_seconds(self, status: Status) -> float:
+        """The deadline of one read of a source, at its present period."""
+        return max(status.period_ns / NS * self.periods, self.shortest_seconds)
+
+
+@dataclass(slots=True)
+class _Member:
+    """A source in its family: how it is read, and when next."""
+
+    status: Status
+    reader: Reader
+    due_ns: int
+
+    @property
+    def period_ns(self) -> int:
+        """The period; what is not on this machine is only looked for now and then."""
+        period_ns = self.status.period_ns
+        return max(period_ns, REPROBE_NS) if self.status.state == UNSUPPORTED else period_ns
+
+    def plan(self, now_ns: int) -> None:
+        """Set the next instant of the grid; those that have passed meanwhile are missed ticks."""
+        period_ns = self.period_ns
+        following = (self.due_ns // period_ns + 1) * period_ns
+        if following <= now_ns:
+            skipped = (now_ns - following) // period_ns + 1
+            self.status.missed_ticks += skipped
+            following += skipped * period_ns
+        self.due_ns = following
+
+
+class _Reads:
+    """Reads of several members, one after the other, on their family's thread."""
+
+    def __init__(self, members: Sequence[_Member], time: CallTime) -> None:
+        self.members = members
+        self.outcomes: list[Outcome] = []
+        self._time = time
+        self.running_since = time.seconds()
+        self.taken = 0
+        """How many outcomes have been used; what comes after them comes too late."""
+
+    def run(self) -> None:
+        for member in self.members:
+            self.running_since = self._time.seconds()
+            self.outcomes.append(member.reader.run())
+
+    @property
+    def running(self) -> _Member:
+        """The member that is read now, or was read last."""
+        return self.members[min(len(self.outcomes), len(self.members) - 1)]
+
+    def take_back_the_late(self) -> list[tuple[_Member, Outcome]]:
+        """Undo what came too late to be used. It was paid for all the same."""
+        late = list(zip(self.members[self.taken :], self.outcomes[self.taken :], strict=True))
+        for member, outcome in late:
+            member.reader.take_back(outcome)
+        return late
+
+
+@dataclass(slots=True)
+class _Family:
+    """The sources of one driver, their thread, and the reads that have not come back."""
+
+    name: str
+    guard: GuardedHost
+    members: list[_Member] = field(default_factory=list)
+    pending: tuple[asyncio.Future[None], _Reads] | None = None
+    thread: DeviceThread = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start the thread."""
+        self.thread = DeviceThread(self.name)
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether its reads wait for no turn."""
+        return any(m.status.source.period_seconds < PROMPT_SECONDS for m in self.members)
+
+    def leave_hung_call(self, limit_seconds: float) -> bool:
+        """Go on with a new thread if the present one is stuck in a call; true if it was."""
+        if self.guard.running_seconds < limit_seconds or self.guard.abandon() is None:
+            return False
+        self.thread.stop()
+        self.thread = DeviceThread(self.name)
+        self.forget_plans()
+        return True
+
+    def forget_plans(self) -> None:
+        """Have every source probe at its next read."""
+        for member in self.members:
+            member.reader.forget_plan()
+
+    def close(self) -> None:
+        """Give back what the sources hold; on their thread, where a read may still be under way."""
+        for member in self.members:
+            member.reader.close()
+
+
+async def _end(families: Sequence[_Family]) -> None:
+    """Have all sources give back what they hold, so that whoever samples next may use them.
+
+    A thread that is stuck is not waited for: it does so if it ever comes back.
+    """
+    closing = [family.thread.submit(family.close) for family in families]
+    for family in families:
+        family.thread.stop()
+    if closing:
+        await asyncio.wait(closing, timeout=END_SECONDS)
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Runs all sources until cancelled, and hands every frame to `publish`.
+
+    With a keeper, a source that is too dear is read less often. Its longer period is a multiple of
+    the configured one on the same grid: that never needs another wake-up.
+    """
+
+    host: Host
+    origin: Origin
+    sources: Iterable[Source]
+    publish: Callable[[Frame], None]
+    limits: Limits = field(default_factory=Limits)
+    keeper: Keeper | None = None
+    statuses: dict[str, Status] = field(default_factory=dict)
+    hung: HungCalls = field(default_factory=HungCalls)
+    call_time: CallTime = field(default_factory=CallTime)
+    _grader: Grader = field(default_factory=Grader)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        """Give every source a status."""
+        self.sources = tuple(self.sources)
+        self.statuses = {source.name: Status(source) for source in self.sources}
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the host."""
+        return self.host.clock
+
+    def take_events(self) -> list[Event]:
+        """Changes of state since the last call."""
+        events, self._grader.events = self._grader.events, []
+        return events
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        await self._with_families(self._follow)
+
+    async def once(self) -> None:
+        """Read every source one time."""
+        await self._with_families(lambda family: self._tick(family, family.members))
+
+    async def _with_families(self, work: Callable[[_Family], Coroutine[Any, Any, None]]) -> None:
+        families = self._families()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for family in families:
+                    group.create_task(work(family))
+        finally:
+            await _end(families)
+
+    def _families(self) -> list[_Family]:
+        now_ns = self.clock.now().boot_ns
+        found: dict[str, _Family] = {}
+        for source in self.sources:
+            if source.family not in found:
+                guard = GuardedHost(self.host, self.hung, self.call_time)
+                found[source.family] = _Family(source.family, guard)
+            family = found[source.family]
+            meter = self.keeper.meter if self.keeper else None
+            reader = Reader(source, family.guard, self.origin, meter)
+            family.members.append(_Member(self.statuses[source.name], reader, now_ns))
+        return list(found.values())
+
+    async def _follow(self, family: _Family) -> None:
+        while True:
+            await self.clock.sleep_until(min(member.due_ns for member in family.members))
+            now_ns = self.clock.now().boot_ns
+            due = [member for member in family.members if member.due_ns <= now_ns]
+            await self._tick(family, due)
+            now = self.clock.now()
+            self._govern(due, now)
+            for member in due:
+                member.plan(now.boot_ns)
+
+    def _govern(self, due: Sequence[_Member], now: Instant) -> None:
+        """Have periods set anew. One that changed counts from the next read of its source on."""
+        if self.keeper is None:
+            return
+        self.keeper.look(now.boot_ns)
+        for member in due:
+            stretch, why = self.keeper.stretch(member.status.source.name)
+            if stretch != member.status.stretch:
+                self._grader.stretched(member.status, stretch, why, now)
+
+    def _paid(self, status: Status, outcome: Outcome, now: Instant) -> None:
+        """Put down what a read cost."""
+        status.spent = outcome.spent
+        status.cpu_ns += outcome.spent.total.cpu_ns
+        if self.keeper is None:
+            return
+        if status.state == UNSUPPORTED:
+            self.keeper.absent(status.source.name)
+        else:
+            self.keeper.took(status.source.name, outcome.spent, now.boot_ns)
+
+    async def _tick(self, family: _Family, due: Sequence[_Member]) -> None:
+        """Read what is due; what is slow stays pending with its family, what hangs is left behind."""
+        if family.guard.take_returned():
+            family.forget_plans()
+        if family.pending:
+            future, reads = family.pending
+            if not future.done():
+                # After a stall of the agent, the thread gets the time to come back.
+                await self.call_time.wait(future, TURN_SECONDS)
+            if not future.done() and not family.leave_hung_call(self._limit(reads.running)):
+                for member in due:
+                    member.status.missed_ticks += 1
+                    self._grader.held_up(member.status, self.clock.now())
+                return
+            if future.done():
+                future.result()
+            for member, outcome in reads.take_back_the_late():
+                self._paid(member.status, outcome, self.clock.now())
+            family.pending = None
+        while due:
+            due = await self._read_due(family, due)
+        for call, hangs in self.hung.changes():
+            self._grader.hung(call, self.clock.now(), hangs=hangs)
+
+    async def _read_due(self, family: _Family, due: Sequence[_Member]) -> Sequence[_Member]:
+        """Read members, up to one that hangs; those that remain to be read by a new thread."""
+        reads = _Reads(due, self.call_time)
+        future = await self._read(family, reads)
+        is_left = not future.done() and family.leave_hung_call(self._limit(reads.running))
+        now = self.clock.now()
+        for member, outcome in zip(due, tuple(reads.outcomes), strict=False):
+            reads.taken += 1
+            self._grader.came_back(member.status, outcome, now)
+            self._paid(member.status, outcome, now)
+            if outcome.frame:
+                self.publish(outcome.frame)
+        if is_left:
+            return due[reads.taken :]
+        if future.done():
+            future.result()
+        else:
+            family.pending = future, reads
+            # The last may have come at its deadline: before the future, and late for no one.
+            for late in due[reads.taken : reads.taken + 1]:
+                self._grader.overdue(late.status, self._deadline_seconds(late), now)
+            for member in due[reads.taken + 1 :]:
+                self._grader.held_up(member.status, now)
+        return ()
+
+    def _limit(self, member: _Member) -> float:
+        """The time that one call of a read may take."""
+        return min(self._deadline_seconds(member), MAX_CALL_SECONDS)
+
+    def _deadline_seconds(self, member: _Member) -> float:
+        return self.limits.deadline_seconds(member.status)
+
+    async def _read(self, family: _Family, reads: _Reads) -> asyncio.Future[None]:
+        """Have the reads done, and wait for each of them until its own deadline.
+
+        Threads that read at once fight over the interpreter at every system call; so they take
+        turns, but no one waits long for a source that is slow. With many of those due at once, that
+        adds up: to too long for the fast lane.
+        """
+        async with nullcontext() if family.is_prompt else self._turn:
+            future = family.thread.submit(reads.run)
+            await self.call_time.wait(future, TURN_SECONDS)
+        while not future.done():
+            spent = self.call_time.seconds() - reads.running_since
+            left = self._deadline_seconds(reads.running) - spent
+            limit, of_call = self._limit(reads.running), family.guard.running_seconds
+            if of_call >= limit or (left <= 0 and of_call < limit / 2):
+                break
+            # A read whose time is over in the middle of a long call: whether that hangs shows soon.
+            await self.call_time.wait(
+                future, min(left, limit - of_call) if left > 0 else limit - of_call
+            )
+        return future

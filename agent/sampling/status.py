@@ -1,0 +1,199 @@
+"""How a source fares, and who is told when that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from agent.sampling.hang_guard import HungCall
+from agent.sampling.meter import Spent
+from agent.sampling.reader import Outcome
+from agent.sampling.source import Finding, Source, Verdict
+from railscope.catalog import agent as catalog
+from railscope.catalog.declare import EventClass
+from railscope.catalog.entities import NODE, SOURCE
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Instant
+from railscope.reading import PRESENT, Absent
+
+log = structlog.get_logger(__name__)
+
+STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
+MOST_EVENTS_KEPT = 1000
+PERIODS_UNTIL_STALE = 3
+SHORTEST_STALE_NS = 5_000_000_000
+STARTING_NS = 60_000_000_000
+"""How long a source may wait for what it needs before that counts as a failure."""
+_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Status:
+    """How one source fares; read by the self metrics and by the page."""
+
+    source: Source
+    state: int = STARTING
+    problem: str = ""
+    frame: Frame | None = None
+    findings: tuple[Finding, ...] = ()
+    reads: int = 0
+    missed_ticks: int = 0
+    duration_ns: int = 0
+    spent: Spent | None = None
+    """What the last read cost, if there was one."""
+    cpu_ns: int = 0
+    """Processor time of all reads."""
+    stretch: int = 1
+    """What the governor multiplies the period by."""
+    finished_boot_ns: int | None = None
+    changed_boot_ns: int = 0
+    overdue: bool = False
+    waits_since_ns: int | None = None
+    """The first read that had to wait for what the source needs, since it last had it."""
+
+    @property
+    def state_name(self) -> str:
+        """The state as a word."""
+        return catalog.SOURCE_STATES[self.state]
+
+    @property
+    def period_ns(self) -> int:
+        """From one read to the next."""
+        return round(self.source.period_seconds * _NS) * self.stretch
+
+    def fresh_frame(self, now_boot_ns: int) -> Frame | None:
+        """The latest frame, if it is young enough to speak of the present."""
+        if self.frame is None or self.overdue:
+            return None
+        limit_ns = max(PERIODS_UNTIL_STALE * self.period_ns, SHORTEST_STALE_NS)
+        return self.frame if now_boot_ns - self.frame.instant.boot_ns <= limit_ns else None
+
+
+@dataclass(slots=True)
+class Grader:
+    """Grades sources after each read. A change of state is logged once and becomes an event."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def came_back(self, status: Status, outcome: Outcome, now: Instant) -> None:
+        """A read came back in time."""
+        status.overdue = False
+        status.findings = outcome.findings
+        if outcome.kept_back:
+            status.reads += 1
+            status.duration_ns = outcome.duration_ns
+            status.finished_boot_ns = now.boot_ns
+            return
+        status.frame = outcome.frame
+        if outcome.problem:
+            self._grade(status, FAILED, outcome.problem, now)
+            return
+        status.reads += 1
+        status.duration_ns = outcome.duration_ns
+        status.finished_boot_ns = now.boot_ns
+        columns = len(outcome.frame.values) if outcome.frame else 0
+        problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
+        if not columns:
+            state, problem = _without_columns(outcome)
+            if state == STARTING and now.boot_ns - self._waits_since(status, now) >= STARTING_NS:
+                state = FAILED
+        elif outcome.broken and not _has_value(outcome) and not _all_denied(outcome):
+            state = FAILED
+        else:
+            state = PARTIAL if outcome.broken else OK
+        if columns or state == UNSUPPORTED:
+            status.waits_since_ns = None
+        self._grade(status, state, problem, now)
+
+    @staticmethod
+    def _waits_since(status: Status, now: Instant) -> int:
+        if status.waits_since_ns is None:
+            status.waits_since_ns = now.boot_ns
+        return status.waits_since_ns
+
+    def overdue(self, status: Status, deadline_seconds: float, now: Instant) -> None:
+        """A read has not come back in time."""
+        status.overdue = True
+        self._grade(status, FAILED, f"no answer within {deadline_seconds:g} s", now)
+
+    def held_up(self, status: Status, now: Instant) -> None:
+        """A read is due, but a call of the same driver has not come back yet."""
+        if not status.overdue:
+            status.overdue = True
+            self._grade(status, FAILED, "the driver has not come back from an earlier call", now)
+
+    def _grade(self, status: Status, state: int, problem: str, now: Instant) -> None:
+        before, status.problem = status.state, problem
+        if state == before:
+            return
+        seconds = (now.boot_ns - status.changed_boot_ns) / _NS
+        status.state, status.changed_boot_ns = state, now.boot_ns
+        name = status.source.name
+        if state in {PARTIAL, FAILED}:
+            log.warning(f"source_{status.state_name}", source=name, problem=problem)  # noqa: G004 - an event name, not a message
+        elif before in {PARTIAL, FAILED}:
+            log.info("source_recovered", source=name, after_seconds=round(seconds, 1))
+        if before == STARTING and state in {OK, UNSUPPORTED}:
+            return
+        facts = {
+            "before": catalog.SOURCE_STATES[before],
+            "after": status.state_name,
+            "problem": problem,
+        }
+        self._tell(catalog.SOURCE_EVENT, Entity(SOURCE, (name,)), facts, now)
+
+    def hung(self, call: HungCall, now: Instant, *, hangs: bool) -> None:
+        """A call hangs and was left to its thread, or has returned."""
+        seconds = _seconds(max(now.boot_ns - call.since_ns, 0))
+        facts = {"device": call.device, "call": call.call, "for": seconds}
+        if hangs:
+            log.warning("call_hung", **facts)
+        else:
+            log.info("hung_call_returned", **facts)
+        facts["state"] = "hung" if hangs else "returned"
+        self._tell(catalog.HANG_EVENT, Entity(NODE), facts, now)
+
+    def stretched(self, status: Status, stretch: int, why: str, now: Instant) -> None:
+        """The governor has given a source another period."""
+        before_ns, status.stretch = status.period_ns, stretch
+        name = status.source.name
+        facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": why}
+        tell = log.warning if status.period_ns > before_ns else log.info
+        tell("period_changed", source=name, **facts)
+        self._tell(catalog.GOVERNOR_EVENT, Entity(SOURCE, (name,)), facts, now)
+
+    def _tell(
+        self, event_class: EventClass, about: Entity, facts: Mapping[str, str], now: Instant
+    ) -> None:
+        known = {key: value for key, value in facts.items() if value}
+        event = Event(event_class, about, now.wall_ns, now.boot_ns, known)
+        if len(self.events) < MOST_EVENTS_KEPT:
+            self.events.append(event)
+
+
+def _seconds(period_ns: int) -> str:
+    return f"{period_ns / _NS:g} s"
+
+
+def _has_value(outcome: Outcome) -> bool:
+    """Whether there is a reading at all, besides the reasons for which there are none."""
+    frame = outcome.frame
+    return frame is not None and (not frame.reasons or PRESENT in frame.reasons)
+
+
+def _all_denied(outcome: Outcome) -> bool:
+    """Whether what cannot be read is there and well, and only not for us: nothing has failed."""
+    reasons = outcome.frame.reasons if outcome.frame else b""
+    return reasons.count(Absent.DENIED.value) == outcome.broken > 0
+
+
+def _without_columns(outcome: Outcome) -> tuple[int, str]:
+    """Nothing to read: there is nothing, or not yet, or something is in the way."""
+    for finding in outcome.findings:
+        if finding.verdict in {Verdict.DENIED, Verdict.BROKEN}:
+            return FAILED, finding.detail
+        if finding.verdict is Verdict.AWAITED:
+            return STARTING, finding.detail
+    return UNSUPPORTED, ""

@@ -1,0 +1,1 @@
+"""Shipping: frames to the spool, envelopes to the collector, and what it acknowledged."""

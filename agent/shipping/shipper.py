@@ -1,0 +1,334 @@
+"""Shipping: frames become envelopes, envelopes wait in the spool, the collector acknowledges them.
+
+An envelope is in the spool before it is sent and leaves it only when the collector has said that
+it is durable, or that it will never take it. Sending again is harmless: the collector knows every
+frame by its identity. Where the disk is full, envelopes wait in memory, fewer of them. What waits,
+on disk or in memory, is touched by the spool's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from agent.config import CollectorLink
+from agent.host import Clock
+from agent.sampling.device_thread import DeviceThread
+from agent.sampling.stats import ShippingStats
+from agent.shipping.collector_client import Answer, CollectorClient, Verdict
+from agent.shipping.schema_store import SchemaStore
+from agent.shipping.spool import Loss, Spool, Spooled
+from agent.tenancy import durable
+from railscope import __version__
+from railscope.batch import encode_batches
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP
+from railscope.entity import Entity
+from railscope.frame import Event, Frame, Origin, Schema
+from railscope.wire import (
+    BYTES_PER_VALUE,
+    RunEnd,
+    SentAt,
+    WireSchema,
+    envelope,
+    pack,
+    schema_identity,
+    to_wire_schema,
+)
+
+log = structlog.get_logger(__name__)
+
+NS = 1_000_000_000
+MOST_FRAMES_PENDING = 20_000
+MOST_BYTES_IN_MEMORY = 16 << 20
+MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
+MAX_EVENTS_OF_AN_ENVELOPE = 4_000
+"""Half of what a collector accepts, or less: where a disk hangs, much may be pending."""
+FIRST_RETRY_SECONDS = 0.5
+LAST_WORDS_SECONDS = 3.0
+RUN_END = "run_end.json"
+"""In the state directory: the last sequence of each stream in the spool, written at each push."""
+
+
+def envelopes_of(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
+    """Frames in parts that are within the bounds of an envelope, however many there are."""
+    some: list[Frame] = []
+    size = events = 0
+    for frame in frames:
+        more = len(frame.values) * BYTES_PER_VALUE + len(frame.reasons)
+        full = len(some) >= MAX_FRAMES_OF_AN_ENVELOPE or size + more > MAX_BYTES_OF_AN_ENVELOPE
+        if some and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
+            yield some
+            some, size, events = [], 0, 0
+        some.append(frame)
+        size += more
+        events += len(frame.events)
+    if some:
+        yield some
+
+
+@dataclass
+class Shipper:
+    """Ships frames to a collector for as long as it runs."""
+
+    link: CollectorLink
+    origin: Origin
+    clock: Clock
+    folder: Path
+    stats: ShippingStats
+    tell: list[Event]
+    _pending: list[Frame] = field(default_factory=list)
+    _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
+    _fresh: asyncio.Event = field(default_factory=asyncio.Event)
+    _problem: str | None = None
+    _unkept: set[bytes] = field(default_factory=set)
+    _ended: RunEnd | None = None
+    """How far the run before came, until an envelope that states it is in the spool."""
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Open the spool. Raises OSError where the state directory cannot be used."""
+        self._ended = self._earlier_run()
+        self._spool = Spool(self.folder / "spool", self.link.spool_bytes)
+        self._schemas = SchemaStore(self.folder / "schemas")
+        self._client = CollectorClient(self.link)
+        self._disk = DeviceThread("spool")
+        self._show()
+
+    def publish(self, frame: Frame) -> None:
+        """Take a frame to be shipped with the next envelope."""
+        if len(self._pending) >= MOST_FRAMES_PENDING:
+            self._lost(Loss("disk", 0, 1))
+            return
+        self._pending.append(frame)
+
+    async def run(self) -> None:
+        """Ship until cancelled; then put what is pending into the spool and try a last time."""
+        try:
+            async with self._client, asyncio.TaskGroup() as group:
+                group.create_task(self._flush_regularly())
+                group.create_task(self._send_all())
+        finally:
+            await self._last_words()
+            self._disk.stop()
+            log.info("agent_stopped", shipped_frames=self.stats.shipped_frames,
+                     dropped_frames=sum(self.stats.dropped_frames.values()),
+                     waiting_envelopes=self.stats.spool_envelopes)  # fmt: skip
+
+    async def _last_words(self) -> None:
+        client = CollectorClient(self.link)
+        try:
+            async with asyncio.timeout(LAST_WORDS_SECONDS), client:
+                await self.flush()
+                while (found := await self._oldest()) is not None:
+                    answer = await self._offer(client, found[1])
+                    if answer.verdict is not Verdict.ACKNOWLEDGED:
+                        break
+                    await self._acknowledged(*found)
+        except TimeoutError:
+            log.warning("stopped_in_a_hurry", url=self._client.url, folder=str(self.folder))
+
+    # Frames to envelopes -----------------------------------------------------------------------
+
+    async def _flush_regularly(self) -> None:
+        period_ns = round(self.link.push_seconds * NS)
+        while True:
+            now_ns = self.clock.now().boot_ns
+            await self.clock.sleep_until((now_ns // period_ns + 1) * period_ns)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Make an envelope of the pending frames and keep it."""
+        frames, self._pending = self._pending, []
+        if frames:
+            await self._disk.submit(lambda: self._keep(frames))
+            self._fresh.set()
+
+    def _keep(self, frames: list[Frame]) -> None:
+        """Pack and spool frames; runs on the spool's thread."""
+        frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
+        for schema in dict.fromkeys(frame.schema for frame in frames):
+            self._remember(schema)
+        for some in envelopes_of(frames):
+            self._keep_envelope(some)
+        self._show()
+
+    def _keep_envelope(self, frames: list[Frame]) -> None:
+        body = self._sealed(frames, (), self._ended)
+        self._ended = None
+        self._last |= {frame.schema.stream: frame.sequence for frame in frames}
+        try:
+            loss = self._spool.put(body, len(frames))
+        except OSError as error:
+            self._keep_in_memory(body, len(frames), error)
+        else:
+            if loss:
+                self._lost(loss)
+            self._state_end()
+
+    def _state_end(self) -> None:
+        try:
+            durable.write(self.folder / RUN_END, RunEnd(self.origin.run, self._last))
+        except OSError as error:
+            # The envelope itself is safe; the file is written again at the next push.
+            log.warning("run_end_not_kept", folder=str(self.folder), problem=str(error))
+
+    def _earlier_run(self) -> RunEnd | None:
+        """How far the run before came. Raises OSError where the state directory cannot be used."""
+        try:
+            return durable.read(self.folder / RUN_END, RunEnd)
+        except durable.DamagedError as error:
+            log.warning("end_of_earlier_run_unknown", problem=str(error))
+            return None
+
+    def _sealed(
+        self, frames: list[Frame], schemas: tuple[WireSchema, ...], ended: RunEnd | None = None
+    ) -> bytes:
+        return pack(
+            envelope(
+                self.origin, encode_batches(frames), schemas,
+                agent_version=__version__, ended=ended,
+            )
+        )  # fmt: skip
+
+    def _remember(self, schema: Schema) -> None:
+        digest = schema_identity(schema)
+        try:
+            self._schemas.put(digest, to_wire_schema(schema))
+            self._unkept.discard(digest)
+        except OSError as error:
+            if digest not in self._unkept:
+                log.warning("schema_not_kept", folder=str(self.folder), problem=str(error))
+            self._unkept.add(digest)
+
+    def _keep_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
+        if not self._memory:
+            log.error("spool_failed", folder=str(self.folder), problem=error.strerror,
+                      advice="make room; meanwhile frames wait in memory")  # fmt: skip
+        self._memory.append((body, frames))
+        while sum(len(kept) for kept, _ in self._memory) > MOST_BYTES_IN_MEMORY:
+            _, dropped = self._memory.popleft()
+            self._lost(Loss("disk", 1, dropped))
+
+    # Envelopes to the collector ----------------------------------------------------------------
+
+    async def _send_all(self) -> None:
+        pause_seconds = FIRST_RETRY_SECONDS
+        while True:
+            found = await self._oldest()
+            if found is None:
+                self._fresh.clear()
+                await self._fresh.wait()
+                continue
+            answer = await self._offer(self._client, found[1])
+            if answer.verdict is Verdict.ACKNOWLEDGED:
+                await self._acknowledged(*found)
+                pause_seconds = FIRST_RETRY_SECONDS
+            elif answer.verdict is Verdict.REFUSED:
+                await self._refused(*found, answer)
+            else:
+                self._unreachable(answer)
+                wait_seconds = answer.retry_after_seconds or pause_seconds
+                await self._pause(min(wait_seconds, self.link.most_retry_seconds))
+                pause_seconds = min(pause_seconds * 2, self.link.most_retry_seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from coming back in step
+        now_ns = self.clock.now().boot_ns
+        await self.clock.sleep_until(now_ns + round(seconds * spread * NS))
+
+    async def _oldest(self) -> tuple[Spooled | None, bytes] | None:
+        """The next envelope: from the spool, then from memory."""
+        while True:
+            try:
+                found = await self._disk.submit(self._next)
+            except OSError as error:
+                problem = f"{self.folder}: {error.strerror or error}"
+                self._unreachable(Answer(Verdict.LATER, problem))
+                await self._pause(self.link.most_retry_seconds)
+                continue
+            if not isinstance(found, Loss):
+                return found
+            self._lost(found)
+
+    def _next(self) -> tuple[Spooled | None, bytes] | Loss | None:
+        """Look at the next envelope, or say what was lost; runs on the spool's thread."""
+        found = self._spool.oldest()
+        self._show()
+        if found is None and self._memory:
+            return None, self._memory[0][0]
+        return found
+
+    async def _offer(self, client: CollectorClient, body: bytes) -> Answer:
+        """Send a body, and before it the schemas that the collector asks for."""
+        answer = await self._post(client, body)
+        if answer.verdict is not Verdict.WANTS_SCHEMAS:
+            return answer
+        known = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
+        if len(known) < len(answer.schemas):
+            return Answer(Verdict.REFUSED, "the schema of these frames is lost")
+        answer = await self._post(client, self._sealed([], tuple(known)))
+        return await self._post(client, body) if answer.verdict is Verdict.ACKNOWLEDGED else answer
+
+    async def _post(self, client: CollectorClient, body: bytes) -> Answer:
+        return await client.post(body, SentAt.at(self.clock.now(), self.origin.boot_id))
+
+    async def _acknowledged(self, spooled: Spooled | None, body: bytes) -> None:
+        await self._disk.submit(lambda: self._shipped(spooled, body))
+
+    async def _refused(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
+        await self._disk.submit(lambda: self._rejected(spooled, body, answer))
+
+    # Both run on the spool's thread as one step: what is let go of there is counted, also where
+    # who waits for it is cancelled meanwhile.
+
+    def _shipped(self, spooled: Spooled | None, body: bytes) -> None:
+        frames = self._release(spooled, body)
+        if self._problem != "":
+            log.info("collector_reached", url=self._client.url, waiting=len(self._spool))
+            self._problem = ""
+        self.stats.shipped_frames += frames
+
+    def _rejected(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
+        frames = self._release(spooled, body)
+        log.error("envelope_refused", frames=frames, problem=answer.problem)
+        self._lost(Loss("rejected", 1, frames))
+
+    def _release(self, spooled: Spooled | None, body: bytes) -> int:
+        """Drop an envelope from where it waits; runs on the spool's thread.
+
+        One that was given up meanwhile, for lack of room, is counted as lost, not here.
+        """
+        frames = 0
+        if spooled is not None:
+            frames = spooled.frames if self._spool.remove(spooled) else 0
+        elif self._memory and self._memory[0][0] is body:
+            frames = self._memory.popleft()[1]
+        self._show()
+        return frames
+
+    def _unreachable(self, answer: Answer) -> None:
+        self.stats.failures += 1
+        if self._problem != answer.problem:
+            log.warning("collector_unreachable", problem=answer.problem)
+            self._problem = answer.problem
+
+    def _lost(self, loss: Loss) -> None:
+        """Count what was given up, and say so in an event of the next frame."""
+        self.stats.dropped_frames[loss.reason] += loss.frames
+        now = self.clock.now()
+        facts = {"frames": str(loss.frames), "envelopes": str(loss.envelopes)}
+        self.tell.append(
+            Event(GAP_EVENT, Entity(DROP, (loss.reason,)), now.wall_ns, now.boot_ns, facts)
+        )
+        log.error("frames_lost", reason=loss.reason, frames=loss.frames)
+
+    def _show(self) -> None:
+        self.stats.spool_bytes = self._spool.size + sum(len(body) for body, _ in self._memory)
+        self.stats.spool_envelopes = len(self._spool) + len(self._memory)

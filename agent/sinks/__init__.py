@@ -1,1 +1,0 @@
-"""Sinks: one file per place frames go to."""

@@ -1,0 +1,257 @@
+"""All that know who holds the GPUs, as one source of the agent.
+
+It has a thread of its own: a kubelet that does not answer holds up no GPU. What NVML knows it takes
+from the sources of the driver's thread, which have just asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from agent.config import TenancySettings
+from agent.gpus.inventory import Gpus
+from agent.gpus.process_lists import ProcessLists
+from agent.host import Host
+from agent.sampling.facts import text
+from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
+from agent.tenancy import unclaimed
+from agent.tenancy.book import Book, Look, Open, claims_on
+from agent.tenancy.claims_file import ClaimsFile
+from agent.tenancy.clock_history import ClockHistory
+from agent.tenancy.devices import Devices, Known
+from agent.tenancy.held import Adapter, Held, Level, Told
+from agent.tenancy.kubernetes import Kubernetes
+from agent.tenancy.libvirt import Libvirt
+from agent.tenancy.memory import Memory
+from agent.tenancy.placing import claimed, findings_of, placed
+from agent.tenancy.pod_requests import KubeletUrl, PodRequests
+from agent.tenancy.processes import Processes, Use, Uses, on
+from agent.tenancy.slurm import Places, Slurm
+from agent.tenancy.told import ToldClaims
+from railscope.catalog import tenancy as c
+from railscope.catalog.entities import GPU
+from railscope.entity import Entity
+from railscope.frame import Event
+from railscope.reading import Absent
+from railscope.settings import SettingsError
+
+MOST_EVENTS_A_FRAME = 500
+"""A collector takes so many events in one envelope, of some seconds and of all sources."""
+WAIT_FOR_GPUS_NS = 15_000_000_000
+"""So long the driver has to tell of its GPUs before those remembered have to do."""
+PROCESS, UNCLAIMED = "process", "unclaimed"
+OWNERS = frozenset(
+    ["docker", "containerd", "cri-o", "podman", "systemd", "libvirt", "slurm", "kubernetes"]
+)
+"""Whose processes may count as claims."""
+_METRICS = (c.GPU_CLAIMS, c.GPU_CLAIMED, c.GPU_UNCLAIMED_PROCESSES)
+
+
+def _owners(trusted: str) -> frozenset[str]:
+    """Owners that are trusted. Raises SettingsError for one that is not known."""
+    words = frozenset(trusted.split())
+    if unknown := sorted(words - OWNERS):
+        known = ", ".join(sorted(OWNERS))
+        message = f"tenancy.trust: {', '.join(unknown)} is no owner of processes; known are {known}"
+        raise SettingsError(message)
+    return words
+
+
+class Tenancy(HoldsNothing):
+    """Who holds what: claims as events, and how much of each GPU is claimed."""
+
+    name = "tenancy"
+    family = "tenancy"
+    longest_period_seconds = 30.0
+    """What begins and ends within a period is not seen."""
+
+    def __init__(
+        self,
+        settings: TenancySettings,
+        node: str = "",
+        period_seconds: float = 5.0,
+        gpus: Gpus | None = None,
+        lists: ProcessLists | None = None,
+    ) -> None:
+        """Raises SettingsError for an owner that is not known."""
+        self.period_seconds = period_seconds
+        self.told = ToldClaims()
+        self.devices = Devices()
+        self._settings, self._node = settings, node
+        self._gpus = gpus or Gpus()
+        self._system = frozenset(settings.system.split())
+        self._trusted = _owners(settings.trust)
+        kubelet = KubeletUrl(
+            settings.kubelet_url, settings.kubelet_token_file, settings.kubelet_ca_file
+        )
+        self._kubernetes = Kubernetes(settings.kubelet_socket, self._system, PodRequests(kubelet))
+        self._processes = Processes(lists or ProcessLists(), settings.owner_label)
+        places = Places(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)
+        self.clock = ClockHistory()
+        """Of the boot, from the first poll on."""
+        self._slurm = Slurm(places, lambda: self._node, lambda: self.clock, lambda: self._uses.uses)
+        adapters: tuple[Adapter, ...] = (
+            self._slurm, Libvirt(), ClaimsFile(settings.file, lambda: self._node), self.told,
+        )  # fmt: skip
+        self._adapters = adapters
+        self._unclaimed = unclaimed.Unclaimed()
+        self._memory: Memory | None = None
+        self._book: Book | None = None
+        self._before: dict[str, Known] = {}
+        self._uses, self._free = Uses(), ()  # type: tuple[Uses, tuple[Use, ...]]
+        self._trouble: Absent | None = None
+        self._columns: tuple[str, ...] = ()
+        self._findings: tuple[Finding, ...] = ()
+        self._events: list[Event] = []
+        self._first_ns: int | None = None
+        self._just_looked = False
+
+    def remember(self, folder: Path, node: str) -> None:
+        """Keep what must outlive the agent in a folder, and take up what is there."""
+        self._node = node
+        self._memory = Memory(folder)
+        self.told.keep_in(folder)
+
+    @property
+    def open(self) -> tuple[Open, ...]:
+        """All that is in force, as of the last look."""
+        return self._book.open if self._book else ()
+
+    def probe(self, host: Host) -> Inventory:
+        """Look, and make columns for the GPUs there are and for those that somebody holds."""
+        self._just_looked = self._look(host)
+        columns = Columns()
+        entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.found.values()}
+        entities |= {uuid: self._entity(uuid) for uuid in sorted(self._held_gpus - entities.keys())}
+        self._columns = tuple(entities)
+        for metric in _METRICS:
+            for entity in entities.values():
+                columns.add(metric, entity)
+        return Inventory(tuple(columns.columns), (), self._findings)
+
+    def read(self, host: Host, into: Table) -> None:
+        """Look, if it was not just done, and tell what is claimed and what has changed."""
+        looked, self._just_looked = self._just_looked or self._look(host), False
+        if not looked:
+            into.kept_back = True
+            return
+        into.events = self._events[:MOST_EVENTS_A_FRAME]
+        del self._events[:MOST_EVENTS_A_FRAME]
+        there = {gpu.entity.key[0] for gpu in self._gpus.found.values()} | self._held_gpus
+        into.grown = there != set(self._columns)
+        count = len(self._columns)
+        for place, gpu in enumerate(self._columns):
+            claims = list(claims_on(self.open, gpu))
+            into.put(place, self._trouble or len(claims))
+            into.put(count + place, self._trouble or claimed(claims))
+            unread = self._uses.unread.get(gpu) or (
+                Absent.GONE if gpu not in self._present else None
+            )
+            processes = sum(len(use.pids) for use in on(self._free, gpu))
+            into.put(2 * count + place, unread or self._trouble or processes)
+
+    @property
+    def _present(self) -> set[str]:
+        return {gpu.uuid for gpu in self.devices.present}
+
+    @property
+    def _held_gpus(self) -> set[str]:
+        return {one.held.gpu for one in self.open if one.held.gpu}
+
+    def _entity(self, uuid: str) -> Entity:
+        known = self._before.get(uuid)
+        address = known.pci_address if known else uuid.partition("pci:")[2]
+        return Entity(GPU, (uuid,), {"pci_address": address} if address else {})
+
+    def _look(self, host: Host) -> bool:
+        """Ask all places; whether it is known by now which GPUs there are."""
+        now = host.clock.now()
+        self._first_ns = now.boot_ns if self._first_ns is None else self._first_ns
+        if not self._gpus.looked and now.boot_ns - self._first_ns < WAIT_FOR_GPUS_NS:
+            return False
+        book = self._book or self._open_book(host)
+        self.clock.observe(now)
+        self.devices = Devices.of(self._gpus.found.values(), self._before.values())
+        names_changed = self.devices.all != self._before
+        self._before = self.devices.all
+        looks, unplaced = placed(list(self._looks(host, book)), book.in_force, self.devices)
+        book.settle(looks, host.clock.now())
+        silent = {look.adapter for look in looks if look.told.unread is not None}
+        claims = [one.held for one in book.open if one.is_claim]
+        known = unclaimed.Known(
+            claims, silent, self._slurm.jobs, self._system, book.in_force(UNCLAIMED), host.boot_id
+        )
+        self._free, used = self._unclaimed.look(self._uses, known)
+        if (look := self._of_processes(UNCLAIMED, used)) is not None:
+            book.settle([look], host.clock.now())
+        self._trouble = next((look.told.unread for look in looks if look.told.unread), None)
+        self._findings = tuple(f for look in looks for f in look.told.findings)
+        self._findings += (*findings_of(unplaced), *self._told_of_processes())
+        if self._memory:
+            now = host.clock.now()
+            self._memory.save(book, self._before, self.clock, now, names_changed=names_changed)
+            self._findings += self._memory.findings
+        self._events += book.take_events()
+        return True
+
+    def _open_book(self, host: Host) -> Book:
+        self._node = self._node or text(host, "/proc/sys/kernel/hostname")
+        kept = self._memory.load() if self._memory else None
+        if kept:
+            self._before = {gpu.uuid: gpu for gpu in kept.gpus}
+        self.clock = ClockHistory(host.boot_id, kept.clock if kept else None)
+        book = self._book = Book(self._node, host.boot_id, kept.book if kept else None)
+        return book
+
+    def _looks(self, host: Host, book: Book) -> Iterator[Look]:
+        """Kubernetes before the processes, which are then known by the names of their pods."""
+        yield self._asked(host, book, self._kubernetes.name, self._kubernetes.look)
+        self._uses = self._processes.look(host, self.devices, self._kubernetes.pods)
+        for adapter in self._adapters:
+            yield self._asked(host, book, adapter.name, adapter.look)
+        trusted = tuple(self._claim(use) for use in self._uses.uses if self._is_trusted(use))
+        if (look := self._of_processes(PROCESS, trusted)) is not None:
+            yield look
+
+    def _asked(self, host: Host, book: Book, name: str, ask: Callable[..., Told]) -> Look:
+        began = host.clock.now()
+        told = ask(host, self.devices, book.in_force(name))
+        return Look(name, told, began, host.clock.now())
+
+    def _is_trusted(self, use: Use) -> bool:
+        return use.whose.source in self._trusted and not use.whose.is_anyones
+
+    def _claim(self, use: Use) -> Held:
+        """Processes whose owner counts as holding what they are on."""
+        whose, device = use.whose, use.device
+        return Held(
+            source=whose.source, level=Level.NODE_PLUGIN, workload=whose.workload,
+            owner=whose.owner, gpu=device.gpu, device=device.id, compute=device.compute,
+            memory=device.memory, exclusive=False, profile=device.profile, pids=use.pids,
+            system=bool({whose.workload, whose.owner} & self._system),
+        )  # fmt: skip
+
+    def _of_processes(self, name: str, held: tuple[Held, ...]) -> Look | None:
+        """What processes say, as of their lists; of GPUs without a list nothing is known."""
+        oldest, newest = self._uses.oldest, self._uses.newest
+        if oldest is None or newest is None:
+            return None
+        without = frozenset(self._before.keys() - self._present) | self._uses.unread.keys()
+        return Look(name, Told(held, (), None, without), oldest, newest)
+
+    def _told_of_processes(self) -> Iterator[Finding]:
+        if not self._present:
+            return
+        what = "claims and processes"
+        if self._uses.oldest is None:
+            reason = next(iter(self._uses.unread.values()), Absent.ERROR)
+            yield Finding(what, Verdict.ABSENT, f"no processes are told of: {reason.word}")
+            return
+        hidden = sum(
+            use.whose.source == "process" and use.whose.is_anyones for use in self._uses.uses
+        )
+        count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
+        detail = f"{count} on GPUs, {free} of them without a claim"
+        remedy = "run the agent with the PID and cgroup namespaces of the host" if hidden else ""
+        yield Finding(what, Verdict.SUPPORTED, detail, remedy)

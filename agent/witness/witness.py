@@ -1,0 +1,214 @@
+"""Custody of the collector's audit log: the agent holds its newest checkpoint, and never lets go.
+
+Now and then it asks for the newest one, and takes it for the one it holds only with a proof that all
+it held before is still there, unchanged. A log that was put back, written anew or split in two shows
+here, whoever has the collector and its key: the agent says so, keeps both checkpoints, and goes on
+holding the one it had. What it holds it cosigns, so that others see who vouches for the log.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from agent.config import CustodySettings
+from agent.host import Clock
+from agent.sampling.device_thread import DeviceThread
+from agent.sampling.stats import DISPUTED, HOLDS, HOLDS_NONE, CustodyState
+from agent.witness.witness_client import AwayError, CustodyClient, DisagreesError
+from agent.witness.witness_store import MOST_EVIDENCE, CustodyStore
+from railscope.audit.checkpoint import Checkpoint, read_checkpoint
+from railscope.audit.cosignature import cosigned, witness_key
+from railscope.audit.merkle import consistent
+from railscope.audit.note import NoteError, PublicKey, SecretKey
+from railscope.catalog.agent import CUSTODY_EVENT
+from railscope.catalog.entities import NODE
+from railscope.entity import Entity
+from railscope.frame import Event
+
+NS = 1_000_000_000
+BEGINNING_SECONDS = 5.0
+ROLLBACK, FORK, OTHER_KEY = "rollback", "fork", "other_key"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Custody:
+    """Looks after one log for as long as it runs. Raises LinkError where the link cannot work."""
+
+    settings: CustodySettings
+    node: str
+    client: CustodyClient
+    store: CustodyStore
+    clock: Clock
+    tell: list[Event]
+    state: CustodyState
+    _held: str = ""
+    _checkpoint: Checkpoint | None = None
+    _key: PublicKey | None = None
+    _witness: SecretKey | None = None
+    _told: set[tuple[str, str, str]] = field(default_factory=set)
+    _problem: str = ""
+    _disagreed: str = ""
+    _beginning: bool = False
+
+    def __post_init__(self) -> None:
+        """Files are touched by a thread of its own."""
+        self._disk = DeviceThread("custody")
+
+    async def run(self) -> None:
+        """Look at the log at every period, until cancelled. What goes wrong is said, and tried again."""
+        opened = False
+        try:
+            while True:
+                try:
+                    if not opened:
+                        await self._disk.submit(self._open)
+                        opened = True
+                    await self.look()
+                    self._problem = ""
+                except (AwayError, NoteError, OSError) as error:
+                    self._cannot(str(error))
+                spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from coming all at once
+                pause_ns = round(self._pause_seconds * spread * NS)
+                await self.clock.sleep_until(self.clock.now().boot_ns + pause_ns)
+        finally:
+            self._disk.stop()
+            await self.client.close()
+
+    @property
+    def _pause_seconds(self) -> float:
+        """A log that has just begun is looked at again soon: it waits for its first checkpoint."""
+        period_seconds = self.settings.period_seconds
+        return min(period_seconds, BEGINNING_SECONDS) if self._beginning else period_seconds
+
+    def _open(self) -> None:
+        """Take up what is held. Raises NoteError, OSError."""
+        self.store.open()
+        self._witness = self.store.witness(self.node)
+        self._key = _configured(self.settings.log_key) or self.store.log_key()
+        note = self.store.held()
+        if note and self._key:
+            try:
+                self._checkpoint = read_checkpoint(note, self._key)
+            except NoteError as error:
+                message = f"{self.store.folder / 'held'} cannot be used: {error}"
+                raise NoteError(message) from error
+            self._held = note
+            self._show(HOLDS)
+
+    async def look(self) -> None:
+        """Look once. Raises AwayError, NoteError, OSError."""
+        self._beginning = False
+        offer = await self.client.newest()
+        self._beginning = not offer.note
+        if not offer.note:
+            if self._checkpoint:
+                await self._dispute(ROLLBACK, "")
+            if self._checkpoint or offer.show:
+                await self._present()
+            return
+        key = self._key or await self._first_key(offer.note)
+        try:
+            offered = read_checkpoint(offer.note, key)
+        except NoteError as error:
+            log.error("audit_checkpoint_refused", problem=str(error))
+            await self._dispute(OTHER_KEY, offer.note)
+            return
+        if problem := await self._contradiction(offered):
+            await self._dispute(problem, offer.note)
+            await self._present()
+        elif self._checkpoint is None or offered.tree.size > self._checkpoint.tree.size:
+            await self._hold(offered, offer.note)
+            await self._present()
+        else:
+            self._show(HOLDS)
+            if offer.show:
+                await self._present()
+
+    async def _first_key(self, note: str) -> PublicKey:
+        """The log's key, as it is first seen. Raises AwayError, NoteError, OSError."""
+        key = PublicKey.parse(await self.client.key())
+        read_checkpoint(note, key)
+        await self._disk.submit(lambda: self.store.trust(key))
+        self._key = key
+        log.warning("audit_log_key_trusted", key=str(key),
+                    advice="it is the first that was seen; compare it with the log's key.pub")  # fmt: skip
+        return key
+
+    async def _contradiction(self, offered: Checkpoint) -> str:
+        """How the checkpoint offered contradicts the one that is held; empty where it does not."""
+        held = self._checkpoint
+        if held is None:
+            return ""
+        old, new = held.tree, offered.tree
+        if new.size < old.size:
+            return ROLLBACK
+        if new.size == old.size:
+            return FORK if new.root != old.root else ""
+        proof = await self.client.consistency(old.size, new.size)
+        return "" if consistent(old, new, proof) else FORK
+
+    async def _hold(self, offered: Checkpoint, note: str) -> None:
+        note = self._cosigned(note)
+        await self._disk.submit(lambda: self.store.hold(note))
+        self._held, self._checkpoint = note, offered
+        self._show(HOLDS)
+
+    def _cosigned(self, note: str) -> str:
+        assert self._witness is not None  # noqa: S101 - `_open` has made it
+        return cosigned(note, self._witness, self.clock.now().wall_ns // NS)
+
+    async def _present(self) -> None:
+        """Show what is held to the collector, which must not sign what contradicts it."""
+        assert self._witness is not None  # noqa: S101 - `_open` has made it
+        try:
+            await self.client.show(self._held, str(witness_key(self._witness)))
+        except DisagreesError as error:
+            if str(error) != self._disagreed:
+                log.error("audit_log_disputed_by_both", problem=str(error))
+            self._disagreed = str(error)
+
+    async def _dispute(self, kind: str, offered: str) -> None:
+        """Say once, loudly, what no honest log can show; and keep the proof of it."""
+        self._show(DISPUTED)
+        if (kind, self._held, offered) in self._told or len(self._told) >= MOST_EVIDENCE:
+            return
+        held = self._held
+        folder = await self._disk.submit(lambda: self.store.keep_evidence(kind, held, offered))
+        self._told.add((kind, held, offered))
+        facts = {"kind": kind, **_facts("held", held), **_facts("offered", offered)}
+        now = self.clock.now()
+        self.tell.append(Event(CUSTODY_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+        log.error("audit_log_disputed", **facts, evidence=str(folder or ""),
+                  advice="the collector's audit log is not the one it was: check it with "
+                  "`railscope audit verify --anchor` and the checkpoint held here")  # fmt: skip
+
+    def _show(self, state: int) -> None:
+        self.state.state = state if self._checkpoint or state == DISPUTED else HOLDS_NONE
+        self.state.records = self._checkpoint.tree.size if self._checkpoint else 0
+
+    def _cannot(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("audit_checkpoint_not_checked", problem=problem)
+            self._problem = problem
+
+
+def _configured(setting: str) -> PublicKey | None:
+    """The log's key from the settings: itself, or the file it is in. Raises NoteError, OSError."""
+    if not setting:
+        return None
+    path = Path(setting)
+    return PublicKey.parse(path.read_text() if path.is_absolute() else setting)
+
+
+def _facts(name: str, note: str) -> dict[str, str]:
+    """Size and root of a checkpoint, as it says itself."""
+    lines = note.split("\n")
+    if len(lines) < len(("origin", "size", "root")):
+        return {}
+    return {f"{name}_size": lines[1][:20], f"{name}_root": lines[2][:64]}

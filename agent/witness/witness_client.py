@@ -1,0 +1,105 @@
+"""What the collector says of its audit log, over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+from agent.config import CollectorLink
+from agent.shipping.collector_client import tls_of, token_of
+from agent.shipping.http_client import Answer, HttpClient
+
+PATH = "/v1/checkpoint"
+SHOW_HEADER = "railscope-show"
+NOTHING_SIGNED = b"nothing has been signed"
+
+
+class AwayError(Exception):
+    """The collector does not answer, or not what was asked; the message says what."""
+
+
+class DisagreesError(Exception):
+    """The collector says that its log never had the checkpoint that it was shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The newest checkpoint of the log; empty where nothing is signed."""
+
+    note: str
+    show: bool
+    """Whether the collector wants to see what is held."""
+
+
+class CustodyClient:
+    """Asks one collector. Raises LinkError where the link cannot work."""
+
+    def __init__(self, link: CollectorLink) -> None:
+        self.url = link.url.rstrip("/")
+        self._base = HttpClient(self.url + PATH, tls_of(link), link.timeout_seconds)
+        token = token_of(link)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._path = self._base.target
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._base.close()
+
+    async def newest(self) -> Offer:
+        """The newest checkpoint. Raises AwayError."""
+        answer = await self._get("")
+        show = SHOW_HEADER in answer.headers
+        if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(NOTHING_SIGNED):
+            return Offer("", show)
+        return Offer(self._text(answer), show)
+
+    async def key(self) -> str:
+        """The public key of the log. Raises AwayError."""
+        return self._text(await self._get("/key"))
+
+    async def consistency(self, old: int, new: int) -> list[bytes]:
+        """The proof that the log of `old` records begins that of `new` ones. Raises AwayError.
+
+        A proof that is none comes back as no hash at all, which proves nothing.
+        """
+        text = self._text(await self._get(f"/consistency?from={old}&to={new}"))
+        try:
+            return [base64.b64decode(line, validate=True) for line in text.splitlines()]
+        except (binascii.Error, ValueError):
+            return []
+
+    async def show(self, note: str, key: str) -> None:
+        """Show what is held, cosigned; or that nothing is. Raises AwayError, DisagreesError."""
+        body = msgspec.json.encode({"note": note, "key": key})
+        try:
+            target = f"{self._path}/cosignature"
+            answer = await self._base.post(body, self._headers, target)
+        except OSError as error:
+            raise self._away(error) from error
+        if answer.status == HTTPStatus.CONFLICT:
+            raise DisagreesError(answer.body[:500].decode(errors="replace"))
+        self._text(answer)
+
+    async def _get(self, more: str) -> Answer:
+        try:
+            return await self._base.get(self._headers, self._path + more)
+        except OSError as error:
+            raise self._away(error) from error
+
+    def _away(self, error: OSError) -> AwayError:
+        return AwayError(f"{self.url}: {error.strerror or error or 'no answer in time'}")
+
+    def _text(self, answer: Answer) -> str:
+        if answer.status != HTTPStatus.OK:
+            said = answer.body[:200].decode(errors="replace").strip()
+            message = f"{self.url}{PATH}: answered {answer.status} ({said})"
+            raise AwayError(message)
+        try:
+            return answer.body.decode()
+        except UnicodeDecodeError as error:
+            message = f"{self.url}{PATH}: answered with what is no text"
+            raise AwayError(message) from error
